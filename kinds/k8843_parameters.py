@@ -12,6 +12,7 @@ from nodewire.protocol import json_schema
 from nodewire.protocol.manifest import Manifest
 
 MAX_NEW_TOKENS = 1_000_000
+MAX_POSITIONS = 2**21
 MAX_STOPS = 4
 MAX_STOP_CHARS = 64
 MAX_BIASES = 300
@@ -83,6 +84,12 @@ def _max_tokens(params: Params, manifest: Manifest) -> int:
     return _integer(params, "max_tokens", 128, 1, most)
 
 
+def _positions(params: Params, manifest: Manifest) -> Any:
+    if params.get("positions") is None:
+        return _LEFT_OUT
+    return _integer(params, "positions", 0, 1, manifest.context or MAX_POSITIONS)
+
+
 def _logit_bias(params: Params, manifest: Manifest) -> Any:
     biases: Any = params.get("logit_bias", {})
     if not isinstance(biases, Mapping) or len(biases) > MAX_BIASES:
@@ -139,5 +146,6 @@ GENERATION: dict[str, Callable[[Params, Manifest], Any]] = {
     "logprobs": _logprobs,
     "json_schema": _json_schema,
     "json_object": _json_object,
+    "positions": _positions,
 }
 """The parameters of a generation (NIPS.md, "Tickets"): each has its value or default from what the customer sent."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from nodewire.errors import BadConfig, BadInput
 from nodewire.kind import Limits
 from nodewire.protocol.address import SPLICE_WORDS
+from nodewire.protocol.cached import WHOLE_PPM
 from nodewire.protocol.faults import in_words, shaped
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
 from nodewire.protocol.schema import Hex32, Label, Msat, Name
@@ -255,8 +256,17 @@ class ProviderConfig(Role):
     """NIP-13 work that an unknown customer's request must carry."""
     lookahead: int = Field(default=8, ge=1, le=MAX_LOOKAHEAD)
     """How many rows of a frame, and for each position that is paid, a driver may have computed by guess; 1 is none."""
+    prefixes: Literal["own", "shared", "off"] = "own"
+    """For whom a stage keeps prompts' beginnings: the same customer, any who sends them again, nobody."""
+    cached_ppm: int = Field(default=500_000, ge=1, le=WHOLE_PPM)
+    """What a beginning that is found costs, of the price of computing it."""
     patience_s: int = Field(default=30, ge=1, le=3_600)
     """How long a delivered chunk may stay unpaid before its customer is in debt."""
+
+    @property
+    def found_ppm(self) -> int:
+        """What the ad says of it."""
+        return self.cached_ppm if self.prefixes != "off" else WHOLE_PPM
 
     @model_validator(mode="after")
     def _no_task_twice(self) -> Self:

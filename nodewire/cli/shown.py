@@ -140,6 +140,8 @@ def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled:
         back = f"after {resumed - lost:,} ms the job went on" if resumed is not None else "the job has not gone on"
         notes.print(f"a provider fell silent, its standby took over: {back}")
     rate = f" · {done['tokens_per_s']:.1f} tokens/s" if streamed else ""
+    if found := done.get("cached_tokens"):
+        rate += f" · {counted(found, 'token')} of the prompt from before"
     notes.print(
         f"[bold]{sats(done['spent_msat'])}[/] spent: {_parts(done)} · {counted(done['zaps'], 'zap')} to"
         f" {counted(len(done['providers']), 'provider')} · first output {done['first_token_ms']:.0f} ms{rate}",

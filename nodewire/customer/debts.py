@@ -17,6 +17,7 @@ from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol import ad, feedback, job, kinds
+from nodewire.protocol.cached import may_be_due
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
 from nodewire.protocol.takeover import price_msat
@@ -110,7 +111,7 @@ def is_evident(said: Feedback, request: Request, booked: Sequence[Debt], *, ende
     if due.attempt or not mine or any(debt.key.attempt for debt in mine):
         return False
     price = prices.get(said.provider, 0)
-    if not price or due.amount_msat != due.units * price:
+    if not price or not may_be_due(due.amount_msat, price, due.units, due.cached):
         return False
     if due.chunk > max(debt.key.chunk for debt in mine) + (0 if ended else AHEAD):
         return False

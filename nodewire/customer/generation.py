@@ -12,6 +12,7 @@ import numpy as np
 from nodewire.customer.again import SecondChances, blamed, may_begin, without
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
 from nodewire.customer.likely import Likely, likely_of
+from nodewire.customer.payments import most_positions
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
@@ -156,6 +157,8 @@ class Generation:
             tensors += (Array("int64", history.shape, history.tobytes()),)
         edge = next(e for e in self.manifest.edges if e.source == "customer")
         first, most = len(self.ids), self._left()
+        inputs = [Frame(edge.name, 0, tensors, {"chunk": 0})]
+        positions = most_positions(self.manifest, inputs, most)
 
         alternatives = self.params.get("logprobs")
 
@@ -172,8 +175,8 @@ class Generation:
             self.address,
             self.manifest,
             self.terms,
-            {**self.params, "max_tokens": most},
-            [Frame(edge.name, 0, tensors, {"chunk": 0})],
+            {"positions": positions, **self.params, "max_tokens": most},
+            inputs,
             accept,
             patience=patience,
             wish=self._wish(most),

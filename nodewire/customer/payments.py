@@ -16,6 +16,7 @@ from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol.ad import Ad
+from nodewire.protocol.cached import WHOLE_PPM, due_msat
 from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -45,15 +46,15 @@ class Paid:
 
 def most_units(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
     """What chunk 0 may count at most: no more than a text has bytes (and a few special tokens); ids are counted."""
-    if manifest.mode != "generate":
-        return 1
-    size = sum(
-        math.prod(array.shape) if array.dtype == "int64" else array.nbytes
-        for frame in inputs
-        for array in frame.tensors
-    )
-    positions = min(size + _SPECIAL_TOKENS, manifest.context or size + _SPECIAL_TOKENS)
-    return -(-positions // manifest.chunk)
+    return -(-most_positions(manifest, inputs) // manifest.chunk) if manifest.mode == "generate" else 1
+
+
+def most_positions(manifest: Manifest, inputs: Sequence[Frame[Array]], tokens: int = 0) -> int:
+    """What a generation's prompt, and so many tokens after it, take at most."""
+    size = _SPECIAL_TOKENS + tokens
+    for frame in inputs:
+        size += sum(math.prod(one.shape) if one.dtype == "int64" else one.nbytes for one in frame.tensors)
+    return min(size, manifest.context or size)
 
 
 class JobPayments:
@@ -327,7 +328,9 @@ class JobPayments:
 
     def _check(self, provider: str, due: Due) -> None:
         then = self._then(due)
-        if due.amount_msat != due.units * price_msat(self._plan, then, provider, due.chunk) or not due.amount_msat:
+        price = price_msat(self._plan, then, provider, due.chunk)
+        cached_ppm = self._ads[provider].cached_ppm if due.cached else WHOLE_PPM
+        if due.amount_msat != due_msat(price, due.units, due.cached, cached_ppm) or not price:
             raise BadInput("amount", f"{due.amount_msat} msat is not {due.units} times the plan's price")
         gave = self.newest.replaced if self.newest is not None else ()
         stays = provider in self._doubted | self.wronged

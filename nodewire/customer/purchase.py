@@ -113,6 +113,16 @@ class Purchase:
         return self._running.spent_msat() if self._running is not None else 0
 
     @property
+    def cached_tokens(self) -> int:
+        """Of the prompt's positions, those that every stage had found and not computed, as far as claims say it."""
+        if self._running is None or self.manifest.mode != "generate":
+            return 0
+        stages = {task.name for task in self.manifest.tasks if task.engine == "decoder.stage"}
+        paid = self.payments.paid
+        by = {a.provider: paid.get((a.provider, 0)) for a in self.plan.tasks if a.task in stages}
+        return self.manifest.chunk * min((one.due.cached if one else 0 for one in by.values()), default=0)
+
+    @property
     def booked(self) -> list[Debt]:
         """What the ledger has of it: chunks of its providers, and verification shares."""
         return self._session.payer.debts_of(self.request.id)

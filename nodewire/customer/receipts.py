@@ -63,6 +63,7 @@ def receipts_for(
                     fee_msat=one.debt.fee_msat,
                     payment_hash=one.debt.payment_hash,
                     zap_receipt=zap_receipts.of(one),
+                    cached=one.due.cached,
                 )
             )
     parts = [tuple(chunks[i : i + MAX_CHUNKS]) for i in range(0, len(chunks), MAX_CHUNKS)] or [()]

@@ -78,6 +78,7 @@ def summary(bought: Purchase) -> Mapping[str, Any]:
         "share_msat": cost.share_msat,
         "spent_msat": cost.total_msat,
         "zaps": cost.zaps,
+        "cached_tokens": bought.cached_tokens,
         "receipts": [
             {
                 "event": event.id,

@@ -35,7 +35,7 @@ async def embed(
         {"object": "embedding", "index": number, "embedding": _written(row, in_base64=in_base64)}
         for number, row in enumerate(found.rows)
     ]
-    said = {k: v for k, v in usage.document().items() if k != "completion_tokens"}
+    said = {k: v for k, v in usage.document().items() if not k.startswith(("completion", "prompt_tokens_"))}
     document = {"object": "list", "data": data, "model": model.name, "usage": said}
     return web.Response(body=orjson.dumps(document), content_type="application/json")
 

@@ -202,6 +202,7 @@ class _Told:
 
 def _count(usage: Usage, answer: Answer[Piece]) -> None:
     usage.cost_msat, usage.requests = answer.order.cost_msat, answer.order.requests
+    usage.cached = answer.order.cached_tokens
 
 
 def too_long(field: str, reason: str) -> Refusal:

@@ -120,6 +120,10 @@ class Ordered:
         return tuple(self._requests)
 
     @property
+    def cached_tokens(self) -> int:
+        return max((purchase.cached_tokens for purchase in self._purchases), default=0)
+
+    @property
     def cost_msat(self) -> int:
         payer = self._customer.session.payer
         return sum(booked_msat(payer.debts_of(request)) for request in self._requests)

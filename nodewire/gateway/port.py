@@ -53,6 +53,10 @@ class Order(Protocol):
         """The ids of its jobs."""
 
     @property
+    def cached_tokens(self) -> int:
+        """Of its prompt, those that providers found and did not compute, as far as they have said it."""
+
+    @property
     def cost_msat(self) -> int:
         """What its jobs came to until now, routing fees and verification included, and what of it is yet to be paid."""
 

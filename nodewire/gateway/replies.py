@@ -21,12 +21,15 @@ class Usage:
     completion: int = 0
     cost_msat: int = 0
     requests: tuple[str, ...] = ()
+    cached: int = 0
+    """Of the prompt's tokens, those that providers found and did not compute."""
 
     def document(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": min(self.cached, self.prompt)},
             "cost_msat": self.cost_msat,
             "nodewire_requests": list(self.requests),
         }

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from nodewire.errors import BadFrame, BadInput, Busy, NotAllowed, NotFound, TooLarge
+from nodewire.errors import BadFrame, BadInput, NotAllowed, NotFound, TooLarge
 from nodewire.kind import Params
 from nodewire.llm import frames, opening
 from nodewire.llm.grammar import Grammars
@@ -31,6 +31,7 @@ from nodewire.llm.textstream import TextStream
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
 from nodewire.protocol.frame import Frame
+from nodewire.protocol.pages import Room
 from nodewire.weights.tensorfile import DTYPES
 
 Reason = Literal["length", "stop", "eos"]
@@ -44,6 +45,7 @@ class _Session:
     sampler: Sampler
     text: TextStream
     router: Router | None  # None where nothing is guessed
+    pages: int  # that it takes
     flight: Flight | None = None  # None until the prompt came
     prompt: int = 0  # its positions
     generated: int = 0  # tokens so far
@@ -81,6 +83,7 @@ class Driver:
         self._tokenizer = tokenizer
         self._device = device
         self._grammars = Grammars(tokenizer, program.config.vocab_size, program.config.eos_token_id)
+        self._room = Room(program.slots, program.positions)
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:
@@ -88,11 +91,11 @@ class Driver:
         sampling = parse_params(params, self.program.positions)
         sampler = self._sampler(sampling)
         opening.check(session, self._sessions)
-        if len(self._sessions) >= self.program.slots:
-            raise Busy("slots", f"all {self.program.slots} are taken")
         ends = frozenset(self.program.config.eos_token_id)
         router = Router(self._make_drafters(sampler), ends, self._clock_ns) if sampling.lookahead > 1 else None
-        self._sessions[session] = _Session(sampling, sampler, TextStream(self._tokenizer, sampling.stop), router)
+        text = TextStream(self._tokenizer, sampling.stop)
+        pages = self._room.take(sampling.positions)
+        self._sessions[session] = _Session(sampling, sampler, text, router, pages)
 
     def _sampler(self, sampling: Sampling) -> Sampler:
         """Raises BadInput, Unsupported, Busy: a bias or a schema that cannot be, or not now."""
@@ -101,7 +104,9 @@ class Driver:
         return Sampler(sampling, size, self._grammars.grammar(schema) if schema else None)
 
     def close(self, session: str) -> None:
-        self._sessions.pop(session, None)
+        state = self._sessions.pop(session, None)
+        if state is not None:
+            self._room.give(state.pages)
 
     @torch.inference_mode()
     def receive(self, session: str, frame: Frame[Any]) -> list[Frame[Any]]:
@@ -136,8 +141,9 @@ class Driver:
         n = len(ids) + len(history)
         if n == 0:
             raise BadInput("prompt", "empty")
-        if n >= self.program.positions:
-            raise TooLarge("prompt", f"{n} tokens, the context is {self.program.positions}, one is generated at least")
+        if n >= state.sampling.positions:
+            most = state.sampling.positions
+            raise TooLarge("prompt", f"{n} tokens, the session has {most} positions, one is generated at least")
         self._check_ids(ids)
         self._check_ids(history)
         state.sampler.begin(ids)
@@ -254,7 +260,7 @@ class Driver:
         router, rows = state.router, 1
         if router is not None and guesses:
             # The last token's row is never needed, so neither is any after the one before it.
-            last = min(self.program.positions, state.prompt + state.sampling.max_tokens) - 2
+            last = min(state.sampling.positions, state.prompt + state.sampling.max_tokens) - 2
             flight.grow(router.expand, router.worth, last, router.room(flight))
             rows = router.width
         sent = flight.frames(rows)
@@ -271,7 +277,7 @@ class Driver:
             return text, "stop"
         if state.sampler.ended:
             return text + state.text.flush(), "stop"
-        if state.generated >= state.sampling.max_tokens or pos + 1 >= self.program.positions:
+        if state.generated >= state.sampling.max_tokens or pos + 1 >= state.sampling.positions:
             return text + state.text.flush(), "length"
         return text, None
 

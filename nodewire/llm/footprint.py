@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nodewire.llm.config import DecoderConfig, Experts
-from nodewire.llm.kv.pages import PAGE, pages_of
 from nodewire.llm.parameters import Parameter, Parameters, of_driver, of_layer
 from nodewire.llm.quant import sizes
+from nodewire.protocol.pages import PAGE, pages_of
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """The dtypes that a task may compute in."""

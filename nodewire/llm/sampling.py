@@ -25,7 +25,7 @@ MAX_BIASES = 300
 _KNOWN = frozenset(
     {"max_tokens", "temperature", "top_p", "seed", "stop", "special_tokens", "lookahead", "top_k", "min_p"}
     | {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"}
-    | {"json_schema", "json_object"}
+    | {"json_schema", "json_object", "positions"}
 )
 
 
@@ -57,6 +57,8 @@ class Sampling:
     """How many of the likeliest tokens are told with their log-probabilities, beside the chosen one; None: none."""
     json_schema: str = ""
     """Whose instances are the only text, unless empty."""
+    positions: int = MAX_POSITIONS
+    """The most of the session, prompt included."""
 
 
 def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
@@ -94,6 +96,7 @@ def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
         logit_bias=_biases(params.get("logit_bias")),
         logprobs=None if params.get("logprobs") is None else _integer(params, "logprobs", 0, 0, MAX_TOP_LOGPROBS),
         json_schema=_schema(params),
+        positions=_integer(params, "positions", positions, 1, positions),
     )
 
 

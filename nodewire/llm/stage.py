@@ -17,25 +17,30 @@ from nodewire.errors import BadFrame, BadInput, NodewireError, NotFound
 from nodewire.kind import Params
 from nodewire.llm import frames, opening
 from nodewire.llm.kv.lanes import Lane, Lanes
+from nodewire.llm.kv.prefixes import Chain, Prefixes
 from nodewire.llm.kv.rows import together
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import Fill
 from nodewire.llm.programs import StageProgram
 from nodewire.llm.underway import Underway, begin
 from nodewire.protocol.frame import Frame
+from nodewire.protocol.pages import PAGE
 from nodewire.weights.tensorfile import DTYPES
 
 
 @dataclass(slots=True)
 class _Session:
     lane: Lane
+    chain: Chain | None
+    """Of its prompt, as long as its pages may be kept or found."""
     epoch: int = 0
     underway: Underway | None = None
 
 
 class Stage:
     """An Actor that batches (nodewire.kind). Of a session's parameters it reads `positions`: how many there will be at
-    most, the program's unless given. They have their memory from then on, so the fewer, the more sessions fit."""
+    most, the program's unless given; they have their memory from then on, so the fewer, the more sessions fit. And
+    `prefixes`: among whose prompts it keeps and finds beginnings of this one's, nobody's unless given."""
 
     def __init__(self, program: StageProgram, fill: Fill, device: torch.device) -> None:
         self.program = program
@@ -53,15 +58,24 @@ class Stage:
             fill=fill,
         )
         self._lanes = Lanes(program.config, count, program.slots, program.positions, self._dtype, device)
+        self._prefixes = Prefixes(self._lanes, program.config.hidden_size)
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:
-        """Take a lane. Raises as `opening.check`; Busy; BadInput: `positions` are none that the program has."""
+        """Take a lane.
+
+        Raises:
+            BadInput: `positions` are none that the program has, or `prefixes` is no name.
+            Busy, and as `opening.check`.
+        """
         most = params.get("positions", self.program.positions)
         if type(most) is not int or not 1 <= most <= self.program.positions:
             raise BadInput("positions", f"not a number from 1 to {self.program.positions}")
+        whose = params.get("prefixes", "")
+        if not isinstance(whose, str) or len(whose) > opening.MAX_SESSION_NAME:
+            raise BadInput("prefixes", "not a name")
         opening.check(session, self._sessions)
-        self._sessions[session] = _Session(self._lanes.open(most))
+        self._sessions[session] = _Session(self._lanes.open(most), self._prefixes.chain(whose) if whose else None)
 
     def close(self, session: str) -> None:
         state = self._sessions.pop(session, None)
@@ -119,7 +133,19 @@ class Stage:
         x = frames.hidden_states(frame, self._dtype, width, positions, least=0)
         work, state.epoch = begin(frame, x, state.lane, state.epoch, closes=self.program.closes)
         state.underway = work
+        self._find(state, work)
         return work
+
+    def _find(self, state: _Session, work: Underway) -> None:
+        """Where the work is the next page of the session's prompt, have what is kept of it stand for computing it."""
+        chain = state.chain
+        if chain is None or work.frame.seq != 0 or work.pos != PAGE * chain.pages or len(work.rows) != PAGE:
+            state.chain = None  # what comes is no page of the prompt any more
+            return
+        chain.follow(work.rows)
+        found = self._prefixes.find(chain, state.lane)
+        if found is not None:
+            work.known(found)
 
     def _compute(self, works: Sequence[Underway]) -> None:
         """All rows, in as few forwards of at most a block as it takes."""
@@ -138,8 +164,13 @@ class Stage:
     def _answer(self, session: str, work: Underway | NodewireError) -> list[Frame[Any]] | NodewireError:
         if isinstance(work, NodewireError):
             return work
-        self._sessions[session].underway = None
+        state = self._sessions[session]
+        state.underway = None
         try:
-            return [work.answer(self.program.edge_out)]
+            answer = work.answer(self.program.edge_out)
         except NodewireError as error:
+            state.chain = None
             return error
+        if state.chain is not None and work.made is not None:
+            self._prefixes.keep(state.chain, state.lane, work.made)
+        return [answer]

@@ -36,6 +36,8 @@ class Underway:
     made: Tensor | None = None
     """The rows that go out, as far as they are computed."""
     error: NodewireError | None = field(default=None)
+    is_known: bool = False
+    """Whether it was found and not computed."""
 
     @property
     def left(self) -> int:
@@ -47,6 +49,11 @@ class Underway:
         if self.tree is None:
             return Chain(self.lane, self.pos + self.done, n)
         return Branches(self.lane, self.tree, len(self.tree) - len(self.rows) + self.done, n)
+
+    def known(self, made: Tensor) -> None:
+        """All rows have been computed before, and are in the lane; `made` [n, width] is what goes out."""
+        self.made, self.done, self.is_known = made, len(self.rows), True
+        self.lane.length = self.pos + self.done
 
     def take(self, y: Tensor) -> None:
         """Note what the next rows have become, [n, width]; with the last of them the lane has them all."""
@@ -79,6 +86,8 @@ class Underway:
         pos = self.pos + len(self.rows) - 1 if self.only_last else self.pos
         meta: dict[str, int | str | bytes | bool | None] = {"pos": pos, "chunk": self.chunk, "tokens": len(made)}
         meta |= {name: self.frame.meta[name] for name in _PASSED_ON if name in self.frame.meta}
+        if self.is_known:
+            meta["cached"] = len(self.rows)
         return Frame(edge, self.frame.seq, (made.cpu()[None],), meta)
 
 

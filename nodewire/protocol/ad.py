@@ -16,6 +16,7 @@ from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, published_profile, tags
 from nodewire.protocol.address import WireAddress
+from nodewire.protocol.cached import WHOLE_PPM
 from nodewire.protocol.committee import HttpUrl, RelayUrl
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
 from nodewire.protocol.published_profile import UNPROFILED, PublishedProfile
@@ -67,12 +68,16 @@ class Ad(Schema):
     """Id of the holder's bond statement (kind 8858)."""
     lookahead: int = Field(default=LOOKAHEAD, ge=1, le=MAX_LOOKAHEAD)
     """The most that a plan's may be; left out of a document at its default."""
+    cached_ppm: int = Field(default=WHOLE_PPM, ge=1, le=WHOLE_PPM)
+    """What a prompt's beginning costs that is found and not computed, of its price; left out at its default."""
 
     @model_serializer(mode="wrap")
     def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         said: dict[str, Any] = serialize(self)
         if self.lookahead == LOOKAHEAD:
             del said["lookahead"]
+        if self.cached_ppm == WHOLE_PPM:
+            del said["cached_ppm"]
         return said
 
     @model_validator(mode="after")

@@ -48,6 +48,8 @@ class Due:
     units: int
     amount_msat: int
     root: str
+    cached: int = 0
+    """Of these units, the first that all of the provider's stages had found and not computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ def build(
     if due is not None:
         said.append(["amount", str(due.amount_msat)])
         said.append(["chunk", str(due.chunk), str(due.attempt), str(due.units), due.root])
+        if due.cached:
+            said.append(["cached", str(due.cached)])
     said += [[name, value] for name, value in (("edge", edge), ("by", by)) if value]
     return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, content=ciphertext, tags=said)
 
@@ -133,4 +137,7 @@ def _due(event: Event) -> Due:
     if len(said) != 5:
         raise BadTag("chunk", "not [chunk, number, attempt, units, root]")
     chunk, attempt, units = (tags.number("chunk", value) for value in said[1:4])
-    return Due(chunk, attempt, units, amount_msat, root=tags.is_hex32("chunk", said[4]))
+    cached = tags.number("cached", event.tag("cached") or "0")
+    if cached > units or (cached and chunk):
+        raise BadTag("cached", "more than the units, or of another chunk than the prompt's")
+    return Due(chunk, attempt, units, amount_msat, tags.is_hex32("chunk", said[4]), cached)

@@ -6,6 +6,7 @@ A stage that is sent the parts one after the other is left where the whole frame
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nodewire.protocol.frame import Array, Frame
 
@@ -44,12 +45,19 @@ def cut(frame: Frame[Array], most: int) -> list[Frame[Array]]:
 def joined(parts: Sequence[Frame[Array]], answers: Sequence[Frame[Array]]) -> Frame[Array]:
     """The answer to what was cut into `parts`, of their answers: all rows; or the last alone, where each is that."""
     if count(answers[0]) < count(parts[0]):
-        return answers[-1]
+        cached = _cached(answers)
+        return replace(answers[-1], meta={**answers[-1].meta, **cached}) if cached else answers[-1]
     first = answers[0]
     (array,) = first.tensors
     n = sum(map(count, answers))
     rows = Array(array.dtype, (1, n, array.shape[2]), b"".join(answer.tensors[0].data for answer in answers))
-    meta = dict(first.meta) | {"tokens": n}
+    meta = dict(first.meta) | {"tokens": n} | _cached(answers)
     if "parents" in meta:
         meta["parents"] = b"".join(bytes(answer.meta["parents"]) for answer in answers)  # type: ignore[arg-type]
     return Frame(first.edge, first.seq, (rows,), meta)
+
+
+def _cached(answers: Sequence[Frame[Array]]) -> dict[str, int]:
+    """How many positions were found, if any (`cached`), and not computed."""
+    found = [one.meta["cached"] for one in answers if "cached" in one.meta]
+    return {"cached": sum(one for one in found if isinstance(one, int))} if found else {}

@@ -37,6 +37,15 @@ class PaidChunk(Schema):
     payment_hash: Hex32
     zap_receipt: Hex32 | None
     """Event id of the provider's 9735, if it came in time."""
+    cached: Count = 0
+    """Of the units, those that the provider had found and not computed; left out of a document if there are none."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if not self.cached:
+            del said["cached"]
+        return said
 
 
 class Receipt(Schema):

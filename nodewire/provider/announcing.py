@@ -56,6 +56,7 @@ def describe(
         relays=config.relays,
         committees=(committee,),
         lookahead=config.lookahead,
+        cached_ppm=config.found_ppm,
     )
 
 

@@ -33,6 +33,7 @@ from nodewire.provider.following import Follower
 from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.job import JobRun
 from nodewire.provider.kept import KeptWork
+from nodewire.provider.prefixes import Prefixes, whose
 from nodewire.provider.serving import OneManifest, Served
 from nodewire.provider.specializations import Specializations, part_in
 from nodewire.provider.standing import Standby, Standing
@@ -90,9 +91,10 @@ class Provider:
         patience_s: int,
         verifying: Verifying,
         presenter: Presenter | None,
+        prefixes: Prefixes = "own",
     ) -> None:
         """`follower`: of demand; None where only what the configuration names is held. `presenter`: of the verdicts
-        that pay it for verifying; None without a bond."""
+        that pay it for verifying; None without a bond. `prefixes`: for whom beginnings of prompts are kept."""
         self._keys = keys
         self._pool = pool
         self._market = market
@@ -105,6 +107,7 @@ class Provider:
         self._admission = admission
         self._withdrawals = withdrawals
         self._patience_s = patience_s
+        self._prefixes = prefixes
         self._spool = spool
         self._kept = kept
         self._holding = holding
@@ -220,7 +223,7 @@ class Provider:
             finally:
                 self._admitting -= 1
             if self._keys.public in request.plan.providers():
-                served.take()
+                pages = served.take(params.get("positions"))
         except NodewireError as error:
             log.info("job %s refused: %s", request.id[:8], error)
             self.figures.refused(event.kind, error)
@@ -228,7 +231,7 @@ class Provider:
             return
         job = Standing(event, ticket, request, manifest, params)
         if self._keys.public in request.plan.providers():
-            await self._run_job(job, served, self._standby.call_for(request.id))
+            await self._run_job(job, served, pages, self._standby.call_for(request.id))
             return
         await self._tell(request.id, request.customer, "processing", "standby")
         if call := self._standby.stand_by(job):
@@ -249,14 +252,14 @@ class Provider:
             await check_call(call, request, manifest, self._pool)
             if self._keys.public not in assigned(request.plan, call).values():
                 raise NotAllowed("takeover", "does not call this provider")
-            served.take()
+            pages = served.take(standing.params.get("positions"))
         except NodewireError as error:
             log.info("job %s: not entered: %s", request.id[:8], error)
             if isinstance(error, Busy) and (link := self._node.open_link(peer)) is not None:
                 link.send_control({"t": LOST, "peer": self._keys.public, "job": request.id})
             return
         log.info("job %s: entered at attempt %d", request.id[:8], call.attempt)
-        await self._run_job(standing, served, (peer, call), entered=call)
+        await self._run_job(standing, served, pages, (peer, call), entered=call)
 
     def _left_for(self, request: Request) -> Served:
         """What can enter a job. Raises Busy: what it stood by with has been given up, so another is to be found."""
@@ -269,10 +272,11 @@ class Provider:
         self,
         job: Standing,
         served: Served,
+        pages: int,
         call: tuple[str, Takeover] | None,
         entered: Takeover | None = None,
     ) -> None:
-        """Run a job whose slot has been taken. `call` is a takeover that came before the job was open here."""
+        """Run a job whose `pages` have been taken. `call` is a takeover that came before the job was open here."""
         request = job.request
         try:
             with self.figures.job(job.event.kind):
@@ -288,7 +292,7 @@ class Provider:
         except Exception:
             log.exception("job %s ended by a fault of this software", request.id[:8])
         finally:
-            served.give()
+            served.give(pages)
             self._jobs.pop(request.id, None)
             self._holding.feeds.pop(request.id, None)
             await self._ended(request.id)
@@ -363,6 +367,8 @@ class Provider:
             takeover=entered,
             statements=statements,
             record=record,
+            whose=whose(self._prefixes, request.customer),
+            cached_ppm=ads[self._keys.public].cached_ppm,
         )
         handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self._publish)
         run.handover = handover if member.hands_over else None

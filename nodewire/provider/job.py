@@ -32,6 +32,7 @@ from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, sent
+from nodewire.protocol.cached import WHOLE_PPM, due_msat
 from nodewire.protocol.chunk import Leaf, claim, leaf_of, opening
 from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.codec import codings
@@ -44,6 +45,7 @@ from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import LACKING, Hashed, hashed, tensors_of
 from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
+from nodewire.provider.prefixes import Finding
 from nodewire.provider.statements import Statements
 from nodewire.provider.telling import Publish, Telling
 from nodewire.provider.timed import Timed
@@ -107,10 +109,13 @@ class JobRun:
         takeover: Takeover | None = None,
         statements: Statements | None = None,
         record: Record | None = None,
+        whose: str = "",
+        cached_ppm: int = WHOLE_PPM,
     ) -> None:
         """`patience_s`: how long a payment that is due is waited for before the job is given up. `takeover`: the one by
         which this provider enters the job. `statements`: of a job that may be judged. `record`: the job's tape, if the
-        plan lets its driver guess."""
+        plan lets its driver guess. `whose`: among whose prompts stages look for this one's beginning, nobody's if none;
+        `cached_ppm`: what one that is found costs, as the ad says."""
         self.request = request
         self._takeover = takeover
         self._me = keys.public
@@ -122,7 +127,9 @@ class JobRun:
         self._keys = keys
         self._kind = kind
         self._mailbox = mailbox
-        self._worker = Timed(worker)
+        self._finding = Finding(worker, manifest, whose)
+        self._cached_ppm = cached_ppm
+        self._worker = Timed(self._finding)
         self._ledger = ledger
         self._telling = Telling(keys, request, manifest, publish)
         self._commit = commit
@@ -546,7 +553,8 @@ class JobRun:
                 roots = [self._root(leaves, task, chunk, attempt) for task, leaves in made.items()]
                 await self._commit(roots)
                 self._roots += roots
-                await self._ask(chunk, units, claim(roots), attempt)
+                cached = min(units, self._finding.units(made)) if self._generates and chunk == 0 else 0
+                await self._ask(chunk, units, cached, claim(roots), attempt)
             del self._unsettled[chunk]
             if end:
                 self._ended.set()
@@ -596,8 +604,9 @@ class JobRun:
             await self._finish(chunk, self._units[chunk], False, self.attempt)
         await asyncio.gather(*self._finishing)
 
-    async def _ask(self, chunk: int, units: int, root: str, attempt: int) -> None:
-        amount_msat = units * price_msat(self.request.plan, self._takeover, self._me, chunk)
+    async def _ask(self, chunk: int, units: int, cached: int, root: str, attempt: int) -> None:
+        price = price_msat(self.request.plan, self._takeover, self._me, chunk)
+        amount_msat = due_msat(price, units, cached, self._cached_ppm)
         if not amount_msat:
             await self.credit.paid(chunk)
             return
@@ -609,5 +618,5 @@ class JobRun:
             under_way=not self._generates or chunk in self._unsigned,
         )
         await self.credit.due(chunk)
-        due = feedback.Due(chunk, attempt, units, amount_msat, root)
+        due = feedback.Due(chunk, attempt, units, amount_msat, root, cached)
         await self._telling.say("payment-required", due=due)

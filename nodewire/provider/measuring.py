@@ -32,7 +32,7 @@ IN_FLIGHT = gauge("nodewire_provider_jobs_in_flight", "Jobs that are open now.",
 CHUNKS = counter("nodewire_provider_chunks_total", "Chunks of inference that were computed and committed to.")
 STEPS = counter("nodewire_provider_training_steps_total", "Inner steps of rounds that were delivered.")
 SLOTS = gauge("nodewire_provider_slots", "Sessions that a model may have here at a time.", "model", "manifest")
-BUSY = gauge("nodewire_provider_slots_busy", "Of these, those that are taken.", "model", "manifest")
+BUSY = gauge("nodewire_provider_slots_busy", "What of them is taken: by a short session a part.", "model", "manifest")
 PRICE = gauge("nodewire_provider_price_msat", "A chunk's price, over all tasks held of a model.", "model", "manifest")
 FREE = gauge("nodewire_provider_training_workers_free", "Workers that could begin a round now.")
 PAID = counter("nodewire_provider_paid_msat_total", "What the own wallet received for work, by the whole ledger.")
@@ -116,7 +116,7 @@ class Stall:
     def collect(self) -> Iterator[Metric]:
         named = {(one.manifest.name, one.digest[:8]): one for one in self._held.offered}
         yield SLOTS.by({labels: one.slots for labels, one in named.items()})
-        yield BUSY.by({labels: one.busy for labels, one in named.items()})
+        yield BUSY.by({labels: one.slots * one.room.taken / one.room.pages for labels, one in named.items()})
         yield PRICE.by({labels: sum(one.prices_msat.values()) for labels, one in named.items()})
         held = self._bonding.held or BondStatement("", "", 0, 0)
         yield BOND.of(held.amount_msat)

@@ -16,6 +16,7 @@ from nodewire.market import Market
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef, Manifest
+from nodewire.protocol.pages import Room
 from nodewire.provider import probing
 
 log = logging.getLogger("nodewire.provider")
@@ -25,7 +26,7 @@ Fetch = Callable[[BlobRef], Awaitable[Path]]
 
 @dataclass(eq=False, slots=True)
 class Served:
-    """One manifest of which this provider holds tasks. `busy` sessions of `slots` are taken."""
+    """One manifest of which this provider holds tasks, for `slots` sessions of its context, or more shorter ones."""
 
     manifest: Manifest
     digest: str
@@ -36,7 +37,7 @@ class Served:
     """By task: the speed that is claimed."""
     slots: int
     worker: SharedWorker
-    busy: int = 0
+    room: Room = field(init=False)
     closed: bool = False
     """It is being given up, and takes no more sessions."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -44,23 +45,28 @@ class Served:
 
     def __post_init__(self) -> None:
         self.idle.set()
+        self.shrink(self.slots)
+
+    def shrink(self, slots: int) -> None:
+        """Have so many slots, before any is taken."""
+        self.slots = slots
+        self.room = Room(slots, self.manifest.context if self.manifest.mode == "generate" else 0)
 
     @property
     def free(self) -> int:
-        return self.slots - self.busy
+        return self.room.slots
 
-    def take(self) -> None:
-        """Take a slot. Raises Busy if none is free."""
+    def take(self, positions: int | None = None) -> int:
+        """Take the pages of a session of so many positions, or a slot; how many they are. Raises Busy: too few."""
         if self.closed:
             raise Busy("tasks", "not held here any more")
-        if not self.free:
-            raise Busy("slots", f"all {self.slots} sessions are taken")
-        self.busy += 1
+        pages = self.room.take(positions)
         self.idle.clear()
+        return pages
 
-    def give(self) -> None:
-        self.busy -= 1
-        if not self.busy:
+    def give(self, pages: int) -> None:
+        self.room.give(pages)
+        if not self.room.taken:
             self.idle.set()
 
 
@@ -118,7 +124,7 @@ async def specialize(
             known.tasks += want.tasks
             known.prices_msat = {**known.prices_msat, **prices}
             known.us_per_position = {**known.us_per_position, **speeds}
-            known.slots = min(known.slots, slots)
+            known.shrink(min(known.slots, slots))
     return list(served.values())
 
 

@@ -39,7 +39,8 @@ class Specializations:
     def load_ppm(self) -> int:
         """The part of all slots that is taken."""
         slots = sum(one.slots for one in self._all())
-        return sum(one.busy for one in self._all()) * 1_000_000 // slots if slots else 0
+        taken_ppm = sum(one.room.taken * 1_000_000 * one.slots // one.room.pages for one in self._all())
+        return taken_ppm // slots if slots else 0
 
     def offer(self, one: Served) -> None:
         """Have the next ad offer it, too, be it new or leaving."""

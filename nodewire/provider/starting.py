@@ -249,6 +249,7 @@ async def _open_inference(
         kept=kept,
         holding=holding,
         patience_s=config.patience_s,
+        prefixes=config.prefixes,
         verifying=verifying,
         presenter=presenter,
     )

@@ -283,14 +283,14 @@ class Verifying:
                 if not self._in_time(epoch):
                     raise Busy("worker", "too late to be certified")
                 try:
-                    served.take()
+                    pages = served.take()
                     break
                 except Busy:  # jobs that pay come first
                     await asyncio.sleep(self._committee.epoch_ms / 8000)
             try:
                 leaves = await self._inquiry.recompute(sample, epoch, last=True)
             finally:
-                served.give()
+                served.give(pages)
         return opening(
             self._keys,
             served.manifest,

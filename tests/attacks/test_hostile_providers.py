@@ -127,6 +127,17 @@ def test_the_first_claim_for_a_chunk_counts_and_ten_thousand_others_start_nothin
     assert not any(job.expects(asks(0, id_=f"{n:064x}")) for n in range(10_000))
 
 
+@pytest.mark.parametrize(("cached", "amount_msat"), [(1, 200), (2, 150), (1, 151), (1, 149), (2, 0), (0, 150)])
+async def test_what_was_found_costs_what_the_ad_says_and_nothing_else(cached, amount_msat):
+    job = payments()
+    job._ads = {PROVIDER.public: Ad.model_construct(cached_ppm=500_000)}
+    due = Due(0, 0, 2, amount_msat, ROOT, cached)
+    with pytest.raises(BadInput, match="amount"):
+        await job.asked(Feedback("ee" * 32, PROVIDER.public, REQUEST, ME.public, "payment-required", due=due))
+    job._check(PROVIDER.public, Due(0, 0, 2, 150, ROOT, 1))
+    job._check(PROVIDER.public, Due(0, 0, 2, 100, ROOT, 2))
+
+
 @pytest.mark.parametrize("units", [0, 3, 10**14])
 async def test_more_units_than_the_prompt_can_have_are_not_paid(units):
     with pytest.raises(BadInput):

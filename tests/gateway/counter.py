@@ -74,6 +74,7 @@ class StandInOrder:
     terms: Terms
     announced: Announced
     cost_msat: int = 0
+    cached_tokens: int = 7
     requests: tuple[str, ...] = ()
     prompt: str = ""
     params: dict[str, Any] = field(default_factory=dict)

@@ -74,6 +74,7 @@ async def test_a_completion_has_text_reason_and_what_it_cost(tmp_path):
     usage = said["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (10, 3, 13)
     assert (usage["cost_msat"], usage["nodewire_requests"]) == (3 * PRICE_MSAT, [f"{1:064x}"])
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 7}
 
 
 async def test_a_chat_is_the_template_of_its_messages_without_further_special_tokens(tmp_path):
@@ -382,6 +383,7 @@ async def test_embeddings_are_numbers_or_base64(tmp_path):
         _, said = await gateway.post("embeddings", body)
         assert [one["embedding"] for one in said["data"]] == [[1.0, 0.5], [3.0, 0.5]]
         assert (said["usage"]["prompt_tokens"], said["usage"]["cost_msat"]) == (6, PRICE_MSAT)
+        assert "prompt_tokens_details" not in said["usage"]
         _, said = await gateway.post("embeddings", {**body, "encoding_format": "base64"})
         rows = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4").tolist() for one in said["data"]]
         assert rows == [[1.0, 0.5], [3.0, 0.5]]

@@ -20,7 +20,9 @@ def test_what_is_not_asked_for_is_left_out_and_so_documents_stay_as_they_were():
     assert KIND.check(TALKER, neutral) == plain
 
 
-@pytest.mark.parametrize("asked", [{"logprobs": 0}, {"logprobs": 20}, {"json_schema": SCHEMA}, {"json_object": True}])
+@pytest.mark.parametrize(
+    "asked", [{"positions": 100}, {"logprobs": 0}, {"logprobs": 20}, {"json_schema": SCHEMA}, {"json_object": True}]
+)
 def test_what_is_asked_for_stays_checked_twice_or_once(asked):
     once = KIND.check(TALKER, asked)
     assert {name: once[name] for name in asked} == asked
@@ -43,6 +45,11 @@ def test_what_is_asked_for_stays_checked_twice_or_once(asked):
         {"json_schema": {"type": "object"}},
         {"json_schema": "[]"},
         {"json_schema": "x" * 9_000},
+        {"prefixes": "somebody else"},
+        {"positions": 0},
+        {"positions": 1_001},
+        {"positions": 64.0},
+        {"positions": True},
     ],
     ids=lambda asked: str(asked)[:40],
 )
@@ -55,6 +62,6 @@ def test_what_is_out_of_bounds_is_refused_by_name(asked):
 def test_a_driver_knows_every_parameter_of_the_table():
     examples = {"max_tokens": 5, "temperature": 0.5, "top_p": 0.5, "seed": 1, "stop": ["x"], "special_tokens": False}
     examples |= {"top_k": 2, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 1, "frequency_penalty": 1}
-    examples |= {"logit_bias": {"5": 1.0}, "logprobs": 2, "json_schema": SCHEMA}
+    examples |= {"logit_bias": {"5": 1.0}, "logprobs": 2, "json_schema": SCHEMA, "positions": 77}
     assert examples.keys() | {"json_object"} == GENERATION.keys()
     parse_params(KIND.check(TALKER, examples), 100)

@@ -1,20 +1,23 @@
-"""Pages: nobody has another's, what is given back is whole again, and sessions fewer than the slots always fit."""
+"""Pages: nobody has another's, what is given back is whole again, and who finds enough of them free gets them."""
+
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewire.errors import Busy
-from nodewire.llm.kv.pages import PAGE, Pages, pages_of
+from nodewire.llm.kv.lanes import Lanes
+from nodewire.llm.kv.pages import Pages
+from nodewire.protocol.pages import PAGE
+
+CONFIG = SimpleNamespace(num_key_value_heads=2, head_dim=4)
 
 
-def test_a_page_that_is_begun_counts():
-    assert [pages_of(n) for n in (1, PAGE, PAGE + 1, 10 * PAGE)] == [1, 1, 2, 10]
-
-
-@given(st.integers(1, 5), st.integers(1, 9), st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=50))
-def test_whatever_was_taken_and_given_back_as_many_as_there_are_regions_fit(regions, size, steps):
-    pages, taken = Pages(regions, size), []
+@given(st.integers(1, 30), st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=50))
+def test_runs_are_nobody_elses_and_all_come_back(size, steps):
+    pages, taken = Pages(size), []
     for takes, number in steps:
         if not takes and taken:
             pages.give_back(taken.pop(number % len(taken)))
@@ -24,23 +27,59 @@ def test_whatever_was_taken_and_given_back_as_many_as_there_are_regions_fit(regi
             try:
                 run = pages.take(count)
             except Busy:
-                assert len(taken) >= regions
+                assert count > pages.left
+                run = None
+            if run is None:
                 assert all(len(run) < count for run in pages.free)
                 assert pages.free == before
             else:
                 assert len(run) == count
-                assert run.start // size == (run.stop - 1) // size
                 taken.append(run)
         everything = [page for run in (*taken, *pages.free) for page in run]
-        assert sorted(everything) == list(range(regions * size))
+        assert sorted(everything) == list(range(size))
     for run in taken:
         pages.give_back(run)
-    assert pages.free == [range(size * region, size * (region + 1)) for region in range(regions)]
+    assert pages.free == [range(size)]
 
 
-def test_short_ones_share_a_region_before_another_is_begun():
-    pages = Pages(2, 4)
-    assert [pages.take(1).start for _ in range(4)] == [0, 1, 2, 3]
-    assert pages.take(4) == range(4, 8)
-    with pytest.raises(Busy):
-        pages.take(1)
+def test_the_smallest_run_that_is_large_enough_is_taken():
+    pages = Pages(9)
+    runs = [pages.take(n) for n in (2, 1, 3, 1, 2)]
+    for run in (runs[0], runs[2], runs[4]):
+        pages.give_back(run)
+    assert pages.take(2) == runs[0]
+    assert pages.take(3) == runs[2]
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=30))
+def test_who_finds_enough_pages_free_gets_them_and_everybody_elses_stay_what_they_were(slots, steps):
+    """Lanes are moved together where they must be: each is marked, in every layer, and keeps its mark."""
+    size = 5
+    lanes = Lanes(CONFIG, 2, slots, size * PAGE, torch.float32, torch.device("cpu"))
+    marks, mark = {}, 0.0
+    for takes, number in steps:
+        if not takes and marks:
+            lane = list(marks)[number % len(marks)]
+            lanes.close(lane)
+            del marks[lane]
+        elif takes:
+            count = 1 + number % size
+            free = slots * size - sum(len(lane.pages) for lane in marks)
+            if count > free:
+                with pytest.raises(Busy):
+                    lanes.open(PAGE * count)
+                continue
+            lane, mark = lanes.open(PAGE * count), mark + 1
+            marks[lane] = mark
+            rows = torch.full((PAGE * count, CONFIG.num_key_value_heads, CONFIG.head_dim), mark)
+            rows += torch.arange(PAGE * count)[:, None, None] / 1024
+            for layer in range(2):
+                lane.write(layer, 0, rows + 100 * layer, -rows - 100 * layer)
+        pages = [page for lane in marks for page in lane.pages]
+        assert len(set(pages)) == len(pages)
+        for lane, mine in marks.items():
+            for layer in range(2):
+                keys, values = lane.read(layer, 0, PAGE * len(lane.pages))
+                expected = mine + 100 * layer + torch.arange(keys.shape[1])[None, :, None] / 1024
+                assert torch.equal(keys, expected.expand_as(keys))
+                assert torch.equal(values, -keys)

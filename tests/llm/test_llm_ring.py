@@ -45,6 +45,25 @@ def test_a_session_beyond_the_slots_is_refused_as_busy_until_one_closes(ring):
             actor.open("a", {})
 
 
+def test_many_short_sessions_fit_where_few_long_ones_would_and_end_where_they_said(ring, whole):
+    sessions = [str(i) for i in range(4)]
+    for session in sessions:  # two slots of 256 positions are eight pages
+        ring.open(session, max_tokens=200, positions=100)
+    for actor in ring.actors.values():
+        with pytest.raises(Busy):
+            actor.open("a", {"positions": 1})
+    for session, prompt in zip(sessions, PROMPTS, strict=False):
+        ids = [token for frame in ring.frames(session, prompt) for token in frame.tensors[0].tolist()]
+        assert ids == list(whole.tokens(prompt, Sampling(100 - len(prompt))))
+    with pytest.raises(TooLarge, match="prompt"):
+        list(ring.frames(sessions[-1], list(range(1, 101))))
+    for actor in ring.actors.values():
+        for session in sessions:
+            actor.close(session)
+        actor.open("a", {})
+        actor.open("b", {})
+
+
 def test_a_lane_reused_shows_nothing_of_the_session_before(ring):
     first = ring.generate(PROMPTS[0], max_tokens=20)
     ring.generate(list(range(1, 120)), max_tokens=20)

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from llm_lanes import Plain, assert_close, frame, whole_stage
 
 from nodewire.errors import BadFrame, Busy
-from nodewire.llm.kv.pages import PAGE, pages_of
+from nodewire.protocol.pages import PAGE, pages_of
 
 SLOTS, CONTEXT = 2, 160
 NAMES = "abcde"

@@ -175,12 +175,52 @@ async def test_one_customer_can_buy_the_same_twice_in_the_same_second(market, al
     assert bought == [alone(PROMPT, 5)[0]] * 2
 
 
+async def test_a_prompt_that_begins_as_one_before_is_found_by_who_sent_that_and_costs_less(market, alone):
+    first, second = PROMPT * 8, PROMPT * 8 + " and so on"
+    tokenizer = Whole(market.decoder_folder).tokenizer
+    units = -(-len(tokenizer.encode(second)) // 64)
+    found = len(tokenizer.encode(first)) // 64
+    assert found >= 2
+    done = []
+    async with market.customer("greta") as greta, market.customer("hulda") as hulda:
+        for who, prompt in ((greta, first), (greta, second), (hulda, second)):
+            assert await generate(who, market, prompt, max_tokens=5) == alone(prompt, 5)[0]
+            done.append(who.last)
+    assert [one["cached_tokens"] for one in done] == [0, 64 * found, 0]
+    assert [one["providers"] for one in done] == [done[0]["providers"]] * 3
+    price = {p: sum(t["price_msat"] for t in done[0]["tasks"] if t["provider"] == p) for p in done[0]["providers"]}
+    stages = {task["provider"] for task in done[0]["tasks"] if task["task"] != "driver"}
+    less = {p: found * (msat - -(-msat // 2)) if p in stages else 0 for p, msat in price.items()}
+    assert done[2]["paid_msat"] == {p: (units + 1) * msat for p, msat in price.items()}
+    assert done[1]["paid_msat"] == {p: (units + 1) * msat - less[p] for p, msat in price.items()}
+    audited = market.command("audit", done[1]["request"], "--config", str(market.config_of("greta")))
+    assert (audited["ok"], audited["findings"]) == (True, [])
+
+
+async def test_a_slot_is_for_many_short_generations_at_once(market, alone):
+    """Ada has one, of the whole context."""
+    done = []
+    async with market.customer("shirley") as shirley:
+        newest = await shirley.session.market.epoch(timeout_s=10)
+        await market.until(market.is_free("ada"), after=newest.body.epoch)
+        started = [
+            shirley.generate(market.decoder["address"], PROMPT, max_tokens=5, ended=done.append) for _ in range(3)
+        ]
+        ids = [[*(await anext(one)).ids] for one in started]  # all three are under way
+        for one, mine in zip(started, ids, strict=True):
+            async for piece in one:
+                mine += piece.ids
+    assert ids == [alone(PROMPT, 5)[0]] * 3
+    assert [market.public["ada"] in one["providers"] for one in done] == [True] * 3
+
+
 async def test_a_full_provider_says_busy_and_the_plan_that_is_drawn_without_it_can_be_audited(market, alone):
     async with market.customer("alice") as alice, market.customer("bob") as bob:
         ada = market.public["ada"]
         newest = await alice.session.market.epoch(timeout_s=10)
         await market.until(market.is_free("ada"), after=newest.body.epoch)
-        holding = alice.generate(market.decoder["address"], PROMPT, max_tokens=TOKENS)
+        context = (await alice.session.market.manifest(market.decoder["address"])).context
+        holding = alice.generate(market.decoder["address"], PROMPT, max_tokens=TOKENS, positions=context)
         await anext(holding)  # ada's only slot is taken, and the newest snapshot does not know
         ids = await generate(bob, market, "the mat", max_tokens=5)
         await holding.aclose()

@@ -76,6 +76,27 @@ def test_feedback_with_a_due_is_parsed_back():
     assert (said.provider, said.request, said.customer, said.due) == (PROVIDER.public, HASH, ME.public, due)
 
 
+def test_feedback_says_what_of_the_prompt_was_found():
+    due = feedback.Due(chunk=0, attempt=0, units=5, amount_msat=2000, root=HASH, cached=3)
+    event = feedback.build(PROVIDER, HASH, ME.public, "payment-required", created_at=5, due=due)
+    assert feedback.parse(event).due == due
+    assert "cached" not in {tag[0] for tag in build_due(0, 5, 0).tags}
+
+
+@pytest.mark.parametrize(
+    ("chunk", "units", "cached"), [(0, 5, "6"), (1, 1, "1"), (0, 5, "-1"), (0, 5, "1e9"), (0, 5, "x")]
+)
+def test_more_than_the_prompt_is_not_found_nor_a_number_that_is_none(chunk, units, cached):
+    tags = [*build_due(chunk, units, 0).tags, ["cached", cached]]
+    with pytest.raises(BadTag):
+        feedback.parse(events.sign(PROVIDER, kinds.FEEDBACK, created_at=5, tags=tags))
+
+
+def build_due(chunk, units, cached):
+    due = feedback.Due(chunk=chunk, attempt=0, units=units, amount_msat=2000, root=HASH, cached=cached)
+    return feedback.build(PROVIDER, HASH, ME.public, "payment-required", created_at=5, due=due)
+
+
 @pytest.mark.parametrize("status", ["processing", "partial", "success", "error", "busy"])
 def test_other_feedback_asks_for_nothing(status):
     said = feedback.parse(feedback.build(PROVIDER, HASH, ME.public, status, created_at=5, text="x"))

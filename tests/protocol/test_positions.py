@@ -33,6 +33,15 @@ def test_where_each_part_is_answered_by_its_last_row_the_last_is_the_answer():
     assert joined(parts, answers) is answers[-1]
 
 
+def test_what_was_found_of_some_parts_is_said_of_the_whole():
+    parts = cut(frame(10), 4)
+    found = [frame(count(part), pos=part.meta["pos"], cached=count(part)) for part in parts[:2]]
+    assert joined(parts, [*found, parts[2]]).meta["cached"] == 8
+    assert joined(parts, [parts[0], found[1], parts[2]]).meta["cached"] == 4
+    last = [frame(1, pos=3, cached=4), frame(1, pos=7, cached=4), frame(1, pos=9)]
+    assert joined(parts, last).meta == last[2].meta | {"cached": 8}
+
+
 def test_what_is_no_frame_of_positions_stays_whole():
     whole = frame(10)
     for other in (

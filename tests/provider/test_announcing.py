@@ -148,14 +148,14 @@ async def test_what_is_leaving_serves_those_who_planned_with_it_until_it_is_drop
     assert held.find(old.digest, {"stage.1"}) is new
     with pytest.raises(NotAllowed):
         held.find(old.digest, {"stage.0", "stage.2"})
-    old.take()
+    pages = old.take()
     assert held.load_ppm() == 125_000
     dropping = asyncio.create_task(held.drop(old))
     await asyncio.sleep(0)
     assert not dropping.done()
     with pytest.raises(Busy):
         old.take()
-    old.give()
+    old.give(pages)
     await dropping
     assert held.manifest(old.digest) is new.manifest
     with pytest.raises(NotAllowed):

@@ -223,7 +223,7 @@ async def test_it_goes_to_what_lost_its_holder_and_lets_go_of_the_old_when_nobod
         (old,) = mine.held.offered
         await sky.certify(FULL, epochs=8)
         assert mine.offered == [("t0", "t1")]  # everything is held
-        old.take()  # a job
+        pages = old.take()  # a job
         await sky.certify(HOLE, epochs=TURNS, until=lambda: mine.offered == [("t2", "t3")])
         assert mine.offered == [("t2", "t3")]
         assert mine.held.find(DIGEST, {"t0"}) is old  # who planned by the old ad is served
@@ -234,7 +234,7 @@ async def test_it_goes_to_what_lost_its_holder_and_lets_go_of_the_old_when_nobod
         with pytest.raises(Busy):
             old.take()
         assert mine.loaded == TASKS  # the job goes on
-        old.give()
+        old.give(pages)
         await sky.certify(HOLE)
         assert mine.loaded == ["t2", "t3"]
         assert "0 positions a second" in followed.read(tmp_path).why

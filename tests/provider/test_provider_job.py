@@ -116,10 +116,21 @@ def market(folder, tmp_path):
     return make_market(folder, tmp_path)
 
 
-def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1, chunk=64, max_tokens=150, params=None):
+def make_market(
+    folder,
+    tmp_path,
+    policy="none",
+    driver="provider",
+    lookahead=1,
+    chunk=64,
+    max_tokens=150,
+    params=None,
+    actors=None,
+    **finding,
+):
     """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
     registration = split_decoder(folder, 1_100_000, tmp_path, slots=1, name="tiny")
-    manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), load(registration)
+    manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), actors or load(registration)
     providers = [Keys(bytes([i + 1]) * 32) for i in range(len(manifest.tasks))]
     plan = Plan(
         manifest=manifest.digest(),
@@ -176,6 +187,7 @@ def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1,
             commit=commit,
             statements=statements,
             record=record,
+            **finding,
         )
     market.box = market.hub.box(CUSTOMER.public)
 
@@ -187,9 +199,9 @@ def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1,
     return market
 
 
-async def generate(market):
+async def generate(market, prompt=PROMPT):
     """The customer's side: prompt in, ids out."""
-    text = PROMPT.encode()
+    text = prompt.encode()
     await market.box.put(Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0}))
     ids = []
     while True:
@@ -200,14 +212,33 @@ async def generate(market):
             return ids
 
 
-async def served(market):
+async def served(market, prompt=PROMPT):
     async with asyncio.TaskGroup() as group:
         for run in market.runs.values():
             group.create_task(run.run())
         paying = asyncio.create_task(market.pay_everything())
-        ids = await generate(market)
+        ids = await generate(market, prompt)
     paying.cancel()
     return ids
+
+
+async def test_a_prompt_that_a_stage_has_had_costs_what_the_ad_says_and_gives_the_same_roots(folder, tmp_path):
+    """Of a page's length: in this process nobody cuts longer ones into pages."""
+    whole = Whole(folder)
+    prompt = "a" * (64 - len(whole.tokenizer.encode("")))
+    actors, found = None, []
+    jobs = (CUSTOMER.public, CUSTOMER.public, "somebody else", "")
+    for number, whose in enumerate(jobs):
+        finding = {"actors": actors, "whose": whose, "cached_ppm": 300_000}
+        market = make_market(folder, tmp_path, max_tokens=3, params={"positions": 80}, **finding)
+        actors = market.actors
+        found.append((await served(market, prompt), list(market.committed)))
+        for task, run in zip(market.manifest.tasks, market.runs.values(), strict=True):
+            said = {f.due.chunk: (f.due.cached, f.due.amount_msat) for f in market.due(run)}
+            is_found = number == 1 and task.engine == "decoder.stage"
+            assert said == {0: (1, 30) if is_found else (0, 100), 1: (0, 100)}
+    assert len(whole.tokenizer.encode(prompt)) == 64
+    assert found == [found[0]] * len(jobs)
 
 
 async def test_the_tokens_are_those_of_the_whole_model(market, folder):
@@ -342,7 +373,7 @@ async def test_a_customers_prompt_that_is_too_long_keeps_its_code(market):
 async def test_sessions_end_with_the_job(market):
     await served(market)
     for run in market.runs.values():
-        assert not run._worker._worker.open_sessions
+        assert not run._finding._worker.open_sessions
         assert run._mailbox.closed
 
 
@@ -441,7 +472,7 @@ async def test_a_job_whose_input_never_comes_gives_its_slot_back(market):
         await asyncio.wait_for(run.run(), 5)
     statuses = [(f.status, f.text) for f in map(market.parsed, market.events)]
     assert statuses == [("processing", ""), ("error", "timed-out")]
-    assert not run._worker._worker.open_sessions
+    assert not run._finding._worker.open_sessions
 
 
 # What a job that ends badly means for its customer's credit.

@@ -12,6 +12,7 @@ from nodewire.nostr.event import Event
 from nodewire.pay import zaps
 from nodewire.pay.debts import Debt, Key
 from nodewire.protocol import receipt
+from nodewire.protocol.cached import may_be_due
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.receipt import Closing, Receipt
 from nodewire.protocol.takeover import price_msat
@@ -28,7 +29,7 @@ def _payments(record: Record, network: str) -> Iterator[Line]:
         assert said.due is not None
         due, what = said.due, f"chunk {chunk}, attempt {attempt} to {provider[:8]}"
         price = price_msat(plan, record.takeover_at(attempt), provider, chunk)
-        if due.amount_msat != due.units * price:
+        if not may_be_due(due.amount_msat, price, due.units, due.cached):
             yield wrong("payment", what, f"{due.amount_msat} msat claimed, {due.units} times {price} are due")
             continue
         yield _zapped(record, said, what, network)
@@ -52,7 +53,8 @@ def _zapped(record: Record, said: Feedback, what: str, network: str) -> Line:
     if len(hashes) > 1:
         return wrong("payment", what, f"paid {len(hashes)} times")
     if hashes:
-        return ok("payment", what, f"{due.amount_msat} msat, {due.units} times the plan's price; zap receipted")
+        found = f", of which {due.cached} were found and not computed" if due.cached else ""
+        return ok("payment", what, f"{due.amount_msat} msat, {due.units} times the plan's price{found}; zap receipted")
     if fault:
         return wrong("payment", what, f"its zap receipt does not hold: {fault}")
     return missing("payment", what, "no zap receipt")
@@ -109,7 +111,8 @@ def _misreceipted(one: Receipt, record: Record) -> str:
         said = record.claims.get((one.provider, paid.chunk, paid.attempt))
         if said is None or said.due is None:
             return f"chunk {paid.chunk}: there is no such claim"
-        if (paid.root, paid.amount_msat, paid.units) != (said.due.root, said.due.amount_msat, said.due.units):
+        claimed = said.due.root, said.due.amount_msat, said.due.units, said.due.cached
+        if (paid.root, paid.amount_msat, paid.units, paid.cached) != claimed:
             return f"chunk {paid.chunk}: not what the provider claimed"
     return ""
 

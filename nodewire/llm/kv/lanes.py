@@ -2,19 +2,29 @@
 
 A lane is one session's: its committed run comes first, position by position, live cells (`tree`) follow. It has its
 pages from the beginning, so nobody runs out in mid-session. What lies beyond its cells is never read, so a rewind is a
-smaller length, and a lane that is given back needs no clearing.
+smaller length, and a lane that is given back needs no clearing. Where pages that are free do not lie together, lanes
+are moved to the pool's beginning: so a session fits if its pages are free, whatever came and went before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.kv.pages import PAGE, Pages, pages_of
+from nodewire.llm.kv.pages import Pages
 from nodewire.llm.kv.tree import Tree
+from nodewire.protocol.pages import PAGE, pages_of
+
+
+class Spare(Protocol):
+    """Who uses pages that no lane has, and makes way for one that needs them."""
+
+    def make_way(self, count: int) -> None:
+        """Give back what `count` pages take; all of it where that is not enough for them to lie together."""
 
 
 class Lanes:
@@ -32,15 +42,77 @@ class Lanes:
         self.keys, self.values = ([both[which] for both in self.cells] for which in (0, 1))
         self.numbers = torch.arange(positions, device=device)
         self.positions = positions
-        self._pages = Pages(slots, size)
+        self._pages = Pages(slots * size)
+        self._lanes: list[Lane] = []
+        self.spare: Spare | None = None
 
     def open(self, positions: int | None = None) -> Lane:
         """A lane of at most so many positions, or as many as one may have. Raises Busy: no pages are left for it."""
         most = self.positions if positions is None else positions
-        return Lane(self, self._pages.take(pages_of(most)), most)
+        count = pages_of(most)
+        if self.spare is not None and not any(len(run) >= count for run in self.free):
+            self.spare.make_way(count)
+        pages = self._pages.take(count)
+        if pages is None:
+            self._gather()
+            pages = self._pages.take(count)
+            assert pages is not None
+        lane = Lane(self, pages, most)
+        self._lanes.append(lane)
+        return lane
 
     def close(self, lane: Lane) -> None:
+        self._lanes.remove(lane)
         self._pages.give_back(lane.pages)
+
+    @property
+    def count(self) -> int:
+        """Of the pool's pages."""
+        return self._pages.count
+
+    @property
+    def free(self) -> list[range]:
+        """Its pages that nobody has, in runs."""
+        return self._pages.free
+
+    @property
+    def left(self) -> int:
+        """How many they are."""
+        return self._pages.left
+
+    def page(self, number: int) -> list[Tensor]:
+        """A page's keys, layer by layer, then its values: each [kv_heads, PAGE, head_dim], not copied."""
+        cells = slice(PAGE * number, PAGE * (number + 1))
+        return [kept[:, cells] for kept in (*self.keys, *self.values)]
+
+    def lend(self) -> int:
+        """A page for `spare`. Raises Busy: none is free."""
+        pages = self._pages.take(1)
+        assert pages is not None
+        return pages.start
+
+    def take_back(self, number: int) -> None:
+        """What was lent."""
+        self._pages.give_back(range(number, number + 1))
+
+    def _gather(self) -> None:
+        """Move all lanes to the beginning, in their order, so that what is free lies together. Nothing is lent then."""
+        end = 0
+        for lane in sorted(self._lanes, key=lambda one: one.pages.start):
+            self._move(lane, end)
+            end = lane.pages.stop
+        self._pages = Pages(self._pages.count)
+        self._pages.take(end)
+
+    def _move(self, lane: Lane, to: int) -> None:
+        """Have a lane begin at page `to`, which is its first or one before it."""
+        source, place, cells = PAGE * lane.pages.start, PAGE * to, PAGE * len(lane.pages)
+        step = source - place  # what is copied at once must not overlap what it is copied from
+        for kept in (*self.keys, *self.values) if step else ():
+            for first in range(0, cells, step):
+                n = min(step, cells - first)
+                kept[:, place + first : place + first + n] = kept[:, source + first : source + first + n]
+        lane.pages = range(to, to + len(lane.pages))
 
 
 class Lane:
@@ -50,7 +122,10 @@ class Lane:
         self.lanes, self.pages, self.positions = lanes, pages, positions
         self.length = 0
         self.tree = Tree()
-        self._start = PAGE * pages.start
+
+    @property
+    def _start(self) -> int:
+        return PAGE * self.pages.start
 
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
         """Put rows [n, kv_heads, head_dim] into the cells from `first` on."""

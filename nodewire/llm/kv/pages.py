@@ -1,39 +1,37 @@
-"""Which pages of a pool are free. Whoever takes some gets them in one run.
+"""Which pages of a pool are free. Whoever takes some gets them in one run, which a layer reads without a copy.
 
-The pool has as many regions as slots, each as large as a session may be, and no run crosses from one into the next:
-sessions that are fewer than the slots always fit, whatever was taken and given back before them, and short ones share
-a region. (Runs put together across regions would have to be copied together for every layer to be read.)
+Whether so many are free at all is all that decides who gets some: where they do not lie together, lanes are moved
+(`lanes.Lanes`).
 """
 
 from __future__ import annotations
 
 from nodewire.errors import Busy
-
-PAGE = 64
-"""Cells of a page: positions whose keys and values it holds."""
-
-
-def pages_of(positions: int) -> int:
-    """How many hold so many positions."""
-    return -(-positions // PAGE)
+from nodewire.protocol.pages import PAGE
 
 
 class Pages:
-    """Numbers 0 .. regions * size - 1; those that are free stand in `free`, as runs, in order."""
+    """Numbers 0 .. `count` - 1; those that are free stand in `free`, as runs, in order."""
 
-    def __init__(self, regions: int, size: int) -> None:
-        self.size = size
-        self.free = [range(size * region, size * (region + 1)) for region in range(regions)]
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.free = [range(count)]
 
-    def take(self, count: int) -> range:
-        """So many pages, at most a region's, out of the smallest run that has them.
+    @property
+    def left(self) -> int:
+        return sum(map(len, self.free))
+
+    def take(self, count: int) -> range | None:
+        """So many pages, out of the smallest run that has them; None if they do not lie together.
 
         Raises:
-            Busy: there is none.
+            Busy: so many are not free.
         """
+        if count > self.left:
+            raise Busy("slots", f"{count} pages of {PAGE} positions are wanted, {self.left} are free")
         enough = [run for run in self.free if len(run) >= count]
         if not enough:
-            raise Busy("slots", f"no {count} pages of {PAGE} positions are free in one place")
+            return None
         run = min(enough, key=len)
         place = self.free.index(run)
         self.free[place : place + 1] = [rest] if (rest := run[count:]) else []
@@ -42,7 +40,7 @@ class Pages:
     def give_back(self, run: range) -> None:
         joined: list[range] = []
         for one in sorted([*self.free, run], key=lambda run: run.start):
-            if joined and joined[-1].stop == one.start and one.start % self.size:
+            if joined and joined[-1].stop == one.start:
                 joined[-1] = range(joined[-1].start, one.stop)
             else:
                 joined.append(one)

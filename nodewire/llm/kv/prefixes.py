@@ -1,0 +1,130 @@
+"""Prompts' beginnings that a stage keeps: pages of keys and values, and what it answered, for who sends them again.
+
+A page is known by what was sent: a chain of hashes over the rows of its 64 positions and of all those before them,
+under the name of whose they are. So who finds one has sent just these rows, and gets what would be computed of them
+once more, bit by bit. Kept pages take none that a session could have: those that were used longest ago are given up
+first, and of one prompt the last first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nodewire.llm.kv.lanes import Lane, Lanes
+
+_TAG = b"nodewire/prefix/1"
+_NEVER = 2**62
+
+
+@dataclass(slots=True)
+class Chain:
+    """How far one session's prompt has come: the hash of all of it, its pages, and when it was opened."""
+
+    key: bytes
+    opened: int
+    pages: int = 0
+
+    def follow(self, rows: Tensor) -> None:
+        """Another page's rows [64, width] have come."""
+        data = rows.contiguous().cpu().view(torch.uint8).numpy()
+        self.key = hashlib.sha256(self.key + hashlib.sha256(data.data).digest()).digest()
+        self.pages += 1
+
+
+@dataclass(slots=True)
+class _Kept:
+    pages: list[int]
+    """Of the pool: the keys' and values', then the answer's."""
+    place: int
+    """Which page of its prompt it is."""
+    rows: int
+    """Of the answer."""
+    used: int
+    """When the newest session was opened that found it."""
+
+
+class Prefixes:
+    """Those of one stage, whose answers have rows of `width`, in the pages that its lanes leave free."""
+
+    def __init__(self, lanes: Lanes, width: int) -> None:
+        self._lanes, self._width = lanes, width
+        heads, _, head_dim = lanes.keys[0].shape
+        self._slice = heads * head_dim  # numbers of a row in one layer's keys
+        self._each = 1 + -(-width // (self._slice * 2 * len(lanes.keys)))
+        self._kept: dict[bytes, _Kept] = {}
+        self._now = 0
+        lanes.spare = self
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def chain(self, whose: str) -> Chain:
+        """The beginning of a prompt of a session that is opened now."""
+        self._now += 1
+        return Chain(hashlib.sha256(_TAG + whose.encode()).digest(), self._now)
+
+    def find(self, chain: Chain, lane: Lane) -> Tensor | None:
+        """Put the chain's newest page into its place in a lane and say what was answered, [n, width]; None: it is not
+        kept."""
+        kept = self._kept.get(chain.key)
+        if kept is None:
+            return None
+        kept.used = max(kept.used, chain.opened)
+        for there, here in zip(
+            self._lanes.page(lane.pages[chain.pages - 1]), self._lanes.page(kept.pages[0]), strict=True
+        ):
+            there.copy_(here)
+        slices = [one[:, : kept.rows].transpose(0, 1).reshape(kept.rows, -1) for one in self._slices(kept)]
+        return torch.cat(slices, dim=1)[:, : self._width]
+
+    def keep(self, chain: Chain, lane: Lane, answer: Tensor) -> None:
+        """Keep the chain's newest page as it stands in a lane, with its answer [n, width], 64 rows at most, if there is
+        room beside what sessions as new as this one use."""
+        if chain.key in self._kept or not self._make_room(chain.opened):
+            return
+        pages = [self._lanes.lend() for _ in range(self._each)]
+        kept = self._kept[chain.key] = _Kept(pages, chain.pages - 1, len(answer), chain.opened)
+        for there, here in zip(self._lanes.page(pages[0]), self._lanes.page(lane.pages[kept.place]), strict=True):
+            there.copy_(here)
+        whole = F.pad(answer, (0, -self._width % self._slice))
+        for there, part in zip(self._slices(kept), torch.split(whole, self._slice, dim=1), strict=False):
+            there[:, : kept.rows] = part.view(kept.rows, len(there), -1).transpose(0, 1)
+
+    def make_way(self, count: int) -> None:
+        """Give up so much that `count` pages are free, in one run if lanes leave one; nothing if there are too few."""
+        if count > self._lanes.left + self._each * len(self._kept):
+            return
+        used = torch.full((self._lanes.count,), _NEVER)
+        for run in self._lanes.free:
+            used[run.start : run.stop] = 0
+        for kept in self._kept.values():
+            used[kept.pages] = kept.used
+        latest = used.unfold(0, count, 1).amax(1)  # of each run of so many
+        first = int(latest.argmin())
+        way = range(first, first + count) if latest[first] < _NEVER else range(self._lanes.count)
+        for key, kept in list(self._kept.items()):
+            if any(page in way for page in kept.pages):
+                self._give_up(key)
+
+    def _make_room(self, opened: int) -> bool:
+        """Whether there is room for one more, at the cost of those that were last used before `opened`."""
+        while self._lanes.left < self._each:
+            key = min(self._kept, key=lambda one: (self._kept[one].used, -self._kept[one].place), default=None)
+            if key is None or self._kept[key].used >= opened:
+                return False
+            self._give_up(key)
+        return True
+
+    def _give_up(self, key: bytes) -> None:
+        for page in self._kept.pop(key).pages:
+            self._lanes.take_back(page)
+
+    def _slices(self, kept: _Kept) -> list[Tensor]:
+        """Where the answer's numbers are, each [kv_heads, PAGE, head_dim]."""
+        slices = [one for page in kept.pages[1:] for one in self._lanes.page(page)]
+        return slices[: -(-self._width // self._slice)]

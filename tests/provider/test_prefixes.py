@@ -1,0 +1,55 @@
+"""Whose prompts a stage looks among is the provider's word; what it found stays between the two."""
+
+from types import SimpleNamespace
+
+from nodewire.protocol.frame import Frame
+from nodewire.provider.prefixes import Finding, whose
+
+ALICE, BOB = "aa" * 32, "bb" * 32
+ENGINES = {"driver": "decoder.driver", "stage.0": "decoder.stage", "stage.1": "decoder.stage"}
+MANIFEST = SimpleNamespace(
+    chunk=64, tasks=[SimpleNamespace(name=name, engine=engine) for name, engine in ENGINES.items()]
+)
+
+
+class Worker:
+    """Answers each frame with itself, and what it says was found of it."""
+
+    def __init__(self):
+        self.opened, self.load = {}, None
+
+    async def open(self, task, session, params, codings):
+        self.opened[task] = params
+
+    async def receive(self, task, session, frame):
+        return [frame]
+
+
+def answer(found):
+    return Frame("hidden.1", 0, (), {"pos": 0, "chunk": 0, "cached": found})
+
+
+def test_a_customer_finds_its_own_unless_the_operator_shares():
+    assert whose("own", ALICE) != whose("own", BOB)
+    assert whose("shared", ALICE) == whose("shared", BOB) not in ("", ALICE, BOB)
+    assert whose("off", ALICE) == ""
+
+
+async def test_stages_alone_are_told_whose_prompts_they_are():
+    for name in (ALICE, ""):
+        worker = Worker()
+        finding = Finding(worker, MANIFEST, name)
+        for task in ENGINES:
+            await finding.open(task, "s", {"max_tokens": 5})
+        told = {"max_tokens": 5} | ({"prefixes": ALICE} if name else {})
+        assert worker.opened == {"driver": {"max_tokens": 5}, "stage.0": told, "stage.1": told}
+
+
+async def test_what_counts_is_what_every_stage_had_found_and_nobody_else_hears_of_it():
+    finding = Finding(Worker(), MANIFEST, ALICE)
+    (out,) = await finding.receive("stage.0", "s", answer(192))
+    assert out.meta == {"pos": 0, "chunk": 0}
+    assert (finding.units(["stage.0"]), finding.units(["stage.0", "stage.1"]), finding.units(["driver"])) == (3, 0, 0)
+    await finding.receive("stage.1", "s", answer(64))
+    await finding.receive("stage.1", "s", answer(100))
+    assert finding.units(list(ENGINES)) == 2  # a unit that is found in part is computed
