@@ -43,9 +43,7 @@ class Watched(Customer):
             )
         self._shown = True
         plan = bought.plan
-        members = {*plan.providers(), *(a.standby for a in plan.tasks if a.standby)}
-        snapshot = await self.session.market.snapshot(plan.snapshot)
-        self.names |= {public: ad.name for public, ad in snapshot.ads(members).items()}
+        self.names |= {public: ad.name for public, ad in (await self.session.record.ads(plan)).items()}
         if self._show:
             _show_plan(bought, self.names)
 

@@ -244,11 +244,11 @@ class Customer:
         Raises:
             NotFound, BadHash, BadManifest ...: there is no such manifest, or what it cites is not to be had.
         """
-        market = self.session.market
+        record = self.session.record
         cited = (await self._manifest(model, "generate", digest)).chat
         if cited is None:
             return None
-        path = await market.fetch_blob(cited.sha256, cited.bytes)
+        path = await record.fetch_blob(cited.sha256, cited.bytes)
         return ChatTemplate.unpack(await asyncio.to_thread(path.read_bytes))
 
     def _tell(self, done: dict[str, Any], ended: Ended | None = None) -> None:
@@ -293,13 +293,13 @@ class Customer:
         """What a model takes, read once for many calls."""
         digest = manifest.digest()
         if digest not in self._batchings:
-            self._batchings[digest] = await Batching.of(manifest, Programs(self.session.market))
+            self._batchings[digest] = await Batching.of(manifest, Programs(self.session.record))
             while len(self._batchings) > MAX_READ:
                 del self._batchings[next(iter(self._batchings))]
         return self._batchings[digest]
 
     async def _manifest(self, address: str, mode: str, digest: str | None = None) -> Manifest:
-        manifest = await self.session.market.manifest(address, digest)
+        manifest = await self.session.record.manifest(address, digest)
         if manifest.mode != mode:
             raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}: {_USE[manifest.mode]}")
         return manifest
