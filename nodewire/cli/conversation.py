@@ -20,6 +20,7 @@ from nodewire.customer.summary import spent
 from nodewire.errors import BadInput, OverBudget
 from nodewire.plan.assign import link_us
 from nodewire.protocol.chat import ChatTemplate
+from nodewire.swarm.member import SwarmCustomer
 
 T = TypeVar("T")
 _TOLD_S = 0.25
@@ -81,7 +82,7 @@ class Conversation:
     async def open(
         cls,
         stack: AsyncExitStack,
-        config: CustomerConfig,
+        config: CustomerConfig | SwarmCustomer,
         address: str,
         template: Any,
         params: Mapping[str, Any],

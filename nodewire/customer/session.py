@@ -57,10 +57,12 @@ class Session:
     make_worker: MakeWorker
     spool: Spool
     settler: Settler
-    closings: Closings
-    refunds: Refunds
-    holder: BondHolder
-    """Who keeps the committee's treasury."""
+    closings: Closings | None = None
+    refunds: Refunds | None = None
+    holder: BondHolder | None = None
+    """Who keeps the committee's treasury. Where there is no committee there are none of the three."""
+    named: Callable[[NodewireError], NodewireError] = lambda error: error
+    """An error with people's names for the nodes that it is about, where there are such."""
     announce: Callable[[Purchase], Awaitable[None]] | None = None
     """Told every plan before its job is requested."""
     private_endpoints: bool = False
