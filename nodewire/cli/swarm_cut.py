@@ -17,7 +17,6 @@ import orjson
 
 from nodewire.cli.manifest_file import read_manifest
 from nodewire.errors import NodewireError, NotFound, WorkerFailed, first_of, from_dict
-from nodewire.protocol import borders
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.swarm import Swarm
 
@@ -95,12 +94,6 @@ def _cut(asked: dict[str, Any]) -> None:
     partial = out / ".manifest"
     partial.write_bytes(manifest.pack())
     partial.rename(out / _MANIFEST)
-
-
-def layers_of(swarm: Swarm, manifest: Manifest) -> dict[str, str]:
-    """By stage, its layers in words, as far as the file says them."""
-    said = zip((task.name for task in manifest.tasks[1:]), swarm.borders, strict=False)
-    return {task: borders.written([border]) for task, border in said}
 
 
 if __name__ == "__main__":
