@@ -36,11 +36,18 @@ class Lent:
 
 
 async def start(stack: AsyncExitStack, lent: Lent) -> dict[str, Any]:
-    """Cut this node's part of the model, and serve it. Raises as `swarm_cut.cut` and `provider.swarm.start`."""
+    """Cut this node's part of the model, and serve it.
+
+    Raises:
+        Busy: another daemon works in its state folder.
+        BadConfig, BadInput: the file, or an option, cannot be used.
+        NodewireError: as `swarm_cut.cut` and `provider.swarm.start`.
+    """
     from nodewire.cli.daemons import host_port
     from nodewire.cli.swarm_cut import cut
     from nodewire.nostr.keys import Keys
     from nodewire.provider.swarm import start as start_node
+    from nodewire.store.held import held
     from nodewire.swarm.file import SwarmFile
     from nodewire.swarm.member import SwarmProvider
 
@@ -54,6 +61,7 @@ async def start(stack: AsyncExitStack, lent: Lent) -> dict[str, Any]:
     listen = lent.listen or _listen(here)
     host_port("--listen", listen, least_port=0)
     config = SwarmProvider(lent.path, file, key, state, listen, _worker(lent.worker))
+    stack.enter_context(held(state))
     manifest, blobs, folder = await cut(file.swarm, public, model, state / "cut")
     return await start_node(stack, config, manifest, blobs, folder)
 

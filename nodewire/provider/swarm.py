@@ -27,7 +27,6 @@ from nodewire.provider.serving import specialize
 from nodewire.provider.specializations import Specializations
 from nodewire.provider.standing import Standing
 from nodewire.provider.withdrawals import Withdrawals
-from nodewire.store.held import held
 from nodewire.swarm.file import SwarmFile
 from nodewire.swarm.member import SwarmProvider, addresses
 from nodewire.swarm.record import FileRecord
@@ -96,12 +95,10 @@ async def start(
 
     Raises:
         BadConfig: the file does not name this node, or another copy of the model than this one; it cannot listen.
-        Busy: another daemon works in its state folder.
         BadTask, OverMemory, WorkerFailed: its part of the model cannot be loaded.
     """
     congestion.check(config.congestion)
     await devices.check(config.worker.device)
-    stack.enter_context(held(config.state))
     keys, file = Keys.from_file(config.key), config.file
     here = file.check_member(keys.public, config.path)
     swarm, digest = file.swarm, manifest.digest()
