@@ -33,12 +33,14 @@ from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
 from nodewire.plan.epoch import Epoch, Epochs, is_valid
 from nodewire.protocol import certificate, commitment, committee, inventory, kinds, publish, snapshot, tags
+from nodewire.protocol.ad import Ad
 from nodewire.protocol.body import Body
 from nodewire.protocol.commitment import Commitment, Committed
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
 from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.snapshot import Snapshot
+from nodewire.protocol.plan import Plan
+from nodewire.protocol.snapshot import Node, Snapshot
 from nodewire.store.blobs import Blobs
 
 _FETCH_S = 10.0
@@ -63,7 +65,7 @@ class Market:
 
     def __init__(self, pool: Pool, blobs: Blobs, committee_: Committee) -> None:
         self.committee = committee_
-        self.committee_digest = committee_.digest()
+        self._committee_digest = committee_.digest()
         self._pool = pool
         self.blobs = blobs
         self._epochs = Epochs(committee_)
@@ -88,6 +90,10 @@ class Market:
         if digest is not None and found.digest() != digest:
             raise NotFound("committee", f"{address} is now another one than {digest}")
         return cls(pool, blobs, found)
+
+    @property
+    def committee_digest(self) -> str:
+        return self._committee_digest
 
     async def run(self) -> None:
         """Follow certificates and beacon partials until cancelled."""
@@ -215,6 +221,15 @@ class Market:
                 while len(self._snapshots) > _KEPT_SNAPSHOTS:
                     self._snapshots.popitem(last=False)
             return self._snapshots[sha256]
+
+    async def ads(self, plan: Plan) -> dict[str, Ad]:
+        """The ads of a plan's members as its snapshot has them. Raises as `snapshot`."""
+        return (await self.snapshot(plan.snapshot)).ads(set(plan.members()))
+
+    async def nodes(self, plan: Plan) -> dict[str, Node]:
+        """A plan's members as its snapshot has them. Raises as `snapshot`."""
+        members = set(plan.members())
+        return {node.pubkey: node for node in (await self.snapshot(plan.snapshot)).nodes if node.pubkey in members}
 
     def lists(self, public: str) -> bool:
         """Whether a snapshot that was read lately lists this provider."""

@@ -36,6 +36,7 @@ from nodewire.cli import (
     wallet,
 )
 from nodewire.cli import committee as committees
+from nodewire.cli import swarm as swarms
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, OPERATORS, PlainFormatter, fail
 from nodewire.errors import BadConfig, NodewireError, first_of
 
@@ -100,6 +101,7 @@ def _nodewire(
 
 
 app.add_typer(wallet.app, name="wallet", rich_help_panel=CUSTOMERS)
+app.add_typer(swarms.app, name="swarm", rich_help_panel=CUSTOMERS)
 app.add_typer(bond.app, name="bond", rich_help_panel=OPERATORS)
 app.add_typer(keys.app, name="keys", rich_help_panel=OPERATORS)
 app.add_typer(committees.app, name="committee", rich_help_panel=DEVELOPERS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -28,13 +28,20 @@ from nodewire.cli.buying import (
     only_here,
 )
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
+from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
 from nodewire.config import CustomerConfig
 from nodewire.errors import BadConfig, BadInput
+
+if TYPE_CHECKING:
+    from nodewire.swarm.member import SwarmCustomer
 
 Local = Annotated[
     Path | None,
     typer.Option(help="Run this Hugging Face model folder here, without any market, and so without its options."),
 ]
+
+_LOOKAHEAD = 8
+"""With a draft, if nobody says more or less."""
 
 
 def generate(
@@ -42,11 +49,19 @@ def generate(
     config: Config = None,
     model: Model = "",
     local: Local = None,
+    swarm: SwarmAt = None,
+    split: Split = "",
+    key: Key = None,
+    state: State = None,
+    lookahead: Lookahead = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus of this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)] = 1,
+    draft: Annotated[
+        Path | None, typer.Option(help="With --local: a smaller model's folder to guess by, as `lookahead` lets it.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
     json_schema: Annotated[
         Path | None, typer.Option(help="A file with a JSON schema: what comes is an instance of it.")
@@ -65,13 +80,20 @@ def generate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Continue a text on strangers' machines, streaming."""
+    """Continue a text on strangers' machines, or on a swarm's, streaming."""
     can_write(report)
     can_write(transcript)
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
         if transcript is not None:
             raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
+    if swarm is not None:
+        no_market(config=config, model=model, local=local, budget=budget, verify=verify, wait=wait)
+        no_market(transcript=transcript)
+    if draft is not None and local is None:
+        raise BadInput("--draft", "is for --local: elsewhere who drives has its own")
+    if lookahead is not None and local is None and swarm is None:
+        raise BadInput("--lookahead", "is for --swarm and --local: of a market the configuration says it")
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise BadInput("prompt", "is empty; nothing was bought")
@@ -83,7 +105,14 @@ def generate(
     if logprobs is not None:
         params["logprobs"] = logprobs
     if local is not None:
-        done = _generate_here(local, text, params, threads=threads, stream=not json)
+        params |= {"lookahead": lookahead} if lookahead is not None else {}
+        done = _generate_here(local, text, params, threads=threads, draft=draft, stream=not json)
+    elif swarm is not None:
+        member = customer_of(swarm, split, key, state, lookahead)
+        asked = Asked.said("", edge_codec, verify=False, wait=False)
+        done = uvloop.run(_generate(member, member.file.swarm.address, text, params, asked, show=not json))
+        if not json:
+            _show_speed(done)
     else:
         config, customer = needs(config, model)
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
@@ -144,7 +173,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 async def _generate(
-    config: CustomerConfig,
+    config: CustomerConfig | SwarmCustomer,
     model: str,
     prompt: str,
     params: dict[str, Any],
@@ -172,12 +201,12 @@ async def _embed(config: CustomerConfig, model: str, texts: list[str], asked: As
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
 
 
-def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads: int, stream: bool) -> dict[str, Any]:
+def _generate_here(
+    folder: Path, prompt: str, params: dict[str, Any], *, threads: int, draft: Path | None, stream: bool
+) -> dict[str, Any]:
     from nodewire.cli.shown import GrowingText
-    from nodewire.llm.sampling import parse_params
-    from nodewire.llm.whole import Whole
 
-    whole = Whole(_folder(folder), threads=threads)
+    steps = _steps(_folder(folder), prompt, params, threads, draft)
     shown = GrowingText(prompt) if stream else None
     ids: list[int] = []
     texts: list[str] = []
@@ -188,7 +217,7 @@ def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads
         likely.append([dict(zip(("id", "logprob", "text"), row, strict=True)) for row in orjson.loads(said)])
 
     started = time.perf_counter()
-    for token, text in whole.steps(prompt, parse_params(params, whole.positions), told):
+    for token, text in steps(told):
         moments.append(time.perf_counter())
         ids.append(token)
         texts.append(text)
@@ -204,6 +233,23 @@ def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads
         "tokens_per_s": round(rate, 1),
         "first_token_ms": round((moments[0] - started) * 1000, 1) if moments else 0.0,
     }
+
+
+def _steps(
+    folder: Path, prompt: str, params: dict[str, Any], threads: int, draft: Path | None
+) -> Callable[[Callable[[str], None]], Iterator[tuple[int, str]]]:
+    """What makes the steps of a generation here: by the plain loop, or as a ring's driver, with guesses."""
+    if draft is None and params.get("lookahead", 1) == 1:
+        from nodewire.llm.sampling import parse_params
+        from nodewire.llm.whole import Whole
+
+        whole = Whole(folder, threads=threads)
+        sampling = parse_params(params, whole.positions)
+        return lambda told: whole.steps(prompt, sampling, told)
+    from nodewire.llm.alone import Alone
+
+    alone = Alone(folder, draft=draft, threads=threads)
+    return lambda told: alone.steps(prompt, {"lookahead": _LOOKAHEAD, **params}, told)
 
 
 def _embed_here(folder: Path, texts: list[str]) -> dict[str, Any]:
@@ -223,6 +269,12 @@ def _folder(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise BadConfig(str(folder), "holds no config.json; --local takes a Hugging Face model folder")
     return folder
+
+
+def _show_speed(done: Mapping[str, Any]) -> None:
+    from nodewire.cli.ring_map import show_speed
+
+    show_speed(done)
 
 
 def _show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from nodewire.cli.output import print_json
+from nodewire.cli.output import notes, print_json
 from nodewire.cli.roles import check_model, load_customer, naming
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadInput, NodewireError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nodewire.cli.shown import Watched
     from nodewire.plan.codec import EdgeCodec
     from nodewire.protocol.codec import Codec
+    from nodewire.swarm.member import SwarmCustomer
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="Address of the manifest (38840:<author>:<name>).")]
@@ -65,7 +66,7 @@ class Asked:
 
 
 @asynccontextmanager
-async def buying(config: CustomerConfig, *, show: bool) -> AsyncIterator[Watched]:
+async def buying(config: CustomerConfig | SwarmCustomer, *, show: bool) -> AsyncIterator[Watched]:
     """A customer; whoever interrupts it, or meets an error, is told what it came to until then."""
     from nodewire.cli.shown import Watched, show_so_far
 
@@ -75,7 +76,9 @@ async def buying(config: CustomerConfig, *, show: bool) -> AsyncIterator[Watched
                 yield customer
             except asyncio.CancelledError:
                 paid = await customer.so_far()
-                if show:
+                if show and not config.relays:
+                    notes.print("stopped")
+                elif show:
                     show_so_far("stopped", paid)
                 else:
                     print_json({"stopped": True, **paid})

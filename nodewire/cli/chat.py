@@ -19,11 +19,13 @@ from rich.text import Text
 from nodewire.cli.buying import Config, needs
 from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats
 from nodewire.cli.roles import naming
-from nodewire.config import parse_msat
+from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
+from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import NodewireError
 
 if TYPE_CHECKING:
     from nodewire.cli.conversation import Answer, Beside, Conversation
+    from nodewire.swarm.member import SwarmCustomer
 
 _HELP = """\
 /ring        who computed the last answer, at what price, how far apart
@@ -34,8 +36,13 @@ Ctrl-C breaks an answer off: what came is paid, the rest is not bought."""
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="Address of the manifest (38840:<author>:<name>).")],
+    model: Annotated[str, typer.Argument(help="Address of the manifest (38840:<author>:<name>).")] = "",
     config: Config = None,
+    swarm: SwarmAt = None,
+    split: Split = "",
+    key: Key = None,
+    state: State = None,
+    lookahead: Lookahead = None,
     system: Annotated[str, typer.Option(help="What the model is told before anything else.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer.")] = 512,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
@@ -46,11 +53,17 @@ def chat(
     budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Read a message from every line; print JSON lines.")] = False,
 ) -> None:
-    """Talk with a model on strangers' machines."""
+    """Talk with a model on strangers' machines, or on a swarm's."""
     from nodewire.cli.conversation import Beside, Conversation
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind itself ignores it
-    _, customer = needs(config, model)
+    customer: CustomerConfig | SwarmCustomer
+    if swarm is not None:
+        no_market(model=model, config=config, budget=budget)
+        customer = customer_of(swarm, split, key, state, lookahead)
+        model = customer.file.swarm.address
+    else:
+        _, customer = needs(config, model)
     params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     if stop:
         params["stop"] = stop
@@ -167,7 +180,8 @@ class _OnTerminal:
     def answered(self, answer: Answer, talk: Conversation) -> None:
         ended = {"stopped": "broken off · ", "length": "cut at --max-tokens · ", "budget": "the budget is used up · "}
         said = f"{ended.get(answer.reason, '')}{_figures(answer)} · first after {answer.first_s * 1000:.0f} ms"
-        notes.print(f"[dim]{said} · {sats(talk.cost_msat)} in all[/]", soft_wrap=True)
+        cost = f" · {sats(talk.cost_msat)} in all" if talk.cost_msat else ""
+        notes.print(f"[dim]{said}{cost}[/]", soft_wrap=True)
 
     def failed(self, error: NodewireError) -> None:
         notes.print(Text(f"{error.code}: {plain(in_words(error))}", style="red"), soft_wrap=True)
@@ -190,7 +204,8 @@ class _OnTerminal:
 
 
 def _figures(answer: Answer) -> str:
-    return f"{answer.tokens} tokens · {answer.tokens_per_s:.1f} tokens/s · {sats(answer.cost_msat)}"
+    cost = f" · {sats(answer.cost_msat)}" if answer.cost_msat else ""
+    return f"{answer.tokens} tokens · {answer.tokens_per_s:.1f} tokens/s{cost}"
 
 
 def _talk(beside: Beside, talk: Conversation, face: _InJson | _OnTerminal) -> None:

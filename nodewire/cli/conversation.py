@@ -20,7 +20,7 @@ from nodewire.customer.summary import spent
 from nodewire.errors import BadInput, OverBudget
 from nodewire.plan.assign import link_us
 from nodewire.protocol.chat import ChatTemplate
-from nodewire.protocol.plan import LOCAL
+from nodewire.swarm.member import SwarmCustomer
 
 T = TypeVar("T")
 _TOLD_S = 0.25
@@ -82,7 +82,7 @@ class Conversation:
     async def open(
         cls,
         stack: AsyncExitStack,
-        config: CustomerConfig,
+        config: CustomerConfig | SwarmCustomer,
         address: str,
         template: Any,
         params: Mapping[str, Any],
@@ -156,12 +156,12 @@ class Conversation:
         if self.last is None:
             return []
         plan, health = self.last.plan, self.customer.session.node.survey.health
-        snapshot = await self.customer.session.market.snapshot(plan.snapshot)
+        nodes = await self.customer.session.record.nodes(plan)
         now = self.last.running.handover.assigned
         who = [now.get(task.task, task.provider) for task in plan.tasks]
         rows = []
         for n, task in enumerate(plan.tasks):
-            here, there = (None if w == LOCAL else snapshot.node(w) for w in (who[n], who[(n + 1) % len(who)]))
+            here, there = (nodes.get(w) for w in (who[n], who[(n + 1) % len(who)]))
             trips = health[who[n]].rtt if who[n] in health else None
             rows.append(
                 {

@@ -11,6 +11,7 @@ from typing import Any
 from nodewire.cli.registered import is_registered, registration_in
 from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory, Unsupported
 from nodewire.kind import Registration, Say, TaskSize
+from nodewire.protocol.borders import Border
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 
 _ENCODERS = ("BertModel", "BertForMaskedLM")
@@ -28,6 +29,8 @@ class Asked:
     as_tensors: bool = False
     expert_groups: int = 1
     most: Mapping[str, int] = field(default_factory=dict)
+    split: tuple[Border, ...] = ()
+    """Of a decoder: its stages' layers, in place of a target."""
 
 
 def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None) -> Registration:
@@ -39,6 +42,8 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
         return registration_in(folder, asked.name)
     from nodewire.llm.families import ARCHITECTURES
 
+    if asked.split and (asked.as_tensors or not _is_decoder(folder)):
+        raise BadInput("--split", "is for decoders that generate text: others are cut by --target-vram")
     target, name, slots = asked.target_bytes, asked.name, asked.slots
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
         from nodewire.graph.classifier import split_classifier
@@ -55,7 +60,8 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
         if speaks:
             from nodewire.llm.split import split_decoder
 
-            return _with_chat(split_decoder(folder, target, out, slots=slots, name=name), folder, out)
+            made = split_decoder(folder, target, out, slots=slots, split=asked.split, name=name)
+            return _with_chat(made, folder, out)
         from nodewire.graph.split_encoder import split_encoder
 
         return split_encoder(folder, target, out, slots=slots, name=name)
@@ -71,6 +77,14 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
         raise OverMemory(error.field, f"{error.reason}: {_REMEDY}") from None
     except Unsupported as error:
         raise Unsupported(error.field, f"{error.reason}; {_ANY}") from None
+
+
+def _is_decoder(folder: Path) -> bool:
+    from nodewire.llm.families import ARCHITECTURES
+
+    if not (folder / "config.json").exists():
+        return (folder / "params.json").is_file()
+    return _architecture(folder) in ARCHITECTURES
 
 
 def _check_plain(asked: Asked) -> None:

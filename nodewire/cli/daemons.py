@@ -19,8 +19,10 @@ import typer
 import uvloop
 from rich.markup import escape
 
+from nodewire.cli import swarm_node
 from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, console, print_json, sats
 from nodewire.cli.roles import load_oracle, load_provider
+from nodewire.cli.swarm_options import Key, Split, State, SwarmAt, no_market
 from nodewire.errors import BadConfig, BadInput
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
@@ -172,8 +174,41 @@ def oracle(config: Config, json: Json = False) -> None:
     run_until_stopped(lambda stack: start_oracle(stack, load_oracle(config)), json)
 
 
-def provider(config: Config, json: Json = False) -> None:
-    """Run a provider: serve tasks of models and be paid for them."""
+def provider(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")
+    ] = None,
+    swarm: SwarmAt = None,
+    split: Split = "",
+    key: Key = None,
+    state: State = None,
+    model: Annotated[
+        Path | None, typer.Option(help="This machine's copy of the model's folder.", rich_help_panel="With --swarm")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="host:port, if not where the file says.", rich_help_panel="With --swarm")
+    ] = "",
+    memory: Annotated[
+        str | None, typer.Option(help="Most that it may take, such as 12GB.", rich_help_panel="With --swarm")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1, rich_help_panel="With --swarm")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.", rich_help_panel="With --swarm")] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="A model folder to guess by, at the driver.", rich_help_panel="With --swarm")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a provider: serve tasks of models and be paid for them, or your layers of a swarm's model."""
+    if swarm is not None:
+        no_market(config=config)
+        lent = swarm_node.Lent(
+            swarm, split, key, state, model, listen,
+            {"memory": memory, "threads": threads, "device": device, "draft": draft},
+        )  # fmt: skip
+        run_until_stopped(lambda stack: swarm_node.start(stack, lent), json, swarm_node.ready)
+        return
+    if config is None:
+        raise BadInput("--config", "the provider's TOML file is needed (or --swarm FILE)")
     from nodewire.provider.starting import start as start_provider
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:

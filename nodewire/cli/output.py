@@ -61,6 +61,8 @@ def _advice(error: NodewireError) -> str:
         return "`nodewire models --config FILE` lists what is on the market."
     if error.code == "timed-out" and error.field.startswith("relay"):
         return f"Is it running, and is its address right? {_DOCTOR}"
+    if error.code == "no-provider" and error.field == "nodes":
+        return "`nodewire swarm check FILE` asks every node; `nodewire provider --swarm FILE` starts one, there."
     if error.code == "no-provider" and error.field == "model":
         return "A provider serves it by a [[serve]] that has its address and tasks: docs/operating.md."
     if error.code == "no-provider" and error.field.startswith(("trainers", "shard", "round")):

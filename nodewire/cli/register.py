@@ -21,6 +21,7 @@ from nodewire.cli.roles import load_customer
 from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
 from nodewire.errors import BadHash, BadInput, NotFound
 from nodewire.kind import Registration, Say
+from nodewire.protocol import borders
 from nodewire.protocol.sizes import parse_size
 
 Relays = Annotated[
@@ -58,6 +59,9 @@ def register(
     ] = None,
     name: Annotated[str, typer.Option(help="The model's name (default: the recipe's, or else the folder's).")] = "",
     slots: Annotated[int, typer.Option(help="Sessions that one piece must have room for.", min=1)] = 4,
+    split: Annotated[
+        str, typer.Option(help="A decoder's stages by their layers, such as 0-7,8-15, in place of --target-vram.")
+    ] = "",
     as_tensors: Annotated[
         bool,
         typer.Option(
@@ -106,7 +110,15 @@ def register(
     results, folder = results_of(folder), model_in(folder)
     if not is_registered(folder):
         name = name or (results and trained(results).get("recipe")) or folder.resolve().name.lower()
-    asked = Asked(size_of(target_vram), name, slots, as_tensors, expert_groups, _sizes(most or ()))
+    asked = Asked(
+        size_of(target_vram),
+        name,
+        slots,
+        as_tensors,
+        expert_groups,
+        _sizes(most or ()),
+        borders.parse(split) if split else (),
+    )
     if dry_run or out is not None:
         made = _kept(folder, asked, out, exact=exact, dry_run=dry_run)
         if json:
@@ -150,7 +162,7 @@ def serving(address: str, tasks: Sequence[str]) -> str:
     return f'[[serve]]\nmanifest = "{address}"\ntasks = [{named}]{more}\nprice_msat = 1000'
 
 
-_CUTTING = ("target_vram", "slots", "as_tensors", "expert_groups", "most")
+_CUTTING = ("target_vram", "slots", "split", "as_tensors", "expert_groups", "most")
 
 
 def _check_uncut(ctx: typer.Context) -> None:

@@ -11,12 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from nodewire.cli.output import counted, notes, one_line, plain, sats
+from nodewire.cli.ring_map import show_ring
 from nodewire.config import CustomerConfig
 from nodewire.customer.customer import Customer
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.summary import spent
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol.plan import LOCAL
+from nodewire.swarm.member import SwarmCustomer
 
 _NAME_CHARS = 24
 
@@ -24,7 +26,7 @@ _NAME_CHARS = 24
 class Watched(Customer):
     """A customer whose purchases can be looked at while they run. `names` are the ads' of whom they went to."""
 
-    def __init__(self, config: CustomerConfig, *, show: bool) -> None:
+    def __init__(self, config: CustomerConfig | SwarmCustomer, *, show: bool) -> None:
         super().__init__(config)
         self.names: dict[str, str] = {}
         self._show = show
@@ -43,10 +45,10 @@ class Watched(Customer):
             )
         self._shown = True
         plan = bought.plan
-        members = {*plan.providers(), *(a.standby for a in plan.tasks if a.standby)}
-        snapshot = await self.session.market.snapshot(plan.snapshot)
-        self.names |= {public: ad.name for public, ad in snapshot.ads(members).items()}
-        if self._show:
+        self.names |= {public: ad.name for public, ad in (await self.session.record.ads(plan)).items()}
+        if self._show and plan.algorithm == "file/1":
+            show_ring(bought, self.names, self.session.node)
+        elif self._show:
             _show_plan(bought, self.names)
 
     async def so_far(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from nodewire.nostr import nip44, nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.pool import Pool
+from nodewire.nostr.relaying import Relaying
 from nodewire.protocol import feedback, kinds, result
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.feedback import Feedback
@@ -76,7 +76,7 @@ class Answers:
         self._said = asyncio.Condition()
         """Notified with every event of the job."""
 
-    async def follow(self, pool: Pool) -> None:
+    async def follow(self, pool: Relaying) -> None:
         """Take what comes until cancelled."""
         answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), nip57.RECEIPT})
         wanted = Filter(kinds=answers, tags={"e": frozenset({self._request})})

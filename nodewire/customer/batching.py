@@ -12,12 +12,12 @@ import numpy as np
 
 from nodewire.customer.arrays import joined, sliced
 from nodewire.errors import BadInput, TooLarge
-from nodewire.market import Market
 from nodewire.protocol import rowwise
 from nodewire.protocol.frame import Array
 from nodewire.protocol.graph_program import MAX_BYTES, GraphProgram, Port
 from nodewire.protocol.manifest import Manifest, Task, Tensor
 from nodewire.protocol.signature import MAX_FRAME_BYTES, Call, Signature
+from nodewire.public_record import PublicRecord
 
 GRAPH = "graph"
 MAX_PARTS = 4_096
@@ -30,8 +30,8 @@ _INTEGERS = {"int64": "<i8", "int32": "<i4", "uint8": "|u1"}
 class Programs:
     """The programs of a manifest's tasks, fetched when they are needed."""
 
-    def __init__(self, market: Market) -> None:
-        self._market = market
+    def __init__(self, record: PublicRecord) -> None:
+        self._record = record
         self._limit = asyncio.Semaphore(_FETCHES)
 
     async def of(self, tasks: Sequence[Task]) -> dict[str, GraphProgram]:
@@ -44,7 +44,7 @@ class Programs:
 
     async def _one(self, task: Task) -> GraphProgram:
         async with self._limit:
-            path = await self._market.fetch_blob(task.program.sha256, min(task.program.bytes, MAX_BYTES))
+            path = await self._record.fetch_blob(task.program.sha256, min(task.program.bytes, MAX_BYTES))
         return await asyncio.to_thread(lambda: GraphProgram.decode(path.read_bytes()))
 
 

@@ -45,6 +45,7 @@ async def judge(bought: Bought, session: Session, progress: Callable[[Verified],
         last_epoch=market.committee.epoch_at(int(time.time() * 1000)),
         progress=progress,
     )
+    assert session.holder is not None and session.closings is not None  # as there is a market
     await verified.settle(bought.verified, purchase.request, session.holder, session.keys)
     bought.closed = await session.closings.finish(purchase.request.id)
     return bought.verified

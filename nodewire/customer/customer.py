@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from nodewire.config import CustomerConfig
+from nodewire.customer import starting, swarm
 from nodewire.customer.again import MAX_AGAIN
 from nodewire.customer.arrays import array_of, like
 from nodewire.customer.batching import Batching, Programs
@@ -30,15 +31,15 @@ from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.generation import Generation, Piece
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
-from nodewire.customer.starting import start
 from nodewire.customer.summary import summary, together
 from nodewire.customer.transcribing import transcribed
-from nodewire.errors import BadInput, NotAllowed
+from nodewire.errors import BadInput, NodewireError, NotAllowed
 from nodewire.kind import JobKind, installed
 from nodewire.plan.codec import EdgeCodec
 from nodewire.protocol.chat import ChatTemplate
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
+from nodewire.swarm.member import SwarmCustomer
 
 MAX_PROMPT_BYTES = 1_000_000
 Begun = Callable[[Purchase], None]
@@ -55,7 +56,7 @@ MAX_READ = 4
 class Customer:
     """Buys work from the market. Made by `open`, used in `async with`."""
 
-    def __init__(self, config: CustomerConfig) -> None:
+    def __init__(self, config: CustomerConfig | SwarmCustomer) -> None:
         self.last: dict[str, Any] = {}
         """What the last finished job was and cost: request id, plan, payments, timing. Of several that are under way at
         once each tells its own to the `ended` that it was given."""
@@ -71,18 +72,23 @@ class Customer:
         self._stack = AsyncExitStack()
 
     @classmethod
-    def open(cls, config: Path | str | CustomerConfig) -> Self:
+    def open(cls, config: Path | str | CustomerConfig | SwarmCustomer) -> Self:
         """A customer with the configuration in a TOML file. Raises BadConfig."""
-        return cls(config if isinstance(config, CustomerConfig) else CustomerConfig.load(Path(config)))
+        return cls(CustomerConfig.load(Path(config)) if isinstance(config, Path | str) else config)
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
         try:
-            self._session = await start(self._stack, self._config)
+            self._session = await self._opened(self._config)
         except BaseException:
             await self._stack.aclose()
             raise
         return self
+
+    async def _opened(self, config: CustomerConfig | SwarmCustomer) -> Session:
+        if isinstance(config, SwarmCustomer):
+            return await swarm.start(self._stack, config)
+        return await starting.start(self._stack, config)
 
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()
@@ -139,9 +145,14 @@ class Customer:
             begun=self._telling(begun),
             edge_codec=edge_codec,
         )
-        async with aclosing(made.stream()) as pieces:  # who leaves in the middle has it settled before going on
-            async for piece in pieces:
-                yield piece
+        try:
+            async with aclosing(made.stream()) as pieces:  # who leaves in the middle has it settled before going on
+                async for piece in pieces:
+                    yield piece
+        except NodewireError as error:
+            if (named := self.session.named(error)) is error:
+                raise
+            raise named from error
         if wait:
             async with aclosing(made.verify()) as pieces:
                 async for piece in pieces:
@@ -244,11 +255,11 @@ class Customer:
         Raises:
             NotFound, BadHash, BadManifest ...: there is no such manifest, or what it cites is not to be had.
         """
-        market = self.session.market
+        record = self.session.record
         cited = (await self._manifest(model, "generate", digest)).chat
         if cited is None:
             return None
-        path = await market.fetch_blob(cited.sha256, cited.bytes)
+        path = await record.fetch_blob(cited.sha256, cited.bytes)
         return ChatTemplate.unpack(await asyncio.to_thread(path.read_bytes))
 
     def _tell(self, done: dict[str, Any], ended: Ended | None = None) -> None:
@@ -272,7 +283,8 @@ class Customer:
 
     async def _judgement(self, jobs: Sequence[Bought]) -> dict[str, Any]:
         """What the committee made of the jobs, what came back, and what was paid and got for earlier ones meanwhile."""
-        settler, got = self.session.settler, self.session.refunds.got_msat
+        settler, refunds = self.session.settler, self.session.refunds
+        got = refunds.got_msat if refunds is not None else {}
         await settler.caught_up()
         back = sum(got.pop(one.purchase.request.id, 0) for one in jobs)
         judged = judgement(jobs)
@@ -293,13 +305,13 @@ class Customer:
         """What a model takes, read once for many calls."""
         digest = manifest.digest()
         if digest not in self._batchings:
-            self._batchings[digest] = await Batching.of(manifest, Programs(self.session.market))
+            self._batchings[digest] = await Batching.of(manifest, Programs(self.session.record))
             while len(self._batchings) > MAX_READ:
                 del self._batchings[next(iter(self._batchings))]
         return self._batchings[digest]
 
     async def _manifest(self, address: str, mode: str, digest: str | None = None) -> Manifest:
-        manifest = await self.session.market.manifest(address, digest)
+        manifest = await self.session.record.manifest(address, digest)
         if manifest.mode != mode:
             raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}: {_USE[manifest.mode]}")
         return manifest

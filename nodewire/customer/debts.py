@@ -11,7 +11,7 @@ from nodewire.customer.payments import AHEAD
 from nodewire.errors import BadInput, NodewireError, NotFound, TimedOut
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter, newest_first
-from nodewire.nostr.pool import Pool
+from nodewire.nostr.relaying import Relaying
 from nodewire.pay import lnurl
 from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
@@ -60,7 +60,7 @@ def in_ledger(payer: Payer) -> list[Owed]:
     return [Owed(debt.key, debt.amount_msat, debt.lnurl) for debt in payer.unpaid() if debt.lnurl]
 
 
-async def on_relays(pool: Pool, payer: Payer, customer: str, *, briefly: bool = False) -> list[Owed]:
+async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: bool = False) -> list[Owed]:
     """What providers of this customer's own requests have claimed and the ledger does not know.
 
     `briefly`: only of what one answer of a relay holds, the newest hundreds.
@@ -189,7 +189,7 @@ def _is_in_plan(said: Feedback, request: Request) -> bool:
     return fair and due.units * plan.chunk_msat <= plan.terms.max_total_msat
 
 
-async def _endpoint(pool: Pool, provider: str) -> str:
+async def _endpoint(pool: Relaying, provider: str) -> str:
     """Where the provider is paid ("lnurl1..."); empty if no relay has its ad."""
     wanted = Filter(kinds=frozenset({ad.KIND}), authors=frozenset({provider}))
     events = await pool.fetch([wanted], timeout_s=_FETCH_S)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from nodewire.customer.gone import Gone
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.market import Market
+from nodewire.nostr.event import Event
 from nodewire.plan.assign import Busy, assign
 from nodewire.plan.codec import Link, Predict, Wish, codecs, predicted
-from nodewire.plan.epoch import Epoch
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import MAX_EXCLUDED, Plan, Terms
@@ -21,16 +22,22 @@ from nodewire.wire.health import Health
 PATIENCE_EPOCHS = 3
 """How many further epochs may bring a provider for a task that has none."""
 
+EPOCH_S = 30.0
+"""How long a customer waits for a certified epoch."""
+
 MAX_POW_BITS = 20
 """Seconds of work. Who demands more in its ad is not planned with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A plan, the epoch that it stands on, and its providers' ads (addresses, LNURL endpoints, required work)."""
+    """A plan, what it stands on, and its providers' ads (addresses, LNURL endpoints, required work)."""
 
     plan: Plan
-    epoch: Epoch
+    certificate: str
+    """What says on what the plan stands: the id of the epoch's certificate."""
+    partials: tuple[Event, ...]
+    """Of its beacon."""
     ads: dict[str, Ad]
     holders: dict[str, int]
     """How many live nodes with a free slot hold each task: what the draw was among."""
@@ -38,6 +45,57 @@ class Draw:
     @property
     def pow_bits(self) -> int:
         return max((ad.pow_bits for ad in self.ads.values()), default=0)
+
+
+class Planner(Protocol):
+    """Where a customer's plans come from."""
+
+    def terms(self, asked: Terms) -> Terms:
+        """The terms that providers get, of what the customer asks for."""
+
+    async def draw(
+        self, manifest: Manifest, terms: Terms, *, busy: Sequence[Busy], wish: Wish | None, patience: int
+    ) -> Draw:
+        """The plan after those that these have refused. Raises NoProvider: there is none; or as its kind says."""
+
+    def missed(self, providers: Iterable[str]) -> None:
+        """These were not there when they were needed."""
+
+
+class MarketPlanner:
+    """Draws by what a committee certified, as `draw` (a Planner)."""
+
+    def __init__(self, market: Market, customer: str, health: Mapping[str, Health]) -> None:
+        """`health` of this customer's own links, by public key of the other end."""
+        self._market, self._customer, self._health = market, customer, health
+        self._gone = Gone(market.committee)
+
+    def terms(self, asked: Terms) -> Terms:
+        """Their budget is what the verification share leaves of the customer's."""
+        if asked.verify != "sampled":
+            return asked
+        left_msat = asked.max_total_msat * 1_000_000 // (1_000_000 + self._market.committee.verify_share_ppm)
+        return asked.model_copy(update={"max_total_msat": left_msat})
+
+    async def draw(
+        self, manifest: Manifest, terms: Terms, *, busy: Sequence[Busy], wish: Wish | None, patience: int
+    ) -> Draw:
+        return await draw(
+            self._market,
+            manifest,
+            terms,
+            self._customer,
+            busy=busy,
+            k=len(busy),
+            wish=wish,
+            predict=known(self._health),
+            gone=self._gone.now,
+            timeout_s=EPOCH_S,
+            patience=patience,
+        )
+
+    def missed(self, providers: Iterable[str]) -> None:
+        self._gone.note(providers)
 
 
 def known(health: Mapping[str, Health]) -> Predict:
@@ -125,7 +183,7 @@ async def draw(
     lookahead = lookahead_of(plan, ads.values()) if manifest.mode == "generate" else 1
     if lookahead != plan.terms.lookahead:
         plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"lookahead": lookahead})})
-    return Draw(plan, epoch, ads, _holders(snapshot, plan))
+    return Draw(plan, epoch.certificate.id, epoch.partials, ads, _holders(snapshot, plan))
 
 
 def lookahead_of(plan: Plan, ads: Iterable[Ad]) -> int:

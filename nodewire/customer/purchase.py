@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from nodewire.customer import ending, requesting
 from nodewire.customer.answers import Answers, Refused
 from nodewire.customer.payments import JobPayments
-from nodewire.customer.planning import PATIENCE_EPOCHS, draw, known
+from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.running import Running
 from nodewire.customer.session import Session
 from nodewire.customer.shares import Shares
@@ -26,8 +26,6 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import MAX_BUSY, MAX_REDRAWS, Plan, Terms
 
-EPOCH_S = 30.0
-"""How long a customer waits for a certified epoch."""
 SILENCE_S = 4.0
 
 
@@ -60,7 +58,7 @@ class Purchase:
         self._session = session
         self._kind = kind
         self._address = manifest_address
-        self._terms = _without_share(terms, session.market.committee.verify_share_ppm)
+        self._terms = session.planner.terms(terms)
         self._params = kind.check(manifest, params)
         self._inputs = inputs
         self._tickets = Tickets(session.keys, self._params, inputs)
@@ -227,18 +225,8 @@ class Purchase:
         self._session.settler.begin()
         if self._terms.driver == "local":
             await self._session.prepare(self._kind, self.manifest)
-        drawn = await draw(
-            self._session.market,
-            self.manifest,
-            self._terms,
-            self._session.keys.public,
-            busy=self._busy,
-            k=len(self._busy),
-            wish=self._wish,
-            predict=known(self._session.node.survey.health),
-            gone=self._session.gone.now,
-            timeout_s=EPOCH_S,
-            patience=self._patience,
+        drawn = await self._session.planner.draw(
+            self.manifest, self._terms, busy=self._busy, wish=self._wish, patience=self._patience
         )
         self.timing.planned = time.monotonic()
         request = await requesting.signed(
@@ -278,7 +266,7 @@ class Purchase:
         try:
             if error is None or isinstance(error, NodewireError):
                 self._gone = await self._running.gone(error)
-                self._session.gone.note(self._gone)
+                self._session.planner.missed(self._gone)
         finally:
             await self._running.end()
 
@@ -296,11 +284,3 @@ class _Whole:
         if came < self._edges:
             self._came[chunk] = came
         return came >= self._edges
-
-
-def _without_share(terms: Terms, share_ppm: int) -> Terms:
-    """The terms that providers get: their budget is what the verification share leaves of the customer's."""
-    if terms.verify != "sampled":
-        return terms
-    left_msat = terms.max_total_msat * 1_000_000 // (1_000_000 + share_ppm)
-    return terms.model_copy(update={"max_total_msat": left_msat})

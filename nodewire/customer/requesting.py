@@ -19,8 +19,8 @@ async def signed(keys: Keys, drawn: Draw, *, manifest_address: str, relays: tupl
     tags, content = job.tags_and_content(
         drawn.plan,
         manifest_address=manifest_address,
-        certificate_event=drawn.epoch.certificate.id,
-        partials=drawn.epoch.partials,
+        certificate_event=drawn.certificate,
+        partials=drawn.partials,
         relays=relays,
         ticket=ticket,
     )

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodewire.customer.closings import Closings
-from nodewire.customer.gone import Gone
+from nodewire.customer.planning import Planner
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.settler import Settler
-from nodewire.errors import BadFrame, LinkLost, NodewireError, first_of
+from nodewire.errors import BadFrame, LinkLost, NodewireError, NotAllowed, first_of
 from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
+from nodewire.nostr.relaying import Relaying
 from nodewire.pay.bond_holder import BondHolder
 from nodewire.pay.payer import Payer
 from nodewire.protocol.close import WITHDRAW, Close
@@ -26,6 +26,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Edge, Manifest
 from nodewire.protocol.plan import LOCAL, Plan
 from nodewire.protocol.sent import hashed
+from nodewire.public_record import PublicRecord
 from nodewire.wire.handover import Handover
 from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
@@ -45,9 +46,10 @@ OnClose = Callable[[int, int], Awaitable[None]]
 @dataclass(slots=True)
 class Session:
     keys: Keys
-    pool: Pool
+    pool: Relaying
     relays: tuple[str, ...]
-    market: Market
+    record: PublicRecord
+    planner: Planner
     payer: Payer
     network: str
     """The wallet's network as bolt11 writes it after "ln"."""
@@ -55,11 +57,12 @@ class Session:
     make_worker: MakeWorker
     spool: Spool
     settler: Settler
-    closings: Closings
-    refunds: Refunds
-    holder: BondHolder
-    """Who keeps the committee's treasury."""
-    gone: Gone
+    closings: Closings | None = None
+    refunds: Refunds | None = None
+    holder: BondHolder | None = None
+    """Who keeps the committee's treasury. Where there is no committee there are none of the three."""
+    named: Callable[[NodewireError], NodewireError] = lambda error: error
+    """An error with people's names for the nodes that it is about, where there are such."""
     announce: Callable[[Purchase], Awaitable[None]] | None = None
     """Told every plan before its job is requested."""
     private_endpoints: bool = False
@@ -68,6 +71,13 @@ class Session:
     _workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _withdrawing: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def market(self) -> Market:
+        """What a committee certifies. Raises NotAllowed: there is none here."""
+        if not isinstance(self.record, Market):
+            raise NotAllowed("market", "a swarm has no committee, so nothing of it is certified")
+        return self.record
 
     def withdraw(self, request: str, providers: Mapping[str, Sequence[str]]) -> None:
         """Tell all `providers` (public keys and addresses) in the background that a job is given up.
@@ -138,8 +148,8 @@ class Session:
                 worker = self.make_worker(kind.worker_entry)
                 for name in tasks:
                     task = manifest.task(name)
-                    program = await self.market.fetch_blob(task.program.sha256, task.program.bytes)
-                    weights = [await self.market.fetch_blob(w.sha256, w.bytes) for w in task.weights]
+                    program = await self.record.fetch_blob(task.program.sha256, task.program.bytes)
+                    weights = [await self.record.fetch_blob(w.sha256, w.bytes) for w in task.weights]
                     await worker.load(name, task.engine, program, weights)
                 self._workers[key] = worker
             return self._workers[key]

@@ -20,7 +20,7 @@ from nodewire.customer.debts import Owed, Settled
 from nodewire.customer.payments import JobPayments
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.pool import Pool
+from nodewire.nostr.relaying import Relaying
 from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
 from nodewire.protocol import feedback, kinds
@@ -61,7 +61,14 @@ class Settler:
     """`under_way` are the jobs whose payments are made by themselves, and left alone here."""
 
     def __init__(
-        self, pool: Pool, payer: Payer, customer: str, *, relays: tuple[str, ...], network: str, private_endpoints: bool
+        self,
+        pool: Relaying,
+        payer: Payer,
+        customer: str,
+        *,
+        relays: tuple[str, ...],
+        network: str,
+        private_endpoints: bool,
     ) -> None:
         self.under_way: set[str] = set()
         self._pool = pool

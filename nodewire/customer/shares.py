@@ -25,7 +25,7 @@ class Shares:
         request: str,
         plan: Plan,
         payer: Payer,
-        holder: BondHolder,
+        holder: BondHolder | None,
         *,
         relays: tuple[str, ...],
         network: str,
@@ -57,6 +57,7 @@ class Shares:
                 await self._pay(chunk)
 
     async def _pay(self, chunk: int) -> None:
+        assert self._holder is not None  # where something is verified
         try:
             holder = await self._holder.holder()
             fetch = lnurl.over_lnurl(

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
 from nodewire.customer.closings import Closings
-from nodewire.customer.gone import Gone
+from nodewire.customer.planning import MarketPlanner
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.session import Session
 from nodewire.customer.settler import Settler
@@ -83,7 +83,8 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         keys=keys,
         pool=pool,
         relays=config.relays,
-        market=market,
+        record=market,
+        planner=MarketPlanner(market, keys.public, node.survey.health),
         payer=payer,
         network=network,
         node=node,
@@ -92,7 +93,6 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         closings=closings,
         refunds=refunds,
         holder=holder,
-        gone=Gone(market.committee),
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )

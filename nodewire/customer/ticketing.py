@@ -12,7 +12,7 @@ from nodewire.errors import NodewireError, TooLarge
 from nodewire.kind import Params
 from nodewire.nostr import nip59
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
+from nodewire.nostr.relaying import Relaying
 from nodewire.protocol import job, kinds
 from nodewire.protocol.frame import Array, Frame
 
@@ -42,7 +42,7 @@ class Tickets:
     def of(self, request: str) -> job.Ticket:
         return job.Ticket(request=request, params=dict(self._params), salt=self._salt, inputs=self._contents)
 
-    async def send(self, request: str, provider: str, heard: Collection[str], pool: Pool) -> None:
+    async def send(self, request: str, provider: str, heard: Collection[str], pool: Relaying) -> None:
         """Send the provider its ticket until it is among those that were heard of."""
         ticket = self.of(request)
         while provider not in heard:

@@ -15,7 +15,7 @@ from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.pool import Pool
+from nodewire.nostr.relaying import Relaying
 from nodewire.pay.bond_holder import BondHolder
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, place
@@ -72,7 +72,7 @@ async def follow(
     claims: Iterable[Paid] = (),
     *,
     market: Market,
-    pool: Pool,
+    pool: Relaying,
     last_epoch: int,
     progress: Callable[[Verified], None] = lambda found: None,
 ) -> Verified:
@@ -110,7 +110,7 @@ async def follow(
     return found
 
 
-async def _conclude(claims: Sequence[Paid], found: Verified, request: Request, market: Market, pool: Pool) -> None:
+async def _conclude(claims: Sequence[Paid], found: Verified, request: Request, market: Market, pool: Relaying) -> None:
     """Say which of these claims nothing certified stands behind, of whatever epoch.
 
     Nobody is blamed if hardly anything was certified at all: complaints are void then, and what is bought anew would
@@ -240,7 +240,7 @@ async def settle(found: Verified, request: Event, holder: BondHolder, keys: Keys
             log.warning("the verdict on %s is not settled: %s", found.verdicts[key].task, error)
 
 
-async def _listen(request: Request, found: Verified, market: Market, pool: Pool, came: asyncio.Event) -> None:
+async def _listen(request: Request, found: Verified, market: Market, pool: Relaying, came: asyncio.Event) -> None:
     about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({request.id})})
     while True:
         try:

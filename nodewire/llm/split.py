@@ -1,4 +1,4 @@
-"""Cuts a checkpoint into a driver and stages that each fit a memory target, and writes them as blobs.
+"""Cuts a checkpoint into a driver and stages, by a memory target or at given layers, and writes them as blobs.
 
 Fewest stages first, then even ones: where a model's layers are alike, stages differ by one layer at most; where they
 are not (experts in some only), the largest stage is as small as it can be.
@@ -7,7 +7,7 @@ are not (experts in some only), the largest stage is as small as it can be.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,8 @@ from nodewire.llm.families import driver_tensors, stage_tensors
 from nodewire.llm.families.naming import Piece
 from nodewire.llm.footprint import Footprint
 from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
+from nodewire.protocol import borders
+from nodewire.protocol.borders import Border
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.schema import Schema
 from nodewire.weights.blob_folder import BlobFolder, BlobSizes, blobs_in
@@ -32,10 +34,12 @@ BLOCK = 64
 
 def split_decoder(
     directory: Path,
-    target_bytes: int,
+    target_bytes: int | None,
     out: Path | None,
     *,
     slots: int,
+    split: Sequence[Border] | int = (),
+    kept: Collection[str] | None = None,
     name: str | None = None,
     context: int | None = None,
     chunk: int = 64,
@@ -47,12 +51,16 @@ def split_decoder(
     Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
     `context` bounds a session's positions (the model's own, unless less is given), `dtype` is that of the arithmetic
     (float32, of quantized models bfloat16, unless given).
+    With a `split` the stages are these layers, each given by its first and its last, or so many, as even as can be:
+    then there need be no target.
+    `kept`: of all others than these tasks the weights are only hashed, not written.
     Without `out` it is a dry run, which needs of the directory no more than config.json; a tokenizer that is not there
     counts for nothing.
 
     Raises:
         OverMemory: the driver or a single layer needs more than the target; the error says which target would do.
-        NotFound, BadTask, BadInput, TooLarge: the directory does not hold a model that nodewire decodes.
+        NotFound, BadTask, BadInput, TooLarge: the directory does not hold a model that nodewire decodes, or
+            `split` is not one of its layers.
     """
     checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config
@@ -63,11 +71,15 @@ def split_decoder(
         return footprint.stage(config, first, last, slots=slots, positions=positions, block=BLOCK, dtype=dtype)
 
     driver_bytes = footprint.driver(config, positions=positions, dtype=dtype, tokenizer_bytes=len(checkpoint.tokenizer))
-    cuts = plan_cuts(config.num_hidden_layers, target_bytes, driver_bytes, stage_bytes)
+    cuts = _cuts(split, config.num_hidden_layers, target_bytes, driver_bytes, stage_bytes)
     blobs = blobs_in(out)
+
+    def weights_of(task: str, pieces: Iterable[Piece]) -> tuple[dict[str, object], BlobRef]:
+        return _weights(checkpoint, pieces, blobs, is_kept=kept is None or task in kept)
+
     common = {"config": config, "dtype": dtype, "slots": slots, "positions": positions}
     tokenizer = blobs.blob(checkpoint.tokenizer)
-    tensors, weights = _weights(checkpoint, driver_tensors(config), blobs)
+    tensors, weights = weights_of("driver", driver_tensors(config))
     program = DriverProgram.from_document(
         _plain(common)
         | {
@@ -94,7 +106,7 @@ def split_decoder(
         )
     ]
     for index, (first, last) in enumerate(cuts):
-        tensors, weights = _weights(checkpoint, stage_tensors(config, first, last), blobs)
+        tensors, weights = weights_of(f"stage.{index}", stage_tensors(config, first, last))
         closes = last == config.num_hidden_layers
         stage = StageProgram.from_document(
             _plain(common)
@@ -130,13 +142,43 @@ def split_decoder(
         tasks=tuple(tasks),
         edges=_edges(len(cuts), config, positions, dtype),
     )
-    report = tuple(f"{task.name}: {_mb(task.memory_bytes)} of {_mb(target_bytes)} MB; {task.limit}" for task in tasks)
+    of = f" of {_mb(target_bytes)}" if target_bytes is not None else ""
+    report = tuple(f"{task.name}: {_mb(task.memory_bytes)}{of} MB; {task.limit}" for task in tasks)
     needs = [
         ("driver", driver_bytes, ()),
         *((f"stage.{k}", stage_bytes(*cut), (_layers(*cut),)) for k, cut in enumerate(cuts)),
     ]
     pieces = {name: TaskSize(need.weights, need.total - need.weights, holds=holds) for name, need, holds in needs}
     return Registration(manifest, blobs.paths, report, pieces, checkpoint.lacks)
+
+
+def _cuts(
+    split: Sequence[Border] | int,
+    layers: int,
+    target_bytes: int | None,
+    driver: Footprint,
+    stage: Callable[[int, int], Footprint],
+) -> list[tuple[int, int]]:
+    if isinstance(split, int):
+        if not 0 < split <= layers:
+            raise BadInput("split", f"{split} stages of a model that has {layers} layers")
+        return even_cuts(layers, split)
+    if split:
+        return cuts_at(split, layers)
+    if target_bytes is None:
+        raise BadInput("split", "neither this nor a target is given")
+    return plan_cuts(layers, target_bytes, driver, stage)
+
+
+def cuts_at(split: Sequence[Border], layers: int) -> list[tuple[int, int]]:
+    """The layer ranges of stages that are given by their first and last layer. Raises BadInput as `borders.check`."""
+    borders.check(split, layers)
+    return [(first, last + 1) for first, last in split]
+
+
+def even_cuts(layers: int, count: int) -> list[tuple[int, int]]:
+    """So many stages, as even as can be, the shorter ones first."""
+    return list(pairwise(layers * index // count for index in range(count + 1)))
 
 
 def plan_cuts(
@@ -156,8 +198,7 @@ def plan_cuts(
         parts = _parts(stage(worst, worst + 1))
         raise OverMemory(f"layer {worst}", f"needs {single[0]} bytes alone ({parts}); a target of {least} would do")
     count = len(_filled(layers, target_bytes, stage))
-    even = [layers * index // count for index in range(count + 1)]  # the shorter stages come first
-    cuts = list(pairwise(even))
+    cuts = even_cuts(layers, count)
     if all(stage(first, last).total <= target_bytes for first, last in cuts):
         return cuts
     # Layers are unlike each other: the smallest target that needs no more stages makes their sizes even.
@@ -206,11 +247,12 @@ def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str) -> tu
 
 
 def _weights(
-    checkpoint: Checkpoint, pieces: Iterable[Piece], blobs: BlobFolder | BlobSizes
+    checkpoint: Checkpoint, pieces: Iterable[Piece], blobs: BlobFolder | BlobSizes, *, is_kept: bool
 ) -> tuple[dict[str, object], BlobRef]:
     """One task's tensors in one file: their table for the program, and the file."""
     stored = checkpoint.pick(pieces)
-    return {name: _type(tensor).document() for name, tensor in stored.items()}, blobs.weights(stored)
+    table: dict[str, object] = {name: _type(tensor).document() for name, tensor in stored.items()}
+    return table, blobs.weights(stored) if is_kept else blobs.hashed(stored)
 
 
 def _type(stored: Stored) -> TensorType:
@@ -228,9 +270,11 @@ def _limit(
     last: int,
     need: Footprint,
     stage: Callable[[int, int], Footprint],
-    target_bytes: int,
+    target_bytes: int | None,
 ) -> str:
     words = f"{_layers(first, last)}: {_parts(need)}"
+    if target_bytes is None:
+        return words
     longer = (first, last + 1) if last < config.num_hidden_layers else (first - 1, last)
     if longer[0] < 0:
         return words + "; the whole model"

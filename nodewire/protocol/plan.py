@@ -96,7 +96,7 @@ class Plan(Schema):
     ERROR: ClassVar[type[BadInput]] = BadPlan
 
     v: Literal[1] = 1
-    algorithm: Literal["assign/1"] = "assign/1"
+    algorithm: Literal["assign/1", "file/1"] = "assign/1"
     manifest: Hex32
     """Manifest.digest()."""
     committee: Hex32

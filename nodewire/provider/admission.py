@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from nodewire.errors import BadPlan, NodewireError, NotAllowed, NotFound, PaymentRequired, TooLarge
 from nodewire.market import Market
 from nodewire.nostr import nip13
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.pool import Pool
+from nodewire.nostr.relaying import Relaying
 from nodewire.pay.ledger import Ledger
 from nodewire.plan.assign import Busy, assign
 from nodewire.protocol import beacon, feedback, job, kinds
@@ -21,14 +22,29 @@ from nodewire.protocol.plan import Plan
 _FETCH_S = 5.0
 
 
+class Derive(Protocol):
+    """What a plan must be."""
+
+    @property
+    def committee_digest(self) -> str:
+        """What plans cite as their committee."""
+
+    @property
+    def most_partials(self) -> int:
+        """Of a beacon, that a request may bring."""
+
+    async def plan(self, request: Request, manifest: Manifest) -> Plan:
+        """The plan that follows from what the request cites, under the terms that it says. Raises a NodewireError where
+        there is none."""
+
+
 class Admission:
     """Checks requests against what this provider serves, whom it trusts and who owes it."""
 
     def __init__(
         self,
         public: str,
-        market: Market,
-        pool: Pool,
+        derive: Derive,
         ledger: Ledger,
         manifest: Callable[[str], Manifest | None],
         pow_bits: int,
@@ -37,8 +53,7 @@ class Admission:
         """`manifest`: by its digest, one that something is held of. `lookahead`: the most of a plan."""
         self._lookahead = lookahead
         self._public = public
-        self._market = market
-        self._pool = pool
+        self._derive = derive
         self._ledger = ledger
         self._manifest = manifest
         self._pow_bits = pow_bits
@@ -60,24 +75,50 @@ class Admission:
         manifest = self._manifest(request.plan.manifest)
         if manifest is None:
             raise NotAllowed("x", "this manifest is not served here")
-        if request.plan.committee != self._market.committee_digest:
+        if request.plan.committee != self._derive.committee_digest:
             raise NotAllowed("committee", "another committee than this provider accepts")
         if request.plan.terms.lookahead > (self._lookahead if manifest.mode == "generate" else 1):
             raise NotAllowed("lookahead", f"{request.plan.terms.lookahead}, more than this provider's ad takes")
-        if len(request.partials) > len(self._market.committee.oracles):
+        if len(request.partials) > self._derive.most_partials:
             raise TooLarge("partials", f"{len(request.partials)}, the committee has fewer oracles")
         if self._ledger.has_job(request.id):
             raise NotAllowed("id", "this request has been served")
         return request, manifest
 
     async def check(self, request: Request, manifest: Manifest) -> None:
-        """The certificate, the beacon, and that `assign/1` gives this very plan.
+        """That the plan is the one that follows from what it stands on.
+
+        Raises:
+            BadPlan: it is not.
+            NodewireError: as `Derive.plan`.
+        """
+        expected = await self._derive.plan(request, manifest)
+        if expected != request.plan:
+            raise BadPlan(_first_difference(expected, request.plan), f"not what {expected.algorithm} gives")
+
+
+class Derived:
+    """By `assign/1`, from what a committee certified (a Derive)."""
+
+    def __init__(self, market: Market, relays: Relaying) -> None:
+        self._market, self._relays = market, relays
+
+    @property
+    def committee_digest(self) -> str:
+        return self._market.committee_digest
+
+    @property
+    def most_partials(self) -> int:
+        return len(self._market.committee.oracles)
+
+    async def plan(self, request: Request, manifest: Manifest) -> Plan:
+        """By the certificate and the beacon that the request cites.
 
         Raises:
             NotFound, BadQuorum, NoQuorum, BadHash: what the plan stands on is missing or not certified.
             NotAllowed: the epoch is too old.
             BadEvent, BadTag: what the plan cites as a refusal is not even feedback.
-            BadPlan: the plan is not the one that the public record gives, or cites refusals that are none.
+            BadPlan: it cites refusals that are none.
         """
         plan = request.plan
         # First what only the committee can have made: a stranger's invention makes nobody ask relays or stores.
@@ -88,7 +129,7 @@ class Admission:
         if not self._market.is_valid(body):
             raise NotAllowed("epoch", f"{plan.epoch} is too old")
         snapshot = await self._market.snapshot(body.snapshot)
-        expected = assign(
+        return assign(
             manifest,
             snapshot,
             body=body,
@@ -99,15 +140,13 @@ class Admission:
             k=plan.k,
             busy=await self._busy(plan),
         )
-        if expected != plan:
-            raise BadPlan(_first_difference(expected, plan), "not what assign/1 gives")
 
     async def _busy(self, plan: Plan) -> list[Busy]:
         """The signed refusals that the plan cites, in its order."""
         if not plan.busy:
             return []
         wanted = Filter(ids=frozenset(plan.busy), kinds=frozenset({kinds.FEEDBACK}))
-        found = {event.id: event for event in await self._pool.fetch([wanted], timeout_s=_FETCH_S)}
+        found = {event.id: event for event in await self._relays.fetch([wanted], timeout_s=_FETCH_S)}
         if missing := [id_ for id_ in plan.busy if id_ not in found]:
             raise NotFound("busy", f"no relay has the feedback {missing[0][:8]}")
         return [Busy.cited(found[id_], plan.customer) for id_ in plan.busy]

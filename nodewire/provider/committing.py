@@ -44,7 +44,9 @@ class Certified(Protocol):
     """What is read of the market (`nodewire.market`)."""
 
     committee: Committee
-    committee_digest: str
+
+    @property
+    def committee_digest(self) -> str: ...
 
     def body_of(self, epoch: int) -> Body | None: ...
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nodewire.errors import BadConfig, BadInput, Busy, LinkLost, NodewireError, NotAllowed
-from nodewire.market import Market
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.pool import Pool
+from nodewire.nostr.relaying import Relaying
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.pay.presenting import Presenter
 from nodewire.protocol import feedback, kinds
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
@@ -26,22 +24,18 @@ from nodewire.protocol.manifest import Edge, Manifest
 from nodewire.protocol.round import is_ticket as is_round_ticket
 from nodewire.protocol.takeover import LOST, Takeover, assigned
 from nodewire.provider.admission import Admission, feedback_for
-from nodewire.provider.announcing import Announcer
-from nodewire.provider.committing import Committing
 from nodewire.provider.figures import Figures
-from nodewire.provider.following import Follower
-from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.job import JobRun
-from nodewire.provider.kept import KeptWork
 from nodewire.provider.prefixes import Prefixes, whose
+from nodewire.provider.proving import Proof
 from nodewire.provider.serving import OneManifest, Served
 from nodewire.provider.specializations import Specializations, part_in
 from nodewire.provider.standing import Standby, Standing
 from nodewire.provider.standing import check as check_call
 from nodewire.provider.statements import Statements
 from nodewire.provider.turns import turns
-from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
+from nodewire.public_record import PublicRecord
 from nodewire.wire.membership import Membership
 from nodewire.wire.node import Node
 from nodewire.wire.pull import Want, pull
@@ -62,10 +56,6 @@ MAX_REFUSING = 64
 WAITING_S = 30.0
 GRACE_S = 5.0
 """How long a job waits for a neighbour that is lost to be replaced."""
-SPOOL_EPOCHS = 10
-"""For how many epochs after a job's end, or a crash, its frames are kept. Its last root is certified in that epoch or
-the next; what is drawn is judged in the six that follow, and a judge may ask until the last is over: that is eight, and
-two are in reserve. Roots that are published later keep their jobs longer (`committing.SHOWN_EPOCHS`)."""
 
 
 class Provider:
@@ -75,44 +65,33 @@ class Provider:
         self,
         *,
         keys: Keys,
-        pool: Pool,
-        market: Market,
+        relays: Relaying,
+        record: PublicRecord,
         node: Node,
         ledger: Ledger,
         held: Specializations,
-        follower: Follower | None,
-        announcer: Announcer,
-        committing: Committing,
         admission: Admission,
         withdrawals: Withdrawals,
         spool: Spool,
-        kept: KeptWork,
-        holding: Holding,
+        proof: Proof,
         patience_s: int,
-        verifying: Verifying,
-        presenter: Presenter | None,
         prefixes: Prefixes = "own",
+        beside: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """`follower`: of demand; None where only what the configuration names is held. `presenter`: of the verdicts
-        that pay it for verifying; None without a bond. `prefixes`: for whom beginnings of prompts are kept."""
+        """`prefixes`: for whom beginnings of prompts are kept. `beside`: what runs as long as it serves."""
         self._keys = keys
-        self._pool = pool
-        self._market = market
+        self._relays = relays
+        self._record = record
         self._node = node
         self._ledger = ledger
         self._held = held
-        self._follower = follower
-        self._announcer = announcer
-        self._committing = committing
         self._admission = admission
         self._withdrawals = withdrawals
         self._patience_s = patience_s
         self._prefixes = prefixes
         self._spool = spool
-        self._kept = kept
-        self._holding = holding
-        self._verifying = verifying
-        self._presenter = presenter
+        self._proof = proof
+        self._services = (*beside, self._follow, proof.run)
         self.figures = Figures()
         self._standby = Standby()
         self._requests: dict[str, tuple[float, Event, Request, Manifest]] = {}
@@ -131,17 +110,13 @@ class Provider:
 
     async def run(self) -> None:
         """Serve until cancelled."""
+
+        async def serve(service: Callable[[], Awaitable[None]]) -> None:
+            await service()
+
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._market.run())
-            group.create_task(self._follow())
-            group.create_task(self._announcer.run())
-            group.create_task(self._committing.run())
-            group.create_task(self._sweep())
-            group.create_task(self._verifying.run())
-            if self._follower is not None:
-                group.create_task(self._follower.run())
-            if self._presenter is not None:
-                group.create_task(self._presenter.run())
+            for service in self._services:
+                group.create_task(serve(service))
 
     async def _follow(self) -> None:
         mine = {"p": frozenset({self._keys.public})}
@@ -150,7 +125,7 @@ class Provider:
             Filter(kinds=frozenset({kinds.INFERENCE}), tags=mine, since=since),
             Filter(kinds=frozenset({nip59.EPHEMERAL_GIFT_WRAP}), tags=mine),
         ]
-        async for event in self._pool.subscribe(wanted):
+        async for event in self._relays.subscribe(wanted):
             self._forget_old()
             try:
                 if event.kind == kinds.INFERENCE:
@@ -249,7 +224,7 @@ class Provider:
         request, manifest = standing.request, standing.manifest
         try:
             served = self._left_for(request)
-            await check_call(call, request, manifest, self._pool)
+            await check_call(call, request, manifest, self._relays)
             if self._keys.public not in assigned(request.plan, call).values():
                 raise NotAllowed("takeover", "does not call this provider")
             pages = served.take(standing.params.get("positions"))
@@ -280,9 +255,7 @@ class Provider:
         request = job.request
         try:
             with self.figures.job(job.event.kind):
-                if request.plan.verification.policy == "sampled":
-                    await asyncio.to_thread(self._kept.begun, job.event, job.ticket)
-                self._holding.keep(Kept(request, job.manifest, job.ticket))
+                await self._proof.begins(job)
                 await self._run(request, job.manifest, served, job.params, call if entered is None else None, entered)
         except BadConfig as error:  # what cannot be shown later is not computed
             log.error("job %s ended: %s", request.id[:8], error)
@@ -294,8 +267,7 @@ class Provider:
         finally:
             served.give(pages)
             self._jobs.pop(request.id, None)
-            self._holding.feeds.pop(request.id, None)
-            await self._ended(request.id)
+            await self._proof.ended(request.id)
 
     async def _run(
         self,
@@ -306,8 +278,8 @@ class Provider:
         call: tuple[str, Takeover] | None,
         entered: Takeover | None,
     ) -> None:
-        snapshot = await self._market.snapshot(request.plan.snapshot)
-        ads = snapshot.ads(set(request.plan.members()))
+        ads = await self._record.ads(request.plan)
+        nodes = await self._record.nodes(request.plan)
         judged = request.plan.verification.policy == "sampled"
 
         async def again(peer: str, edge: Edge, chunk: int, max_bytes: int) -> AsyncIterator[Frame[Array]]:
@@ -345,13 +317,11 @@ class Provider:
         chunks: set[int] = set()
 
         async def commit(roots: Sequence[ChunkRoot]) -> None:
-            chunk = roots[0].chunk
-            chunks.add(chunk)
+            chunks.add(roots[0].chunk)
             self.figures.chunks += 1
-            deadline = request.plan.deadline_epoch(chunk, self._market.committee.epoch_ms)
-            await self._committing.commit(roots, deadline)
+            await self._proof.commit(request.plan, roots)
 
-        worker = OneManifest(served.worker, served.digest, turns(request.plan, manifest, snapshot))
+        worker = OneManifest(served.worker, served.digest, turns(request.plan, manifest, nodes))
         run = JobRun(
             keys=self._keys,
             request=request,
@@ -373,7 +343,7 @@ class Provider:
         handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self._publish)
         run.handover = handover if member.hands_over else None
         self._jobs[request.id] = run
-        self._holding.feeds[request.id] = run.feeds
+        self._proof.runs(request.id, run.feeds)
 
         async def link(peer: str) -> None:
             """A job that cannot reach one of its nodes learns it at once, not when it first must."""
@@ -406,24 +376,6 @@ class Provider:
                 what = f"{', '.join(run.tasks)}, {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
                 log.info("job %s served: %s, %.3f sat earned", request.id[:8], what, earned)
 
-    async def _ended(self, request: str) -> None:
-        until_s = time.time() + SPOOL_EPOCHS * self._market.committee.epoch_ms / 1000
-        self._spool.keep_until(request, until_s)
-        try:
-            await asyncio.to_thread(self._kept.ended, request, until_s)
-        except BadConfig as error:
-            log.warning("job %s counts as interrupted when this daemon starts anew: %s", request[:8], error)
-
-    async def _sweep(self) -> None:
-        """Delete spooled jobs whose time has passed; those that may have to be shown go by the file's time."""
-        while True:
-            try:
-                await asyncio.to_thread(self._kept.sweep, time.time())
-                self._spool.sweep(time.time(), but=await asyncio.to_thread(self._kept.jobs))
-            except BadConfig as error:
-                log.error("jobs are kept on: %s", error)
-            await asyncio.sleep(self._market.committee.epoch_ms / 1000)
-
     def settled(self, due: Due) -> None:
         """The wallet says that a chunk is paid: its job may go on."""
         run = self._jobs.get(due.key.job)
@@ -431,7 +383,7 @@ class Provider:
             self._spawn(run.credit.paid(due.key.chunk))
 
     async def _publish(self, event: Event) -> None:
-        await self._pool.publish(event, timeout_s=10.0)
+        await self._relays.publish(event, timeout_s=10.0)
 
     async def _refuse(self, request: str, customer: str, error: NodewireError) -> None:
         status, text = feedback_for(error)

@@ -12,12 +12,12 @@ from pathlib import Path
 from nodewire.config import Serve
 from nodewire.errors import Busy, NodewireError, NotAllowed, WorkerFailed
 from nodewire.kind import JobKind, MakeWorker, Params, SharedWorker, Turn, Worker
-from nodewire.market import Market
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef, Manifest
 from nodewire.protocol.pages import Room
 from nodewire.provider import probing
+from nodewire.public_record import PublicRecord
 
 log = logging.getLogger("nodewire.provider")
 
@@ -71,7 +71,7 @@ class Served:
 
 
 async def specialize(
-    market: Market,
+    record: PublicRecord,
     wanted: tuple[Serve, ...],
     kinds: Mapping[int, JobKind],
     make_worker: MakeWorker,
@@ -90,10 +90,10 @@ async def specialize(
     entries: dict[str, SharedWorker] = {}
 
     async def fetch(ref: BlobRef) -> Path:
-        return await market.fetch_blob(ref.sha256, ref.bytes)
+        return await record.fetch_blob(ref.sha256, ref.bytes)
 
     for want in wanted:
-        manifest = await market.manifest(want.manifest, want.digest)
+        manifest = await record.manifest(want.manifest, want.digest)
         kind = kinds.get(manifest.kind)
         if kind is None:
             raise NotAllowed("kind", f"no installed package serves {manifest.kind}")

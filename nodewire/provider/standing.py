@@ -9,7 +9,7 @@ from nodewire.errors import NodewireError
 from nodewire.kind import Params
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.pool import Pool
+from nodewire.nostr.relaying import Relaying
 from nodewire.protocol import kinds, takeover
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
@@ -62,7 +62,7 @@ class Standby:
         return self._calls.pop(request, None)
 
 
-async def check(call: Takeover, request: Request, manifest: Manifest, pool: Pool) -> None:
+async def check(call: Takeover, request: Request, manifest: Manifest, relays: Relaying) -> None:
     """Check a takeover with all that it goes on from, which relays have.
 
     Raises:
@@ -77,7 +77,7 @@ async def check(call: Takeover, request: Request, manifest: Manifest, pool: Pool
     authors = frozenset({request.customer, *request.plan.members()})
     wanted = Filter(kinds=frozenset({kinds.TAKEOVER}), authors=authors, tags={"e": frozenset({request.id})})
     earlier = []
-    for event in await pool.fetch_all([wanted], timeout_s=_FETCH_S):
+    for event in await relays.fetch_all([wanted], timeout_s=_FETCH_S):
         try:
             earlier.append(takeover.parse(event))
         except NodewireError:

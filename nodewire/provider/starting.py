@@ -34,14 +34,15 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.provider import measuring, profiling, queues
 from nodewire.provider.acquaintance import Acquaintance, is_private
-from nodewire.provider.admission import Admission
+from nodewire.provider.admission import Admission, Derived
 from nodewire.provider.announcing import Announcer, describe, name_of
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.committing import Committing
-from nodewire.provider.daemon import SPOOL_EPOCHS, Provider
+from nodewire.provider.daemon import Provider
 from nodewire.provider.grants import Grants
 from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
+from nodewire.provider.proving import SPOOL_EPOCHS, Proven
 from nodewire.provider.reaching import open_wire
 from nodewire.provider.serving import specialize
 from nodewire.provider.specializations import Specializations
@@ -232,26 +233,23 @@ async def _open_inference(
         publish=publish_here,
         is_paid=lambda request, chunk: is_share_paid(holder, request, chunk, market.committee),
     )
-    admission = Admission(keys.public, market, pool, ledger, held.manifest, config.pow_bits, config.lookahead)
+    admission = Admission(keys.public, Derived(market, pool), ledger, held.manifest, config.pow_bits, config.lookahead)
+    services = [market.run, announcer.run, committing.run, verifying.run]
+    services += [one.run for one in (follower, presenter) if one is not None]
     provider = Provider(
         keys=keys,
-        pool=pool,
-        market=market,
+        relays=pool,
+        record=market,
         node=node,
         ledger=ledger,
         held=held,
-        follower=follower,
-        announcer=announcer,
-        committing=committing,
         admission=admission,
         withdrawals=withdrawals,
         spool=spool,
-        kept=kept,
-        holding=holding,
+        proof=Proven(kept, holding, committing, spool, market.committee.epoch_ms),
         patience_s=config.patience_s,
         prefixes=config.prefixes,
-        verifying=verifying,
-        presenter=presenter,
+        beside=services,
     )
     ready = {
         "name": name_of(config, keys.public),

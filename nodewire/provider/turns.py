@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nodewire.kind import Turn
 from nodewire.plan.assign import LINK_BYTES_PER_MS, link_us
 from nodewire.plan.path import remaining_us
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.plan import Plan
-from nodewire.protocol.snapshot import Snapshot
+from nodewire.protocol.snapshot import Node
 
 TOGETHER = frozenset({"graph"})
 """Engines that compute when the frames of one seq have come on all their edges."""
 
 
-def turns(plan: Plan, manifest: Manifest, snapshot: Snapshot) -> dict[str, Turn]:
-    """By task, what its calls wait by. Times are the plan's own estimates: certified speeds, links by coordinates."""
-    members = {one.provider for one in plan.tasks}
-    nodes = {node.pubkey: node for node in snapshot.nodes if node.pubkey in members}
+def turns(plan: Plan, manifest: Manifest, nodes: Mapping[str, Node]) -> dict[str, Turn]:
+    """By task, what its calls wait by. Times are the plan's own estimates: certified speeds, links by coordinates. Of
+    who is not among `nodes` (by public key) nothing is known."""
     at = {one.task: nodes.get(one.provider) for one in plan.tasks}
     took_us = {}
     for task, node in at.items():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodewire.protocol.manifest import BlobRef
-from nodewire.weights.tensorfile import Assembled, Stored, laid_out, write
+from nodewire.weights.tensorfile import Assembled, Stored, hashed, laid_out, write
 
 MANIFEST = "manifest.msgpack"
 """Beside the blobs: the manifest that cites them, packed as it is published."""
@@ -34,6 +34,11 @@ class BlobFolder:
         """A safetensors file of `tensors`, read and written in pieces. Raises BadTask as `write`."""
         return self._noted(*write(self.folder, tensors.items()))
 
+    def hashed(self, tensors: Mapping[str, Stored | Assembled]) -> BlobRef:
+        """What `weights` would write, which is only read here."""
+        sha256, nbytes = hashed(tensors.items())
+        return BlobRef(sha256=sha256, bytes=nbytes)
+
     def _noted(self, sha256: str, path: Path) -> BlobRef:
         self.paths[sha256] = path
         return BlobRef(sha256=sha256, bytes=path.stat().st_size)
@@ -53,6 +58,8 @@ class BlobSizes:
         """Raises BadTask as `laid_out`."""
         head, nbytes = laid_out(tensors.items())
         return BlobRef(sha256=UNREAD + hashlib.sha256(head).hexdigest()[len(UNREAD) :], bytes=nbytes)
+
+    hashed = weights
 
 
 def blobs_in(folder: Path | None) -> BlobFolder | BlobSizes:

@@ -157,10 +157,7 @@ def write(folder: Path, tensors: Iterable[tuple[str, Stored | Assembled]]) -> tu
     Raises:
         BadTask: a stored tensor is cut short, of an unknown dtype, or not as large as its shape.
     """
-    head, rows = _laid_out(tensors)
-    for name, made in rows:
-        if sum(map(_count, made.parts)) != prod(made.shape):
-            raise BadTask(name[:160], f"its parts do not make up {list(made.shape)}")
+    head, rows = _whole(tensors)
     partial = folder / f".{os.getpid()}.partial"
     digest = hashlib.sha256()
     try:
@@ -173,6 +170,25 @@ def write(folder: Path, tensors: Iterable[tuple[str, Stored | Assembled]]) -> tu
     finally:
         partial.unlink(missing_ok=True)
     return path.name, path
+
+
+def hashed(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[str, int]:
+    """The SHA-256 and the length of what `write` would write. Raises as it."""
+    head, rows = _whole(tensors)
+    digest, nbytes = hashlib.sha256(), 0
+    for data in _file_bytes(head, [made for _, made in rows]):
+        digest.update(data)
+        nbytes += len(data)
+    return digest.hexdigest(), nbytes
+
+
+def _whole(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes, list[tuple[str, Assembled]]]:
+    """As `_laid_out`, of what can be written. Raises BadTask."""
+    head, rows = _laid_out(tensors)
+    for name, made in rows:
+        if sum(map(_count, made.parts)) != prod(made.shape):
+            raise BadTask(name[:160], f"its parts do not make up {list(made.shape)}")
+    return head, rows
 
 
 def _laid_out(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes, list[tuple[str, Assembled]]]:

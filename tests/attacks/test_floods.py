@@ -19,10 +19,11 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import beacon, job, kinds
 from nodewire.provider import daemon
-from nodewire.provider.admission import Admission
+from nodewire.provider.admission import Admission, Derived
 from nodewire.provider.daemon import Provider
 from nodewire.provider.holding import Holding
 from nodewire.provider.kept import KeptWork
+from nodewire.provider.proving import Proven
 from nodewire.provider.specializations import Specializations
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.blobs import Blobs
@@ -65,24 +66,18 @@ def provider(tmp_path) -> Provider:
         tasks=tuple(task.name for task in manifest.tasks),
     )
     held = Specializations([served])  # type: ignore[list-item]
-    admission = Admission(PROVIDER.public, trading, pool, ledger, held.manifest, 0)  # type: ignore[arg-type]
+    admission = Admission(PROVIDER.public, Derived(trading, pool), ledger, held.manifest, 0)  # type: ignore[arg-type]
     return Provider(
         keys=PROVIDER,
-        pool=pool,  # type: ignore[arg-type]
-        market=trading,
+        relays=pool,  # type: ignore[arg-type]
+        record=trading,
         node=None,  # type: ignore[arg-type]
         ledger=ledger,
         held=held,
-        follower=None,
-        announcer=None,  # type: ignore[arg-type]
-        committing=None,  # type: ignore[arg-type]
         admission=admission,
         withdrawals=Withdrawals(),
         spool=(spool := Spool(tmp_path / "spool", 10**6)),
-        kept=KeptWork(":memory:"),
-        holding=Holding(PROVIDER, document, spool, None),  # type: ignore[arg-type]
-        verifying=None,  # type: ignore[arg-type]
-        presenter=None,
+        proof=Proven(KeptWork(":memory:"), Holding(PROVIDER, document, spool, None), None, spool, document.epoch_ms),  # type: ignore[arg-type]
         patience_s=30,
     )
 
@@ -97,7 +92,7 @@ def requested(
 ) -> Event:
     terms = plan().terms.model_copy(update={"lookahead": lookahead})
     said = plan().model_copy(
-        update={**CHANGES, "customer": keys.public, "committee": provider._market.committee_digest, "terms": terms}
+        update={**CHANGES, "customer": keys.public, "committee": provider._record.committee_digest, "terms": terms}
     )
     tags, content = job.tags_and_content(
         said,
@@ -160,7 +155,7 @@ async def test_an_invented_epoch_makes_nobody_ask_relays_or_stores(provider):
     event = requested(provider)
     with pytest.raises(NoQuorum):
         await provider._admission.check(job.parse(event), markets.ring(1))
-    assert provider._pool.fetched == 0
+    assert provider._relays.fetched == 0
 
 
 async def test_only_so_many_plans_are_checked_at_once(provider):
@@ -176,7 +171,7 @@ async def test_only_so_many_plans_are_checked_at_once(provider):
         provider._ticketed(ticket(event.id))
     await asyncio.sleep(0.05)
     assert provider._admitting == daemon.MAX_ADMITTING
-    assert len(provider._pool.published) == 10
+    assert len(provider._relays.published) == 10
     for task in provider._running:
         task.cancel()
 
@@ -208,7 +203,7 @@ async def test_a_snapshot_is_unpacked_once_for_all_jobs_of_an_epoch(provider, tm
     unpacked = []
     monkeypatch.setattr(market_module.snapshot, "unpack", lambda blob, sha256: unpacked.append(sha256) or object())
     ref = await Blobs([], tmp_path).put(b"a snapshot")
-    await asyncio.gather(*(provider._market.snapshot(ref.sha256) for _ in range(20)))
+    await asyncio.gather(*(provider._record.snapshot(ref.sha256) for _ in range(20)))
     assert len(unpacked) == 1
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from nodewire.customer.purchase import _without_share
+from nodewire.customer.planning import MarketPlanner
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol.plan import Verification
 from tests.protocol import documents
+
+
+def for_providers(terms, share_ppm):
+    market = SimpleNamespace(committee=SimpleNamespace(verify_share_ppm=share_ppm))
+    return MarketPlanner(market, "00" * 32, {}).terms(terms)
 
 
 @pytest.mark.parametrize("total_msat", [1_000, 168_000, 190_001])
 def test_the_share_comes_out_of_the_budget(total_msat):
     plan = documents.plan()
     terms = plan.terms.model_copy(update={"max_total_msat": total_msat, "verify": "sampled"})
-    left_msat = _without_share(terms, 150_000).max_total_msat
+    left_msat = for_providers(terms, 150_000).max_total_msat
     sampled = plan.model_copy(update={"verification": Verification(policy="sampled", rate_ppm=1, share_ppm=150_000)})
     chunks = left_msat // plan.chunk_msat
     assert chunks * (plan.chunk_msat + share_msat(sampled)) <= total_msat + chunks  # shares are rounded up
@@ -23,4 +30,4 @@ def test_the_share_comes_out_of_the_budget(total_msat):
 
 def test_who_has_nothing_verified_pays_no_share():
     terms = documents.plan().terms.model_copy(update={"verify": "none"})
-    assert _without_share(terms, 150_000) == terms
+    assert for_providers(terms, 150_000) == terms

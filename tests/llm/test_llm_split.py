@@ -17,6 +17,7 @@ from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families import parse_config
 from nodewire.llm.footprint import Footprint
 from nodewire.llm.split import plan_cuts, split_decoder
+from nodewire.protocol import borders
 from nodewire.protocol.manifest import Manifest
 
 
@@ -63,6 +64,53 @@ def test_what_does_not_fit_is_named_with_the_target_that_would_do(plain, tmp_pat
     with pytest.raises(OverMemory, match=f"target of {enough} would do"):
         split_decoder(plain, enough - 1, tmp_path, slots=2)
     assert len(split_decoder(plain, enough, tmp_path, slots=2).manifest.tasks) == 6
+
+
+def test_layers_may_be_given_and_the_cut_is_the_same_whoever_keeps_which_part(plain, tmp_path):
+    whole = split_decoder(plain, None, tmp_path / "whole", slots=1, split=[(0, 0), (1, 3), (4, 4)])
+    assert [p.holds for p in whole.pieces.values()] == [(), ("layer 0",), ("layers 1-3",), ("layer 4",)]
+    part = split_decoder(plain, None, tmp_path / "part", slots=1, split=[(0, 0), (1, 3), (4, 4)], kept=["stage.1"])
+    assert part.manifest.tasks == whole.manifest.tasks
+    (mine,) = part.manifest.task("stage.1").weights
+    others = {task.weights[0].sha256 for task in part.manifest.tasks} - {mine.sha256}
+    assert (tmp_path / "part" / mine.sha256).read_bytes() == whole.blobs[mine.sha256].read_bytes()
+    assert not any((tmp_path / "part" / sha256).exists() for sha256 in others)
+    even = split_decoder(plain, None, tmp_path / "even", slots=1, split=2)
+    assert [p.holds for p in even.pieces.values()][1:] == [("layers 0-1",), ("layers 2-4",)]
+
+
+@pytest.mark.parametrize(
+    ("split", "why"),
+    [
+        ([(0, 1), (3, 4)], "layer 2 stands in no stage"),
+        ([(0, 2), (2, 4)], "layer 2 stands in two stages"),
+        ([(1, 4)], "layer 0 stands in no stage"),
+        ([(0, 2)], "layers 3-4 stand in no stage: the model has 5"),
+        ([(0, 5)], "ends with layer 5, and the model's last is 4"),
+        ([(0, 4), (3, 2)], "ends before it begins"),
+        (6, "6 stages of a model that has 5 layers"),
+        ([], "neither this nor a target"),
+    ],
+)
+def test_a_split_that_is_not_the_models_says_why(plain, tmp_path, split, why):
+    with pytest.raises(BadInput, match=why):
+        split_decoder(plain, None, tmp_path, slots=1, split=split)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20))
+def test_borders_are_read_as_they_are_written(counts):
+    ends = [sum(counts[:n]) for n in range(len(counts) + 1)]
+    split = tuple((first, last - 1) for first, last in pairwise(ends))
+    assert borders.parse(borders.written(split)) == split
+    borders.check(split, ends[-1])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0-", "a-b", "0-1,,2", "0-99999", "1-2", "0-3,3-4", "0-1;2-3", ",".join("0" * 300)]
+)
+def test_what_is_no_split_is_refused(text):
+    with pytest.raises(BadInput, match="split"):
+        borders.parse(text)
 
 
 def test_a_shorter_context_and_another_name_are_taken(plain, tmp_path):

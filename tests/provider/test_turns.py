@@ -7,11 +7,15 @@ from nodewire.provider.turns import turns
 from tests.plan.markets import World, diamond, generous, ring
 
 
+def nodes(world):
+    return {node.pubkey: node for node in world.snapshot.nodes}
+
+
 @pytest.mark.parametrize("made", [diamond(), ring(4)])
 def test_who_is_before_another_is_farther_from_the_end(made):
     world = World(made)
     plan = world.assign()
-    found = turns(plan, world.manifest, world.snapshot)
+    found = turns(plan, world.manifest, nodes(world))
     assert {turn.customer for turn in found.values()} == {plan.customer}
     for edge in world.manifest.edges:
         if not edge.back and CUSTOMER not in (edge.source, edge.target):
@@ -21,7 +25,7 @@ def test_who_is_before_another_is_farther_from_the_end(made):
 def test_frames_go_together_where_the_engine_waits_for_all_of_them():
     for made in (diamond(), ring(4)):
         world = World(made)
-        for name, turn in turns(world.assign(), world.manifest, world.snapshot).items():
+        for name, turn in turns(world.assign(), world.manifest, nodes(world)).items():
             is_graph = world.manifest.task(name).engine == "graph"
             expected = {edge.name for edge in world.manifest.inputs(name)} if is_graph else set()
             assert turn.together == expected
@@ -30,9 +34,8 @@ def test_frames_go_together_where_the_engine_waits_for_all_of_them():
 def test_a_task_at_the_customer_and_a_node_that_left_take_no_time():
     world = World(ring(4))
     plan = world.assign(generous(driver="local"))
-    gone = world.snapshot.model_copy(update={"nodes": ()})
-    assert {turn.remaining_us for turn in turns(plan, world.manifest, gone).values()} == {0}
-    here = turns(plan, world.manifest, world.snapshot)
+    assert {turn.remaining_us for turn in turns(plan, world.manifest, {}).values()} == {0}
+    here = turns(plan, world.manifest, nodes(world))
     assert here[world.manifest.driver.name].remaining_us == max(
         turn.remaining_us for name, turn in here.items() if name != world.manifest.driver.name
     )

@@ -1,0 +1,129 @@
+"""A generation in this process that runs ahead by guess: a ring's driver, and one stage that has all layers.
+
+`nodewire generate --local --lookahead` runs this; the plain loop is `whole.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
+from nodewire.llm.draft import Draft
+from nodewire.llm.driver import Driver
+from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.loader import filler
+from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
+from nodewire.llm.split import BLOCK
+from nodewire.llm.stage import Stage
+from nodewire.llm.tokenizer import Tokenizer
+from nodewire.protocol.frame import Frame
+from nodewire.weights.tensorfile import Stored
+
+_SESSION = "alone"
+
+
+class Alone:
+    """One session at a time.
+
+    Raises:
+        NotFound, BadTask, BadInput, TooLarge: see checkpoint.open_checkpoint.
+        BadConfig: the draft's folder holds no decoder, or one of other tokens.
+    """
+
+    def __init__(
+        self, directory: Path, *, draft: Path | None = None, device: str = "cpu", threads: int | None = None
+    ) -> None:
+        """`draft`: a model's folder to guess by, beside what the text itself says. `threads`: CPU threads of this
+        process from now on (torch's own choice unless given)."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        checkpoint, where = open_checkpoint(directory), torch.device(device)
+        config, count = checkpoint.config, checkpoint.config.num_hidden_layers
+        ends, layers = checkpoint.pick(driver_tensors(config)), checkpoint.pick(stage_tensors(config, 0, count))
+        common = _common(checkpoint)
+        driver = DriverProgram.from_document(
+            common
+            | {
+                "chunk": BLOCK,
+                "edge_prompt": "prompt",
+                "edge_return": "return",
+                "edge_hidden": "hidden.0",
+                "edge_tokens": "tokens",
+                "tokenizer": {
+                    "sha256": hashlib.sha256(checkpoint.tokenizer).hexdigest(),
+                    "bytes": len(checkpoint.tokenizer),
+                },
+                "tensors": _table(ends),
+            }
+        )
+        stage = StageProgram.from_document(
+            common
+            | {
+                "first": 0,
+                "last": count,
+                "closes": True,
+                "block": BLOCK,
+                "edge_in": "hidden.0",
+                "edge_out": "return",
+                "tensors": _table(layers),
+            }
+        )
+        spoken = Tokenizer(checkpoint.tokenizer)
+        drafters = Draft(draft, driver, checkpoint.tokenizer).load(spoken, where) if draft is not None else None
+        self.turns = 0
+        """How many frames the layers have computed."""
+        self._driver = Driver(driver, filler(ends), spoken, where, drafters)
+        self._stage = Stage(stage, filler(layers), where)
+
+    def steps(
+        self, prompt: str, params: Mapping[str, Any], told: Callable[[str], None] = lambda said: None
+    ) -> Iterator[tuple[int, str]]:
+        """Each generated id with the text that it makes printable; the last has the rest. `params` are a session's
+        (max_tokens, lookahead ...); `told` is given what is said of an id's log-probability, if that is asked for.
+
+        Raises:
+            BadInput, TooLarge, Unsupported: the prompt or a parameter cannot be used.
+        """
+        self._driver.open(_SESSION, params)
+        try:
+            self._stage.open(_SESSION, {})
+            onward = deque[Frame[Any]]()
+            outs = self._driver.receive(_SESSION, Frame("prompt", 0, (), {"text": prompt}))
+            while True:
+                for out in outs:
+                    if out.edge != "tokens":
+                        onward.append(out)
+                        continue
+                    if isinstance(said := out.meta.get("logprobs"), str):
+                        told(said)
+                    yield int(out.tensors[0][0]), str(out.meta["text"])
+                    if out.meta["end"]:
+                        return
+                self.turns += 1
+                (back,) = self._stage.receive(_SESSION, onward.popleft())
+                outs = self._driver.receive(_SESSION, back)
+        finally:
+            self._driver.close(_SESSION)
+            self._stage.close(_SESSION)
+
+
+def _common(checkpoint: Checkpoint) -> dict[str, Any]:
+    config = checkpoint.config
+    return {
+        "v": 1,
+        "config": config.document(),
+        "dtype": config.arithmetic,
+        "slots": 1,
+        "positions": config.max_position_embeddings,
+    }
+
+
+def _table(stored: Mapping[str, Stored]) -> dict[str, Any]:
+    kinds = {name: stored_type(one) for name, one in stored.items()}
+    return {name: TensorType.from_document({"dtype": k[0], "shape": k[1]}).document() for name, k in kinds.items()}

@@ -1,0 +1,82 @@
+"""What a provider keeps of its jobs to prove its work by: request, ticket, frames, the roots that it commits to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from nodewire.errors import BadConfig
+from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.plan import Plan
+from nodewire.provider.committing import Committing
+from nodewire.provider.holding import Holding, Kept
+from nodewire.provider.kept import KeptWork
+from nodewire.provider.standing import Standing
+from nodewire.wire.spool import Spool
+
+SPOOL_EPOCHS = 10
+"""For how many epochs after a job's end, or a crash, its frames are kept. Its last root is certified in that epoch or
+the next; what is drawn is judged in the six that follow, and a judge may ask until the last is over: that is eight, and
+two are in reserve. Roots that are published later keep their jobs longer (`committing.SHOWN_EPOCHS`)."""
+log = logging.getLogger("nodewire.provider")
+
+Feeds = Callable[[str], str | None]
+"""Given an edge of a task that this node took over: who it leads to now."""
+
+
+class Proof(Protocol):
+    async def begins(self, job: Standing) -> None:
+        """A job begins here. Raises BadConfig: what would have to be shown later cannot be kept."""
+
+    def runs(self, request: str, feeds: Feeds) -> None:
+        """It is under way."""
+
+    async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
+        """These roots of a chunk are final. They are on disk when it returns."""
+
+    async def ended(self, request: str) -> None:
+        """It is over here."""
+
+    async def run(self) -> None:
+        """Forget jobs whose time has passed, until cancelled."""
+
+
+class Proven:
+    """For a committee (a Proof): roots are committed to, and the work of sampled jobs is shown to who judges it."""
+
+    def __init__(self, kept: KeptWork, holding: Holding, committing: Committing, spool: Spool, epoch_ms: int) -> None:
+        self._kept, self._holding, self._committing = kept, holding, committing
+        self._spool, self._epoch_ms = spool, epoch_ms
+
+    async def begins(self, job: Standing) -> None:
+        if job.request.plan.verification.policy == "sampled":
+            await asyncio.to_thread(self._kept.begun, job.event, job.ticket)
+        self._holding.keep(Kept(job.request, job.manifest, job.ticket))
+
+    def runs(self, request: str, feeds: Feeds) -> None:
+        self._holding.feeds[request] = feeds
+
+    async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
+        await self._committing.commit(roots, plan.deadline_epoch(roots[0].chunk, self._epoch_ms))
+
+    async def ended(self, request: str) -> None:
+        self._holding.feeds.pop(request, None)
+        until_s = time.time() + SPOOL_EPOCHS * self._epoch_ms / 1000
+        self._spool.keep_until(request, until_s)
+        try:
+            await asyncio.to_thread(self._kept.ended, request, until_s)
+        except BadConfig as error:
+            log.warning("job %s counts as interrupted when this daemon starts anew: %s", request[:8], error)
+
+    async def run(self) -> None:
+        """Jobs that may have to be shown go by the file's time."""
+        while True:
+            try:
+                await asyncio.to_thread(self._kept.sweep, time.time())
+                self._spool.sweep(time.time(), but=await asyncio.to_thread(self._kept.jobs))
+            except BadConfig as error:
+                log.error("jobs are kept on: %s", error)
+            await asyncio.sleep(self._epoch_ms / 1000)

@@ -1,0 +1,48 @@
+"""A machine's own part of a swarm: its key, its state, and what it lends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodewire.config import WorkerConfig
+from nodewire.swarm.file import SwarmFile
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmCustomer:
+    """Who asks, as the configuration of a `nodewire.Customer`. `path` is the file's."""
+
+    path: Path
+    file: SwarmFile
+    key: Path
+    state: Path
+    lookahead: int
+    congestion: str = "cubic"
+    relays: tuple[str, ...] = ()
+    max_chunk_msat: int = 0
+    max_total_msat: int = 0
+
+    @property
+    def blobs(self) -> Path:
+        return self.state / "blobs"
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmProvider:
+    """Who computes. `listen` is host:port."""
+
+    path: Path
+    file: SwarmFile
+    key: Path
+    state: Path
+    listen: str
+    worker: WorkerConfig
+    congestion: str = "cubic"
+    spool_bytes: int = 2 * 10**9
+
+
+def addresses(file: SwarmFile) -> Mapping[str, tuple[str, ...]]:
+    """Of all nodes, by public key."""
+    return {node.npub: (node.address,) for node in file.nodes}
