@@ -142,8 +142,9 @@ class Driver:
         if n == 0:
             raise BadInput("prompt", "empty")
         if n >= state.sampling.positions:
-            most = state.sampling.positions
-            raise TooLarge("prompt", f"{n} tokens, the session has {most} positions, one is generated at least")
+            of = "context" if state.sampling.positions == self.program.positions else "session"
+            reason = f"{n} tokens, the {of} is {state.sampling.positions}, one is generated at least"
+            raise TooLarge("prompt", reason)
         self._check_ids(ids)
         self._check_ids(history)
         state.sampler.begin(ids)

@@ -8,6 +8,7 @@ from nodewire.customer.planning import lookahead_of
 from nodewire.errors import BadEvent, BadFrame, BadPlan, BadSignature
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.close import Close
+from nodewire.protocol.guesses import MAX_LOOKAHEAD
 from nodewire.protocol.plan import Plan
 from tests.protocol.documents import CUSTOMER, HASH, plan
 from tests.protocol.test_published_profile import ad
@@ -24,7 +25,7 @@ def test_a_plan_without_guesses_is_the_document_that_it_was():
     assert Plan.unpack(guessing(64).pack()) == guessing(64)
 
 
-@pytest.mark.parametrize("lookahead", [0, 65, -1, True, "8", None])
+@pytest.mark.parametrize("lookahead", [0, MAX_LOOKAHEAD + 1, -1, True, "8", None])
 def test_a_plan_that_looks_ahead_too_far_is_refused(lookahead):
     document = plan().document()
     document["terms"]["lookahead"] = lookahead
