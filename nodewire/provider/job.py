@@ -54,7 +54,7 @@ from nodewire.wire.edges import RESTART
 from nodewire.wire.record import Record, inner_edges, restarted
 
 NOTED, NOTED_BYTES = 16, 65_536
-"""How many outputs of at most so many bytes wait to be hashed, if nobody waits for them."""
+"""How many outputs of at most so many bytes wait to be hashed, if nobody is to sign for them."""
 
 log = logging.getLogger("nodewire.provider")
 
@@ -345,10 +345,11 @@ class JobRun:
 
     def _note(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         """Take note of an output for its chunk's commitment, and its statement. It is hashed when it has been sent, and
-        where nobody waits for that with others of a decoder's positions: what is done in a row takes a fraction."""
+        in a generation that nobody judges with others of its positions: what is done in a row takes a fraction."""
         self._noted.append((task, chunk, frame))
         is_small = sum([array.nbytes for array in frame.tensors]) <= NOTED_BYTES
-        if not (is_small and self._generates and task not in self._entered) or len(self._noted) >= NOTED:
+        waits = is_small and self._generates and self._statements is None
+        if not waits or len(self._noted) >= NOTED:
             self._hash_soon()
 
     def _hash_soon(self) -> None:
