@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nodewire.errors import BadInput
+from nodewire.protocol.guesses import MAX_LOOKAHEAD
 
 if TYPE_CHECKING:
     from nodewire.swarm.file import SwarmFile
@@ -38,7 +39,10 @@ State = Annotated[
 Lookahead = Annotated[
     int | None,
     typer.Option(
-        help="How far it runs ahead by guess (default: the file's; of --local 1).", min=1, rich_help_panel=_PANEL
+        help="How far it runs ahead by guess (default: the file's; of --local 1).",
+        min=1,
+        max=MAX_LOOKAHEAD,
+        rich_help_panel=_PANEL,
     ),
 ]
 HOME = ".nodewire"
