@@ -15,7 +15,7 @@ from nodewire.nostr.keys import Keys
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
 ROOT = Path(__file__).parent.parent.parent
-READY_S = 60.0
+READY_S = 200.0
 NAMES = ("ann", "ben", "cas")
 
 

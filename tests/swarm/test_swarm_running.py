@@ -10,7 +10,7 @@ import pytest
 from tests.swarm.running_swarm import NODEWIRE
 
 PROMPT = "the cat sat on the mat and the cat sat on"
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_a_generation_by_three_nodes_equals_a_single_process(swarm):
