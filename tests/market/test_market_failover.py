@@ -77,6 +77,7 @@ async def test_the_standby_goes_on_with_the_same_tokens(market, task, how):
                 ids += piece.ids
                 at.append(time.monotonic())
                 if struck is None and len(ids) == 100:
+                    before_s = at[-1] - at[0]
                     plan = await planned(market, customer_name)
                     victim = plan.assignment(task).provider
                     struck = dies(market, names[victim], how)
@@ -86,8 +87,9 @@ async def test_the_standby_goes_on_with_the_same_tokens(market, task, how):
         assert ids == whole_tokens(market, PROMPT, 350)
         assert [handed["attempt"] for handed in done["takeovers"]] == [1]
         (handed,) = done["takeovers"]
-        assert handed["resumed_ms"] - handed["at_ms"] < 1_500
-        assert max(b - a for a, b in pairwise(at)) < 5
+        # On a busy machine all is slower: then it is the hundred tokens before that this is measured by.
+        assert handed["resumed_ms"] - handed["at_ms"] < 1_000 * max(1.5, 2 * before_s)
+        assert max(b - a for a, b in pairwise(at)) < 5 + 2 * before_s
         unpaid = customer.session.payer.unpaid()
     about = Filter(kinds=frozenset({kinds.TAKEOVER}), tags={"e": frozenset({done["request"]})})
     # A driver that was only asleep may think, when it wakes, that the others are gone; nobody follows it.

@@ -58,7 +58,7 @@ async def test_a_killed_provider_ends_its_own_job_only_and_serves_again_when_it_
         with pytest.raises((LinkLost, TimedOut, WorkerFailed)):
             async for _ in held:
                 pass
-        assert time.monotonic() - killed_at < 5
+        assert time.monotonic() - killed_at < STALLS["bea"].patience_s / 2
         async for piece in going:
             others += piece.ids
         assert others == whole_tokens(market, PROMPT, 100)
