@@ -13,7 +13,7 @@ TORCH := torch==2.13.0
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 # Of the processes that run the tests one trades on the market, where it mostly waits.
-WORKERS ?= 3
+WORKERS ?= 2
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
