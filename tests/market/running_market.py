@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import select
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol.snapshot import Snapshot
+from tests.waiting import readable
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
 READY_S = 120.0
@@ -175,8 +175,7 @@ class RunningMarket:
         """The line by which a process says that it is ready."""
         stdout = self.processes[name].stdout
         assert stdout
-        came, _, _ = select.select([stdout], [], [], READY_S)
-        line = stdout.readline() if came else b""
+        line = stdout.readline() if readable(stdout.fileno(), READY_S) else b""
         assert b'"ready"' in line, f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
         said = json.loads(line)
         self.metrics[name] = said.get("metrics", "")

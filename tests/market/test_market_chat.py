@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from nodewire.chat.rendering import Renderer
 from nodewire.llm.sampling import parse_params
 from nodewire.llm.whole import Whole
 from nodewire.protocol.chat import ChatTemplate
+from tests.waiting import readable
 
 WAIT_S = 60.0
 
@@ -134,7 +134,7 @@ class _Screen:
         end = time.monotonic() + WAIT_S
         while text.encode() not in self._came:
             assert time.monotonic() < end, self._came.decode()
-            if select.select([self._descriptor], [], [], 2)[0]:
+            if readable(self._descriptor, 2):
                 self._came += os.read(self._descriptor, 65_536)
             else:
                 self.type(again)

@@ -204,6 +204,7 @@ class Ring:
             task.cancel()
         await place.node.close()
         await asyncio.gather(*place.tasks, return_exceptions=True)
+        place.spool.close()
 
     async def tokens(self, *strike, at=0):
         """All tokens; the providers of the tasks `strike` are killed when `at` of them have come."""

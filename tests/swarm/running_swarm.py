@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodewire.nostr.keys import Keys
+from tests.waiting import readable
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
 ROOT = Path(__file__).parent.parent.parent
@@ -67,7 +67,7 @@ class Swarm:
         """What the node says when it is."""
         out = self.daemons[name].stdout
         assert out is not None
-        assert select.select([out], [], [], READY_S)[0], (self.folder / f"{name}.log").read_text()
+        assert readable(out.fileno(), READY_S), (self.folder / f"{name}.log").read_text()
         line = out.readline()
         assert line, (self.folder / f"{name}.log").read_text()
         return json.loads(line)

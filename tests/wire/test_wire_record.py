@@ -44,7 +44,9 @@ class Kept:
 
 @pytest.fixture
 def kept(tmp_path):
-    return Kept(tmp_path)
+    made = Kept(tmp_path)
+    yield made
+    made.spool.close()
 
 
 def test_frames_of_closed_chunks_are_on_disk_and_all_others_in_memory(kept):

@@ -48,6 +48,7 @@ class Generation:
     nodes: dict[str, object] = field(default_factory=dict)
     tasks: set[asyncio.Task] = field(default_factory=set)
     members: dict[str, Membership] = field(default_factory=dict)
+    spools: list[Spool] = field(default_factory=list)
     takeovers: list[Takeover] = field(default_factory=list)
     tokens: list[bytes] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
@@ -85,9 +86,10 @@ class Generation:
         self.nodes[keys.public] = await self.net.node(keys, on_control=control)
 
     def join(self, keys, call=None):
+        self.spools.append(Spool(self.path / keys.public, 2**30))
         member = self.members[keys.public] = Membership(
             keys, JOB, self.plan, manifest(), self.nodes[keys.public], self.addresses,
-            grace_s=10.0, tape=Spool(self.path / keys.public, 2**30), takeover=call,
+            grace_s=10.0, tape=self.spools[-1], takeover=call,
         )  # fmt: skip
 
         async def changed(takeover):
@@ -150,6 +152,8 @@ class Generation:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        for spool in self.spools:
+            spool.close()
 
 
 @pytest.fixture

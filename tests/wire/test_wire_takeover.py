@@ -146,6 +146,8 @@ async def ring(net, tmp_path):
         for task in ring.serving.values():
             task.cancel()
         await asyncio.gather(*ring.serving.values(), return_exceptions=True)
+        for member in ring.members.values():
+            member.tape.close()
 
 
 @pytest.mark.parametrize("moment", ["got", "put"])
