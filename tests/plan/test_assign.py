@@ -114,6 +114,36 @@ def test_a_local_driver_is_the_customers_own_and_free(world):
     assert LOCAL not in {stage.provider for stage in stages}
 
 
+def test_the_ends_are_the_customers_own_and_free(world):
+    plan = world.assign(generous(driver="ends"))
+    names = [task.name for task in world.manifest.tasks]
+    ends = {names[0], names[1], names[-1]}
+    assert world.manifest.ends == ends
+    own = [one for one in plan.tasks if one.task in ends]
+    assert {(one.provider, one.standby, one.price_msat) for one in own} == {(LOCAL, None, 0)}
+    assert LOCAL not in {one.provider for one in plan.tasks if one.task not in ends}
+    assert plan.chunk_msat == sum(one.price_msat for one in plan.tasks)
+
+
+def test_the_ends_are_those_that_the_customer_names(world):
+    named = tuple(p.keys.public for p in world.providers[:9])
+    between = set()
+    for i in range(20):
+        plan = assign(
+            world.manifest, world.snapshot, **{**world.inputs(generous(ends=named)), "beacon": digest(f"beacon {i}")}
+        )
+        at_the_ends = [one for one in plan.tasks if one.task in world.manifest.ends]
+        assert {one.provider for one in at_the_ends} | {one.standby for one in at_the_ends} - {None} <= set(named)
+        between |= {one.provider for one in plan.tasks if one.task not in world.manifest.ends}
+    assert between - set(named)
+
+
+def test_a_model_of_ends_alone_leaves_nothing_to_buy():
+    world = World(ring(2), nodes=6, seed=3)
+    with pytest.raises(NoProvider, match="nothing is left"):
+        world.assign(generous(driver="ends"))
+
+
 def test_neighbours_that_share_a_drawn_node_merge_on_it():
     world = World(ring(4), nodes=2, seed=9)
     nodes = tuple(
