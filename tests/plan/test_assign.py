@@ -126,16 +126,20 @@ def test_the_ends_are_the_customers_own_and_free(world):
 
 
 def test_the_ends_are_those_that_the_customer_names(world):
-    named = tuple(p.keys.public for p in world.providers[:9])
-    between = set()
-    for i in range(20):
-        plan = assign(
-            world.manifest, world.snapshot, **{**world.inputs(generous(ends=named)), "beacon": digest(f"beacon {i}")}
-        )
-        at_the_ends = [one for one in plan.tasks if one.task in world.manifest.ends]
-        assert {one.provider for one in at_the_ends} | {one.standby for one in at_the_ends} - {None} <= set(named)
-        between |= {one.provider for one in plan.tasks if one.task not in world.manifest.ends}
-    assert between - set(named)
+    def at_the_ends(plan):
+        assignments = [one for one in plan.tasks if one.task in world.manifest.ends]
+        return {one.provider for one in assignments} | {one.standby for one in assignments} - {None}
+
+    free = world.assign()
+    named = {p.keys.public for p in world.providers} - at_the_ends(free)
+    plan = world.assign(generous(ends=tuple(sorted(named))))
+    assert at_the_ends(plan) <= named
+    others = world.assign(generous(ends=tuple(sorted(at_the_ends(free)))))
+    assert at_the_ends(others) == at_the_ends(free)
+    with pytest.raises(NoProvider) as error:
+        world.assign(generous(ends=("ab" * 32,)))
+    assert error.value.field == "driver"
+    assert at_the_ends(world.assign(generous(driver="local", ends=tuple(sorted(named))))) <= named | {LOCAL}
 
 
 def test_a_model_of_ends_alone_leaves_nothing_to_buy():
