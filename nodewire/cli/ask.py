@@ -27,8 +27,10 @@ from nodewire.cli.buying import (
     needs,
     only_here,
 )
+from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
+from nodewire.cli.whom import Driver, Ends, Exclude, Region, Trusted, from_whom
 from nodewire.config import CustomerConfig
 from nodewire.errors import BadConfig, BadInput
 
@@ -56,8 +58,11 @@ def generate(
     lookahead: Lookahead = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus of this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition: Repetition = 1.0,
+    seed: Seed = 0,
     threads: Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)] = 1,
     draft: Annotated[
         Path | None, typer.Option(help="With --local: a smaller model's folder to guess by, as `lookahead` lets it.")
@@ -73,6 +78,11 @@ def generate(
     edge_codec: Codecs = None,
     verify: Verify = False,
     wait: Wait = False,
+    driver: Driver = None,
+    trusted: Trusted = None,
+    ends: Ends = None,
+    exclude: Exclude = None,
+    region: Region = None,
     report: Report = None,
     transcript: Annotated[
         Path | None,
@@ -83,13 +93,15 @@ def generate(
     """Continue a text on strangers' machines, or on a swarm's, streaming."""
     can_write(report)
     can_write(transcript)
+    whom = {"driver": driver, "trusted": trusted, "ends": ends, "exclude": exclude, "region": region}
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
+        only_here("--local", **whom)
         if transcript is not None:
             raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
     if swarm is not None:
         no_market(config=config, model=model, local=local, budget=budget, verify=verify, wait=wait)
-        no_market(transcript=transcript)
+        no_market(transcript=transcript, **whom)
     if draft is not None and local is None:
         raise BadInput("--draft", "is for --local: elsewhere who drives has its own")
     if lookahead is not None and local is None and swarm is None:
@@ -97,7 +109,8 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise BadInput("prompt", "is empty; nothing was bought")
-    params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    params: dict[str, Any] = {"max_tokens": max_tokens}
+    params |= drawn(temperature, top_p, top_k, min_p, repetition, seed)
     if stop:
         params["stop"] = stop
     if json_schema is not None:
@@ -115,6 +128,7 @@ def generate(
             _show_speed(done)
     else:
         config, customer = needs(config, model)
+        customer = from_whom(customer, driver, trusted, ends, exclude, region)
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         params |= {"transcribe": True} if transcript is not None else {}
         done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
