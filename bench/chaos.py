@@ -320,6 +320,8 @@ def _judge(
         ("kill", "closed_socket_noticed_ms", CLOSED_MS),
         ("stop", "black_hole_noticed_ms", BLACK_HOLE_MS),
     ):
+        if kind == "stop" and outcomes and all(o.fault.kind == "kill" for o in outcomes):
+            continue  # as asked for
         noticed = [
             o.detection_ms for o in struck if o.fault.kind == kind and o.takeovers and o.detection_ms is not None
         ]
