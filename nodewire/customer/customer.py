@@ -29,6 +29,7 @@ from nodewire.customer.called import Called
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.generation import Generation, Piece
+from nodewire.customer.people import people
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.summary import summary, together
@@ -80,6 +81,7 @@ class Customer:
         await self._stack.__aenter__()
         try:
             self._session = await self._opened(self._config)
+            await self._know(self._config)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -89,6 +91,15 @@ class Customer:
         if isinstance(config, SwarmCustomer):
             return await swarm.start(self._stack, config)
         return await starting.start(self._stack, config)
+
+    async def _know(self, config: CustomerConfig | SwarmCustomer) -> None:
+        """Find out whom the configuration means. Raises as `people`."""
+        if isinstance(config, SwarmCustomer):
+            return
+        whom, found = config.whom, dict[str, tuple[str, ...]]()
+        for field, named in (("trusted", whom.trusted), ("ends", whom.ends), ("excluded", whom.excluded)):
+            found[field] = await people(self.session.pool, named, f"whom.{field}")
+        self.terms = self.terms.model_copy(update={"driver": whom.driver, "regions": whom.regions, **found})
 
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()

@@ -196,7 +196,7 @@ class FilePlanner:
             NoProvider: as `Nodes.call`; or a node failed at its work.
             Busy: a node has no slot free.
             BadPlan: as `by_file`.
-        BadInput: a wish for all edges.
+            BadInput: a wish for all edges.
         """
         if wish is not None:
             raise BadInput("--edge-codec", "a swarm's edges are named one by one, such as hidden.1=bf16")

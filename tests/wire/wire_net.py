@@ -33,6 +33,7 @@ class Net:
         keys = keys or Keys.generate()
         if self.folder is not None and "transport" not in options:
             options.setdefault("beside", SameHost(keys, self.folder))
+            options.setdefault("patience", Patience(again_s=30.0))  # a busy machine goes no other way
         node = Node(keys, **options)
         self.nodes.append(node)
         self.addresses[node.public] = await node.listen("127.0.0.1")
