@@ -29,6 +29,6 @@ async def test_a_template_that_a_crash_left_half_is_asked_for_again(tmp_path, mo
 
     with monkeypatch.context() as full:
         full.setattr(Path, "write_bytes", broken_off)
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="no space"):
             await record.fetch_blob(sha256, 4_096)
     assert (await record.fetch_blob(sha256, 4_096)).read_bytes() == TEMPLATE
