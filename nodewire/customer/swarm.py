@@ -165,7 +165,9 @@ class NodesRecord:
             if hashlib.sha256(data).hexdigest() != sha256:
                 raise BadHash("chat", "not the template that the manifest cites")
             self._blobs.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            partial = self._blobs / f".{sha256}"  # what a crash leaves half is not taken for it
+            partial.write_bytes(data)
+            partial.rename(path)
         return path
 
     async def ads(self, plan: Plan) -> dict[str, Ad]:

@@ -39,10 +39,11 @@ class TooFast(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is set aside for one request: the most that it may cost."""
+    """What is set aside for one request of a key: the most that it may cost."""
 
     id: int
     msat: int
+    key: KeyConfig
 
 
 class Accounts:
@@ -82,21 +83,31 @@ class Accounts:
             OverBudget: nothing is left.
         """
         with self._transaction():
-            if key.budget_msat is not None:
-                most_msat = min(most_msat, key.budget_msat - self.spent_msat(key.name) - self.reserved_msat(key.name))
-                if most_msat <= 0:
-                    raise OverBudget("api_key", f"the budget of {key.budget_msat / 1000:g} sat is spent or set aside")
+            most_msat = min(most_msat, self._left_msat(key, most_msat))
+            if most_msat <= 0:
+                raise _used_up(key)
             self._db.execute("INSERT INTO keys (name) VALUES (?) ON CONFLICT DO NOTHING", (key.name,))
             made = self._db.execute("INSERT INTO reserved (key, msat) VALUES (?, ?)", (key.name, most_msat))
             assert made.lastrowid is not None
-            return Reservation(made.lastrowid, most_msat)
+            return Reservation(made.lastrowid, most_msat, key)
 
     def requested(self, reservation: Reservation, request: str, most_msat: int) -> None:
-        """A job is about to be published for it; with its plan's prices it comes to `most_msat` at most."""
+        """A job is about to be published for it; with its plan's prices it comes to `most_msat` at most.
+
+        What the first one's prices leave over is the key's again; of one that is dearer than those before it the rest
+        is set aside anew.
+
+        Raises:
+            OverBudget: others have it meanwhile; the job is not noted, and may not be published.
+        """
         with self._transaction():
+            sql = "SELECT msat, EXISTS (SELECT * FROM jobs WHERE reserved = id) FROM reserved WHERE id = ?"
+            msat, is_begun = self._db.execute(sql, (reservation.id,)).fetchone()
+            most_msat = min(reservation.msat, max(most_msat, msat if is_begun else 0))
+            if most_msat - msat > self._left_msat(reservation.key, most_msat):
+                raise _used_up(reservation.key)
             self._db.execute("INSERT INTO jobs VALUES (?, ?) ON CONFLICT DO NOTHING", (request, reservation.id))
-            sql = "UPDATE reserved SET msat = min(msat, ?) WHERE id = ?"
-            self._db.execute(sql, (most_msat, reservation.id))
+            self._db.execute("UPDATE reserved SET msat = ? WHERE id = ?", (most_msat, reservation.id))
 
     def settle(self, reservation: Reservation, cost_msat: int) -> None:
         """It has ended, and came to so much."""
@@ -122,6 +133,12 @@ class Accounts:
         """How many each key has made."""
         return {str(name): int(n) for name, n in self._db.execute("SELECT name, requests FROM keys")}
 
+    def _left_msat(self, key: KeyConfig, most_msat: int) -> int:
+        """What is neither spent nor set aside of a key's budget; `most_msat` if it has none."""
+        if key.budget_msat is None:
+            return most_msat
+        return key.budget_msat - self.spent_msat(key.name) - self.reserved_msat(key.name)
+
     def _settle(self, id_: int, cost_msat: int) -> None:
         with self._transaction():
             self._db.execute("DELETE FROM jobs WHERE reserved = ?", (id_,))
@@ -139,3 +156,7 @@ class Accounts:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+
+def _used_up(key: KeyConfig) -> OverBudget:
+    return OverBudget("api_key", f"the budget of {(key.budget_msat or 0) / 1000:g} sat is spent or set aside")

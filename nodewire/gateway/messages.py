@@ -74,9 +74,10 @@ def calls_are_parsed(template: ChatTemplate) -> bool:
 
 
 def _message(said: Any, where: str) -> dict[str, Any]:
-    if not isinstance(said, dict) or said.get("role") not in _ROLES:
+    role = said.get("role") if isinstance(said, dict) else None
+    if not isinstance(role, str) or role not in _ROLES:
         raise bad_request(f"{where}: no message with a role of {', '.join(_ROLES)}", where)
-    made: dict[str, Any] = {"role": _ROLES[said["role"]], "content": _content(said.get("content"), f"{where}.content")}
+    made: dict[str, Any] = {"role": _ROLES[role], "content": _content(said.get("content"), f"{where}.content")}
     for name in ("name", "tool_call_id"):
         if said.get(name) is not None:
             if not isinstance(said[name], str):

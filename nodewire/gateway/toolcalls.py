@@ -57,12 +57,12 @@ def _begun(text: str) -> int:
 def _call(inside: str, index: int) -> dict[str, Any] | None:
     try:
         said = orjson.loads(inside)
-    except orjson.JSONDecodeError:
+        if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+            return None
+        arguments = said.get("arguments", {})
+        if not isinstance(arguments, dict):
+            return None
+        function = {"name": said["name"], "arguments": orjson.dumps(arguments).decode()}
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # the latter: nested deeper than is written again
         return None
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
-        return None
-    arguments = said.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return None
-    function = {"name": said["name"], "arguments": orjson.dumps(arguments).decode()}
     return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

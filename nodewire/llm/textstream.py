@@ -38,6 +38,8 @@ class TextStream:
             del self._ids[: self._settled]
             self._settled = len(self._ids)
             self._printed = len(self._tokenizer.decode(self._ids))
+        elif len(self._ids) > self._settled + _MAX_WINDOW and len(stable) <= self._printed:
+            del self._ids[self._settled :]  # tokens that print nothing, however many come
         return self._through_stops(piece)
 
     def flush(self) -> str:

@@ -37,10 +37,29 @@ def test_what_a_crash_broke_off_is_settled_by_what_its_jobs_came_to(tmp_path):
     accounts.requested(made, "bb", 800)
     accounts.close()
     again = Accounts(tmp_path / "a.db")
-    assert (again.spent_msat("k"), again.reserved_msat("k")) == (0, 800)
+    assert (again.spent_msat("k"), again.reserved_msat("k")) == (0, 900)
     assert again.recover({"aa": 100, "bb": 50}.__getitem__) == 1
     assert (again.spent_msat("k"), again.reserved_msat("k")) == (150, 0)
     assert again.recover(lambda request: 1_000) == 0
+
+
+def test_a_job_that_is_dearer_than_the_one_before_it_is_set_aside_anew_or_not_bought(tmp_path):
+    """What was given back at the first one's price may be another request's by now: no budget has it twice."""
+    accounts, poor = Accounts(tmp_path / "a.db"), key(budget_msat=1_000)
+    made = accounts.reserve(poor, 1_000)
+    accounts.requested(made, "cheap", 100)
+    accounts.requested(made, "dear", 400)
+    assert accounts.reserved_msat("k") == 400
+    other = accounts.reserve(poor, 1_000)
+    assert other.msat == 600
+    with pytest.raises(OverBudget):
+        accounts.requested(made, "dearer", 401)
+    assert accounts.reserved_msat("k") == 1_000
+    accounts.settle(other, 0)
+    accounts.requested(made, "dearer", 5_000)
+    assert accounts.reserved_msat("k") == made.msat
+    accounts.settle(made, made.msat)
+    assert (accounts.spent_msat("k"), accounts.reserved_msat("k")) == (1_000, 0)
 
 
 def test_a_rate_outlives_a_restart(tmp_path):

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from nodewire.errors import TABLE, BadInput, BadPlan, NoProvider, OverBudget, TooLarge, Unsupported, WorkerFailed
+from nodewire.gateway.fields import NEUTRAL, SAMPLING
+from nodewire.gateway.keys import sha256_of
 from nodewire.gateway.refusals import SHAPES, told
 from tests.gateway.counter import KEY, PRICE_MSAT, StandIn, opened
 
@@ -563,3 +565,35 @@ async def test_a_crowd_that_says_nothing_ends_nobodys_answer(tmp_path):
         assert not gateway.buyer.orders[0].closed.is_set()
         for _, writer in crowd:
             writer.close()
+
+
+@pytest.mark.parametrize(("path", "whole"), [("chat/completions", CHAT), ("completions", TEXT)])
+async def test_no_value_of_any_field_is_a_fault_of_the_gateways_own(tmp_path, path, whole):
+    odd = [[], {}, [[]], [{"role": []}], 2**64, True]
+    fields = [*SAMPLING, *NEUTRAL, "stream", "messages", "prompt", "logprobs", "tools", "response_format"]
+    asked = [{**whole, field: value} for field in fields for value in odd]
+    parts = ("role", "content", "name", "tool_calls", "tool_call_id") if "messages" in whole else ()
+    asked += [{**whole, "messages": [{"role": "user", "content": "x", part: value}]} for part in parts for value in odd]
+    async with opened(tmp_path) as gateway:
+        for body in asked:
+            async with gateway.client.post(path, json=body) as answer:
+                assert answer.status in (200, 400), body
+
+
+async def test_a_budget_is_not_given_to_two_when_a_job_is_bought_anew_at_a_higher_price(tmp_path):
+    keys = [{"name": "somebody", "sha256": sha256_of(KEY), "budget_msat": 1_800_000}]
+    async with opened(tmp_path, StandIn(hangs=True), keys=keys) as gateway:
+        asking = []
+        for number in range(2):
+            asking.append(asyncio.create_task(gateway.post("completions", {**TEXT, "max_tokens": 8})))
+            while len(gateway.buyer.orders) <= number or not gateway.buyer.orders[number].requests:
+                await asyncio.sleep(0.01)
+        first, second = gateway.buyer.orders
+        assert gateway.accounts.reserved_msat("somebody") < 1_800_000 < 2 * first.terms.max_total_msat
+        first.announced("aa" * 32, 500_000)
+        with pytest.raises(OverBudget, match="api_key"):
+            second.announced("bb" * 32, 500_000)
+        assert gateway.accounts.reserved_msat("somebody") <= 1_800_000
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)

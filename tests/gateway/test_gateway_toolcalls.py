@@ -51,3 +51,9 @@ def test_what_is_no_call_is_text():
     for wrong in ('{"name": 1}', "[]", "{", '{"name": "x", "arguments": "y"}', "[" * 3_000):
         text = f"<tool_call>{wrong}</tool_call>"
         assert read([text]) == (text, [])
+
+
+def test_a_call_that_is_nested_too_deeply_to_be_told_stays_text():
+    """A driver says what it likes: its words are no fault of the gateway's."""
+    deep = '<tool_call>{"name": "look", "arguments": {"at": ' + "[" * 600 + "]" * 600 + "}}</tool_call>"
+    assert read([deep]) == (deep, [])

@@ -131,3 +131,25 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it():
     for top_p, kept in ((0.5, {1}), (0.7, {1, 2}), (0.95, {0, 1, 2}), (1e-9, {1})):
         sampling = Sampling(1, temperature=1.0, top_p=top_p, seed=5)
         assert {choose(logits, sampling, pos) for pos in range(300)} == kept
+
+
+class Counting:
+    """A tokenizer that notes the most ids that it was given at once."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.most = tokenizer, 0
+
+    def decode(self, ids):
+        self.most = max(self.most, len(ids))
+        return self._tokenizer.decode(ids)
+
+
+def test_tokens_that_print_nothing_are_not_decoded_again_and_again():
+    """A bias may have a model say its special tokens alone: each costs what any other does."""
+    library = byte_tokenizer()
+    library.add_special_tokens(["<|pad|>"])
+    pad = library.token_to_id("<|pad|>")
+    tokenizer = Counting(Tokenizer(library.to_str().encode()))
+    before, after = BYTES.encode("the fox "), BYTES.encode("jumps")
+    assert "".join(pieces(tokenizer, [pad] * 1_000 + before + [pad] * 1_000 + after)) == "the fox jumps"
+    assert tokenizer.most <= 130
