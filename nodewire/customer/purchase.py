@@ -73,6 +73,10 @@ class Purchase:
         self._gone: set[str] = set()
 
     @property
+    def inputs(self) -> Sequence[Frame[Array]]:
+        return self._inputs
+
+    @property
     def plan(self) -> Plan:
         return self.running.plan
 

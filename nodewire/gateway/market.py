@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from nodewire.customer.customer import Customer
-from nodewire.customer.generation import Piece
+from nodewire.customer.piece import Piece
 from nodewire.customer.purchase import Purchase
 from nodewire.gateway.config import ModelConfig
 from nodewire.gateway.port import Announced, Offer, Vectors

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from nodewire.customer.generation import Piece
+from nodewire.customer.piece import Piece
 from nodewire.gateway.config import ModelConfig
 from nodewire.protocol.chat import ChatTemplate
 from nodewire.protocol.plan import Terms
