@@ -52,6 +52,9 @@ class Moved:
     """Who was left out for being slow."""
     outcome: Outcome | None = None
     overtook_at: int | None = None
+    started_ms: float | None = None
+    """From the other job's request to its first token: how long nothing would have come, had this one begun anew."""
+    request: str = ""
 
 
 class Moving:
@@ -92,6 +95,9 @@ class Moving:
         """What became of a second job. Who joined and did not keep up is in none of the next."""
         moved = self._moves[leg]
         moved.outcome = outcome
+        if leg.is_begun:
+            moved.request = leg.bought.purchase.request.id
+            moved.started_ms = round(leg.started_s * 1_000, 1) if leg.started_s else None
         self._pause_s, self._next_s = LOOK_S, time.monotonic() + LOOK_S
         if outcome in ("moved", "saved"):
             moved.overtook_at = len(self._made.ids)
