@@ -11,8 +11,9 @@ Figures:
 - identical: generations whose ids equal those of `nodewire generate --local`.
 - moved: runs that slowed or were joined and went on over another ring.
 - double_paid: (provider, chunk) of one job that were paid twice, and what a provider's own book says was overpaid.
-- pause_ms: the time without a token at the switch; anew_ms: how long the job that was switched to took to its first
-  token, for which none would have come, had the generation begun anew there instead, in the same run.
+- stall_ms: the longest time without a token from the purchase of the other job until it leads, less the longest that
+  the ring had before, changed as it was: what the move adds. anew_ms: how long the job that was switched to took to its
+  first token, for which none would have come, had the generation begun anew there instead, in the same run.
 - gain: tokens/s of what came after the switch over those of the ring that was left.
 """
 
@@ -33,7 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.jobs import PROMPTS, Generated, generate, references
-from bench.report import Report, run, spread
+from bench.report import Report, percentile, run, spread
 from nodewire import Customer
 from processes.market import DECODER, Market, Provider
 from processes.saying import say
@@ -58,7 +59,7 @@ class Run:
     moves: list[dict[str, Any]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     takeovers: int = 0
-    pause_ms: float | None = None
+    stall_ms: float | None = None
     anew_ms: float | None = None
     before_per_s: float | None = None
     after_per_s: float | None = None
@@ -165,7 +166,9 @@ def _measure(made: Run, done: Generated) -> None:
     if at is None or not 0 < at < len(done.moments) - 1:
         return
     move = next(m for m in made.moves if m["outcome"] == "moved")
-    made.pause_ms = round((done.moments[at] - done.moments[at - 1]) * 1_000, 1)
+    gaps_ms = [step_s * 1_000 for step_s in done.steps_s]  # of token n + 1 at n
+    before = gaps_ms[made.after if made.change == "slows" else 0 : move["at"] - 1]
+    made.stall_ms = round(max(0.0, max(gaps_ms[move["at"] - 1 : at]) - max(before, default=0.0)), 1)
     made.anew_ms = move["started_ms"]
     made.before_per_s = round(1_000 / move["step_ms"], 2)
     took_s = done.moments[-1] - done.moments[at]
@@ -208,7 +211,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
 def _judge(report: Report, made: list[Run], double: list[dict[str, Any]]) -> None:
     for change in CHANGES:
         of = [one for one in made if one.change == change]
-        figures = ("pause_ms", "anew_ms", "before_per_s", "after_per_s")
+        figures = ("stall_ms", "anew_ms", "before_per_s", "after_per_s")
         report.arms[change] = {
             "runs": len(of),
             "moved": sum(one.moved for one in of),
@@ -219,12 +222,15 @@ def _judge(report: Report, made: list[Run], double: list[dict[str, Any]]) -> Non
     report.arms["generations"] = [asdict(one) for one in made]
     report.arms["double_paid"] = double
     ought = [one for one in made if one.change != "leaves"]
-    moved = [one for one in made if one.pause_ms is not None and one.anew_ms and one.after_per_s and one.before_per_s]
+    moved = [one for one in made if one.stall_ms is not None]
     report.line("identical", sum(one.identical for one in made), "==", len(made))
     report.line("double_paid", len(double), "==", 0)
     report.line("moved", sum(one.moved for one in ought), ">=", 0.8 * len(ought))
-    ratios = [one.pause_ms / one.anew_ms for one in moved if one.pause_ms is not None and one.anew_ms]
-    report.line("pause_over_beginning_anew_p50", spread(ratios)["p50"], "<", 1)
+    for percent in (50, 95):
+        stall_ms = percentile([one.stall_ms for one in moved if one.stall_ms is not None], percent)
+        anew_ms = percentile([one.anew_ms for one in moved if one.anew_ms is not None], percent)
+        ratio = round(stall_ms / anew_ms, 3) if stall_ms is not None and anew_ms else None
+        report.line(f"stall_over_beginning_anew_p{percent}", ratio, "<", 1)
     gains = [one.after_per_s / one.before_per_s for one in moved if one.after_per_s and one.before_per_s]
     report.line("gain_p50", spread(gains)["p50"], ">", 1.5)
 
