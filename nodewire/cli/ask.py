@@ -20,6 +20,7 @@ from nodewire.cli.buying import (
     Config,
     Model,
     Report,
+    Resplit,
     Verify,
     Wait,
     buying,
@@ -29,7 +30,7 @@ from nodewire.cli.buying import (
 )
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
-from nodewire.config import CustomerConfig
+from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadConfig, BadInput
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def generate(
     ] = None,
     budget: Budget = "",
     edge_codec: Codecs = None,
+    resplit: Resplit = "",
     verify: Verify = False,
     wait: Wait = False,
     report: Report = None,
@@ -85,11 +87,12 @@ def generate(
     can_write(transcript)
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
+        only_here("--local", resplit=resplit)
         if transcript is not None:
             raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
     if swarm is not None:
         no_market(config=config, model=model, local=local, budget=budget, verify=verify, wait=wait)
-        no_market(transcript=transcript)
+        no_market(transcript=transcript, resplit=resplit)
     if draft is not None and local is None:
         raise BadInput("--draft", "is for --local: elsewhere who drives has its own")
     if lookahead is not None and local is None and swarm is None:
@@ -117,6 +120,7 @@ def generate(
         config, customer = needs(config, model)
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         params |= {"transcribe": True} if transcript is not None else {}
+        params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}
         done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
         if transcript is not None:
             transcript.write_bytes(orjson.dumps(done.pop("transcript"), option=orjson.OPT_INDENT_2))

@@ -29,7 +29,7 @@ from nodewire.customer.called import Called
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.generation import Generation
-from nodewire.customer.moving import MAX_MOVES
+from nodewire.customer.moving import MAX_MOVES, Moved
 from nodewire.customer.piece import Piece
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
@@ -114,6 +114,7 @@ class Customer:
         digest: str | None = None,
         transcribe: bool = False,
         resplit_msat: int | None = None,
+        moved: Callable[[Moved], None] = lambda move: None,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt` on the manifest at address `model`; `params` are those of kind 8843 (max_tokens ...).
@@ -127,7 +128,7 @@ class Customer:
         made, `ended` what `last` is then: who has several calls under way knows by that which is whose. `digest`: of
         the version of the manifest that it must be. `transcribe`: `last` has a signed transcript, too (a document of
         nodewire.protocol.generation). `resplit_msat`: what it may cost to move to quicker rings on the way, in place of
-        the configuration's; `last["moves"]` says where it did.
+        the configuration's; `moved` is told of each move, and `last["moves"]` has them all.
 
         Raises:
             BadInput: a parameter or the prompt is out of range.
@@ -149,6 +150,7 @@ class Customer:
             begun=self._telling(begun),
             edge_codec=edge_codec,
             resplit_msat=self._resplit(terms or self.terms, resplit_msat),
+            moved=moved,
         )
         try:
             async with aclosing(made.stream()) as pieces:  # who leaves in the middle has it settled before going on

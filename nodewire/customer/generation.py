@@ -46,6 +46,8 @@ class Generation:
     edge_codec: EdgeCodec | None = None
     resplit_msat: int = 0
     """What moves to other rings may cost beside it."""
+    moved: Callable[[Moved], None] = lambda move: None
+    """Told what became of each of them."""
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     likely: list[tuple[Likely, ...]] = field(default_factory=list)
@@ -121,7 +123,7 @@ class Generation:
     def _decided(self, leg: Leg, outcome: Outcome) -> None:
         if leg.is_begun:
             (self.jobs if leg is self._race.lead else self.lost).append(leg.bought)
-        self._moving.decided(leg, outcome)
+        self.moved(self._moving.decided(leg, outcome))
 
     async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> AsyncGenerator[Piece, None]:
         """Wait for the verdicts on all jobs, and buy anew from the first chunk that failed, until nothing fails.

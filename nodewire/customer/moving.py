@@ -91,7 +91,7 @@ class Moving:
         if self._made.left() * step_s > LEAST_SAVED_S and time.monotonic() >= self._next_s:
             self._looking = asyncio.create_task(self._look(lead, step_s, best_s))
 
-    def decided(self, leg: Leg, outcome: Outcome) -> None:
+    def decided(self, leg: Leg, outcome: Outcome) -> Moved:
         """What became of a second job. Who joined and did not keep up is in none of the next."""
         moved = self._moves[leg]
         moved.outcome = outcome
@@ -105,6 +105,7 @@ class Moving:
         elif outcome != "ended":
             self._avoided |= {*moved.after.values()} - {*moved.before.values()}
         self._made.session.log.info("generation, token %d: another ring: %s", len(self._made.ids), outcome)
+        return moved
 
     async def end(self) -> None:
         if self._looking is not None:
@@ -130,6 +131,7 @@ class Moving:
             leg.at, before, after, round(step_s * 1_000, 3), round(move.step_s * 1_000, 3), tuple(sorted(slow))
         )
         self._made.moves.append(moved)
+        leg.bought.purchase.beside = True
         self._race.second(leg, move.overtaking)
 
     async def _found(

@@ -57,6 +57,10 @@ class Order(Protocol):
         """Of its prompt, those that providers found and did not compute, as far as they have said it."""
 
     @property
+    def moves(self) -> tuple[str, ...]:
+        """What became of its moves to other rings."""
+
+    @property
     def cost_msat(self) -> int:
         """What its jobs came to until now, routing fees and verification included, and what of it is yet to be paid."""
 

@@ -76,6 +76,7 @@ class StandInOrder:
     cost_msat: int = 0
     cached_tokens: int = 7
     requests: tuple[str, ...] = ()
+    moves: tuple[str, ...] = ("moved", "slower")
     prompt: str = ""
     params: dict[str, Any] = field(default_factory=dict)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
