@@ -9,7 +9,8 @@ A market of public commands, in which every task has two holders. For each gener
 
 Figures:
 - identical: generations whose ids equal those of `nodewire generate --local`.
-- moved: runs that slowed or were joined and went on over another ring.
+- moved: runs that slowed or were joined and went on over another ring; to_joiner: that of whom had joined, which has
+  to start first, so that others may have been gone over to before.
 - double_paid: (provider, chunk) of one job that were paid twice, and what a provider's own book says was overpaid.
 - stall_ms: the longest time without a token from the purchase of the other job until it leads, less the longest that
   the ring had before, changed as it was: what the move adds. anew_ms: how long the job that was switched to took to its
@@ -54,6 +55,7 @@ class Run:
     change: Change
     after: int
     victim: str = ""
+    joiner: str = ""
     identical: bool = False
     error: str = ""
     moves: list[dict[str, Any]] = field(default_factory=list)
@@ -67,6 +69,10 @@ class Run:
     @property
     def moved(self) -> bool:
         return any(move["outcome"] in ("moved", "saved") for move in self.moves)
+
+    @property
+    def went_to_joiner(self) -> bool:
+        return any(move["outcome"] == "moved" and self.joiner in move["after"].values() for move in self.moves)
 
 
 @asynccontextmanager
@@ -144,19 +150,22 @@ class Changing:
         if made.change == "slows":
             await stack.enter_async_context(slowed(victim))
         elif made.change == "joins":
-            await self._join(stack)
+            await self._join(made, stack)
         else:
             await self._market.kill_provider(victim.name)
             stack.push_async_callback(self._market.start_provider, victim.name)
 
-    async def _join(self, stack: AsyncExitStack) -> None:
+    async def _join(self, made: Run, stack: AsyncExitStack) -> None:
         self._joined += 1
         tasks = [("pycoder", task["name"]) for task in self._market.models["pycoder"]["tasks"]]
         one = await self._market.add_provider(tasks, name=f"joiner-{self._joined}", us_per_position=JOINER_US)
-        stack.push_async_callback(self._gone, one)
-        await self._market.start_provider(one.name)
+        starting = asyncio.create_task(self._market.start_provider(one.name))
+        stack.push_async_callback(self._gone, one, starting)
+        made.joiner = (await asyncio.shield(starting)).public
 
-    async def _gone(self, one: Provider) -> None:
+    async def _gone(self, one: Provider, starting: asyncio.Task[Provider]) -> None:
+        """Also if the generation was over before it had started."""
+        await starting
         await self._market.remove_provider(one.name)
         await self._market.until(lambda s: s.node(one.public) is None, timeout_s=BACK_S)
 
@@ -198,14 +207,15 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
             say("the same prompts in one process, for comparison")
             alone = await references(market, DECODER, prompts, tokens)
             long = [prompt for prompt in prompts if len(alone[prompt]) == tokens]
-            async with market.customer("customer") as customer:
-                changing = Changing(market, customer, rng, tokens)
-                while len(made) < count and time.monotonic() < until_s:
-                    change, prompt = CHANGES[len(made) % len(CHANGES)], rng.choice(long)
-                    made.append(await changing.run(change, prompt, alone[prompt]))
-                    say(f"{len(made)}/{count} {_told(made[-1])}")
-            requests = {request for one in made for request in one.requests}
-            _judge(report, made, _double_paid(market, requests))
+            try:
+                async with market.customer("customer") as customer:
+                    changing = Changing(market, customer, rng, tokens)
+                    while len(made) < count and time.monotonic() < until_s:
+                        change, prompt = CHANGES[len(made) % len(CHANGES)], rng.choice(long)
+                        made.append(await changing.run(change, prompt, alone[prompt]))
+                        say(f"{len(made)}/{count} {_told(made[-1])}")
+            finally:
+                _judge(report, made, _double_paid(market, {request for one in made for request in one.requests}))
 
 
 def _judge(report: Report, made: list[Run], double: list[dict[str, Any]]) -> None:
@@ -215,6 +225,7 @@ def _judge(report: Report, made: list[Run], double: list[dict[str, Any]]) -> Non
         report.arms[change] = {
             "runs": len(of),
             "moved": sum(one.moved for one in of),
+            "to_joiner": sum(one.went_to_joiner for one in of),
             "outcomes": Counter(move["outcome"] for one in of for move in one.moves),
             "takeovers": sum(one.takeovers for one in of),
             **{name: spread([x for one in of if (x := getattr(one, name)) is not None]) for name in figures},
