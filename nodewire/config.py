@@ -285,8 +285,25 @@ class ProviderConfig(Role):
         return self
 
 
+Person = Annotated[str, shaped(r"^[a-z0-9]{5,5000}$|^30000:[a-z0-9]{63,64}:.{0,255}$", "an npub, naddr or list")]
+
+
+class Whom(Section):
+    """From whom may be bought, and what the customer does itself; people as nodewire.customer.people."""
+
+    driver: Literal["provider", "local", "ends"] = "provider"
+    """What runs here: nothing, the driver (text and sampling stay here), or the first and last layers, too."""
+    trusted: tuple[Person, ...] = Field(default=(), max_length=64)
+    """If not empty, these alone."""
+    ends: tuple[Person, ...] = Field(default=(), max_length=64)
+    """If not empty, these alone have the driver, and the first and last layers."""
+    excluded: tuple[Person, ...] = Field(default=(), max_length=64)
+    regions: tuple[Label, ...] = Field(default=(), max_length=16)
+
+
 class CustomerConfig(Role):
     wallet: WalletConfig
+    whom: Whom = Whom()
     wire: WireConfig = WireConfig()
     worker: WorkerConfig = WorkerConfig()
     max_chunk_msat: Msat = 100_000

@@ -30,6 +30,7 @@ from nodewire.cli.buying import (
 )
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
+from nodewire.cli.whom import Driver, Ends, Exclude, Region, Trusted, from_whom
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadConfig, BadInput
 
@@ -75,6 +76,11 @@ def generate(
     resplit: Resplit = "",
     verify: Verify = False,
     wait: Wait = False,
+    driver: Driver = None,
+    trusted: Trusted = None,
+    ends: Ends = None,
+    exclude: Exclude = None,
+    region: Region = None,
     report: Report = None,
     transcript: Annotated[
         Path | None,
@@ -85,14 +91,15 @@ def generate(
     """Continue a text on strangers' machines, or on a swarm's, streaming."""
     can_write(report)
     can_write(transcript)
+    whom = {"driver": driver, "trusted": trusted, "ends": ends, "exclude": exclude, "region": region}
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
-        only_here("--local", resplit=resplit)
+        only_here("--local", resplit=resplit, **whom)
         if transcript is not None:
             raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
     if swarm is not None:
         no_market(config=config, model=model, local=local, budget=budget, verify=verify, wait=wait)
-        no_market(transcript=transcript, resplit=resplit)
+        no_market(transcript=transcript, resplit=resplit, **whom)
     if draft is not None and local is None:
         raise BadInput("--draft", "is for --local: elsewhere who drives has its own")
     if lookahead is not None and local is None and swarm is None:
@@ -118,6 +125,7 @@ def generate(
             _show_speed(done)
     else:
         config, customer = needs(config, model)
+        customer = from_whom(customer, driver, trusted, ends, exclude, region)
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         params |= {"transcribe": True} if transcript is not None else {}
         params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}

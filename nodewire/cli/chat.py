@@ -20,6 +20,7 @@ from nodewire.cli.buying import Config, Resplit, needs
 from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats
 from nodewire.cli.roles import naming
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
+from nodewire.cli.whom import Driver, Ends, Exclude, Region, Trusted, from_whom
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import NodewireError
 
@@ -52,6 +53,11 @@ def chat(
     template: Annotated[Path | None, typer.Option(help="A file with the chat template, for a model without.")] = None,
     budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
     resplit: Resplit = "",
+    driver: Driver = None,
+    trusted: Trusted = None,
+    ends: Ends = None,
+    exclude: Exclude = None,
+    region: Region = None,
     json: Annotated[bool, typer.Option("--json", help="Read a message from every line; print JSON lines.")] = False,
 ) -> None:
     """Talk with a model on strangers' machines, or on a swarm's."""
@@ -61,10 +67,12 @@ def chat(
     customer: CustomerConfig | SwarmCustomer
     if swarm is not None:
         no_market(model=model, config=config, budget=budget, resplit=resplit)
+        no_market(driver=driver, trusted=trusted, ends=ends, exclude=exclude, region=region)
         customer = customer_of(swarm, split, key, state, lookahead)
         model = customer.file.swarm.address
     else:
         _, customer = needs(config, model)
+        customer = from_whom(customer, driver, trusted, ends, exclude, region)
     params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     if stop:
         params["stop"] = stop

@@ -30,6 +30,7 @@ from nodewire.customer.embedding import Embedding
 from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.generation import Generation
 from nodewire.customer.moving import MAX_MOVES, Moved
+from nodewire.customer.people import people
 from nodewire.customer.piece import Piece
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
@@ -82,6 +83,7 @@ class Customer:
         await self._stack.__aenter__()
         try:
             self._session = await self._opened(self._config)
+            await self._know(self._config)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -91,6 +93,15 @@ class Customer:
         if isinstance(config, SwarmCustomer):
             return await swarm.start(self._stack, config)
         return await starting.start(self._stack, config)
+
+    async def _know(self, config: CustomerConfig | SwarmCustomer) -> None:
+        """Find out whom the configuration means. Raises as `people`."""
+        if isinstance(config, SwarmCustomer):
+            return
+        whom, found = config.whom, dict[str, tuple[str, ...]]()
+        for field, named in (("trusted", whom.trusted), ("ends", whom.ends), ("excluded", whom.excluded)):
+            found[field] = await people(self.session.pool, named, f"whom.{field}")
+        self.terms = self.terms.model_copy(update={"driver": whom.driver, "regions": whom.regions, **found})
 
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()

@@ -229,8 +229,7 @@ class Purchase:
     async def _begin(self) -> None:
         """Draw a plan, publish the request, send the tickets and the inputs."""
         self._session.settler.begin()
-        if self._terms.driver == "local":
-            await self._session.prepare(self._kind, self.manifest)
+        await self._session.prepare(self._kind, self.manifest, self._terms.local(self.manifest))
         drawn = await self._session.planner.draw(
             self.manifest, self._terms, busy=self._busy, wish=self._wish, patience=self._patience
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -103,9 +103,10 @@ class Session:
         except NodewireError as error:
             self.log.debug("withdrawing %s from %s: %s", request[:8], public[:8], error)
 
-    async def prepare(self, kind: JobKind, manifest: Manifest) -> None:
-        """Have the driver loaded here before anybody waits for it. Raises as a worker's start and load."""
-        await self._worker(kind, manifest, (manifest.driver.name,))
+    async def prepare(self, kind: JobKind, manifest: Manifest, tasks: tuple[str, ...]) -> None:
+        """Have a plan's local tasks loaded here before anybody waits for them. Raises as a worker's start and load."""
+        if tasks:
+            await self._worker(kind, manifest, tasks)
 
     async def serve_locally(
         self,
@@ -129,7 +130,7 @@ class Session:
         """
         tasks = tuple(a.task for a in plan.tasks if a.provider == LOCAL)
         worker = await self._worker(kind, manifest, tasks)
-        desk = _LocalDesk(self.keys, request, manifest, mailbox, on_close, handover, signing, record)
+        desk = _LocalDesk(self.keys, request, manifest, tasks, mailbox, on_close, handover, signing, record)
         try:
             narrowed = codings(manifest, plan.terms.codecs)
             job = Job(request, manifest, tasks, params, narrowed, plan.terms.lookahead)
@@ -156,7 +157,7 @@ class Session:
 
 
 MAX_LOCAL_FRAMES = 8
-"""A driver, the only task that runs here, awaits one at a time, or so many times as many as it may guess."""
+"""Of each task that runs here: it awaits one at a time, or so many times as many as may be guessed."""
 
 
 class LocalMailbox:
@@ -165,7 +166,7 @@ class LocalMailbox:
     def __init__(self, mailbox: JobMailbox, manifest: Manifest, plan: Plan) -> None:
         own = {a.task for a in plan.tasks if a.provider == LOCAL}
         self._edges = {edge.name for edge in manifest.edges if edge.target in own}
-        self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue(MAX_LOCAL_FRAMES * plan.terms.lookahead)
+        self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue(MAX_LOCAL_FRAMES * len(own) * plan.terms.lookahead)
         self.put = mailbox.put
         self.control = mailbox.control
 
@@ -203,6 +204,7 @@ class _LocalDesk:
         keys: Keys,
         request: str,
         manifest: Manifest,
+        own: Container[str],
         mailbox: LocalMailbox,
         on_close: OnClose,
         handover: Handover,
@@ -210,9 +212,9 @@ class _LocalDesk:
         record: Record | None = None,
     ) -> None:
         self._record = record
-        own = {manifest.driver.name}  # the only task that runs here
         self._outputs = {edge.name for edge in manifest.edges if edge.source in own}
-        self._inner = inner_edges(manifest) & {edge.name for edge in manifest.edges if {edge.source, edge.target} & own}
+        touched = {edge.name for edge in manifest.edges if edge.source in own or edge.target in own}
+        self._inner = inner_edges(manifest) & touched
         if record is not None:
             record.attend(lambda: self._inner, self._plain, self._say)
         self._on_close = on_close

@@ -34,8 +34,10 @@ class ModelConfig(Section):
     """The most that a request may ask for; a chat that asks for no number gets as many at most."""
     verify: bool = False
     """Have the committee compute a sample of it again; nobody waits for that."""
-    driver: Literal["provider", "local"] = "provider"
+    driver: Literal["provider", "local", "ends"] | None = None
+    """What runs here. The customer's [whom], if not given; so with the four that follow."""
     trusted: tuple[Hex32, ...] = Field(default=(), max_length=64)
+    ends: tuple[Hex32, ...] = Field(default=(), max_length=64)
     excluded: tuple[Hex32, ...] = Field(default=(), max_length=64)
     regions: tuple[Label, ...] = Field(default=(), max_length=16)
     template: Path | None = None
@@ -46,10 +48,11 @@ class ModelConfig(Section):
         return Terms(
             max_chunk_msat=own.max_chunk_msat if self.max_chunk_msat is None else self.max_chunk_msat,
             max_total_msat=own.max_total_msat if self.max_total_msat is None else self.max_total_msat,
-            trusted=self.trusted,
-            excluded=self.excluded,
-            regions=self.regions,
-            driver=self.driver,
+            trusted=self.trusted or own.trusted,
+            ends=self.ends or own.ends,
+            excluded=self.excluded or own.excluded,
+            regions=self.regions or own.regions,
+            driver=self.driver or own.driver,
             verify="sampled" if self.verify else "none",
         )
 

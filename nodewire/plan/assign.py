@@ -195,8 +195,10 @@ def _offers(
 ) -> dict[str, list[Offer]]:
     """By task, all offers under the terms, sorted by pubkey (as the snapshot's nodes are)."""
     trusted, excluded, regions = set(terms.trusted), set(terms.excluded) | busy, set(terms.regions)
-    tasks = manifest.tasks[1:] if terms.driver == "local" else manifest.tasks
-    offers: dict[str, list[Offer]] = {task.name: [] for task in tasks}
+    local, ends = terms.local(manifest), manifest.ends if terms.ends else frozenset[str]()
+    offers: dict[str, list[Offer]] = {task.name: [] for task in manifest.tasks if task.name not in local}
+    if not offers:
+        raise NoProvider("driver", "all tasks are the customer's own: nothing is left to buy")
     for node in snapshot.nodes:
         held = next((h for h in node.held if h.manifest == digest and h.free > 0), None)
         if held is None or node.pubkey in excluded:
@@ -205,6 +207,8 @@ def _offers(
             continue
         share, bonded = _share(node, committee), node.bond_msat >= committee.bond_unit_msat
         for task in held.tasks:
+            if task.task in ends and node.pubkey not in terms.ends:
+                continue
             if task.task in offers and task.price_msat <= terms.max_chunk_msat:
                 us = task.us_per_position
                 weight = share * (1_000_000 // us or 1)

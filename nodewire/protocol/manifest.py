@@ -142,3 +142,11 @@ class Manifest(Schema):
     @property
     def driver(self) -> Task:
         return self.tasks[0]
+
+    @property
+    def ends(self) -> frozenset[str]:
+        """The tasks that see most of what goes in and comes out: of a generation the driver and those beside it, a
+        ring's first and last stage; else those that hear from the customer, and those that it hears from."""
+        inside = self.driver.name if self.mode == "generate" else CUSTOMER
+        pairs = [{edge.source, edge.target} for edge in self.edges]
+        return frozenset({self.driver.name}.union(*(pair for pair in pairs if inside in pair)) - {CUSTOMER})

@@ -49,7 +49,10 @@ class Terms(Schema):
     excluded: tuple[Hex32, ...] = Field(default=(), max_length=MAX_EXCLUDED)
     regions: tuple[Label, ...] = Field(default=(), max_length=16)
     """If not empty, only providers that declare one of these."""
-    driver: Literal["provider", "local"] = "provider"
+    driver: Literal["provider", "local", "ends"] = "provider"
+    """Whose the first task is, a provider's or the customer's; with "ends" all `Manifest.ends` are the customer's."""
+    ends: tuple[Hex32, ...] = Field(default=(), max_length=64)
+    """If not empty, only these providers have a task of `Manifest.ends`; left out of a document if empty."""
     verify: Literal["none", "sampled"] = "none"
     codecs: dict[Name, Codec] = Field(default_factory=dict, max_length=MAX_EDGES)
     """Edges that carry less than their own dtypes, by the customer's wish; left out of a document if there is none."""
@@ -62,9 +65,17 @@ class Terms(Schema):
         said: dict[str, Any] = serialize(self)
         if not self.codecs:
             del said["codecs"]
+        if not self.ends:
+            del said["ends"]
         if self.lookahead == 1:
             del said["lookahead"]
         return said
+
+    def local(self, manifest: Manifest) -> tuple[str, ...]:
+        """The tasks that the customer runs itself, in the manifest's order."""
+        if self.driver == "ends":
+            return tuple(task.name for task in manifest.tasks if task.name in manifest.ends)
+        return (manifest.driver.name,) if self.driver == "local" else ()
 
     @property
     def lossy(self) -> tuple[Codec, ...]:

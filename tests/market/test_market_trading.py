@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import numpy as np
 import pytest
 from running_market import DECODER_MSAT, STALLS
 
+from nodewire.customer.people import FOLLOW_SET
 from nodewire.graph import whole as whole_encoder
 from nodewire.llm.sampling import parse_params
 from nodewire.llm.whole import Whole
+from nodewire.nostr import event as events
 from nodewire.nostr import nip44
+from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.pay import lnurl, zaps
 from nodewire.pay.debts import Key
@@ -67,8 +71,8 @@ async def test_every_provider_has_signed_for_every_chunk_and_the_committee_has_c
         await generate(carol, market, max_tokens=TOKENS)
         done = carol.last
     about = {"e": frozenset({done["request"]})}
-    events = await market.events(Filter(kinds=frozenset({9735, kinds.RECEIPT, 6843}), tags=about))
-    by_kind = {kind: [e for e in events if e.kind == kind] for kind in {e.kind for e in events}}
+    found = await market.events(Filter(kinds=frozenset({9735, kinds.RECEIPT, 6843}), tags=about))
+    by_kind = {kind: [e for e in found if e.kind == kind] for kind in {e.kind for e in found}}
     providers = set(done["providers"])
 
     given = [e for e in by_kind[kinds.RECEIPT] if not receipt.is_closing(e)]
@@ -147,6 +151,46 @@ async def test_a_local_driver_makes_the_same_tokens_and_keeps_the_prompt_at_home
     assert (driver["task"], driver["provider"], driver["price_msat"]) == ("driver", "local", 0)
     assert all(msat >= 3 * DECODER_MSAT for msat in done["paid_msat"].values())
     assert {r["provider"] for r in done["receipts"]} == set(done["providers"])
+
+
+@pytest.mark.parametrize("lookahead", [1, 8])
+async def test_a_models_ends_may_stay_at_home(market, alone, lookahead):
+    async with market.customer("alice") as alice:
+        terms = alice.terms.model_copy(update={"driver": "ends", "lookahead": lookahead})
+        ids = await generate(alice, market, max_tokens=TOKENS, terms=terms)
+        done = alice.last
+    assert (ids, done["text"]) == alone(PROMPT, TOKENS)
+    at = {task["task"]: task["provider"] for task in done["tasks"]}
+    assert {task for task, provider in at.items() if provider == "local"} == {"driver", "stage.0", "stage.2"}
+    assert list(done["paid_msat"]) == [at["stage.1"]]
+    assert done["paid_msat"][at["stage.1"]] >= 3 * DECODER_MSAT
+
+
+async def test_a_models_ends_are_bought_from_whom_the_customer_names(market, alone):
+    named = (market.public["dan"], market.public["eve"])
+    async with market.customer("alice") as alice:
+        ids = await generate(alice, market, max_tokens=5, terms=alice.terms.model_copy(update={"ends": named}))
+        done = alice.last
+    assert ids == alone(PROMPT, 5)[0]
+    at = {task["task"]: task["provider"] for task in done["tasks"]}
+    assert (at["driver"], at["stage.0"], at["stage.2"]) == (named[0], named[1], named[0])
+
+
+async def test_a_command_says_for_one_request_who_may_have_the_ends(market, alone):
+    named = (market.public["dan"], market.public["eve"])
+    author = Keys.generate()
+    async with market.pool() as pool:
+        people = [["d", "friends"], *(["p", one] for one in named)]
+        await pool.publish(events.sign(author, FOLLOW_SET, created_at=int(time.time()), tags=people))
+    config = str(await market.customer_config("wendy"))
+    ask = ["generate", PROMPT, "--config", config, "--model", market.decoder["address"], "--max-tokens", "5"]
+    done = await asyncio.to_thread(market.command, *ask, "--ends", f"{FOLLOW_SET}:{author.npub}:friends")
+    assert done["ids"] == alone(PROMPT, 5)[0]
+    at = {task["task"]: task["provider"] for task in done["tasks"]}
+    assert {at["driver"], at["stage.0"], at["stage.2"]} == set(named)
+    refused = await asyncio.to_thread(market.run, *ask, "--trusted", f"{FOLLOW_SET}:{author.npub}:foes")
+    assert refused.returncode
+    assert b"not-found" in refused.stdout + refused.stderr
 
 
 async def test_embeddings_with_a_local_tokenizer_are_the_same(market):

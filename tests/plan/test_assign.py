@@ -114,6 +114,40 @@ def test_a_local_driver_is_the_customers_own_and_free(world):
     assert LOCAL not in {stage.provider for stage in stages}
 
 
+def test_the_ends_are_the_customers_own_and_free(world):
+    plan = world.assign(generous(driver="ends"))
+    names = [task.name for task in world.manifest.tasks]
+    ends = {names[0], names[1], names[-1]}
+    assert world.manifest.ends == ends
+    own = [one for one in plan.tasks if one.task in ends]
+    assert {(one.provider, one.standby, one.price_msat) for one in own} == {(LOCAL, None, 0)}
+    assert LOCAL not in {one.provider for one in plan.tasks if one.task not in ends}
+    assert plan.chunk_msat == sum(one.price_msat for one in plan.tasks)
+
+
+def test_the_ends_are_those_that_the_customer_names(world):
+    def at_the_ends(plan):
+        assignments = [one for one in plan.tasks if one.task in world.manifest.ends]
+        return {one.provider for one in assignments} | {one.standby for one in assignments} - {None}
+
+    free = world.assign()
+    named = {p.keys.public for p in world.providers} - at_the_ends(free)
+    plan = world.assign(generous(ends=tuple(sorted(named))))
+    assert at_the_ends(plan) <= named
+    others = world.assign(generous(ends=tuple(sorted(at_the_ends(free)))))
+    assert at_the_ends(others) == at_the_ends(free)
+    with pytest.raises(NoProvider) as error:
+        world.assign(generous(ends=("ab" * 32,)))
+    assert error.value.field == "driver"
+    assert at_the_ends(world.assign(generous(driver="local", ends=tuple(sorted(named))))) <= named | {LOCAL}
+
+
+def test_a_model_of_ends_alone_leaves_nothing_to_buy():
+    world = World(ring(2), nodes=6, seed=3)
+    with pytest.raises(NoProvider, match="nothing is left"):
+        world.assign(generous(driver="ends"))
+
+
 def test_neighbours_that_share_a_drawn_node_merge_on_it():
     world = World(ring(4), nodes=2, seed=9)
     nodes = tuple(
