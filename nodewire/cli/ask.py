@@ -28,6 +28,7 @@ from nodewire.cli.buying import (
     needs,
     only_here,
 )
+from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
 from nodewire.cli.whom import Driver, Ends, Exclude, Region, Trusted, from_whom
@@ -58,8 +59,11 @@ def generate(
     lookahead: Lookahead = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus of this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition: Repetition = 1.0,
+    seed: Seed = 0,
     threads: Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)] = 1,
     draft: Annotated[
         Path | None, typer.Option(help="With --local: a smaller model's folder to guess by, as `lookahead` lets it.")
@@ -107,7 +111,8 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise BadInput("prompt", "is empty; nothing was bought")
-    params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    params: dict[str, Any] = {"max_tokens": max_tokens}
+    params |= drawn(temperature, top_p, top_k, min_p, repetition, seed)
     if stop:
         params["stop"] = stop
     if json_schema is not None:

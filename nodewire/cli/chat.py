@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodewire.cli.buying import Config, Resplit, needs
+from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats
 from nodewire.cli.roles import naming
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
@@ -47,8 +48,11 @@ def chat(
     system: Annotated[str, typer.Option(help="What the model is told before anything else.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer.")] = 512,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Nucleus of this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition: Repetition = 1.0,
+    seed: Seed = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
     template: Annotated[Path | None, typer.Option(help="A file with the chat template, for a model without.")] = None,
     budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
@@ -73,7 +77,8 @@ def chat(
     else:
         _, customer = needs(config, model)
         customer = from_whom(customer, driver, trusted, ends, exclude, region)
-    params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    params: dict[str, Any] = {"max_tokens": max_tokens}
+    params |= drawn(temperature, top_p, top_k, min_p, repetition, seed)
     if stop:
         params["stop"] = stop
     if resplit:

@@ -45,6 +45,9 @@ def test_a_schemas_text_with_its_log_probabilities(model, tmp_path):
         (b"[]", ["--json-schema", "schema.json"], "json_schema"),
         (b'{"type": "nope"}', ["--json-schema", "schema.json"], "json_schema"),
         (None, ["--logprobs", "21"], "logprobs"),
+        (None, ["--top-k", "-1"], "top_k"),
+        (None, ["--min-p", "1.5"], "min_p"),
+        (None, ["--repetition-penalty", "-2"], "repetition_penalty"),
     ],
 )
 def test_what_cannot_be_used_is_named(model, tmp_path, content, options, field):
@@ -52,3 +55,14 @@ def test_what_cannot_be_used_is_named(model, tmp_path, content, options, field):
         (tmp_path / "schema.json").write_bytes(content)
     code, said = generate(model, *options, cwd=tmp_path)
     assert code == 1 and said["error"]["field"] == field
+
+
+def test_how_tokens_are_drawn_is_said_by_options(model, tmp_path):
+    plain = generate(model, "--max-tokens", "12", cwd=tmp_path)[1]["ids"]
+    hot = ["--max-tokens", "12", "--temperature", "5", "--seed", "3"]
+    wild = generate(model, *hot, cwd=tmp_path)[1]["ids"]
+    assert wild != plain
+    assert generate(model, *hot, "--top-k", "1", cwd=tmp_path)[1]["ids"] == plain
+    assert generate(model, *hot, "--min-p", "1", cwd=tmp_path)[1]["ids"] == plain
+    new = generate(model, "--max-tokens", "12", "--repetition-penalty", "10", cwd=tmp_path)[1]["ids"]
+    assert len(set(new)) >= len(set(plain))
