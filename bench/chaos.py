@@ -1,9 +1,13 @@
 """Generations that lose a provider in mid-job: `python -m bench.chaos [--json] [--quick] [--seed N] [--lookahead N]`.
 
 A market of public commands; for each generation a seeded choice of victim (any provider of its plan, the driver's
-included), signal (SIGKILL, or SIGSTOP: a black hole) and moment (before the first token, or after a random one).
-Afterwards the victim is started again, or continued, and the next generation waits until everybody is back. Then the
-same without faults while both cores are kept busy: any takeover there is a false alarm.
+included), signal (SIGKILL, or SIGSTOP: a black hole; `--kills`: the first alone) and moment (before the first token, or
+after a random one). Afterwards the victim is started again, or continued, and the next generation waits until everybody
+is back. With `--lookahead` every fifth is followed by one whose driver does not guess (arm `plain`). Then the same
+without faults while both cores are kept busy: any takeover there is a false alarm.
+
+`--minutes` bounds it, and `--onto DOCUMENT` goes on from what an earlier run of the same seed has printed, whose
+generations count. Fewer than were asked for are not ok.
 
 Figures:
 - identical: generations whose ids equal those of `nodewire generate --local`.
@@ -30,14 +34,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
+from bench.chaos_outcome import BLACK_HOLE_MS, CLOSED_MS, Fault, Normal, Outcome, Part, Replaced, measured, paid_twice
 from bench.jobs import PROMPTS, Generated, generate, references
 from bench.report import Report, percentile, run, spread
 from nodewire import Customer
@@ -48,105 +52,17 @@ from processes.market import DECODER, Market, Provider
 from processes.saying import say
 
 TAKEOVER = 8857
-CLOSED_MS, BLACK_HOLE_MS, RESUME_MS = 100.0, 1_500.0, 500.0
+RESUME_MS = 500.0
+PLAIN_EVERY = 5
 JOB_S = 90.0
 BACK_S = 90.0
-
-
-@dataclass(slots=True)
-class Fault:
-    """What is done to one generation: `kind` to the plan's provider number `victim` (modulo how many there are) after
-    `after` pieces and `delay` of a step; after 0 pieces `delay` is the part of the usual time to the first token."""
-
-    kind: Literal["kill", "stop"]
-    victim: int
-    after: int
-    delay: float
-
-    @classmethod
-    def drawn(cls, rng: random.Random, tokens: int) -> Fault:
-        return cls(
-            rng.choice(("kill", "stop")), rng.randrange(2**16), rng.randrange(0, max(1, tokens - 4)), rng.random()
-        )
-
-
-@dataclass(slots=True)
-class Outcome:
-    """One generation with its fault. Times in ms; None where they could not be measured."""
-
-    fault: Fault
-    victim: str = ""
-    tasks: tuple[str, ...] = ()
-    request: str = ""
-    identical: bool = False
-    error: str = ""
-    missed: bool = False
-    takeovers: list[dict[str, Any]] = field(default_factory=list)
-    stall_ms: float | None = None
-    detection_ms: float | None = None
-    resume_ms: float | None = None
-    back_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Normal:
-    """Medians of fault-free generations."""
-
-    step_ms: float
-    first_ms: float
-
-
-def measured(
-    outcome: Outcome, done: Generated, struck: float, struck_unix: float, stood: float, normal: Normal
-) -> None:
-    """Fill in the figures of a generation that went on. `struck`: when the signal was sent, in monotonic and in unix
-    seconds; `stood`: when the request was seen on the relay (monotonic)."""
-    later = [(a, b) for a, b in zip([stood, *done.moments], done.moments, strict=False) if b > struck]
-    if not later:
-        return
-    began, ended = max(later, key=lambda gap: gap[1] - gap[0])
-    outcome.stall_ms = (ended - began) * 1000
-    usual_ms = normal.first_ms if began == stood else normal.step_ms
-    if outcome.takeovers:
-        outcome.detection_ms = float(outcome.takeovers[0]["detected_ms"]) - struck_unix * 1000
-    elif outcome.stall_ms < CLOSED_MS + normal.step_ms:
-        outcome.detection_ms = 0.0  # nothing more was expected of the victim: nobody had to notice
-    if outcome.detection_ms is not None:
-        bound_ms = CLOSED_MS if outcome.fault.kind == "kill" else BLACK_HOLE_MS
-        allowed_ms = min(max(outcome.detection_ms, 0.0), bound_ms)
-        outcome.resume_ms = max(0.0, outcome.stall_ms - allowed_ms - usual_ms)
-
-
-Replaced = dict[int, list[tuple[str, str, str, int]]]
-"""By attempt: (task, provider that left, standby that entered, its first chunk), all since the job began."""
-
-
-def paid_twice(paid: list[dict[str, Any]], plan: Plan, takeovers: Replaced, victim: str) -> list[tuple[int, str]]:
-    """(chunk, task) of one job that were paid in more than one attempt, or to more than one payee.
-
-    `paid`: the customer's paid debts (payee, chunk, attempt). A payee's tasks at an attempt are those of the newest
-    takeover up to it; where there is none, the `victim`'s (public key) are taken to be its standbys'.
-    """
-    times: dict[tuple[int, str], int] = defaultdict(int)
-    for debt in paid:
-        known = [attempt for attempt in takeovers if attempt <= debt["attempt"]]
-        if known:
-            moved = takeovers[max(known)]
-            place = {task: entered if debt["chunk"] >= first else left for task, left, entered, first in moved}
-        else:
-            place = {a.task: a.standby or "" for a in plan.tasks if debt["attempt"] and a.provider == victim}
-        for task in plan.tasks:
-            if place.get(task.task, task.provider) == debt["payee"]:
-                times[debt["chunk"], task.task] += 1
-    return sorted(key for key, count in times.items() if count > 1)
 
 
 class Trial:
     """One market and its customer; a customer whose job failed is replaced, so that no debt reaches the next job."""
 
-    def __init__(self, market: Market, alone: dict[str, list[int]], tokens: int, lookahead: int) -> None:
-        """`lookahead`: how far drivers may guess."""
-        self.market, self.alone, self.tokens, self.lookahead = market, alone, tokens, lookahead
+    def __init__(self, market: Market, alone: dict[str, list[int]], tokens: int) -> None:
+        self.market, self.alone, self.tokens = market, alone, tokens
         self.customers: list[str] = []
         self.plans: dict[str, tuple[str, Plan, str]] = {}
         """By request: the customer's name, the plan, the victim's public key."""
@@ -168,9 +84,10 @@ class Trial:
             self.customers.append(name)
         return self._customer
 
-    async def undisturbed(self, prompt: str) -> Generated:
+    async def undisturbed(self, prompt: str, lookahead: int) -> Generated:
+        """`lookahead`: how far the driver may guess."""
         customer = await self.customer()
-        done = await self._generate(customer, prompt)
+        done = await self._generate(customer, prompt, lookahead)
         while not self._requests.empty():
             request = self._requests.get_nowait()
             self.plans[request.id] = (self.customers[-1], request.plan, "")
@@ -178,7 +95,7 @@ class Trial:
             await self.close()
         return done
 
-    async def disturbed(self, prompt: str, fault: Fault, normal: Normal) -> Outcome:
+    async def disturbed(self, prompt: str, lookahead: int, fault: Fault, normal: Normal) -> Outcome:
         customer = await self.customer()
         while not self._requests.empty():
             self._requests.get_nowait()
@@ -208,12 +125,13 @@ class Trial:
             return victim
 
         striking = asyncio.create_task(strike())
-        done = await self._generate(customer, prompt, pieces.put_nowait)
+        done = await self._generate(customer, prompt, lookahead, pieces.put_nowait)
         striking.cancel()
         victim = (await asyncio.gather(striking, return_exceptions=True))[0]
         while not self._requests.empty():  # a job that could not be saved goes on as another
             request = self._requests.get_nowait()
             self.plans[request.id] = (self.customers[-1], request.plan, next(reversed(self.plans.values()))[2])
+            outcome.anew += 1
         outcome.error, outcome.identical = done.error, done.ids == self.alone[prompt]
         outcome.takeovers = list(done.said.get("takeovers", ()))
         ended = bool(done.moments) and not done.error
@@ -228,9 +146,11 @@ class Trial:
             await self.close()
         return outcome
 
-    async def _generate(self, customer: Customer, prompt: str, on_piece: Any = lambda count: None) -> Generated:
+    async def _generate(
+        self, customer: Customer, prompt: str, lookahead: int, on_piece: Any = lambda count: None
+    ) -> Generated:
         model = self.market.models["pycoder"]["address"]
-        terms = customer.terms.model_copy(update={"lookahead": self.lookahead})
+        terms = customer.terms.model_copy(update={"lookahead": lookahead})
         return await generate(customer, model, prompt, self.tokens, timeout_s=JOB_S, on_piece=on_piece, terms=terms)
 
     async def _bring_back(self, victim: Provider, fault: Fault, outcome: Outcome) -> None:
@@ -290,18 +210,23 @@ async def busy_cores() -> AsyncIterator[None]:
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
-    count = options.generations or (10 if report.quick else 200)
-    calm, tokens = (2, 96) if report.quick else (20, 160)
-    rng = random.Random(report.seed)
+    count = options.runs or (10 if report.quick else 200)
+    tokens = 96 if report.quick else 160
+    parts = {"faults": Part(options.lookahead)}
+    if options.lookahead > 1:
+        parts["plain"] = Part(1)
+    for document in options.onto:
+        for arm, part in parts.items():
+            part.add(document, arm, report.seed)
     with tempfile.TemporaryDirectory(prefix="nodewire-chaos-") as folder:
         lines = (f"lookahead = {options.lookahead}",)
         async with Market(Path(folder), providers=options.providers, provider_lines=lambda provider: lines) as market:
             prompts = PROMPTS[: 3 if report.quick else None]
             say("the same prompts in one process, for comparison")
             alone = await references(market, DECODER, prompts, tokens)
-            trial = Trial(market, alone, tokens, options.lookahead)
+            trial = Trial(market, alone, tokens)
             try:
-                await _measure(report, trial, rng, prompts, count, calm)
+                await _measure(report, trial, parts, prompts, count, options)
             finally:
                 await trial.close()
                 if options.keep:
@@ -309,56 +234,70 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
 
 
 async def _measure(
-    report: Report, trial: Trial, rng: random.Random, prompts: tuple[str, ...], count: int, calm: int
+    report: Report,
+    trial: Trial,
+    parts: dict[str, Part],
+    prompts: tuple[str, ...],
+    count: int,
+    options: argparse.Namespace,
 ) -> None:
     say("generations without faults")
-    quiet = [await trial.undisturbed(prompt) for prompt in (prompts[0], *prompts)]
-    report.arms["quiet"] = _calm(quiet, trial)
-    going = [done for done in quiet[1:] if not done.error]  # the first one warms everything up
-    if not going:
-        raise RuntimeError(f"no generation succeeds even without faults: {quiet[-1].error}")
-    normal = Normal(
-        median(step * 1000 for done in going for step in done.steps_s),
-        median(float(done.said["first_token_ms"]) for done in going),
-    )
-    say(f"a step takes {normal.step_ms:.1f} ms, the first token {normal.first_ms:.0f} ms")
+    quiet: list[Generated] = []
+    normal = {}
+    for arm, part in parts.items():
+        done = [await trial.undisturbed(prompt, part.lookahead) for prompt in (prompts[0], *prompts)]
+        quiet += done
+        report.arms[f"quiet_{arm}"] = _calm(done, trial)
+        normal[arm] = _normal(done[1:])  # the first one warms everything up
+        say(f"a step takes {normal[arm].step_ms:.1f} ms, the first token {normal[arm].first_ms:.0f} ms")
 
-    outcomes: list[Outcome] = []
-    for number in range(count):
+    until = time.monotonic() + options.minutes * 60
+    main, first = parts["faults"], len(parts["faults"].outcomes)
+    for number in range(first, count):
+        if time.monotonic() > until:
+            say(f"{options.minutes:g} minutes are over after {number} of {count}")
+            break
+        rng = random.Random(f"{report.seed}/{number}")  # so that it does not matter where a run was broken off
         prompt = rng.choice(prompts)
-        fault = Fault.drawn(rng, len(trial.alone[prompt]))
-        outcome = await trial.disturbed(prompt, fault, normal)
-        outcomes.append(outcome)
-        say(f"{number + 1}/{count} {_told(outcome)}")
+        fault = Fault.drawn(rng, len(trial.alone[prompt]), ("kill",) if options.kills else ("kill", "stop"))
+        for arm, part in parts.items():
+            if part is not main and number % PLAIN_EVERY:
+                continue
+            outcome = await trial.disturbed(prompt, part.lookahead, fault, normal[arm])
+            part.outcomes.append(outcome)
+            report.arms[arm] = part.document()
+            say(f"{number + 1}/{count} {arm}: {_told(outcome)}")
 
     say("generations without faults, both cores busy")
     async with busy_cores():
-        loaded = [await trial.undisturbed(rng.choice(prompts)) for _ in range(calm)]
+        rng = random.Random(f"{report.seed}/busy")
+        calm = options.calm if options.calm is not None else (2 if report.quick else 20)
+        loaded = [await trial.undisturbed(rng.choice(prompts), main.lookahead) for _ in range(calm)]
     report.arms["busy"] = _calm(loaded, trial)
 
     await asyncio.sleep(3)  # payments that are on their way
-    double = await trial.double_paid()
+    main.double_paid += await trial.double_paid()
     events = await trial.takeovers()
     alarms = max(
         sum(len(events[request]) for request, (_, _, victim) in trial.plans.items() if not victim),
         sum(len(d.said.get("takeovers", ())) for d in (*quiet, *loaded)),
     )
-    struck = [o for o in outcomes if o.victim]
-    report.arms["faults"] = {
-        "normal": asdict(normal),
-        "generations": [asdict(o) for o in outcomes],
-        "missed": sum(o.missed for o in outcomes),
-        "errors": sorted({o.error.partition(":")[0] for o in outcomes if o.error}),
-        "double_paid": double,
-        **{
-            f"{kind}_{name}": spread(
-                [x for o in struck if o.fault.kind == kind and (x := getattr(o, name)) is not None]
-            )
-            for kind in ("kill", "stop")
-            for name in ("stall_ms", "detection_ms", "resume_ms", "back_s")
-        },
-    }
-    _judge(report, outcomes, len(double), alarms, [*quiet, *loaded], trial.alone)
+    for arm, part in parts.items():
+        report.arms[arm] = {"normal": asdict(normal[arm]), **part.document()}
+    report.line("runs", len(main.outcomes), ">=", count)
+    if plain := parts.get("plain"):
+        report.line("identical_plain", sum(o.identical for o in plain.outcomes), "==", len(plain.outcomes))
+    _judge(report, main.outcomes, len(main.double_paid), alarms, [*quiet, *loaded], trial.alone)
+
+
+def _normal(done: list[Generated]) -> Normal:
+    going = [one for one in done if not one.error]
+    if not going:
+        raise RuntimeError(f"no generation succeeds even without faults: {done[-1].error}")
+    return Normal(
+        median(step * 1000 for one in going for step in one.steps_s),
+        median(float(one.said["first_token_ms"]) for one in going),
+    )
 
 
 def _judge(
@@ -381,6 +320,8 @@ def _judge(
         ("kill", "closed_socket_noticed_ms", CLOSED_MS),
         ("stop", "black_hole_noticed_ms", BLACK_HOLE_MS),
     ):
+        if kind == "stop" and outcomes and all(o.fault.kind == "kill" for o in outcomes):
+            continue  # as asked for
         noticed = [
             o.detection_ms for o in struck if o.fault.kind == kind and o.takeovers and o.detection_ms is not None
         ]
@@ -405,6 +346,7 @@ def _told(outcome: Outcome) -> str:
     if outcome.error:
         return f"{where}: {outcome.error[:120]}"
     stall = "" if outcome.stall_ms is None else f", stall {outcome.stall_ms:.0f} ms"
+    stall += ", begun anew" * bool(outcome.anew)
     return f"{where}: {'identical' if outcome.identical else 'DIFFERENT'}{stall}"
 
 
@@ -413,7 +355,11 @@ def _kept(folder: Path, target: Path) -> Path:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--generations", type=int, default=0, help="instead of 200, or 10 with --quick")
+    parser.add_argument("--runs", type=int, default=0, help="generations with a fault; else 200, or 10 with --quick")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further one begins")
+    parser.add_argument("--onto", type=Path, nargs="*", default=[], help="documents of earlier runs, to go on from")
+    parser.add_argument("--kills", action="store_true", help="SIGKILL alone")
+    parser.add_argument("--calm", type=int, help="generations without faults, instead of 20, or 2 with --quick")
     parser.add_argument("--providers", type=int, default=6)
     parser.add_argument("--lookahead", type=int, default=1, help="how far drivers may guess: 1, which is not, to 64")
     parser.add_argument("--keep", type=Path, help="copy the market's logs and books there at the end")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.rejected import BEGINS_ANEW, Rejected, is_one_word
-from nodewire.errors import NodewireError, PaymentRequired
+from nodewire.errors import NodewireError, PaymentRequired, TimedOut
 from nodewire.protocol.plan import MAX_EXCLUDED, Terms
 
 MAX_AGAIN = 3
@@ -29,6 +29,12 @@ def blamed(error: NodewireError, purchase: Purchase) -> set[str]:
     if is_one_word(error):
         return purchase.blamed | {error.by}
     return purchase.blamed | (error.whom if isinstance(error, Rejected) else set())
+
+
+def silent(error: NodewireError, purchase: Purchase, whom: Collection[str]) -> tuple[str, ...]:
+    """Who may have kept the job from going on where its time is over and `whom` to blame is nobody: all that were in
+    it, since all of them answer. Else the next plan would have the same."""
+    return purchase.plan.providers() if isinstance(error, TimedOut) and not whom else ()
 
 
 def without(terms: Terms, whom: Collection[str], spent_msat: int) -> Terms:
@@ -61,6 +67,10 @@ class SecondChances:
         if isinstance(error, Rejected) and error.refuser:
             refuser = frozenset({error.refuser})
             self._waiting += [(refuser, frozenset()), (error.producers - refuser, refuser)]
+
+    def late(self, providers: Iterable[str]) -> None:
+        """Of these one is silent and the others wait for it, as far as anybody knows: any may be taken back."""
+        self._waiting += [(frozenset({one}), frozenset()) for one in providers]
 
     def believed(self, error: NodewireError) -> bool:
         """Whether it is what two providers say, one in this job and the other in one before it."""

@@ -12,7 +12,16 @@ from nodewire.customer.claims import Claims
 from nodewire.customer.payments import Paid
 from nodewire.customer.receipts import ZapReceipts
 from nodewire.customer.rejected import reported
-from nodewire.errors import TABLE, BadFrame, LinkLost, NodewireError, OverBudget, PaymentRequired, WorkerFailed
+from nodewire.errors import (
+    TABLE,
+    BadFrame,
+    LinkLost,
+    NodewireError,
+    NotAllowed,
+    OverBudget,
+    PaymentRequired,
+    WorkerFailed,
+)
 from nodewire.nostr import nip44, nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -60,6 +69,8 @@ class Answers:
         """Who has said anything."""
         self.blamed: set[str] = set()
         """Who reported an error of its own."""
+        self.withdrawn = False
+        """Whether the customer has given the job up: then who says that it is not allowed has just heard it."""
         self.results: dict[str, result.Said] = {}
         """What each provider's result says (decrypted), by public key."""
         self.roots: dict[tuple[str, ChunkRoot], None] = {}
@@ -125,6 +136,8 @@ class Answers:
             self._claims.claimed(said)
         elif said.provider not in self._here():
             return  # a standby that is not ready, or who has been replaced
+        elif said.status == "error" and said.text == NotAllowed.code and self.withdrawn:
+            return
         elif said.status == "busy":
             self._background.fail(Refused(said.provider, said.id))
         elif said.status == "error" and said.text in _REPLACEABLE and self._grace_s:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from nodewire.customer.again import SecondChances, blamed, may_begin, without
+from nodewire.customer.again import SecondChances, blamed, may_begin, silent, without
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
@@ -102,6 +102,9 @@ class Called(ABC):
                 failure, failures = error, failures + 1
                 self._chances.rejected(error)
                 whom = blamed(error, made)
+                if late := silent(error, made, whom):
+                    self._chances.late(late)
+                    whom |= {*late}
                 if isinstance(error, PaymentRequired):
                     whom = await self.session.settler.still_owed(whom)
                 self._without(bought, whom)

@@ -145,8 +145,7 @@ class Customer:
             BadInput: a parameter or the prompt is out of range.
             NoQuorum, NoProvider, OverBudget, TimedOut, LinkLost ...: nothing, or no more, was bought.
         """
-        if not prompt or len(prompt.encode()) > MAX_PROMPT_BYTES:
-            raise BadInput("prompt", f"empty, or more than {MAX_PROMPT_BYTES} bytes")
+        _check(prompt)
         manifest = await self._manifest(model, "generate", digest)
         kind = self._kind(manifest)
         checked = dict(kind.check(manifest, params))
@@ -358,3 +357,13 @@ class Customer:
             "step_ms_p50": round(timing.step_ms(), 2),
             "hop_ms_p50": round(max(0.0, timing.step_ms() - compute_ms) / hops, 3),
         }
+
+
+def _check(prompt: str) -> None:
+    """Raises BadInput."""
+    try:
+        size = len(prompt.encode())
+    except UnicodeEncodeError as error:
+        raise BadInput("prompt", "a lone surrogate, which is no text") from error
+    if not 0 < size <= MAX_PROMPT_BYTES:
+        raise BadInput("prompt", f"empty, or more than {MAX_PROMPT_BYTES} bytes")

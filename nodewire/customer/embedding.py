@@ -28,7 +28,10 @@ class Embedding(Called):
     """Of all texts, by the driver's word; 0 if it does not say."""
 
     def frames(self) -> list[Frame[Array]]:
-        body = orjson.dumps(list(self.texts))
+        try:
+            body = orjson.dumps(list(self.texts))
+        except TypeError as error:
+            raise BadInput("texts", f"not text: {error}") from error
         if not self.texts or len(body) > MAX_TEXTS_BYTES:
             raise BadInput("texts", f"none, or more than {MAX_TEXTS_BYTES} bytes")
         for n, text in enumerate(self.texts, start=1):

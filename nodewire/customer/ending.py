@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from nodewire.customer.answers import Answers
 from nodewire.customer.payments import JobPayments
@@ -25,14 +25,17 @@ SETTLE_S = 30.0
 log = logging.getLogger("nodewire.customer")
 
 
-async def pay_what_came(payments: JobPayments) -> None:
-    """A job that failed half-way is paid as far as it came: who leaves a chunk unpaid is refused later."""
+async def pay_what_came(payments: JobPayments, gone: Collection[str]) -> None:
+    """A job that failed half-way is paid as far as it came: who leaves a chunk unpaid is refused later.
+
+    Who is `gone` is paid when it can be, and not waited for: what is bought next may wait for this.
+    """
     if payments.failed:
         return
     try:
         async with asyncio.timeout(LINGER_S):
             await asyncio.sleep(LATE_CLAIMS_S)
-            await payments.claims_settled()
+            await payments.claims_settled(gone)
     except TimeoutError:
         log.warning("what a failed job still owed could not be paid in time")
 

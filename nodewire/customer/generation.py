@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nodewire.customer.again import SecondChances, blamed, may_begin, without
+from nodewire.customer.again import SecondChances, blamed, may_begin, silent, without
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
 from nodewire.customer.leg import Leg
 from nodewire.customer.likely import Likely
@@ -100,6 +100,9 @@ class Generation:
                     failure, again = error, again + 1
                     self._chances.rejected(error)
                     whom = blamed(error, purchase)
+                    if late := silent(error, purchase, whom):
+                        self._chances.late(late)
+                        whom |= {*late}
                     if isinstance(error, PaymentRequired):
                         whom = await self.session.settler.still_owed(whom)
                     self._without(bought, whom)

@@ -273,13 +273,15 @@ class JobPayments:
         wanted = {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(plan, newest, p, n)}
         return wanted - self._refused - {(p, n) for p, n in wanted if p in self.disowned}
 
-    async def claims_settled(self) -> None:
-        """Return when every claim for a chunk that has come is paid, or a payment failed."""
+    async def claims_settled(self, gone: Collection[str]) -> None:
+        """Return when every claim for a chunk that has come is paid, or a payment failed; those of who is `gone` are
+        not waited for."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self.failed or not self._unpaid_claims())
+            await self._changed.wait_for(lambda: self.failed or not self._unpaid_claims(gone))
 
-    def _unpaid_claims(self) -> set[tuple[str, int]]:
-        return {key for key in self._claims if self._may_pay(key[1])} - self.paid.keys() - self._refused
+    def _unpaid_claims(self, gone: Collection[str]) -> set[tuple[str, int]]:
+        here = {(p, chunk) for p, chunk in self._claims if p not in gone and self._may_pay(chunk)}
+        return here - self.paid.keys() - self._refused
 
     async def fail(self, error: NodewireError) -> None:
         async with self._changed:

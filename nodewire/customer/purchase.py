@@ -163,7 +163,7 @@ class Purchase:
             elif self._running is not None and self._running.is_open:
                 self._running.cancel()
                 if self.timing.outputs:
-                    await ending.pay_what_came(self.payments)
+                    await ending.pay_what_came(self.payments, self._running.left)
         finally:
             await self._end(error)
 

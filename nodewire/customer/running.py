@@ -245,6 +245,11 @@ class Running:
         """The providers that work on the job now."""
         return set(self.handover.assigned.values()) - {LOCAL}
 
+    @property
+    def left(self) -> set[str]:
+        """Providers that were replaced, or to whom this node itself lost its link."""
+        return (self.handover.gone | self.handover.missed) - self.payments.wronged
+
     def blamed(self) -> set[str]:
         """Providers that left, or for whose fault the job ended."""
         failure = self.background.failure
@@ -296,6 +301,7 @@ class Running:
 
     def cancel(self) -> None:
         """Give the job up, and have all its providers know."""
+        self.answers.withdrawn = True
         self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
         ads = self.drawn.ads
         self._session.withdraw(self.request.id, {p: ads[p].wire for p in self.here() | self.payments.wronged})

@@ -78,31 +78,48 @@ def step_of(frame: Frame[Array], lookahead: int) -> Step:
 
 
 class Fences:
-    """The frames that wait on one edge, as far as they make others void. Epochs do not fall, so a few are enough."""
+    """The frames that wait on one edge, as far as they make others void.
+
+    Here they have not been checked; who passed them on has. A driver may mean ill all the same, and what is left when
+    some are not computed must fit together: so only the first of an epoch makes anything void, as one that rewinds is,
+    and nothing that stands before a `keep`, which may be of it.
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, int]] = deque()
-        """Epochs and positions, both rising: what is behind a lower position rewinds nothing that this does not."""
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        """Numbers, epochs and positions. Between two keeps all are rising: what is behind a lower position rewinds
+        nothing that this does not."""
+        self._keeps: deque[int] = deque()
+        """The numbers of frames with one."""
+        self._epoch = 0
+        """The newest that has been noted."""
 
     def note(self, frame: Frame[Array]) -> None:
-        """A frame waits behind all others. It has not been checked."""
+        """A frame waits behind all others."""
+        if frame.meta.get("keep") is not None:
+            self._keeps.append(frame.seq)
         epoch, pos = frame.meta.get("epoch", 0), frame.meta.get("pos")
-        if type(epoch) is not int or type(pos) is not int:
+        if type(epoch) is not int or type(pos) is not int or epoch <= self._epoch:
             return
-        while self._waiting and self._waiting[-1][1] >= pos:
+        self._epoch = epoch
+        begin = self._keeps[-1] if self._keeps else -1
+        while self._waiting and self._waiting[-1][0] > begin and self._waiting[-1][2] >= pos:
             self._waiting.pop()
-        if not self._waiting or self._waiting[-1][0] < epoch:
-            self._waiting.append((epoch, pos))
+        self._waiting.append((frame.seq, epoch, pos))
 
     def void(self, frame: Frame[Array]) -> bool:
-        """Whether what waits behind `frame` makes it void. What carries a `keep` has accepted something, and counts
-        whatever follows."""
+        """Whether what waits behind `frame` makes it void."""
         epoch, pos = frame.meta.get("epoch", 0), frame.meta.get("pos")
         if type(epoch) is not int or type(pos) is not int:
             return False
-        while self._waiting and self._waiting[0][0] <= epoch:
+        while self._keeps and self._keeps[0] <= frame.seq:
+            self._keeps.popleft()
+        while self._waiting and (self._waiting[0][0] <= frame.seq or self._waiting[0][1] <= epoch):
             self._waiting.popleft()
-        return bool(self._waiting) and self._waiting[0][1] <= pos and frame.seq > 0 and frame.meta.get("keep") is None
+        if frame.seq == 0 or frame.meta.get("keep") is not None or not self._waiting:
+            return False
+        number, _, before = self._waiting[0]
+        return before <= pos and not (self._keeps and self._keeps[0] <= number)
 
 
 def is_computed(frame: Frame[Array]) -> bool:

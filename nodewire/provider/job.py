@@ -147,6 +147,8 @@ class JobRun:
         """Held by the chunk that is closed."""
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
         self._closed = set(range(first))
+        self._said = -1
+        """The newest chunk that this node says is over, as the driver. Rows of it may be on their way to it."""
         self._unsigned: set[int] = set()
         """Chunks of a generation that are claimed without the driver's close."""
         self._is_over = False
@@ -193,8 +195,8 @@ class JobRun:
         return self._takeover.attempt if self._takeover is not None else 0
 
     def open_chunk(self) -> int:
-        """The first chunk that has not been closed."""
-        return max(self._closed, default=-1) + 1
+        """The first chunk that has not been closed: who enters now has what follows, and hears no earlier close."""
+        return max(self._said, *self._closed, -1) + 1
 
     def feeds(self, edge: str) -> str | None:
         """Who has now what comes of an edge of a task that this node took over; None of others."""
@@ -423,6 +425,7 @@ class JobRun:
         if chunk < self._replayed:
             return
         if self._generates:
+            self._said = max(self._said, chunk)
             close = Close.sign(
                 self._keys,
                 request=self.request.id,

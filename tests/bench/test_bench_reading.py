@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from bench import byzantine, chaos, soak
+from bench import byzantine, chaos, chaos_outcome, soak
 from bench.books import Books, Verdict
 from bench.jobs import Generated
 from bench.report import Report, percentile, spread
 from nodewire.protocol import kinds
 from nodewire.protocol.plan import Assignment
 
-NORMAL = chaos.Normal(step_ms=10.0, first_ms=50.0)
+NORMAL = chaos_outcome.Normal(step_ms=10.0, first_ms=50.0)
 
 
 def outcome(kind="kill", takeovers=()):
-    return chaos.Outcome(chaos.Fault(kind, 0, 3, 0.5), takeovers=list(takeovers))
+    return chaos_outcome.Outcome(chaos_outcome.Fault(kind, 0, 3, 0.5), takeovers=list(takeovers))
 
 
 def generated(*moments):
@@ -29,7 +29,7 @@ def generated(*moments):
 
 def measured(seen, done, struck, stood=100.0):
     """The unix clock stands at 1000 when the monotonic one stands at 100."""
-    chaos.measured(seen, done, struck, struck + 900.0, stood, NORMAL)
+    chaos_outcome.measured(seen, done, struck, struck + 900.0, stood, NORMAL)
 
 
 def test_the_stall_is_the_longest_silence_that_ends_after_the_fault():
@@ -44,7 +44,7 @@ def test_detection_beyond_the_bound_is_not_subtracted():
     seen = outcome(takeovers=[{"detected_ms": 1_000_450}])
     measured(seen, generated(100.02, 100.05, 101.05), struck=100.05)
     assert seen.detection_ms == pytest.approx(400)
-    assert seen.resume_ms == pytest.approx(1000 - chaos.CLOSED_MS - 10)
+    assert seen.resume_ms == pytest.approx(1000 - chaos_outcome.CLOSED_MS - 10)
 
 
 def test_before_the_first_token_the_usual_time_to_it_is_subtracted():
@@ -88,27 +88,27 @@ def debt(payee, chunk, attempt):
 def test_nothing_is_paid_twice_when_a_standby_goes_on_where_the_dead_node_stopped():
     paid = [debt("a", 0, 0), debt("c", 0, 0), debt("a", 1, 1), debt("d", 1, 1)]
     takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 0)]}
-    assert chaos.paid_twice(paid, PLAN, takeovers, "c" * 64) == []
-    assert chaos.paid_twice(paid, PLAN, {}, "c" * 64) == []
+    assert chaos_outcome.paid_twice(paid, PLAN, takeovers, "c" * 64) == []
+    assert chaos_outcome.paid_twice(paid, PLAN, {}, "c" * 64) == []
 
 
 def test_a_chunk_that_both_the_dead_node_and_its_standby_were_paid_for_is_found():
     paid = [debt("c", 0, 0), debt("d", 0, 1)]
     takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 0)]}
-    assert chaos.paid_twice(paid, PLAN, takeovers, "") == [(0, "stage.0")]
-    assert chaos.paid_twice(paid, PLAN, {}, "c" * 64) == [(0, "stage.0")]
+    assert chaos_outcome.paid_twice(paid, PLAN, takeovers, "") == [(0, "stage.0")]
+    assert chaos_outcome.paid_twice(paid, PLAN, {}, "c" * 64) == [(0, "stage.0")]
 
 
 def test_a_chunk_before_the_standbys_first_is_the_dead_nodes_whenever_it_is_paid():
     takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 1)]}
-    assert chaos.paid_twice([debt("c", 0, 1), debt("d", 1, 1)], PLAN, takeovers, "") == []
-    assert chaos.paid_twice([debt("c", 0, 0), debt("c", 0, 1)], PLAN, takeovers, "") == [(0, "stage.0")]
+    assert chaos_outcome.paid_twice([debt("c", 0, 1), debt("d", 1, 1)], PLAN, takeovers, "") == []
+    assert chaos_outcome.paid_twice([debt("c", 0, 0), debt("c", 0, 1)], PLAN, takeovers, "") == [(0, "stage.0")]
 
 
 def test_a_node_that_stays_and_is_paid_again_after_a_takeover_is_found():
     paid = [debt("a", 0, 0), debt("a", 0, 1)]
     takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 0)]}
-    assert chaos.paid_twice(paid, PLAN, takeovers, "") == [(0, "driver")]
+    assert chaos_outcome.paid_twice(paid, PLAN, takeovers, "") == [(0, "driver")]
 
 
 def test_generations_that_did_not_go_on_count_against_the_percentile():

@@ -11,7 +11,7 @@ import pytest
 
 from nodewire.customer import answers as answering
 from nodewire.customer import called
-from nodewire.customer.again import MAX_AGAIN, SecondChances, blamed, may_begin
+from nodewire.customer.again import MAX_AGAIN, SecondChances, blamed, may_begin, silent
 from nodewire.customer.answers import Answers
 from nodewire.customer.background import Background
 from nodewire.customer.embedding import Embedding
@@ -24,6 +24,7 @@ from nodewire.errors import (
     NoProvider,
     NotAllowed,
     OverBudget,
+    TimedOut,
     TooLarge,
     Unsupported,
     WorkerFailed,
@@ -107,6 +108,18 @@ async def test_who_quotes_somebody_that_says_nothing_is_blamed_with_it(heard, co
     made._feedback(says(0, code, by=FIRST))
     error = await ended(background)
     assert made.blamed | (error.whom if isinstance(error, Rejected) else set()) >= {DRIVER, FIRST}
+
+
+async def test_who_ends_a_job_that_its_customer_has_given_up_is_not_blamed_for_it(heard):
+    """Else the next plan would be without whoever obeys first, and there may be nobody in its place."""
+    made, background = heard
+    made.withdrawn = True
+    made._feedback(says(0, "not-allowed"))
+    made._feedback(says(1, "not-allowed", by=FIRST))
+    await asyncio.sleep(0.1)
+    assert made.blamed == set() and background.failure is None
+    made._feedback(says(2, "bad-frame", edge="hidden.1"))
+    assert (await ended(background)).whom == {FIRST, SECOND}
 
 
 async def test_a_word_of_its_own_counts_at_once_and_so_does_a_code_that_is_the_customers(heard):
@@ -285,6 +298,20 @@ def test_where_nobody_is_left_who_refused_comes_back_and_then_the_others_in_its_
     assert chances.next(second) is None
     chances.rejected(Rejected("x", "y", frozenset({FIRST}), SECOND))
     assert chances.next(second) is None
+
+
+def test_of_a_plan_that_is_late_and_answers_all_are_passed_over_and_come_back_one_by_one():
+    made = Bought([])
+    made.plan = SimpleNamespace(providers=lambda: (DRIVER, FIRST))
+    late = TimedOut("output", "none came")
+    assert silent(late, made, set()) == (DRIVER, FIRST)
+    assert not silent(late, made, {FIRST}) and not silent(LinkLost("x", "y"), made, set())
+    chances = SecondChances()
+    chances.late((DRIVER, FIRST))
+    first = chances.next(terms(DRIVER, FIRST, SECOND))
+    assert set(first.excluded) == {FIRST, SECOND}
+    assert set(chances.next(first).excluded) == {SECOND}
+    assert chances.next(first) is None
 
 
 def test_who_sent_the_customer_itself_what_is_no_output_does_not_come_back():

@@ -153,6 +153,36 @@ def test_a_bias_decides_and_one_for_no_token_is_its_fields_fault(client):
         assert refused.value.param == "logit_bias"
 
 
+def test_tools_and_what_they_answered_go_into_the_models_own_template(client):
+    plain = client.chat.completions.create(**CHAT, max_tokens=4)
+    asked = {**CHAT, "max_tokens": 4, "tools": [TOOL], "tool_choice": "auto"}
+    told = client.chat.completions.create(**asked)
+    assert told.usage.prompt_tokens > plain.usage.prompt_tokens
+    assert told.choices[0].message.tool_calls is None and told.choices[0].finish_reason == "length"
+    with client.chat.completions.create(**asked, stream=True) as stream:
+        text = "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
+    assert text == told.choices[0].message.content
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    done = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a mat"},
+    ]
+    more = client.chat.completions.create(**{**asked, "messages": [*CHAT["messages"], *done]})
+    assert more.usage.prompt_tokens > told.usage.prompt_tokens
+    none = client.chat.completions.create(**{**asked, "tool_choice": "none"})
+    assert none.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
+def test_of_a_prompt_that_begins_like_an_earlier_one_what_was_found_is_told_and_costs_less(client):
+    asked = {"model": "coder", "prompt": "the cat sat on the mat and " * 9, "max_tokens": 2, "temperature": 0}
+    first, again = (client.completions.create(**asked) for _ in range(2))
+    assert first.choices[0].text == again.choices[0].text
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    found = again.usage.prompt_tokens_details.cached_tokens
+    assert found and found % 64 == 0 and found < again.usage.prompt_tokens == first.usage.prompt_tokens
+    assert 0 < again.usage.cost_msat < first.usage.cost_msat
+
+
 def test_embeddings_as_the_client_asks_for_them_and_as_numbers(client):
     made = client.embeddings.create(model="minilm", input=["a cat", "a dog", "rain"])  # in base64
     plain = client.embeddings.create(model="minilm", input=["a cat", "a dog", "rain"], encoding_format="float")
@@ -172,8 +202,18 @@ def test_errors_are_the_clients_own_classes(client, gateway):
         client.chat.completions.create(**{**CHAT, "temperature": 9})
     assert refused.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**CHAT, tools=[TOOL])  # this template knows none
-    assert refused.value.param == "tools"
+        client.chat.completions.create(**CHAT, tools=[TOOL], tool_choice="required")  # nobody can promise a call
+    assert refused.value.param == "tool_choice"
+    for field, value in (
+        ("temperature", -1),
+        ("top_p", 0),
+        ("presence_penalty", 9),
+        ("max_tokens", 0),
+        ("seed", 2**64),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(**{**CHAT, field: value})
+        assert refused.value.param == field
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="coder", prompt="zq" * 500)
     assert refused.value.code == "context_length_exceeded"

@@ -8,7 +8,7 @@ import pytest
 from running_market import STALLS
 from test_market_failures import whole_tokens
 
-from nodewire.errors import TooLarge
+from nodewire.errors import BadInput, TooLarge
 
 pytestmark = pytest.mark.timeout(240)
 PROMPT = "the cat sat on the mat"
@@ -77,3 +77,22 @@ async def test_a_prompt_that_is_too_long_fails_with_its_own_code_once_a_second_d
         assert len(customer.purchases) == 2
         assert len({one.plan.tasks[0].provider for one in customer.purchases}) == 2
         assert not any(paid(one) for one in customer.purchases)
+
+
+class Bytes(str):
+    """A text that goes out as what is none."""
+
+    def encode(self, *_):
+        return b"the \xff\xfe cat"
+
+
+async def test_bytes_that_are_no_text_are_the_customers_fault_and_cost_nothing(market):
+    async with market.customer("garbled") as customer:
+        with pytest.raises(BadInput, match="UTF-8"):
+            async for _ in customer.generate(market.decoder["address"], Bytes("the cat"), max_tokens=2):
+                pass
+        assert len(customer.purchases) == 2  # a second driver says the same
+        assert not any(paid(one) for one in customer.purchases)
+        with pytest.raises(BadInput, match="surrogate"):
+            await anext(customer.generate(market.decoder["address"], "the \ud800 cat"))
+        assert len(customer.purchases) == 2

@@ -15,6 +15,7 @@ BERT_TARGET = "100kB"
 """A driver and two graph tasks."""
 CONTEXT = 400
 TEMPLATE = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )

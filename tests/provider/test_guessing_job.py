@@ -299,6 +299,39 @@ async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, t
     await asyncio.gather(running, return_exceptions=True)
 
 
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [
+            {"seq": 1, "pos": 1, "parents": b"\xff\xff"},
+            {"seq": 2, "pos": 2, "rows": 0, "chunk": 1, "keep": b"\0\0"},
+            {"seq": 3, "pos": 1, "epoch": 1},
+        ],
+        [{"seq": 1, "pos": 1}, {"seq": 2, "pos": 2, "epoch": 1}, {"seq": 3, "pos": 1, "epoch": 1}],
+    ],
+)
+async def test_a_driver_that_takes_back_what_the_next_frame_needs_gets_nobody_blamed(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,
+    frames,
+):
+    """Its frames pass a stage that computes each as it comes. One that is slow has them all before it."""
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    stage = list(market.runs.values())[1]
+    driver, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    for fields in ({"seq": 0, "pos": 0, "chunk": 0}, *frames):
+        queue.put_nowait(hidden(driver, **fields))
+    running = asyncio.create_task(stage.run())
+    consumer = market.hub.queues[list(market.runs.values())[2]._keys.public]
+    async with asyncio.timeout(10):
+        outs = [await consumer.get() for _ in range(4)]
+    assert [out.tensors[0].shape[1] for out in outs] == [1, *(frame.get("rows", 1) for frame in frames)]
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_return_that_was_not_computed_for_a_guess_that_stands_is_refused(folder, tmp_path, truth):  # noqa: F811
     """Its stage leaves out what it was sent, and has no reason to."""
     market = guessing(folder, tmp_path, truth, chunk=16, chance=1.0)

@@ -593,3 +593,17 @@ async def test_only_what_others_break_off_counts_against_the_customer(market, en
 async def ask_as_of_a_call(run, ask, chunk, *rest):
     run._unsigned.add(chunk)
     await ask(chunk, *rest)
+
+
+async def test_a_chunk_counts_as_closed_for_who_enters_as_soon_as_its_close_is_told(market):
+    """Who enters does not hear it, and would otherwise neither commit to the chunk nor be paid for it."""
+    driver, told = next(iter(market.runs.values())), []
+
+    async def hears(_, peer, document):
+        told.append((peer, driver.open_chunk()))
+
+    market.hub.on_control = hears
+    await driver.completed(0, 1, end=False)
+    await driver.completed(1, 1, end=False)
+    members = [*(task.provider for task in market.plan.tasks[1:]), CUSTOMER.public]
+    assert sorted(told) == sorted((peer, chunk) for peer in members for chunk in (1, 2))

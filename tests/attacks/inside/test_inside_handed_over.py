@@ -57,7 +57,18 @@ async def test_who_entered_for_a_stage_that_is_there_gets_nothing_and_the_stage_
     await asked(payments, asks(FRIEND, 2, attempt=1))
     assert payer.paid_msat == {HONEST.public: 2 * PRICE_MSAT, DRIVER.public: PRICE_MSAT}
     assert payments.disowned == {FRIEND.public}
-    await asyncio.wait_for(payments.claims_settled(), 3)  # what is not paid is not waited for
+    await asyncio.wait_for(payments.claims_settled(()), 3)  # what is not paid is not waited for
+
+
+async def test_what_who_is_gone_has_claimed_and_cannot_be_asked_for_keeps_nobody_waiting():
+    payments, _ = job()
+    await closed(payments, 0)
+    assert payments.expects(asks(HONEST, 0))
+    waiting = asyncio.create_task(payments.claims_settled(()))
+    await asyncio.wait_for(payments.claims_settled({HONEST.public}), 3)
+    assert not waiting.done()
+    await asked(payments, asks(HONEST, 0))
+    await asyncio.wait_for(waiting, 3)
 
 
 async def test_who_entered_for_one_that_is_gone_is_paid_when_that_is_known():

@@ -7,7 +7,8 @@ import os
 from kinds.k8843 import SplitInference
 from nodewire.kind import Desk, Job, Mailbox, Params, Worker
 from nodewire.protocol.codec import OWN, Codings
-from nodewire_faults import CHEATS
+from nodewire_faults import CHEATS, SENDING
+from nodewire_faults.sending import Sending
 
 CHEAT = "NODEWIRE_FAULTS_CHEAT"
 TASKS = "NODEWIRE_FAULTS_TASKS"
@@ -23,10 +24,16 @@ class FaultySplitInference(SplitInference):
         if cheat not in CHEATS:
             raise ValueError(f"{CHEAT}={cheat!r} is not one of {', '.join(CHEATS)}")
         self.worker_entry = f"nodewire_faults.workers.{cheat}"
-        tasks = [name for name in os.environ.get(TASKS, "").split(",") if name]
-        self._orders = {"tasks": tasks, "after": int(os.environ.get(AFTER, "0"))}
+        self._cheat = cheat
+        self._tasks = [name for name in os.environ.get(TASKS, "").split(",") if name]
+        self._after = int(os.environ.get(AFTER, "0"))
+        self._orders = {"tasks": self._tasks, "after": self._after}
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
+        if self._cheat in SENDING:
+            tasks = self._tasks or job.tasks
+            edges = {edge.name for task in tasks for edge in job.manifest.outputs(task)}
+            mailbox = Sending(mailbox, self._cheat, edges, self._after)
         await super().serve(job, mailbox, _Ordered(worker, self._orders), desk)
 
 
