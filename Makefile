@@ -17,7 +17,7 @@ WORKERS ?= 2
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install demo test lint bench bench-train chaos chaos-guesses chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
+.PHONY: help install demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
   scale-train quality-train byzantine fraud honest soak interop clean
 
 help: ## show this list
@@ -57,6 +57,9 @@ bench-train: $(VENV)/.installed ## what training over the market costs beside on
 
 chaos: $(VENV)/.installed ## generations that lose a provider in mid-job (ARGS="--quick --seed 7")
 	@$(VENV)/bin/python -m bench.chaos $(ARGS)
+
+resplit: $(VENV)/.installed ## generations that go on over another ring when theirs changes (ARGS="--runs 9 --minutes 5")
+	@$(VENV)/bin/python -m bench.resplit $(ARGS)
 
 chaos-guesses: $(VENV)/.installed ## kills while drivers guess, for half an hour (ARGS="--onto chaos.json" goes on)
 	@$(VENV)/bin/python -m bench.chaos --lookahead 8 --kills --minutes 30 $(ARGS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nodewire.customer.customer import Customer as Customer
-    from nodewire.customer.generation import Piece as Piece
+    from nodewire.customer.piece import Piece as Piece
     from nodewire.errors import NodewireError as NodewireError
     from nodewire.graph.register import register as register
     from nodewire.protocol.plan import Terms as Terms

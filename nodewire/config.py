@@ -308,6 +308,9 @@ class CustomerConfig(Role):
     worker: WorkerConfig = WorkerConfig()
     max_chunk_msat: Msat = 100_000
     max_total_msat: Msat = 10_000_000
+    resplit_msat: Msat | None = None
+    """Most that a generation may spend on moving to quicker rings, beside what it costs to stay; 0 is never to move. A
+    quarter of what the job may cost if empty."""
     lookahead: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
     """How far generations may run ahead by guess, where providers take as much; 1 is not at all."""
     private_endpoints: bool = False

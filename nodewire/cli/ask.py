@@ -20,6 +20,7 @@ from nodewire.cli.buying import (
     Config,
     Model,
     Report,
+    Resplit,
     Verify,
     Wait,
     buying,
@@ -31,7 +32,7 @@ from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
 from nodewire.cli.whom import Driver, Ends, Exclude, Region, Trusted, from_whom
-from nodewire.config import CustomerConfig
+from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadConfig, BadInput
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def generate(
     ] = None,
     budget: Budget = "",
     edge_codec: Codecs = None,
+    resplit: Resplit = "",
     verify: Verify = False,
     wait: Wait = False,
     driver: Driver = None,
@@ -96,12 +98,12 @@ def generate(
     whom = {"driver": driver, "trusted": trusted, "ends": ends, "exclude": exclude, "region": region}
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
-        only_here("--local", **whom)
+        only_here("--local", resplit=resplit, **whom)
         if transcript is not None:
             raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
     if swarm is not None:
         no_market(config=config, model=model, local=local, budget=budget, verify=verify, wait=wait)
-        no_market(transcript=transcript, **whom)
+        no_market(transcript=transcript, resplit=resplit, **whom)
     if draft is not None and local is None:
         raise BadInput("--draft", "is for --local: elsewhere who drives has its own")
     if lookahead is not None and local is None and swarm is None:
@@ -131,6 +133,7 @@ def generate(
         customer = from_whom(customer, driver, trusted, ends, exclude, region)
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         params |= {"transcribe": True} if transcript is not None else {}
+        params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}
         done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
         if transcript is not None:
             transcript.write_bytes(orjson.dumps(done.pop("transcript"), option=orjson.OPT_INDENT_2))

@@ -34,6 +34,9 @@ Codecs = Annotated[
         " for one edge (may be repeated)."
     ),
 ]
+Resplit = Annotated[
+    str, typer.Option(help="Most that moves to quicker rings may cost, such as 5sat; 0sat: none (default: the file's).")
+]
 Verify = Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of it again.")]
 Wait = Annotated[bool, typer.Option("--wait", help="As --verify; end when it has judged, and make again what failed.")]
 

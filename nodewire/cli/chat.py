@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from nodewire.cli.buying import Config, needs
+from nodewire.cli.buying import Config, Resplit, needs
 from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats
 from nodewire.cli.roles import naming
@@ -56,6 +56,7 @@ def chat(
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
     template: Annotated[Path | None, typer.Option(help="A file with the chat template, for a model without.")] = None,
     budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
+    resplit: Resplit = "",
     driver: Driver = None,
     trusted: Trusted = None,
     ends: Ends = None,
@@ -69,7 +70,7 @@ def chat(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind itself ignores it
     customer: CustomerConfig | SwarmCustomer
     if swarm is not None:
-        no_market(model=model, config=config, budget=budget)
+        no_market(model=model, config=config, budget=budget, resplit=resplit)
         no_market(driver=driver, trusted=trusted, ends=ends, exclude=exclude, region=region)
         customer = customer_of(swarm, split, key, state, lookahead)
         model = customer.file.swarm.address
@@ -80,6 +81,8 @@ def chat(
     params |= drawn(temperature, top_p, top_k, min_p, repetition, seed)
     if stop:
         params["stop"] = stop
+    if resplit:
+        params["resplit_msat"] = parse_msat(resplit)
     fields = {"system": system, "budget_msat": parse_msat(budget) if budget else None}
     beside, stack = Beside(), AsyncExitStack()
     try:
@@ -191,10 +194,14 @@ class _OnTerminal:
         notes.print("[dim]breaking off; what came is being paid[/]")
 
     def answered(self, answer: Answer, talk: Conversation) -> None:
+        from nodewire.cli.shown import told_of
+
         ended = {"stopped": "broken off · ", "length": "cut at --max-tokens · ", "budget": "the budget is used up · "}
         said = f"{ended.get(answer.reason, '')}{_figures(answer)} · first after {answer.first_s * 1000:.0f} ms"
         cost = f" · {sats(talk.cost_msat)} in all" if talk.cost_msat else ""
         notes.print(f"[dim]{said}{cost}[/]", soft_wrap=True)
+        for move in answer.moves:
+            notes.print(f"[dim]{told_of(move)}[/]", soft_wrap=True)
 
     def failed(self, error: NodewireError) -> None:
         notes.print(Text(f"{error.code}: {plain(in_words(error))}", style="red"), soft_wrap=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self, TypeVar
 
 from nodewire.chat.folder import template_file
@@ -39,6 +39,8 @@ class Answer:
     """From the first token to the newest."""
     cost_msat: int = 0
     requests: list[str] = field(default_factory=list)
+    moves: list[dict[str, Any]] = field(default_factory=list)
+    """To other rings."""
     reason: str = ""
     """Why it ended: eos, stop, length, stopped (by who asked) or budget."""
 
@@ -56,6 +58,7 @@ class Answer:
             "tokens_per_s": round(self.tokens_per_s, 1),
             "cost_msat": self.cost_msat,
             "requests": self.requests,
+            "moves": self.moves,
         }
 
 
@@ -121,7 +124,14 @@ class Conversation:
         params = {**self.params, "special_tokens": False}
         began_s = time.monotonic()
         try:
-            pieces = self.customer.generate(self.address, prompt, terms=terms, begun=purchases.append, **params)
+            pieces = self.customer.generate(
+                self.address,
+                prompt,
+                terms=terms,
+                begun=purchases.append,
+                moved=lambda move: made.moves.append(asdict(move)),
+                **params,
+            )
             async with aclosing(pieces):
                 first_s = looked_s = 0.0
                 async for piece in pieces:
@@ -143,7 +153,8 @@ class Conversation:
             made.reason = "budget"
         finally:
             begun = [one for one in purchases if one.is_underway]
-            self.last = begun[-1] if begun else self.last
+            lost = {move["request"] for move in made.moves if move["outcome"] not in ("moved", "saved")}
+            self.last = next((one for one in reversed(begun) if one.request.id not in lost), self.last)
             made.cost_msat, made.requests = _cost_msat(begun), [one.request.id for one in begun]
             self.cost_msat += made.cost_msat
         if made.tokens:

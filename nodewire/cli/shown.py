@@ -40,9 +40,9 @@ class Watched(Customer):
     async def _planned(self, bought: Purchase) -> None:
         """Learn who the job's providers would be, and say so before it is requested."""
         if self._shown and self._show:
-            notes.print(
-                "\nanother plan, for the one before was refused or broke off, or its work failed:", soft_wrap=True
-            )
+            why = "was refused or broke off, or its work failed"
+            why = "is slower than it need be; it goes on until this one has caught up" if bought.beside else why
+            notes.print(f"\nanother plan, for the one before {why}:", soft_wrap=True)
         self._shown = True
         plan = bought.plan
         self.names |= {public: ad.name for public, ad in (await self.session.record.ads(plan)).items()}
@@ -141,6 +141,8 @@ def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled:
         resumed, lost = handed["resumed_ms"], handed["detected_ms"]
         back = f"after {resumed - lost:,} ms the job went on" if resumed is not None else "the job has not gone on"
         notes.print(f"a provider fell silent, its standby took over: {back}")
+    for move in done.get("moves", ()):
+        notes.print(told_of(move), soft_wrap=True)
     rate = f" · {done['tokens_per_s']:.1f} tokens/s" if streamed else ""
     if found := done.get("cached_tokens"):
         rate += f" · {counted(found, 'token')} of the prompt from before"
@@ -159,6 +161,16 @@ def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled:
             soft_wrap=True,
         )
     notes.print(f"[dim]`nodewire audit {done['request']} {where}` re-derives the plan[/]", soft_wrap=True)
+
+
+def told_of(move: Mapping[str, Any]) -> str:
+    """A move to another ring, for people."""
+    if move["outcome"] in ("moved", "saved"):
+        return f"from token {move['overtook_at']} on another ring went on, which was expected to be quicker"
+    if move["outcome"] == "ended":
+        return "another ring was begun, and not needed any more"
+    why = {"slower": "was no quicker", "differs": "said something else", "failed": "failed"}
+    return f"another ring was tried after {counted(move['at'], 'token')}: it {why.get(move['outcome'], 'was left')}"
 
 
 def show_so_far(ended: str, paid: Mapping[str, Any]) -> None:

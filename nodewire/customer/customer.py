@@ -28,8 +28,10 @@ from nodewire.customer.bought import MAX_REPAIRS, Bought, judgement
 from nodewire.customer.called import Called
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.evaluation import Evaluation, jobs
-from nodewire.customer.generation import Generation, Piece
+from nodewire.customer.generation import Generation
+from nodewire.customer.moving import MAX_MOVES, Moved
 from nodewire.customer.people import people
+from nodewire.customer.piece import Piece
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.summary import summary, together
@@ -64,7 +66,7 @@ class Customer:
         self.terms = Terms(
             max_chunk_msat=config.max_chunk_msat, max_total_msat=config.max_total_msat, lookahead=config.lookahead
         )
-        self.purchases: deque[Purchase] = deque(maxlen=(MAX_AGAIN + 1) * (MAX_REPAIRS + 1))
+        self.purchases: deque[Purchase] = deque(maxlen=(MAX_AGAIN + 1 + MAX_MOVES) * (MAX_REPAIRS + 1))
         """The newest that were begun, the last one last: as many as one call may begin."""
         self._config = config
         self._batchings: dict[str, Batching] = {}
@@ -122,6 +124,8 @@ class Customer:
         ended: Ended | None = None,
         digest: str | None = None,
         transcribe: bool = False,
+        resplit_msat: int | None = None,
+        moved: Callable[[Moved], None] = lambda move: None,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt` on the manifest at address `model`; `params` are those of kind 8843 (max_tokens ...).
@@ -134,7 +138,8 @@ class Customer:
         pays (auto). `terms.codecs` says it edge by edge. `begun` is told every purchase that it takes before it is
         made, `ended` what `last` is then: who has several calls under way knows by that which is whose. `digest`: of
         the version of the manifest that it must be. `transcribe`: `last` has a signed transcript, too (a document of
-        nodewire.protocol.generation).
+        nodewire.protocol.generation). `resplit_msat`: what it may cost to move to quicker rings on the way, in place of
+        the configuration's; `moved` is told of each move, and `last["moves"]` has them all.
 
         Raises:
             BadInput: a parameter or the prompt is out of range.
@@ -154,6 +159,8 @@ class Customer:
             checked,
             begun=self._telling(begun),
             edge_codec=edge_codec,
+            resplit_msat=self._resplit(terms or self.terms, resplit_msat),
+            moved=moved,
         )
         try:
             async with aclosing(made.stream()) as pieces:  # who leaves in the middle has it settled before going on
@@ -168,7 +175,8 @@ class Customer:
                 async for piece in pieces:
                     yield piece
         done = {
-            **together([self._finished(bought.purchase) for bought in made.jobs]),
+            **together([self._finished(b.purchase) for b in (*made.jobs[:-1], *made.lost, made.jobs[-1])]),
+            "moves": [asdict(move) for move in made.moves],
             "ids": made.ids,
             "text": "".join(made.texts),
             "repaired": made.repaired,
@@ -271,6 +279,10 @@ class Customer:
             return None
         path = await record.fetch_blob(cited.sha256, cited.bytes)
         return ChatTemplate.unpack(await asyncio.to_thread(path.read_bytes))
+
+    def _resplit(self, terms: Terms, msat: int | None) -> int:
+        msat = self._config.resplit_msat if msat is None else msat
+        return terms.max_total_msat // 4 if msat is None else msat
 
     def _tell(self, done: dict[str, Any], ended: Ended | None = None) -> None:
         self.last = done

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from nodewire.customer.called import Called
-from nodewire.customer.generation import only
+from nodewire.customer.piece import only
 from nodewire.errors import BadFrame, BadInput
 from nodewire.plan.codec import CHARS_PER_TOKEN
 from nodewire.protocol.frame import Array, Frame

@@ -11,10 +11,14 @@ import numpy as np
 
 from nodewire.customer.again import SecondChances, blamed, may_begin, silent, without
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
-from nodewire.customer.likely import Likely, likely_of
+from nodewire.customer.leg import Leg
+from nodewire.customer.likely import Likely
+from nodewire.customer.moving import Moved, Moving
 from nodewire.customer.payments import most_positions
+from nodewire.customer.piece import Piece, piece_of
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
+from nodewire.customer.race import Outcome, Race
 from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
 from nodewire.errors import BadFrame, NodewireError, NoProvider, PaymentRequired
@@ -24,22 +28,6 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
 from nodewire.protocol.takeover import payees
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One step of a generation: its token ids and the text that became printable with them.
-
-    `position` is the first id's in the session: the prompt's tokens are those before it, by the driver's word. So are
-    `likely`, where `logprobs` was asked for: the id itself first, then those that the model found likeliest.
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    end: bool
-    reason: str
-    position: int = 0
-    likely: tuple[Likely, ...] = ()
 
 
 @dataclass(slots=True)
@@ -56,56 +44,89 @@ class Generation:
     begun: Callable[[Purchase], None]
     """Told every purchase before it is made."""
     edge_codec: EdgeCodec | None = None
+    resplit_msat: int = 0
+    """What moves to other rings may cost beside it."""
+    moved: Callable[[Moved], None] = lambda move: None
+    """Told what became of each of them."""
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     likely: list[tuple[Likely, ...]] = field(default_factory=list)
     """Of each id, if that was asked for."""
     jobs: list[Bought] = field(default_factory=list)
+    lost: list[Bought] = field(default_factory=list)
+    """Jobs that were bought to go on with, and not gone on with: no token is theirs alone."""
+    moves: list[Moved] = field(default_factory=list)
+    positions: int = 0
+    """Of the prompt and of what is generated, by the newest driver's word."""
     repaired: list[int] = field(default_factory=list)
     """From which token on something was made again."""
     _chances: SecondChances = field(default_factory=SecondChances)
+    _race: Race = field(init=False)
+    _moving: Moving = field(init=False)
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
         """Buy the rest of the generation. Raises as `Customer.generate`."""
         failure: NodewireError | None = None
         again = 0
-        while True:
-            patience = 1 if failure is not None else PATIENCE_EPOCHS
-            bought = Bought(self._purchase(patience), len(self.ids))
-            purchase = bought.purchase
-            self.begun(purchase)
-            try:
-                async with purchase:
-                    self.jobs.append(bought)
-                    async for out in purchase.outputs():
-                        piece = piece_of(out)
+        race = self._race = Race(self._decided, lambda leg: self._without(leg.bought, set()))
+        moving = self._moving = Moving(self, race, self.resplit_msat)
+        try:
+            while True:
+                patience = 1 if failure is not None else PATIENCE_EPOCHS
+                race.begin(self.job(self.terms, patience))
+                try:
+                    while (piece := await race.next(self.ids)) is not None:
                         self.ids += piece.ids
                         self.texts.append(piece.text)
                         self.likely.append(piece.likely)
+                        self.positions = piece.position + 1
                         yield piece
-                return
-            except NodewireError as error:
-                if failure is not None and not purchase.is_underway:
-                    if isinstance(error, NoProvider) and (terms := self._chances.next(self.terms)):
-                        self.terms = terms
-                        continue
-                    raise failure from error
-                may = may_begin(error, purchase, failures=again, came=len(self.ids) > bought.first)
-                if not may or self._chances.believed(error):
-                    raise
-                # Nobody was left to go on: a new job begins where this one ended.
-                self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)
-                failure, again = error, again + 1
-                self._chances.rejected(error)
-                whom = blamed(error, purchase)
-                if late := silent(error, purchase, whom):
-                    self._chances.late(late)
-                    whom |= {*late}
-                if isinstance(error, PaymentRequired):
-                    whom = await self.session.settler.still_owed(whom)
-                self._without(bought, whom)
-                if self.terms.max_total_msat < purchase.plan.chunk_msat or self._left() <= 0:
-                    raise
+                        moving.look()
+                    return
+                except NodewireError as error:
+                    await race.clear()
+                    bought = race.lead.bought
+                    purchase = bought.purchase
+                    if failure is not None and not purchase.is_underway:
+                        if isinstance(error, NoProvider) and (terms := self._chances.next(self.terms)):
+                            self.terms = terms
+                            continue
+                        raise failure from error
+                    may = may_begin(error, purchase, failures=again, came=len(self.ids) > bought.first)
+                    if not may or self._chances.believed(error):
+                        raise
+                    # Nobody was left to go on: a new job begins where this one ended.
+                    self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)
+                    failure, again = error, again + 1
+                    self._chances.rejected(error)
+                    whom = blamed(error, purchase)
+                    if late := silent(error, purchase, whom):
+                        self._chances.late(late)
+                        whom |= {*late}
+                    if isinstance(error, PaymentRequired):
+                        whom = await self.session.settler.still_owed(whom)
+                    self._without(bought, whom)
+                    if self.terms.max_total_msat < purchase.plan.chunk_msat or self.left() <= 0:
+                        raise
+        finally:
+            await moving.end()
+            await race.end()
+
+    def job(self, terms: Terms, patience: int) -> Leg:
+        """Another job of the text so far, under these terms; it begins at once."""
+        bought, tokens = Bought(self._purchase(terms, patience), len(self.ids)), self.left()
+        self.begun(bought.purchase)
+        positions = most_positions(self.manifest, bought.purchase.inputs)
+        return Leg(bought, positions, tokens, self._began)
+
+    def _began(self, leg: Leg) -> None:
+        if leg is self._race.lead:
+            self.jobs.append(leg.bought)
+
+    def _decided(self, leg: Leg, outcome: Outcome) -> None:
+        if leg.is_begun:
+            (self.jobs if leg is self._race.lead else self.lost).append(leg.bought)
+        self.moved(self._moving.decided(leg, outcome))
 
     async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> AsyncGenerator[Piece, None]:
         """Wait for the verdicts on all jobs, and buy anew from the first chunk that failed, until nothing fails.
@@ -142,7 +163,7 @@ class Generation:
                 failed.append(bought.first + (1 + (chunk - 1) * self.manifest.chunk if chunk else 0))
         return min((n for n in failed if n < len(self.ids)), default=None)
 
-    def _left(self) -> int:
+    def left(self) -> int:
         """How many tokens are still wanted."""
         return int(self.params["max_tokens"]) - len(self.ids)
 
@@ -152,22 +173,24 @@ class Generation:
         bought.counted = True
         self._chances.wronged(bought.purchase.wronged)
 
-    def _purchase(self, patience: int) -> Purchase:
+    def _purchase(self, terms: Terms, patience: int) -> Purchase:
         text = self.prompt.encode()
         tensors: tuple[Array, ...] = (Array("uint8", (len(text),), text),)
         if self.ids:  # what an earlier job generated, as the prompt's second tensor
             history = np.array(self.ids, np.int64)
             tensors += (Array("int64", history.shape, history.tobytes()),)
         edge = next(e for e in self.manifest.edges if e.source == "customer")
-        first, most = len(self.ids), self._left()
+        most, came = self.left(), 0
         inputs = [Frame(edge.name, 0, tensors, {"chunk": 0})]
         positions = most_positions(self.manifest, inputs, most)
 
         alternatives = self.params.get("logprobs")
 
         def accept(out: Frame[Array]) -> None:
+            nonlocal came
             piece = piece_of(out)
-            if len(self.ids) - first + len(piece.ids) > most:
+            came += len(piece.ids)
+            if came > most:
                 raise BadFrame("tokens", "more came than were asked for")
             if alternatives is not None and not 1 <= len(piece.likely) <= 1 + alternatives:
                 raise BadFrame("logprobs", f"{len(piece.likely)} came, {1 + alternatives} were asked for")
@@ -177,7 +200,7 @@ class Generation:
             self.kind,
             self.address,
             self.manifest,
-            self.terms,
+            terms,
             {"positions": positions, **self.params, "max_tokens": most},
             inputs,
             accept,
@@ -189,21 +212,3 @@ class Generation:
         if self.edge_codec is None:
             return None
         return Wish(self.edge_codec, -(-len(self.prompt) // CHARS_PER_TOKEN) + len(self.ids), most)
-
-
-def piece_of(frame: Frame[Array]) -> Piece:
-    """What a frame on the edge `tokens` says. Raises BadFrame."""
-    array, meta = only(frame, "tokens"), frame.meta
-    if array.dtype != "int64" or array.shape != (1,):
-        raise BadFrame("tokens", f"{array.dtype} {list(array.shape)}, not one int64")
-    ids, pos = tuple(int(i) for i in np.frombuffer(array.data, np.int64)), meta.get("pos", 0)
-    if type(pos) is not int or not 0 <= pos < 2**31:
-        raise BadFrame("pos", "not a position")
-    likely = likely_of(meta["logprobs"], ids[0]) if "logprobs" in meta else ()
-    return Piece(str(meta.get("text", "")), ids, meta.get("end") is True, str(meta.get("reason", "")), pos, likely)
-
-
-def only(frame: Frame[Array], name: str) -> Array:
-    if len(frame.tensors) != 1:
-        raise BadFrame(name, f"{len(frame.tensors)} tensors, one is expected")
-    return frame.tensors[0]

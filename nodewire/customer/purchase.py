@@ -55,6 +55,8 @@ class Purchase:
         self.manifest = manifest
         self.timing = Timing()
         self.receipts: list[Event] = []
+        self.beside = False
+        """Whether it is to overtake another job of the same generation, which goes on."""
         self._session = session
         self._kind = kind
         self._address = manifest_address
@@ -71,6 +73,10 @@ class Purchase:
         self._last_chunk = -1
         self._done = False
         self._gone: set[str] = set()
+
+    @property
+    def inputs(self) -> Sequence[Frame[Array]]:
+        return self._inputs
 
     @property
     def plan(self) -> Plan:

@@ -151,3 +151,4 @@ class Desk:
         cost_msat = answer.order.cost_msat
         self._accounts.settle(reservation, cost_msat)
         self._figures.settled(model.name, cost_msat, answer.failure)
+        self._figures.moved(model.name, answer.order.moves)

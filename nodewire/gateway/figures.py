@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import Metric
 
@@ -24,7 +24,13 @@ COST = counter("nodewire_gateway_cost_msat_total", "What answers came to, fees a
 FAILED = counter(
     "nodewire_gateway_orders_failed_total", "Purchases that did not come to their end, by the error's code.", "code"
 )
-FAMILIES = (REQUESTS, TIME, FIRST, IN_FLIGHT, TOKENS, COST, FAILED)
+MOVES = counter(
+    "nodewire_gateway_moves_total",
+    "Other rings that answers were to go on over, by what became of it.",
+    "model",
+    "outcome",
+)
+FAMILIES = (REQUESTS, TIME, FIRST, IN_FLIGHT, TOKENS, COST, FAILED, MOVES)
 
 
 class Figures:
@@ -35,6 +41,7 @@ class Figures:
         self.tokens: Counter[Labels] = Counter()
         self.cost_msat: Counter[Labels] = Counter()
         self.failed: Counter[Labels] = Counter()
+        self.moves: Counter[Labels] = Counter()
 
     def answered(self, endpoint: str, status: int, us: int) -> None:
         self.requests[endpoint, str(status)] += 1
@@ -46,6 +53,9 @@ class Figures:
     def said(self, model: str, prompt: int, completion: int) -> None:
         self.tokens[model, "prompt"] += prompt
         self.tokens[model, "completion"] += completion
+
+    def moved(self, model: str, outcomes: Iterable[str]) -> None:
+        self.moves.update((model, outcome) for outcome in outcomes)
 
     def settled(self, model: str, cost_msat: int, failure: NodewireError | None) -> None:
         self.cost_msat[(model,)] += cost_msat
@@ -68,3 +78,4 @@ class Shown:
         yield TOKENS.by(counts.tokens)
         yield COST.by(counts.cost_msat)
         yield FAILED.by(counts.failed)
+        yield MOVES.by(counts.moves)

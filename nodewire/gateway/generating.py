@@ -11,7 +11,7 @@ import orjson
 from aiohttp import web
 
 from nodewire.customer.customer import MAX_PROMPT_BYTES
-from nodewire.customer.generation import Piece
+from nodewire.customer.piece import Piece
 from nodewire.errors import BadInput, NodewireError, OverBudget, TooLarge, Unsupported
 from nodewire.gateway import logprobs
 from nodewire.gateway.config import KeyConfig, ModelConfig

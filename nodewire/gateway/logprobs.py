@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nodewire.customer.generation import Piece
 from nodewire.customer.likely import Likely
+from nodewire.customer.piece import Piece
 
 Logprobs = dict[str, Any] | None
 _UNFINISHED = "\ufffd"

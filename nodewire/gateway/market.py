@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from nodewire.customer.customer import Customer
-from nodewire.customer.generation import Piece
+from nodewire.customer.piece import Piece
 from nodewire.customer.purchase import Purchase
 from nodewire.gateway.config import ModelConfig
 from nodewire.gateway.port import Announced, Offer, Vectors
@@ -88,10 +88,17 @@ class Ordered:
         self._terms, self._announced = terms, announced
         self._purchases: list[Purchase] = []
         self._requests: list[str] = []
+        self._moves: list[str] = []
 
     async def generate(self, prompt: str, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         made = self._customer.generate(
-            self._model.manifest, prompt, terms=self._terms, begun=self._begun, digest=self._offer.digest, **params
+            self._model.manifest,
+            prompt,
+            terms=self._terms,
+            begun=self._begun,
+            digest=self._offer.digest,
+            moved=lambda move: self._moves.append(str(move.outcome)),
+            **params,
         )
         try:
             async with aclosing(made) as pieces:
@@ -118,6 +125,10 @@ class Ordered:
     @property
     def requests(self) -> tuple[str, ...]:
         return tuple(self._requests)
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        return tuple(self._moves)
 
     @property
     def cached_tokens(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from nodewire.customer.generation import Piece
+from nodewire.customer.piece import Piece
 from nodewire.gateway.config import ModelConfig
 from nodewire.protocol.chat import ChatTemplate
 from nodewire.protocol.plan import Terms
@@ -55,6 +55,10 @@ class Order(Protocol):
     @property
     def cached_tokens(self) -> int:
         """Of its prompt, those that providers found and did not compute, as far as they have said it."""
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """What became of its moves to other rings."""
 
     @property
     def cost_msat(self) -> int:

@@ -59,6 +59,8 @@ from nodewire.protocol.snapshot import Node, Snapshot
 CANDIDATES = 8
 UNBONDED_ONE_IN = 20
 LINK_BYTES_PER_MS = 12_500
+NEXT_FLOOR_MS, NEXT_PER_US = 2_000, 8
+"""An output may take so long, and so many times a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +294,6 @@ def _deadlines_ms(manifest: Manifest, placed: dict[str, Offer], links: Links) ->
     compute_us = sum(offer.us for offer in placed.values())
     # every link is seen from both of its ends
     travel_us = sum(_links_us(offer.node, links[task], placed) for task, offer in placed.items()) // 2
-    next_ms = min(2_000 + (compute_us + travel_us) * 8 // 1_000, 600_000)
+    next_ms = min(NEXT_FLOOR_MS + (compute_us + travel_us) * NEXT_PER_US // 1_000, 600_000)
     first_ms = min(5_000 + next_ms + compute_us * max(manifest.context, 1) // 1_000, 600_000)
     return first_ms, next_ms

@@ -65,6 +65,9 @@ Commit = Callable[[Sequence[ChunkRoot]], Awaitable[None]]
 class JobMailbox(Mailbox, Protocol):
     """A job's mailbox as the wire gives it: frames, and control documents between the job's nodes."""
 
+    turn_us: Callable[[], int] | None
+    """What is said to a customer that asks how long this node's part of a turn takes."""
+
     @property
     def failure(self) -> NodewireError | None: ...
 
@@ -130,6 +133,7 @@ class JobRun:
         self._finding = Finding(worker, manifest, whose)
         self._cached_ppm = cached_ppm
         self._worker = Timed(self._finding)
+        mailbox.turn_us = self._worker.turn_us
         self._ledger = ledger
         self._telling = Telling(keys, request, manifest, publish)
         self._commit = commit

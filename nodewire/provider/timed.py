@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nodewire.kind import Params, Worker
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
+
+_NEWEST = 8
+"""Calls of a task, by whose median it is known how quick it is now."""
 
 
 class Timed:
@@ -18,6 +22,7 @@ class Timed:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._us: list[int] = []
+        self._newest: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_NEWEST))
 
     async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
         return await self._worker.load(task, engine, program, weights)
@@ -28,11 +33,17 @@ class Timed:
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
         started = time.perf_counter_ns()
         frames = await self._worker.receive(task, session, frame)
-        self._us.append((time.perf_counter_ns() - started) // 1000)
+        took_us = (time.perf_counter_ns() - started) // 1000
+        self._us.append(took_us)
+        self._newest[task].append(took_us)
         return frames
 
     async def close(self, task: str, session: str) -> None:
         await self._worker.close(task, session)
+
+    def turn_us(self) -> int:
+        """What one call of each task takes now, together."""
+        return sum(int(statistics.median(newest)) for newest in self._newest.values())
 
     def microseconds(self) -> tuple[int, int]:
         """Median and total of the calls so far."""

@@ -23,6 +23,7 @@ class SwarmCustomer:
     relays: tuple[str, ...] = ()
     max_chunk_msat: int = 0
     max_total_msat: int = 0
+    resplit_msat: int = 0
 
     @property
     def blobs(self) -> Path:

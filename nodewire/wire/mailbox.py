@@ -85,6 +85,8 @@ class JobMailbox:
             raise BadInput("request", "not 64 lowercase hex digits")
         self.request = request
         self.attempt = attempt
+        self.turn_us: Callable[[], int] | None = None
+        """What this node's part of a turn takes (`wire.pacing`), where somebody counts it."""
         self._exchange = exchange
         self._edges = JobEdges(
             exchange.public, request, dict(limits or {}), handover=on_lost is not None, guessed=guessed

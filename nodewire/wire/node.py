@@ -16,6 +16,7 @@ from nodewire.wire.keeping import KeptLink
 from nodewire.wire.link import Link, Patience, Rung
 from nodewire.wire.links import Ladder, Links
 from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
+from nodewire.wire.pacing import Pacing
 from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
 from nodewire.wire.racing import Way
@@ -58,6 +59,7 @@ class Node:
         self._pulls = Pulls(self, holder, judges)
         self._jobs = Jobs(self, patience.early_s)
         self._presence = Presence(self._jobs.get)
+        self._pacing = Pacing(self._jobs.get)
         self._links = Links(
             keys,
             self,
@@ -169,6 +171,11 @@ class Node:
         reaching = self.link(public, addresses) if addresses else self.reach(public)
         return await self._presence.ask(reaching, public, request, patience_s)
 
+    async def pace(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> int | None:
+        """What the node `public` says that its part of a turn of the job takes, in microseconds (`wire.pacing`)."""
+        reaching = self.link(public, addresses) if addresses else self.reach(public)
+        return await self._pacing.ask(reaching, public, request, patience_s)
+
     async def close(self) -> None:
         """End all links and stop listening."""
         await self._links.close()
@@ -239,7 +246,7 @@ class Node:
         self._jobs.credit(link, job, edge, attempt, limit)
 
     def control(self, link: Link, document: Document) -> None:
-        if self._presence.heard(link, document) or self.survey.heard(link, document):
+        if any(one.heard(link, document) for one in (self._presence, self._pacing, self.survey)):
             return
         if self._jobs.control(link, document):
             return

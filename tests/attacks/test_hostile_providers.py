@@ -12,8 +12,8 @@ import pytest
 from nodewire.customer import called
 from nodewire.customer.embedding import _matrix
 from nodewire.customer.evaluation import Evaluation
-from nodewire.customer.generation import piece_of
 from nodewire.customer.payments import JobPayments
+from nodewire.customer.piece import piece_of
 from nodewire.customer.planning import draw
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.rejected import noticed

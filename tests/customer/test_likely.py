@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewire.customer.generation import piece_of
 from nodewire.customer.likely import MAX_ROWS, Likely, likely_of
+from nodewire.customer.piece import piece_of
 from nodewire.errors import BadFrame
 from nodewire.protocol.frame import Array, Frame
 

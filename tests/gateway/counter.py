@@ -14,8 +14,8 @@ import numpy as np
 
 from nodewire import guests
 from nodewire.chat.rendering import Renderer
-from nodewire.customer.generation import Piece
 from nodewire.customer.likely import Likely
+from nodewire.customer.piece import Piece
 from nodewire.errors import NodewireError, NotFound
 from nodewire.gateway.accounts import Accounts
 from nodewire.gateway.app import Gateway
@@ -76,6 +76,7 @@ class StandInOrder:
     cost_msat: int = 0
     cached_tokens: int = 7
     requests: tuple[str, ...] = ()
+    moves: tuple[str, ...] = ("moved", "slower")
     prompt: str = ""
     params: dict[str, Any] = field(default_factory=dict)
     closed: asyncio.Event = field(default_factory=asyncio.Event)

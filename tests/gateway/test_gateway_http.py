@@ -541,6 +541,7 @@ async def test_metrics_count_what_was_answered(tmp_path):
     assert 'nodewire_gateway_requests_total{endpoint="/v1/completions",status="400"} 1.0' in text
     assert f'nodewire_gateway_cost_msat_total{{model="plain"}} {3.0 * PRICE_MSAT}' in text
     assert 'nodewire_gateway_tokens_total{model="plain",of="completion"} 3.0' in text
+    assert 'nodewire_gateway_moves_total{model="plain",outcome="moved"} 1.0' in text
 
 
 def test_every_error_of_the_table_has_its_shape():

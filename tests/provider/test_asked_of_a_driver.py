@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from nodewire.customer.generation import piece_of
+from nodewire.customer.piece import piece_of
 from nodewire.errors import BadInput, NodewireError, Unsupported
 from nodewire.llm import grammar
 from nodewire.nostr import nip44

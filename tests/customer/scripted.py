@@ -1,0 +1,60 @@
+"""Jobs of a generation whose tokens a test gives, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+
+from nodewire.customer.bought import Bought
+from nodewire.customer.leg import Leg
+from nodewire.customer.timing import Timing
+from nodewire.protocol.frame import Array, Frame
+from tests.protocol import documents
+
+CHUNK = 8
+TOKENS = list(range(1_000, 1_200))
+
+
+class Scripted:
+    """Stands for a `Purchase`: its outputs are what the test puts."""
+
+    def __init__(self, plan=None, ads=None):
+        self.timing, self.manifest = Timing(), documents.manifest().model_copy(update={"chunk": CHUNK})
+        self.plan = plan or documents.plan()
+        self.closed = asyncio.Event()
+        assigned = {a.task: a.provider for a in self.plan.tasks}
+        self.request = SimpleNamespace(id="ab" * 32)
+        self.running = SimpleNamespace(
+            handover=SimpleNamespace(assigned=assigned), request=self.request, drawn=SimpleNamespace(ads=ads or {})
+        )
+        self._given = asyncio.Queue()
+
+    def put(self, *given):
+        """Token ids; an error ends it; None is the end."""
+        for one in given:
+            self._given.put_nowait(one)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exception):
+        await asyncio.sleep(0)
+        self.closed.set()
+
+    async def outputs(self):
+        while (given := await self._given.get()) is not None:
+            if isinstance(given, Exception):
+                raise given
+            self.timing.output()
+            yield frame(given)
+
+
+def frame(token):
+    ids = np.array([token], np.int64)
+    return Frame("tokens", 0, (Array("int64", (1,), ids.tobytes()),), {"text": str(token)})
+
+
+def leg(first=0, *, tokens=100, begun=lambda leg: None, **changes):
+    return Leg(Bought(Scripted(**changes), first), 8, tokens, begun)

@@ -1,0 +1,78 @@
+"""A generation that is under way leaves a ring that has become slow for one that is not, and nothing of it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+from running_market import STALLS
+from test_market_failures import children, whole_tokens
+
+PROMPT = "the cat sat on the mat"
+STOPPED_S, RUNNING_S = 0.15, 0.01
+
+
+@asynccontextmanager
+async def slowed(market, name):
+    """The provider's workers get a small part of their time, as on a machine that somebody else has begun to use."""
+    workers = children(market.processes[name].pid)
+
+    def tell(what):
+        for worker in workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker, what)
+
+    async def stutter():
+        while True:
+            tell(signal.SIGSTOP)
+            await asyncio.sleep(STOPPED_S)
+            tell(signal.SIGCONT)
+            await asyncio.sleep(RUNNING_S)
+
+    stuttering = asyncio.create_task(stutter())
+    try:
+        yield
+    finally:
+        stuttering.cancel()
+        await asyncio.gather(stuttering, return_exceptions=True)
+        tell(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def joined(market, name):
+    """A further provider is there, and in the snapshots. Yields its public key."""
+    public = (await asyncio.to_thread(market.start_provider, name))["public"]
+    try:
+        await market.until(lambda s: s.node(public) is not None)
+        yield public
+    finally:
+        await asyncio.to_thread(market.stop_one, name)
+        await market.until(lambda s: s.node(public) is None)
+
+
+async def test_a_session_leaves_a_stage_that_has_become_slow_with_the_same_tokens(market):
+    async with AsyncExitStack() as stack:
+        ivy = await stack.enter_async_context(joined(market, "ivy"))
+        await market.until(market.is_free(*STALLS))
+        customer = await stack.enter_async_context(market.customer("restless"))
+        ids: list[int] = []
+        async with asyncio.timeout(120):
+            async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=350):
+                ids += piece.ids
+                if len(ids) == 60:
+                    await stack.enter_async_context(slowed(market, "bea"))
+        done = customer.last
+        assert ids == done["ids"] == whole_tokens(market, PROMPT, 350)
+        assert [move["outcome"] for move in done["moves"]] == ["moved"]
+        (move,) = done["moves"]
+        assert move["slow"] == (market.public["bea"],)
+        assert {move["after"][task] for task in ("stage.0", "stage.1")} == {ivy}
+        assert 60 < move["at"] <= move["overtook_at"] < 350
+        assert [task["provider"] for task in done["tasks"]].count(market.public["bea"]) == 0
+    await market.settled("restless")
+    ledger = market.ledger("restless")
+    paid = sum(ledger.spent(job=request).paid_msat for request in done["requests"])
+    ledger.close()
+    assert paid == sum(done["paid_msat"].values())
