@@ -45,7 +45,7 @@ class Showing:
                 raise NotFound(what, "the peer has none")
             if of > max_bytes:
                 raise TooLarge(what, f"{of} bytes, at most {max_bytes}")
-            if not part or len(data) + len(part) > of:
+            if len(part) != min(PART_BYTES, of - len(data)):
                 raise BadFrame(what, "parts that do not make one document")
             data += part
             if len(data) == of:
