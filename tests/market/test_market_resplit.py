@@ -54,7 +54,7 @@ async def joined(market, name):
 
 async def test_a_session_leaves_a_stage_that_has_become_slow_with_the_same_tokens(market):
     async with AsyncExitStack() as stack:
-        ivy = await stack.enter_async_context(joined(market, "ivy"))
+        isa = await stack.enter_async_context(joined(market, "isa"))
         await market.until(market.is_free(*STALLS))
         customer = await stack.enter_async_context(market.customer("restless"))
         ids: list[int] = []
@@ -68,7 +68,7 @@ async def test_a_session_leaves_a_stage_that_has_become_slow_with_the_same_token
         assert [move["outcome"] for move in done["moves"]] == ["moved"]
         (move,) = done["moves"]
         assert move["slow"] == (market.public["bea"],)
-        assert {move["after"][task] for task in ("stage.0", "stage.1")} == {ivy}
+        assert {move["after"][task] for task in ("stage.0", "stage.1")} == {isa}
         assert 60 < move["at"] <= move["overtook_at"] < 350
         assert [task["provider"] for task in done["tasks"]].count(market.public["bea"]) == 0
     await market.settled("restless")
