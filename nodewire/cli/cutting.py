@@ -31,6 +31,8 @@ class Asked:
     most: Mapping[str, int] = field(default_factory=dict)
     split: tuple[Border, ...] = ()
     """Of a decoder: its stages' layers, in place of a target."""
+    lend: bool = False
+    """Of a decoder: whether its end stages have embedding and head."""
 
 
 def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None) -> Registration:
@@ -42,7 +44,9 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
         return registration_in(folder, asked.name)
     from nodewire.llm.families import ARCHITECTURES
 
-    if asked.split and (asked.as_tensors or not _is_decoder(folder)):
+    if (asked.split or asked.lend) and (asked.as_tensors or not _is_decoder(folder)):
+        if asked.lend:
+            raise BadInput("--lend", "is for decoders that generate text: others have no embedding and head to lend")
         raise BadInput("--split", "is for decoders that generate text: others are cut by --target-vram")
     target, name, slots = asked.target_bytes, asked.name, asked.slots
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
@@ -60,7 +64,7 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
         if speaks:
             from nodewire.llm.split import split_decoder
 
-            made = split_decoder(folder, target, out, slots=slots, split=asked.split, name=name)
+            made = split_decoder(folder, target, out, slots=slots, split=asked.split, name=name, lend=asked.lend)
             return _with_chat(made, folder, out)
         from nodewire.graph.split_encoder import split_encoder
 

@@ -82,6 +82,14 @@ def register(
             "called with tensors.",
         ),
     ] = None,
+    lend: Annotated[
+        bool,
+        typer.Option(
+            "--lend",
+            help="Of a decoder: give the embedding to the first piece and the head to the last, so that the driver"
+            " needs neither, and token ids go to the ring and come back. Such a model generates at temperature 0.",
+        ),
+    ] = False,
     exact: Annotated[
         bool, typer.Option("--exact", help="Forbid customers to narrow what pieces send each other.")
     ] = False,
@@ -118,6 +126,7 @@ def register(
         expert_groups,
         _sizes(most or ()),
         borders.parse(split) if split else (),
+        lend,
     )
     if dry_run or out is not None:
         made = _kept(folder, asked, out, exact=exact, dry_run=dry_run)
@@ -162,7 +171,7 @@ def serving(address: str, tasks: Sequence[str]) -> str:
     return f'[[serve]]\nmanifest = "{address}"\ntasks = [{named}]{more}\nprice_msat = 1000'
 
 
-_CUTTING = ("target_vram", "slots", "split", "as_tensors", "expert_groups", "most")
+_CUTTING = ("target_vram", "slots", "split", "as_tensors", "expert_groups", "most", "lend")
 
 
 def _check_uncut(ctx: typer.Context) -> None:

@@ -14,7 +14,7 @@ from nodewire.llm import footprint
 from nodewire.llm.draft import Draft
 from nodewire.llm.driver import Driver
 from nodewire.llm.footprint import Footprint
-from nodewire.llm.loader import open_weights
+from nodewire.llm.loader import filler, open_weights
 from nodewire.llm.programs import DriverProgram, StageProgram
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
@@ -23,7 +23,7 @@ from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
     """Load a decoder's task. Everything is checked before memory is taken for it.
 
-    `weights` are files verified by hash: the tensors and, for a driver, the tokenizer.json.
+    `weights` are files verified by hash: the tensors and, for a driver, the tokenizer.json, alone if it has no ends.
 
     Raises:
         BadTask, BadVersion, TooLarge: the program, or the weights' header, is not what it must be (the field says).
@@ -39,13 +39,13 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
         return Stage(stage, open_weights(tensors, stage.tensors), device)
     if engine == "decoder.driver":
         driver = DriverProgram.unpack(program)
-        tensors, tokenizer = _files(weights, 2)
+        *ends, tokenizer = _files(weights, 1 if driver.lends else 2)
         _check_memory(driver_footprint(driver).total, limits)
         text = _tokenizer(driver, tokenizer)
         draft = Draft(Path(limits.draft), driver, text) if limits.draft else None
         if draft is not None:
             _check_memory(driver_footprint(driver).total + draft.footprint.total, limits, " with its draft model")
-        fill = open_weights(tensors, driver.tensors)
+        fill = open_weights(ends[0], driver.tensors) if ends else filler({})
         spoken = Tokenizer(text)
         return Driver(driver, fill, spoken, device, draft.load(spoken, device) if draft is not None else None)
     raise BadTask("engine", f"{engine[:64]!r} is not a decoder's")
@@ -60,6 +60,7 @@ def stage_footprint(program: StageProgram) -> Footprint:
         positions=program.positions,
         block=program.block,
         dtype=program.dtype,
+        ends=program.ends,
     )
 
 
@@ -69,6 +70,7 @@ def driver_footprint(program: DriverProgram) -> Footprint:
         positions=program.positions,
         dtype=program.dtype,
         tokenizer_bytes=program.tokenizer.bytes,
+        ends=program.ends,
     )
 
 

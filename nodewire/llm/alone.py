@@ -16,7 +16,7 @@ import torch
 from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.draft import Draft
 from nodewire.llm.driver import Driver
-from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.loader import filler
 from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
 from nodewire.llm.split import BLOCK
@@ -45,7 +45,7 @@ class Alone:
             torch.set_num_threads(threads)
         checkpoint, where = open_checkpoint(directory), torch.device(device)
         config, count = checkpoint.config, checkpoint.config.num_hidden_layers
-        ends, layers = checkpoint.pick(driver_tensors(config)), checkpoint.pick(stage_tensors(config, 0, count))
+        ends, layers = checkpoint.pick(end_tensors(config)), checkpoint.pick(stage_tensors(config, 0, count))
         common = _common(checkpoint)
         driver = DriverProgram.from_document(
             common

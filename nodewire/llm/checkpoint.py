@@ -13,7 +13,7 @@ import torch
 from nodewire.errors import BadTask
 from nodewire.llm import meta_directory
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import driver_tensors, json_object, parse_config, stage_tensors
+from nodewire.llm.families import end_tensors, json_object, parse_config, stage_tensors
 from nodewire.llm.families.naming import NUMBERS, Piece
 from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES
 from nodewire.protocol.stored_dtypes import CODE_OF
@@ -87,7 +87,7 @@ def _dtype(said: bytes) -> str:
 def _foreseen(config: DecoderConfig, path: Path, dtype: str) -> dict[str, Stored]:
     """A model's tensors as its configuration has them, in no file: of `dtype`, or of what blocks are."""
     found = {}
-    for piece in chain(driver_tensors(config), stage_tensors(config, 0, config.num_hidden_layers)):
+    for piece in chain(end_tensors(config), stage_tensors(config, 0, config.num_hidden_layers)):
         for name, kept in piece.stored().items():
             stored = dtype if kept.dtype == NUMBERS else kept.dtype
             nbytes = prod(kept.shape) * getattr(torch, stored).itemsize

@@ -13,7 +13,7 @@ from torch import Tensor
 from nodewire.errors import BadConfig, NodewireError
 from nodewire.llm import footprint
 from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
-from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.footprint import Footprint
 from nodewire.llm.kv.lanes import Lane, Lanes
 from nodewire.llm.layers import Layers
@@ -103,7 +103,7 @@ def _loaded(
 ) -> list[_Decoder]:
     config, dtype = checkpoint.config, DTYPES[program.dtype]
     count = config.num_hidden_layers
-    fill = filler(checkpoint.pick(chain(driver_tensors(config), stage_tensors(config, 0, count))))
+    fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, count))))
     vocabulary = Vocabulary(config, dtype, device, fill)
     layers = Layers(config, 0, count, positions=positions, block=BLOCK, dtype=dtype, device=device, fill=fill)
     pool = Lanes(config, count, lanes, positions, dtype, device)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from nodewire.errors import BadFrame, BadInput, NotAllowed, NotFound, TooLarge
+from nodewire.errors import BadFrame, BadInput, NotAllowed, NotFound, TooLarge, Unsupported
 from nodewire.kind import Params
 from nodewire.llm import frames, opening
 from nodewire.llm.grammar import Grammars
@@ -74,12 +74,13 @@ class Driver:
         make_drafters: MakeDrafters | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Guesses are those of `make_drafters`, by default what the session's own text says."""
+        """Guesses are those of `make_drafters`, by default what the session's own text says. One that lends its ends
+        fills nothing."""
         self.program = program
         self._make_drafters = make_drafters or (lambda sampler: [NgramDrafter()])
         self._clock_ns = clock_ns
         self._dtype = DTYPES[program.dtype]
-        self._vocabulary = Vocabulary(program.config, self._dtype, device, fill)
+        self._vocabulary = Vocabulary(program.config, self._dtype, device, fill, program.ends)
         self._tokenizer = tokenizer
         self._device = device
         self._grammars = Grammars(tokenizer, program.config.vocab_size, program.config.eos_token_id)
@@ -87,8 +88,11 @@ class Driver:
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:
-        """Raises as `opening.check`; Busy; BadInput naming a parameter (see sampling.parse_params)."""
+        """Raises as `opening.check`; Busy; BadInput naming a parameter (see sampling.parse_params); Unsupported: one
+        needs logits, where none come."""
         sampling = parse_params(params, self.program.positions)
+        if self.program.lends and (wanted := sampling.needs_logits) is not None:
+            raise Unsupported(wanted, "this model's head is at its last stage, which answers the likeliest token alone")
         sampler = self._sampler(sampling)
         opening.check(session, self._sessions)
         ends = frozenset(self.program.config.eos_token_id)
@@ -160,7 +164,7 @@ class Driver:
             for token in ids.tolist():
                 state.router.accept(token)
         meta = {"pos": 0, "chunk": 0, "tokens": n}
-        return [Frame(self.program.edge_hidden, 0, (self._vocabulary.embed(ids).cpu(),), meta)]
+        return [Frame(self.program.edge_hidden, 0, (self._rows(ids),), meta)]
 
     def _history(self, frame: Frame[Any]) -> Tensor:
         if len(frame.tensors) != 2:
@@ -192,17 +196,21 @@ class Driver:
         return ids
 
     def _return(self, state: _Session, frame: Frame[Any]) -> list[Frame[Any]]:
-        """Hidden states [1, n, width] of a frame's n rows in (of the prompt's, the last position's); the tokens that
+        """What came of a frame's n rows (of the prompt's, the last position's) in: hidden states [1, n, width], or
+        where the head is lent the likeliest ids, [1, n, 1]; the tokens that
         follow from them out, each a frame, and before them, unless it ends, what goes around the ring next.
 
-        A frame none of whose rows can still be right may come back empty [1, 0, width].
+        A frame none of whose rows can still be right may come back without rows.
         """
         flight = state.flight
         sent = flight.awaited if flight is not None else None
         if flight is None or sent is None or frame.seq != sent.seq:
             raise NotAllowed("return", f"seq {frame.seq} is not awaited")
         n = len(sent.nodes)
-        x = frames.hidden_states(frame, self._dtype, self.program.config.hidden_size, n, least=0)
+        if self.program.lends:
+            x = frames.token_ids(frame, self.program.config.vocab_size, n)
+        else:
+            x = frames.hidden_states(frame, self._dtype, self.program.config.hidden_size, n, least=0)
         if x.shape[1] != n and (x.shape[1] or sent.awaited):
             raise BadFrame("shape", f"{x.shape[1]} positions, {n} were sent")
         pos = sent.pos if sent.seq else state.prompt - 1
@@ -224,15 +232,18 @@ class Driver:
         for row, node in enumerate(sent.nodes):
             if node is not flight.head or state.ended is not None:
                 continue
-            logits = self._vocabulary.logits(x[:, row : row + 1].to(self._device))
-            frames.check_finite(logits)
-            pos = node.position + 1
-            token = state.sampler.choose(logits, pos)
+            pos, shown = node.position + 1, {}
+            if self.program.lends:
+                token = int(x[0, row, 0])
+            else:
+                logits = self._vocabulary.logits(x[:, row : row + 1].to(self._device))
+                frames.check_finite(logits)
+                token = state.sampler.choose(logits, pos)
+                shown = self._shown(state, logits, token, node.token)
             state.sampler.accept(token)
             if state.router is not None:
                 state.router.accept(token, node.guesses)
             flight.accept(token)
-            shown = self._shown(state, logits, token, node.token)
             told.append(self._told(state, token, pos, shown))
         return told
 
@@ -293,4 +304,8 @@ class Driver:
             meta["parents"] = frames.packed(sent.parents)
         if sent.keep:
             meta["keep"] = frames.packed(sent.keep)
-        return Frame(self.program.edge_hidden, sent.seq, (self._vocabulary.embed(ids).cpu(),), meta)
+        return Frame(self.program.edge_hidden, sent.seq, (self._rows(ids),), meta)
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        """What goes around the ring for ids, int64 [n]: hidden states [1, n, width], or themselves, [1, n, 1]."""
+        return ids[None, :, None] if self.program.lends else self._vocabulary.embed(ids).cpu()

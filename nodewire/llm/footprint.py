@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nodewire.llm.config import DecoderConfig, Experts
-from nodewire.llm.parameters import Parameter, Parameters, of_driver, of_layer
+from nodewire.llm.parameters import BOTH, NEITHER, Ends, Parameter, Parameters, of_ends, of_layer
 from nodewire.llm.quant import sizes
 from nodewire.protocol.pages import PAGE, pages_of
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """The dtypes that a task may compute in."""
+HEAD_ROWS = 8
+"""Whose logits a stage that has the head holds at a time."""
 _EXACT_BYTES = 4
 _LOAD_BYTES = 2 * 262_144  # the pieces in which weights are read, and allocator slack
 _MXFP4_BYTES = 8_192 * 448  # blocks being decoded: packed, looked up, scaled (loader.MXFP4_BLOCKS)
@@ -38,9 +40,18 @@ class Footprint:
 
 
 def stage(
-    config: DecoderConfig, first: int, last: int, *, slots: int, positions: int, block: int, dtype: str
+    config: DecoderConfig,
+    first: int,
+    last: int,
+    *,
+    slots: int,
+    positions: int,
+    block: int,
+    dtype: str,
+    ends: Ends = NEITHER,
 ) -> Footprint:
-    """A stage of layers [first, last), with all of their experts, and pages for `slots` lanes of `positions`."""
+    """A stage of layers [first, last), with all of their experts, and pages for `slots` lanes of `positions`; and with
+    `ends`, if it has any."""
     item = ITEM_BYTES[dtype]
     block = min(block, positions)
     numbers = _numbers(config)
@@ -54,6 +65,10 @@ def stage(
         + fixed
         + 2 * positions * config.hidden_size * item
     )
+    if ends.head:
+        work = max(work, HEAD_ROWS * config.vocab_size * (item + _EXACT_BYTES))
+    plain_ends, exact_ends = _counted(of_ends(config, ends))
+    plain, exact = plain + plain_ends, exact + exact_ends
     return Footprint(
         weights=plain * item + exact * _EXACT_BYTES + sum(_in_blocks(config, item)[first:last]),
         caches=(last - first) * slots * per_lane + tables,
@@ -61,12 +76,12 @@ def stage(
     )
 
 
-def driver(config: DecoderConfig, *, positions: int, dtype: str, tokenizer_bytes: int) -> Footprint:
-    """A driver with embedding, final norm and head; sessions hold ids only."""
+def driver(config: DecoderConfig, *, positions: int, dtype: str, tokenizer_bytes: int, ends: Ends = BOTH) -> Footprint:
+    """A driver with the model's ends, or none; sessions hold ids only."""
     item = ITEM_BYTES[dtype]
     frames = positions * (config.hidden_size * item + 2 * 8)  # the prompt's hidden states and ids
     sampling = config.vocab_size * (item + 4 + 4 * 8)
-    plain, exact = _counted(of_driver(config))
+    plain, exact = _counted(of_ends(config, ends))
     return Footprint(
         weights=plain * item + exact * _EXACT_BYTES,
         caches=0,
@@ -84,7 +99,8 @@ def stage_flops(config: DecoderConfig, first: int, last: int, *, positions: int)
     return sum(2 * used for _, _, used in _numbers(config)[first:last]) + attention * seen
 
 
-def driver_flops(config: DecoderConfig) -> int:
+def head_flops(config: DecoderConfig) -> int:
+    """Floating-point operations per position of the head, wherever it is."""
     return 2 * config.vocab_size * config.hidden_size
 
 

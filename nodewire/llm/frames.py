@@ -28,6 +28,22 @@ def hidden_states(frame: Frame[Any], dtype: torch.dtype, width: int, positions: 
     return x
 
 
+def token_ids(frame: Frame[Any], vocab_size: int, positions: int) -> Tensor:
+    """The frame's one tensor int64 [1, n, 1], n <= `positions`, of ids in the vocabulary.
+
+    Raises:
+        BadFrame: another count, dtype, rank or shape, or an id that is not in it.
+    """
+    ids = only_tensor(frame)
+    if ids.dtype != torch.int64:
+        raise BadFrame("dtype", f"{ids.dtype}, this task takes token ids, torch.int64")
+    if ids.ndim != 3 or ids.shape[0] != 1 or ids.shape[2] != 1 or ids.shape[1] > positions:
+        raise BadFrame("shape", f"{list(ids.shape)}, not [1, 0..{positions}, 1]")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise BadFrame("tensors", f"an id that is not in the vocabulary of {vocab_size}")
+    return ids
+
+
 def only_tensor(frame: Frame[Any]) -> Tensor:
     if len(frame.tensors) != 1 or not isinstance(frame.tensors[0], Tensor):
         raise BadFrame("tensors", f"{len(frame.tensors)} came, one is expected")

@@ -40,11 +40,27 @@ def of_layer(config: DecoderConfig, layer: int) -> Parameters:
     return {role: replace(one, blocks=config.blocks_of(layer, role, one.shape[-1])) for role, one in found.items()}
 
 
-def of_driver(config: DecoderConfig) -> Parameters:
-    """Embedding and final norm, and a head unless it is the embedding."""
-    table = Parameter((config.vocab_size, config.hidden_size))
-    found = {"embedding": table, "norm": _norm(config, config.hidden_size)}
-    return found if config.tie_word_embeddings else found | {"head": table}
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Which of a decoder's two ends a task has: `embedding`, from token ids to hidden states; `head`, the final norm
+    and the logits."""
+
+    embedding: bool
+    head: bool
+
+
+BOTH, NEITHER = Ends(True, True), Ends(False, False)
+
+
+def of_ends(config: DecoderConfig, ends: Ends = BOTH) -> Parameters:
+    """Embedding, final norm, and a head unless it is the embedding: those of these ends."""
+    table, tied = Parameter((config.vocab_size, config.hidden_size)), config.tie_word_embeddings
+    found: Parameters = {}
+    if ends.embedding or (ends.head and tied):
+        found["embedding"] = table
+    if ends.head:
+        found["norm"] = _norm(config, config.hidden_size)
+    return found | {"head": table} if ends.head and not tied else found
 
 
 def _norm(config: DecoderConfig, width: int) -> Parameter:

@@ -7,14 +7,16 @@ against their bounds, and its table of tensors against what its own configuratio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadTask
 from nodewire.llm.config import MAX_LAYERS, MAX_POSITIONS, DecoderConfig
-from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.families.naming import NUMBERS, Piece
+from nodewire.llm.parameters import BOTH, NEITHER, Ends
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.schema import Name, Schema
 from nodewire.protocol.stored_dtypes import DTYPE_OF
@@ -34,7 +36,7 @@ class TensorType(Schema):
     shape: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field(min_length=1, max_length=4)
 
 
-Table = Annotated[dict[Name, TensorType], Field(min_length=1, max_length=MAX_TENSORS)]
+Table = Annotated[dict[Name, TensorType], Field(max_length=MAX_TENSORS)]
 
 
 class StageProgram(Schema):
@@ -60,6 +62,18 @@ class StageProgram(Schema):
     edge_in: Name
     edge_out: Name
     tensors: Table
+    takes_ids: bool = False
+    """Whether it has the embedding: token ids come in, int64 [1, n, 1]."""
+    gives_ids: bool = False
+    """Whether it has the head: of each row the likeliest next token goes out, int64 [1, n, 1]."""
+
+    @property
+    def ends(self) -> Ends:
+        return Ends(self.takes_ids, self.gives_ids)
+
+    @model_serializer(mode="wrap")
+    def _without_ends_that_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _said(serialize(self), "takes_ids", "gives_ids")
 
     @model_validator(mode="after")
     def _agrees_with_its_config(self) -> Self:
@@ -68,6 +82,8 @@ class StageProgram(Schema):
             raise ValueError(f"last: layers {self.first} to {self.last} of {layers}")
         if self.closes != (self.last == layers):
             raise ValueError("closes: only the model's last layers close the ring")
+        if (self.takes_ids and self.first) or (self.gives_ids and not self.closes):
+            raise ValueError("takes_ids: only the first layers have an embedding, and the last a head")
         if self.edge_in == self.edge_out:
             raise ValueError("edge_out: the same as edge_in")
         how = self.config.quantization
@@ -76,14 +92,16 @@ class StageProgram(Schema):
                 "dtype: activations are rounded, which two nodes agree on within bfloat16's tolerance only"
             )
         _check_positions(self.positions, self.config)
-        _check_table(self.tensors, stage_tensors(self.config, self.first, self.last))
+        ends = end_tensors(self.config, self.ends)
+        _check_table(self.tensors, chain(ends, stage_tensors(self.config, self.first, self.last)))
         return self
 
 
 class DriverProgram(Schema):
     """Embedding, head, tokenizer and sampling: a prompt in, hidden states around the ring, tokens out.
 
-    Its weights are two blobs: the tensors, then the tokenizer.json.
+    Its weights are two blobs: the tensors, then the tokenizer.json. One that `lends` its ends to the first and the last
+    stage has the tokenizer alone: ids go around the ring, and come back.
     """
 
     TAG: ClassVar[str] = "nodewire/decoder-driver/1"
@@ -103,6 +121,15 @@ class DriverProgram(Schema):
     edge_tokens: Name
     tokenizer: BlobRef
     tensors: Table
+    lends: bool = False
+
+    @property
+    def ends(self) -> Ends:
+        return NEITHER if self.lends else BOTH
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_does_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _said(serialize(self), "lends")
 
     @model_validator(mode="after")
     def _agrees_with_its_config(self) -> Self:
@@ -110,8 +137,13 @@ class DriverProgram(Schema):
         if len(edges) != 4:
             raise ValueError("edge_tokens: edges share a name")
         _check_positions(self.positions, self.config)
-        _check_table(self.tensors, driver_tensors(self.config))
+        _check_table(self.tensors, end_tensors(self.config, self.ends))
         return self
+
+
+def _said(document: dict[str, Any], *flags: str) -> dict[str, Any]:
+    """The document without those of the flags that are not set."""
+    return {name: value for name, value in document.items() if value or name not in flags}
 
 
 def _check_positions(positions: int, config: DecoderConfig) -> None:

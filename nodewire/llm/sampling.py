@@ -60,6 +60,20 @@ class Sampling:
     positions: int = MAX_POSITIONS
     """The most of the session, prompt included."""
 
+    @property
+    def needs_logits(self) -> str | None:
+        """The parameter, if there is one, for which the likeliest token by the model's own logits will not do."""
+        wanted = {
+            "temperature": self.temperature > 0,
+            "repetition_penalty": self.repetition_penalty != 1,
+            "presence_penalty": self.presence_penalty != 0,
+            "frequency_penalty": self.frequency_penalty != 0,
+            "logit_bias": bool(self.logit_bias),
+            "logprobs": self.logprobs is not None,
+            "json_schema": bool(self.json_schema),
+        }
+        return next((name for name, is_wanted in wanted.items() if is_wanted), None)
+
 
 def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
     """The session's parameters; `max_tokens` is what fits the context unless given.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -17,9 +17,10 @@ from nodewire.kind import Registration, TaskSize
 from nodewire.llm import footprint
 from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.families.naming import Piece
 from nodewire.llm.footprint import Footprint
+from nodewire.llm.parameters import BOTH, NEITHER, Ends
 from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
 from nodewire.protocol import borders
 from nodewire.protocol.borders import Border
@@ -44,6 +45,7 @@ def split_decoder(
     context: int | None = None,
     chunk: int = 64,
     dtype: Literal["float32", "bfloat16"] | None = None,
+    lend: bool = False,
     license: str = "",
 ) -> Registration:
     """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each for `slots` sessions.
@@ -54,6 +56,8 @@ def split_decoder(
     With a `split` the stages are these layers, each given by its first and its last, or so many, as even as can be:
     then there need be no target.
     `kept`: of all others than these tasks the weights are only hashed, not written.
+    With `lend` the first stage has the embedding and the last one the head: the driver needs neither, ids go around the
+    ring, and generations are greedy.
     Without `out` it is a dry run, which needs of the directory no more than config.json; a tokenizer that is not there
     counts for nothing.
 
@@ -67,10 +71,17 @@ def split_decoder(
     dtype = dtype or config.arithmetic
     positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
 
-    def stage_bytes(first: int, last: int) -> Footprint:
-        return footprint.stage(config, first, last, slots=slots, positions=positions, block=BLOCK, dtype=dtype)
+    def ends_of(first: int, last: int) -> Ends:
+        return Ends(lend and first == 0, lend and last == config.num_hidden_layers)
 
-    driver_bytes = footprint.driver(config, positions=positions, dtype=dtype, tokenizer_bytes=len(checkpoint.tokenizer))
+    def stage_bytes(first: int, last: int) -> Footprint:
+        sizes = {"slots": slots, "positions": positions, "block": BLOCK}
+        return footprint.stage(config, first, last, **sizes, dtype=dtype, ends=ends_of(first, last))
+
+    kept_ends = NEITHER if lend else BOTH
+    driver_bytes = footprint.driver(
+        config, positions=positions, dtype=dtype, tokenizer_bytes=len(checkpoint.tokenizer), ends=kept_ends
+    )
     cuts = _cuts(split, config.num_hidden_layers, target_bytes, driver_bytes, stage_bytes)
     blobs = blobs_in(out)
 
@@ -79,9 +90,11 @@ def split_decoder(
 
     common = {"config": config, "dtype": dtype, "slots": slots, "positions": positions}
     tokenizer = blobs.blob(checkpoint.tokenizer)
-    tensors, weights = weights_of("driver", driver_tensors(config))
+    ids = {"lends": True} if lend else {}
+    tensors, weights = ({}, None) if lend else weights_of("driver", end_tensors(config))
     program = DriverProgram.from_document(
         _plain(common)
+        | ids
         | {
             "chunk": chunk,
             "edge_prompt": "prompt",
@@ -92,22 +105,24 @@ def split_decoder(
             "tensors": tensors,
         }
     )
-    limit = f"embedding{'' if config.tie_word_embeddings else ', head'}, tokenizer: {_parts(driver_bytes)}"
+    has = "" if lend else "embedding, " if config.tie_word_embeddings else "embedding, head, "
+    limit = f"{has}tokenizer: {_parts(driver_bytes)}"
     tasks = [
         Task(
             name="driver",
             engine="decoder.driver",
             program=blobs.blob(program.pack()),
-            weights=(weights, tokenizer),
+            weights=(tokenizer,) if weights is None else (weights, tokenizer),
             memory_bytes=driver_bytes.total,
             slots=slots,
-            flops=footprint.driver_flops(config),
+            flops=0 if lend else footprint.head_flops(config),
             limit=limit[:128],
         )
     ]
     for index, (first, last) in enumerate(cuts):
-        tensors, weights = weights_of(f"stage.{index}", stage_tensors(config, first, last))
-        closes = last == config.num_hidden_layers
+        closes, ends = last == config.num_hidden_layers, ends_of(first, last)
+        pieces = chain(end_tensors(config, ends), stage_tensors(config, first, last))
+        tensors, weights = weights_of(f"stage.{index}", pieces)
         stage = StageProgram.from_document(
             _plain(common)
             | {
@@ -118,6 +133,8 @@ def split_decoder(
                 "edge_in": f"hidden.{index}",
                 "edge_out": "return" if closes else f"hidden.{index + 1}",
                 "tensors": tensors,
+                "takes_ids": ends.embedding,
+                "gives_ids": ends.head,
             }
         )
         need = stage_bytes(first, last)
@@ -129,7 +146,8 @@ def split_decoder(
                 weights=(weights,),
                 memory_bytes=need.total,
                 slots=slots,
-                flops=footprint.stage_flops(config, first, last, positions=positions),
+                flops=footprint.stage_flops(config, first, last, positions=positions)
+                + (footprint.head_flops(config) if ends.head else 0),
                 limit=_limit(config, first, last, need, stage_bytes, target_bytes)[:128],
             )
         )
@@ -140,7 +158,7 @@ def split_decoder(
         context=positions,
         chunk=chunk,
         tasks=tuple(tasks),
-        edges=_edges(len(cuts), config, positions, dtype),
+        edges=_edges(len(cuts), config, positions, dtype, lend=lend),
     )
     of = f" of {_mb(target_bytes)}" if target_bytes is not None else ""
     report = tuple(f"{task.name}: {_mb(task.memory_bytes)}{of} MB; {task.limit}" for task in tasks)
@@ -148,8 +166,8 @@ def split_decoder(
         ("driver", driver_bytes, ()),
         *((f"stage.{k}", stage_bytes(*cut), (_layers(*cut),)) for k, cut in enumerate(cuts)),
     ]
-    pieces = {name: TaskSize(need.weights, need.total - need.weights, holds=holds) for name, need, holds in needs}
-    return Registration(manifest, blobs.paths, report, pieces, checkpoint.lacks)
+    task_sizes = {name: TaskSize(need.weights, need.total - need.weights, holds=holds) for name, need, holds in needs}
+    return Registration(manifest, blobs.paths, report, task_sizes, checkpoint.lacks)
 
 
 def _cuts(
@@ -219,12 +237,13 @@ def _filled(layers: int, target_bytes: int, stage: Callable[[int, int], Footprin
     return cuts
 
 
-def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str) -> tuple[Edge, ...]:
-    width = config.hidden_size
-    per_position = width * footprint.ITEM_BYTES[dtype]
-
-    def hidden(name: str, source: str, target: str, length: int | str, back: bool = False) -> Edge:
-        tensor = Tensor.from_document({"name": "hidden", "dtype": dtype, "shape": [1, length, width]})
+def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str, *, lend: bool) -> tuple[Edge, ...]:
+    def rows(name: str, source: str, target: str, length: int | str, back: bool = False) -> Edge:
+        as_ids = lend and "driver" in (source, target)
+        said = {"name": "ids", "dtype": "int64"} if as_ids else {"name": "hidden", "dtype": dtype}
+        width = 1 if as_ids else config.hidden_size
+        per_position = width * (8 if as_ids else footprint.ITEM_BYTES[dtype])
+        tensor = Tensor.from_document({**said, "shape": [1, length, width]})
         dims = {"n": positions} if length == "n" else {}
         return Edge(
             name=name,
@@ -242,8 +261,8 @@ def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str) -> tu
     )
     tokens = Edge(name="tokens", source="driver", target=CUSTOMER, tensors=(ids,), dims={"n": 1}, bytes_per_position=8)
     names = ["driver", *(f"stage.{index}" for index in range(stages))]
-    forward = [hidden(f"hidden.{i}", names[i], names[i + 1], "n") for i in range(stages)]
-    return (prompt, *forward, hidden("return", names[-1], "driver", 1, back=True), tokens)
+    forward = [rows(f"hidden.{i}", names[i], names[i + 1], "n") for i in range(stages)]
+    return (prompt, *forward, rows("return", names[-1], "driver", 1, back=True), tokens)
 
 
 def _weights(

@@ -1,6 +1,7 @@
 """The stage: a decoder's layers [first, last) as an actor, with a KV lane per session.
 
-A frame carries hidden states [1, n, width] and `pos`, the committed length that they build on. A `pos` below the lane's
+A frame carries hidden states [1, n, width], or token ids where the stage has the embedding, and `pos`, the committed
+length that they build on. A `pos` below the lane's
 length rewinds it: what stood there is overwritten, which is all that rejected speculation or a replay needs. Its rows
 join the committed run, or are branches beyond it (`underway.py`).
 """
@@ -23,6 +24,7 @@ from nodewire.llm.layers import Layers
 from nodewire.llm.loader import Fill
 from nodewire.llm.programs import StageProgram
 from nodewire.llm.underway import Underway, begin
+from nodewire.llm.vocabulary import Vocabulary
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.pages import PAGE
 from nodewire.weights.tensorfile import DTYPES
@@ -57,6 +59,7 @@ class Stage:
             device=device,
             fill=fill,
         )
+        self._ends = Vocabulary(program.config, self._dtype, device, fill, program.ends)
         self._lanes = Lanes(program.config, count, program.slots, program.positions, self._dtype, device)
         self._prefixes = Prefixes(self._lanes, program.config.hidden_size)
         self._sessions: dict[str, _Session] = {}
@@ -130,7 +133,10 @@ class Stage:
         if frame.edge != self.program.edge_in:
             raise BadFrame("edge", f"{frame.edge[:64]}, this task consumes {self.program.edge_in}")
         width, positions = self.program.config.hidden_size, self.program.positions
-        x = frames.hidden_states(frame, self._dtype, width, positions, least=0)
+        if self.program.takes_ids:
+            x = self._ends.embed(frames.token_ids(frame, self.program.config.vocab_size, positions)[0, :, 0])
+        else:
+            x = frames.hidden_states(frame, self._dtype, width, positions, least=0)
         work, state.epoch = begin(frame, x, state.lane, state.epoch, closes=self.program.closes)
         state.underway = work
         self._find(state, work)
@@ -167,7 +173,7 @@ class Stage:
         state = self._sessions[session]
         state.underway = None
         try:
-            answer = work.answer(self.program.edge_out)
+            answer = work.answer(self.program.edge_out, self._ends.likeliest if self.program.gives_ids else None)
         except NodewireError as error:
             state.chain = None
             return error

@@ -4,6 +4,7 @@ it has been computed."""
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,8 +79,11 @@ class Underway:
         else:
             self.lane.tree = self.tree
 
-    def answer(self, edge: str) -> Frame[Any]:
-        """What the stage sends on. Raises what went wrong."""
+    def answer(self, edge: str, likeliest: Callable[[Tensor], Tensor] | None = None) -> Frame[Any]:
+        """What the stage sends on: the rows [1, n, width], or what `likeliest` makes of them, ids [n], as [1, n, 1].
+
+        Raises what went wrong, or goes wrong there.
+        """
         if self.error is not None:
             raise self.error
         made = self.rows if self.made is None else self.made
@@ -88,7 +92,8 @@ class Underway:
         meta |= {name: self.frame.meta[name] for name in _PASSED_ON if name in self.frame.meta}
         if self.is_known:
             meta["cached"] = len(self.rows)
-        return Frame(edge, self.frame.seq, (made.cpu()[None],), meta)
+        sent = made[None] if likeliest is None else likeliest(made[None])[None, :, None]
+        return Frame(edge, self.frame.seq, (sent.cpu(),), meta)
 
 
 def begin(frame: Frame[Any], x: Tensor, lane: Lane, epoch: int, *, closes: bool) -> tuple[Underway, int]:

@@ -1,4 +1,5 @@
-"""The two ends of a decoder, which its driver holds: token ids to hidden states, hidden states to logits."""
+"""The two ends of a decoder: token ids to hidden states, hidden states to logits. A driver has both, or lends them to
+the first and the last stage."""
 
 from __future__ import annotations
 
@@ -7,29 +8,51 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import driver_pieces
+from nodewire.llm.families import end_pieces
+from nodewire.llm.footprint import HEAD_ROWS
+from nodewire.llm.frames import check_finite
 from nodewire.llm.loader import Fill, load
 from nodewire.llm.norm import rms_norm
-from nodewire.llm.parameters import of_driver
+from nodewire.llm.parameters import BOTH, Ends, of_ends
 
 
 class Vocabulary:
-    """Embedding, final norm and head; the head is the embedding itself where the model ties them."""
+    """Embedding, final norm and head, as far as they are here; the head is the embedding itself where the model ties
+    them."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, fill: Fill) -> None:
-        weights = load(of_driver(config), driver_pieces(config), fill, dtype, device)
-        self.embedding, self.norm = weights["embedding"], weights["norm"]
-        self.head = weights.get("head", self.embedding)
+    def __init__(
+        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, fill: Fill, ends: Ends = BOTH
+    ) -> None:
+        self._weights = load(of_ends(config, ends), end_pieces(config), fill, dtype, device)
+        self._head = "embedding" if config.tie_word_embeddings else "head"
         self.eps = float(config.rms_norm_eps)
         self.scale = None if config.embedding_scale is None else float(config.embedding_scale)
         self.softcap = None if config.final_logit_softcapping is None else float(config.final_logit_softcapping)
 
     def embed(self, ids: Tensor) -> Tensor:
         """int64 [n] to hidden states [1, n, width]; the ids are in the vocabulary."""
-        found = F.embedding(ids.to(self.embedding.device), self.embedding)[None]
+        table = self._weights["embedding"]
+        found = F.embedding(ids.to(table.device), table)[None]
         return found if self.scale is None else found.mul_(self.scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [1, 1, width] after the last layer to float32 [vocab]."""
-        found = F.linear(rms_norm(hidden, self.norm, self.eps), self.head)[0, 0].float()
+        return self._logits(hidden)[0, 0]
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """Hidden states [1, n, width] after the last layer to the ids with the largest logits, int64 [n], the first of
+        equals.
+
+        Raises BadFrame: logits that are not finite.
+        """
+        found = torch.empty(hidden.shape[1], dtype=torch.int64)
+        for at in range(0, len(found), HEAD_ROWS):
+            logits = self._logits(hidden[:, at : at + HEAD_ROWS])[0]
+            check_finite(logits)
+            found[at : at + HEAD_ROWS] = logits.argmax(dim=1)
+        return found
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        weights = self._weights
+        found = F.linear(rms_norm(hidden, weights["norm"], self.eps), weights[self._head]).float()
         return found if self.softcap is None else found.div_(self.softcap).tanh_().mul_(self.softcap)

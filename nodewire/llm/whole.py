@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nodewire.errors import BadInput, TooLarge
 from nodewire.llm.checkpoint import open_checkpoint
-from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.grammar import Grammars
 from nodewire.llm.kv.lanes import Lanes
 from nodewire.llm.layers import Layers
@@ -56,7 +56,7 @@ class Whole:
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
         self.positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
         kind, where, count = DTYPES[dtype or config.arithmetic], torch.device(device), config.num_hidden_layers
-        fill = filler(checkpoint.pick(chain(driver_tensors(config), stage_tensors(config, 0, count))))
+        fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, count))))
         self.vocabulary = Vocabulary(config, kind, where, fill)
         self._layers = Layers(
             config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill

@@ -58,6 +58,7 @@ from nodewire.protocol.snapshot import Node, Snapshot
 
 CANDIDATES = 8
 UNBONDED_ONE_IN = 20
+_UNSAMPLED = "this model's ring answers tokens; honest nodes may differ where two are as likely, so none is sampled"
 LINK_BYTES_PER_MS = 12_500
 NEXT_FLOOR_MS, NEXT_PER_US = 2_000, 8
 """An output may take so long, and so many times a turn."""
@@ -114,13 +115,15 @@ def assign(
         NoProvider: nobody offers a task under the terms; `field` is the task's name.
         OverBudget: every choice costs more than the terms allow.
         BadInput: snapshot, body and committee do not belong together, or k or busy is out of range.
-        BadPlan: the terms narrow an edge that cannot be.
+        BadPlan: the terms narrow an edge that cannot be, or have a model sampled that answers tokens.
     """
     if not (snapshot.committee == body.committee == committee.digest() and snapshot.epoch == body.epoch):
         raise BadInput("snapshot", "not of this committee and epoch")
     if not 0 <= k < MAX_REDRAWS or len(busy) > MAX_BUSY:
         raise BadInput("k" if len(busy) <= MAX_BUSY else "busy", "out of range")
     codings(manifest, terms.codecs)  # refused here, or kept by everybody
+    if terms.verify == "sampled" and manifest.lends_its_head:
+        raise BadPlan("terms.verify", _UNSAMPLED)
     digest = manifest_digest or manifest.digest()
     seed = tagged_hash("nodewire/assign/1", bytes.fromhex(beacon + digest + customer) + bytes([k]))
     offers = _offers(manifest, digest, snapshot, committee, terms, {b.provider for b in busy})

@@ -144,6 +144,13 @@ class Manifest(Schema):
         return self.tasks[0]
 
     @property
+    def lends_its_head(self) -> bool:
+        """Whether a ring of this model answers tokens: where two are about as likely, two honest nodes may differ."""
+        integers = ("int64", "int32", "uint8")
+        returns = (edge for edge in self.edges if edge.back and edge.target == self.driver.name)
+        return self.mode == "generate" and any(tensor.dtype in integers for one in returns for tensor in one.tensors)
+
+    @property
     def ends(self) -> frozenset[str]:
         """The tasks that see most of what goes in and comes out: of a generation the driver and those beside it, a
         ring's first and last stage; else those that hear from the customer, and those that it hears from."""

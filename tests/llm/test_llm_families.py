@@ -14,7 +14,7 @@ from nodewire.errors import BadTask
 from nodewire.llm import footprint
 from nodewire.llm.actor import load
 from nodewire.llm.checkpoint import open_checkpoint
-from nodewire.llm.families import ARCHITECTURES, driver_tensors, layer_pieces, parse_config, stage_tensors
+from nodewire.llm.families import ARCHITECTURES, end_tensors, layer_pieces, parse_config, stage_tensors
 from nodewire.llm.parameters import of_layer
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.split import split_decoder
@@ -92,7 +92,7 @@ def test_a_family_says_what_transformers_says_whole_and_in_a_ring(made, name, tm
 def test_a_familys_tensors_are_those_of_its_checkpoint_and_make_up_its_parameters(made, name):
     checkpoint = open_checkpoint(made(name))
     config = checkpoint.config
-    named = [*driver_tensors(config), *stage_tensors(config, 0, config.num_hidden_layers)]
+    named = [*end_tensors(config), *stage_tensors(config, 0, config.num_hidden_layers)]
     assert checkpoint.pick(named).keys() == checkpoint.tensors.keys()
     for layer in range(config.num_hidden_layers):
         pieces, parameters = layer_pieces(config, layer), of_layer(config, layer)

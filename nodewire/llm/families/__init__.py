@@ -32,6 +32,7 @@ from nodewire.llm.families import (
 )
 from nodewire.llm.families.fields import Fields
 from nodewire.llm.families.naming import Piece, Pieces
+from nodewire.llm.parameters import BOTH, Ends, of_ends
 
 MAX_CONFIG_BYTES = 1_048_576
 
@@ -117,8 +118,8 @@ def _stored(config: DecoderConfig, layer: int, role: str, pieces: tuple[Piece, .
     return pieces if blocks is None else tuple(piece.quantized(blocks) for piece in pieces)
 
 
-def driver_pieces(config: DecoderConfig) -> Pieces:
-    return meta.driver_pieces(config) if config.family == "meta" else naming.of_driver(config)
+def end_pieces(config: DecoderConfig) -> Pieces:
+    return meta.end_pieces(config) if config.family == "meta" else naming.of_ends(config)
 
 
 def stage_tensors(config: DecoderConfig, first: int, last: int) -> Iterator[Piece]:
@@ -128,10 +129,11 @@ def stage_tensors(config: DecoderConfig, first: int, last: int) -> Iterator[Piec
             yield from pieces
 
 
-def driver_tensors(config: DecoderConfig) -> Iterator[Piece]:
+def end_tensors(config: DecoderConfig, ends: Ends = BOTH) -> Iterator[Piece]:
     """Those of embedding, final norm and, unless tied to the embedding, head."""
-    for pieces in driver_pieces(config).values():
-        yield from pieces
+    pieces = end_pieces(config)
+    for role in of_ends(config, ends):
+        yield from pieces[role]
 
 
 def json_object(data: bytes, name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from nodewire.errors import BadTask
 from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families.fields import Fields
-from nodewire.llm.families.naming import Piece, Pieces, of_driver
+from nodewire.llm.families.naming import Piece, Pieces, of_ends
 
 EMBEDDING, FINAL_NORM, HEAD = "tok_embeddings.weight", "norm.weight", "output.weight"
 
@@ -88,5 +88,5 @@ def pieces(config: DecoderConfig, layer: int) -> Pieces:
     }
 
 
-def driver_pieces(config: DecoderConfig) -> Pieces:
-    return of_driver(config, EMBEDDING, FINAL_NORM, HEAD)
+def end_pieces(config: DecoderConfig) -> Pieces:
+    return of_ends(config, EMBEDDING, FINAL_NORM, HEAD)

@@ -87,7 +87,7 @@ class Piece:
 Pieces = Mapping[str, tuple[Piece, ...]]
 
 
-def of_driver(
+def of_ends(
     config: DecoderConfig, embedding: str = EMBEDDING, norm: str = FINAL_NORM, head: str = HEAD
 ) -> dict[str, tuple[Piece, ...]]:
     """Embedding and final norm, and the head unless it is the embedding."""
