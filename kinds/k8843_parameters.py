@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nodewire.errors import BadInput
+from nodewire.errors import BadInput, Unsupported
 from nodewire.kind import Params
 from nodewire.protocol import json_schema
 from nodewire.protocol.manifest import Manifest
@@ -20,13 +20,22 @@ MAX_LOGPROBS = 20
 
 
 def checked(manifest: Manifest, params: Params) -> Params:
-    """The parameters with their defaults, as they are sealed and served. Raises BadInput naming one."""
+    """The parameters with their defaults, as they are sealed and served.
+
+    Raises:
+        BadInput: one that is none of the kind's, or out of its bounds; it is named.
+        Unsupported: one that the model's ring, which answers tokens, cannot do.
+    """
     if manifest.mode != "generate":
         _only(params, ())
         return {}
     _only(params, tuple(GENERATION))
     found = {name: check(params, manifest) for name, check in GENERATION.items()}
-    return {name: value for name, value in found.items() if value is not _LEFT_OUT}
+    found = {name: value for name, value in found.items() if value is not _LEFT_OUT}
+    wanted = next((one for one in _OF_LOGITS if one in found), "temperature" if found["temperature"] else None)
+    if wanted is not None and manifest.lends_its_head:
+        raise Unsupported(wanted, "this model's ring answers the likeliest tokens alone, as at temperature 0")
+    return found
 
 
 def _only(params: Params, known: tuple[str, ...]) -> None:
@@ -128,6 +137,11 @@ def _unless(
     return check
 
 
+_OF_LOGITS = (
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("logprobs", "json_schema", "json_object"),
+)
+"""What asks for more than the likeliest token, as a temperature does; left out where it has its default."""
 _LEFT_OUT = object()
 """What a parameter is that has its default, if it is left out then: so documents are as they ever were."""
 GENERATION: dict[str, Callable[[Params, Manifest], Any]] = {

@@ -6,10 +6,11 @@ import pytest
 
 from kinds.k8843 import KIND
 from kinds.k8843_parameters import GENERATION
-from nodewire.errors import BadInput
+from nodewire.errors import BadInput, Unsupported
 from nodewire.llm.sampling import parse_params
 
-TALKER = SimpleNamespace(mode="generate", context=1_000)
+TALKER = SimpleNamespace(mode="generate", context=1_000, lends_its_head=False)
+LENT = SimpleNamespace(mode="generate", context=1_000, lends_its_head=True)
 SCHEMA = '{"type":"object"}'
 
 
@@ -65,3 +66,26 @@ def test_a_driver_knows_every_parameter_of_the_table():
     examples |= {"logit_bias": {"5": 1.0}, "logprobs": 2, "json_schema": SCHEMA, "positions": 77}
     assert examples.keys() | {"json_object"} == GENERATION.keys()
     parse_params(KIND.check(TALKER, examples), 100)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0.5},
+        {"repetition_penalty": 1.2},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
+        {"logit_bias": {"3": 0.0}},
+        {"logprobs": 0},
+        {"json_schema": SCHEMA},
+        {"json_object": True},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_of_a_ring_that_answers_tokens_nothing_is_asked_that_needs_logits(asked):
+    KIND.check(TALKER, asked)
+    with pytest.raises(Unsupported) as refused:
+        KIND.check(LENT, asked)
+    assert refused.value.field == next(iter(asked))
+    likeliest = {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 4, "stop": ["x"], "max_tokens": 9}
+    assert KIND.check(LENT, likeliest) == KIND.check(TALKER, likeliest)
