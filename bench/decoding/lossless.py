@@ -2,10 +2,10 @@
 and on the demo's decoder, beside what transformers' own `generate` says, greedy.
 
 A family's driver and stages are actors in this process, for half of its runs with ends that are lent, and frames wait
-for each of them as they do for a task of a job. Whose turn it is comes by chance; a stage takes frames of one or several
-sessions at once, and answers those that others void without computing them. Generations begin and end at different
-times; some are broken off with frames in flight and begun anew. Their drafters are told how often to be wrong, and how
-wide the tree is.
+for each of them as they do for a task of a job. Whose turn it is comes by chance; a stage takes frames of one session
+or several, and answers those that others void without computing them. Generations begin and end at different times;
+some are broken off with frames in flight and begun anew. Their drafters are told how often to be wrong, and how wide
+the tree is.
 """
 
 from __future__ import annotations

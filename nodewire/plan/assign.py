@@ -34,7 +34,8 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
    now to all placed neighbours.
 7. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
    600_000) ms; first = min(5000 + next + (sum of us) * max(context, 1) // 1000, 600_000) ms.
-8. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm; "none": zeros.
+8. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm, or BadPlan where the ring answers
+   tokens; "none": zeros.
 """
 
 from __future__ import annotations
