@@ -118,4 +118,5 @@ class Plain:
 
 def assert_close(made: torch.Tensor, expected: torch.Tensor) -> None:
     assert made.shape == expected.shape
-    assert not len(expected) or (made - expected).abs().max() <= 1e-5 * expected.abs().max()
+    # Rows of another session would be off by all of it; experts weigh rounding differences by their own weights.
+    assert not len(expected) or (made - expected).abs().max() <= 1e-4 * expected.abs().max()
