@@ -22,6 +22,8 @@ ENGINE = "machine"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LONG_S = 0.2
 """A figure is of repetitions that take at least this long together."""
+_LONGEST_S = 2.0
+"""What a single product may take."""
 _SHARE = 8
 """Tensors take up to an eighth of the memory that there is, and 256 MB: far more than caches hold."""
 _MOST_BYTES = 256 * 2**20
@@ -53,11 +55,9 @@ class _Machine:
     @torch.inference_mode()
     def _rates(self, dtype: torch.dtype) -> list[float]:
         began_s = time.perf_counter()
-        side = 64
-        while side < 4096 and 3 * (2 * side) ** 2 * dtype.itemsize <= self._bytes:
-            side *= 2
         try:
-            a = torch.ones(side, side, dtype=dtype, device=self._device)
+            a = self._matrix(dtype)
+            side = len(a)
             small = torch.ones(1, dtype=dtype, device=self._device)
             product_s = self._seconds(lambda: a @ a, at_most=side)
             call_s = self._seconds(lambda: small + small)
@@ -72,6 +72,20 @@ class _Machine:
             call_s * 1e6,
             time.perf_counter() - began_s,
         ]
+
+    def _matrix(self, dtype: torch.dtype) -> torch.Tensor:
+        """The largest square one, up to 4096, that memory and time have room to multiply: what a processor has no
+        instructions for takes a thousand times as long as what it has."""
+        side = 64
+        while True:
+            a = torch.ones(side, side, dtype=dtype, device=self._device)
+            began_s = time.perf_counter()
+            a @ a
+            self._wait()
+            took_s = time.perf_counter() - began_s
+            if side == 4096 or 3 * (2 * side) ** 2 * dtype.itemsize > self._bytes or 8 * took_s > _LONGEST_S:
+                return a
+            side *= 2
 
     def _seconds(self, run: Callable[[], Any], at_most: int = 10**6) -> float:
         """The least that one of several repetitions takes: what else the machine does only ever adds."""
