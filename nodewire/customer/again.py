@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.rejected import BEGINS_ANEW, Rejected, is_one_word
-from nodewire.errors import NodewireError, PaymentRequired, TimedOut
+from nodewire.errors import LinkLost, NodewireError, PaymentRequired, TimedOut
 from nodewire.protocol.plan import MAX_EXCLUDED, Terms
 
 MAX_AGAIN = 3
@@ -67,6 +67,12 @@ class SecondChances:
         if isinstance(error, Rejected) and error.refuser:
             refuser = frozenset({error.refuser})
             self._waiting += [(refuser, frozenset()), (error.producers - refuser, refuser)]
+
+    def lost(self, error: NodewireError, whom: Collection[str]) -> None:
+        """These are gone by the word of somebody, who may have stood still himself: of those who are missed, the newest
+        are the likeliest to be there."""
+        if isinstance(error, LinkLost):
+            self._waiting[:0] = [(frozenset({one}), frozenset()) for one in sorted(whom)]
 
     def late(self, providers: Iterable[str]) -> None:
         """Of these one is silent and the others wait for it, as far as anybody knows: any may be taken back."""

@@ -314,6 +314,19 @@ def test_of_a_plan_that_is_late_and_answers_all_are_passed_over_and_come_back_on
     assert chances.next(first) is None
 
 
+def test_of_those_who_were_missed_the_newest_come_back_first_each_once():
+    chances = SecondChances()
+    chances.lost(LinkLost("x", "gone"), {FIRST})
+    chances.lost(TimedOut("output", "none came"), {SECOND})
+    chances.lost(LinkLost("y", "gone, and nobody stands by"), {DRIVER})
+    first = chances.next(terms(DRIVER, FIRST, SECOND))
+    assert set(first.excluded) == {FIRST, SECOND}
+    second = chances.next(first)
+    assert set(second.excluded) == {SECOND}
+    chances.lost(LinkLost("x", "gone again"), {FIRST})
+    assert chances.next(second) is None
+
+
 def test_who_sent_the_customer_itself_what_is_no_output_does_not_come_back():
     chances = SecondChances()
     chances.rejected(Rejected("x", "y", frozenset({FIRST})))
