@@ -14,10 +14,14 @@ from dataclasses import replace
 from kinds.k8843_waiting import Inboxes
 from nodewire.errors import BadFrame, LinkLost
 from nodewire.kind import Desk, Job
+from nodewire.protocol.cells import Row, check_grown, grown, left, way
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.guesses import Step, is_computed, rows_of, step_of, without_rows
+from nodewire.protocol.guesses import MAX_LIVE, Step, is_computed, rows_of, step_of, without_rows
 from nodewire.protocol.manifest import CUSTOMER
+
+KEEP_S = 5.0
+"""Within which a driver that enters has the next return, of what the one before it had sent to the ring."""
 
 
 class Guessing:
@@ -56,7 +60,8 @@ class Guessing:
 
         Raises:
             BadFrame: the frame cannot follow those before it, or is no answer to what was sent.
-            LinkLost: this node drives in place of another, of which the customer had no token yet.
+            LinkLost: this node drives in place of another, of which the customer had no token yet, or whose word of
+                what it kept is lost.
             PaymentRequired, OverBudget: as Desk.admit.
         """
         if self._drives:
@@ -88,7 +93,12 @@ class Guessing:
         except BadFrame as error:
             raise BadFrame(frame.edge, str(error)) from error
         if led is not None and frame.seq < led.base:
-            found = led.returned(frame, step)
+            try:
+                found = led.returned(frame, step)
+            except BadFrame as error:
+                raise BadFrame(frame.edge, str(error)) from error
+            if led.lacks_keep:
+                await self._keep_comes()
             for one in found:
                 self._desk.received(self._task, one)
                 if (chunk := chunk_said(one)) > self._admitted:
@@ -104,6 +114,14 @@ class Guessing:
         if not is_computed(frame) or not await self._is_admitted(frame):
             frame = without_rows(frame.edge, frame, frame.tensors[0].dtype)
         return [frame if led is None else led.own(frame)]
+
+    async def _keep_comes(self) -> None:
+        """The driver before this one has kept what its customer heard of: wait for the next return. Raises LinkLost."""
+        try:
+            async with asyncio.timeout(KEEP_S):
+                await self._inboxes.more(self._task)
+        except TimeoutError:
+            raise LinkLost("driver", "gone with its word of what it kept of a tree") from None
 
     async def _leading(self) -> Led | None:
         if not self._asked:
@@ -142,37 +160,79 @@ class Guessing:
 
 class Led:
     """A driver that takes over from another. Its own numbers go on where its customer is: frame `had` is its first that
-    the ring has not seen, and goes out as `base`."""
+    the ring has not seen, and goes out as `base`.
+
+    What the other has accepted of a tree it has kept before its customer heard of it, so that comes back with a keep,
+    unless it is lost with who sent it.
+    """
 
     def __init__(self, job: Job, base: int, had: int) -> None:
         if had == 0:
             raise LinkLost("driver", "gone before its customer had a token: there is nothing to go on from")
         self.base = base
         self._manifest = job.manifest
+        self._lookahead = job.lookahead
         self._had = had
-        self._end: int | None = None
+        self._end = 0
         """Of the prompt."""
         self._next = 0
+        self._waiting: list[bytes] = []
+        """Rows of the run from the return of number `next` on."""
+        self._places: dict[Row, int] = {}
+        """The live cells and their positions."""
+        self._epoch = 0
+        self._reach = 0
+        """Behind the last position that a row has come back for."""
+
+    @property
+    def lacks_keep(self) -> bool:
+        """Whether rows of all positions that count have come back, and not all of them have been kept."""
+        return self._next < self._had <= self._reach - self._end + 1
 
     def returned(self, frame: Frame[Array], step: Step) -> list[Frame[Array]]:
         """What the driver is given of a return of what another has sent, plain: the rows that it can rely on, each the
-        first that comes for its position."""
-        if not step.rows or step.is_tree:
+        first that is in the run for its position. Raises BadFrame: the return cannot follow those before it.
+        """
+        if self._next >= self._had:
             return []
-        if self._end is None:
-            self._end = step.pos + step.rows
+        self._end = self._end or step.pos + step.rows
         found = []
-        for i, row in enumerate(rows_of(frame.tensors[0])):
-            if step.pos + i - self._end + 1 != self._next or self._next >= self._had:
+        for pos, row in self._joined(step, list(rows_of(frame.tensors[0]))):
+            if pos != self._end - 1 + self._next or self._next >= self._had:
                 continue
             array = Array(frame.tensors[0].dtype, (1, 1, frame.tensors[0].shape[2]), row)
-            meta: dict[str, int | str | bytes | bool | None] = {"pos": step.pos + i, "tokens": 1}
+            meta: dict[str, int | str | bytes | bool | None] = {"pos": pos, "tokens": 1}
             meta["chunk"] = chunk_of(self._manifest, self._next)
             if self._next + 1 < self._had:
                 meta["replay"] = True
             found.append(Frame(frame.edge, self._next, (array,), meta))
             self._next += 1
         return found
+
+    def _joined(self, step: Step, rows: list[bytes]) -> list[tuple[int, bytes]]:
+        """The rows that a return puts in the run, and their positions; cells are noted."""
+        live = list(self._places)
+        kept = way(live, step.keep)
+        joined = [(self._places[row], row.data or b"") for row in kept]
+        for row in kept:
+            row.in_run = True
+        if not step.keep and step.epoch > self._epoch:
+            live = []
+        live, self._epoch = left(live, kept), step.epoch
+        self._places = {row: self._places[row] for row in live}
+        if step.parents is None:
+            if rows:
+                self._places = {}
+                self._reach = max(self._reach, step.pos + len(rows))
+            return [*joined, *enumerate(rows, step.pos)]
+        check_grown(live, step.parents, self._lookahead)
+        if len(live) + len(rows) > MAX_LIVE:
+            raise BadFrame("parents", f"{len(live) + len(rows)} live cells, at most {MAX_LIVE}")
+        for row in grown(step, live, rows):
+            before = self._places.get(row.parent) if row.parent is not None else None
+            self._places[row] = step.pos if before is None else before + 1
+            self._reach = max(self._reach, self._places[row] + 1)
+        return joined
 
     def own(self, frame: Frame[Array]) -> Frame[Array]:
         """A return of what the driver itself has sent, with its own number and epoch."""

@@ -22,6 +22,8 @@ from nodewire.protocol.frame import Array, Frame, bytes_of
 
 MAX_LOOKAHEAD = 256
 SLACK_ROWS = 64
+MAX_LIVE = 512
+"""Cells of a lane."""
 DEPTH = 2
 """Times a plan's `lookahead`, how many positions a driver's guesses may be ahead of what it has accepted."""
 AHEAD_CHUNKS = 4

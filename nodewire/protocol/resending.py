@@ -1,0 +1,226 @@
+"""Frames over which guesses travelled, once more: for who enters in place of another, or has lost some. NIPS.md, 5.2.
+
+Up to the last frame with a row of a closed chunk, the *cut*, who lacks any lacks all: what was void by then is left
+out. Of the frames behind it a consumer may have all but the last ones, and it knows live cells by their numbers: a void
+cell keeps its place, with zeros, unless a frame of a greater epoch makes void all that has come since.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from nodewire.errors import LinkLost, NotFound
+from nodewire.protocol.cells import Came, Row, left
+from nodewire.protocol.frame import Array, Frame, Meta
+from nodewire.protocol.guesses import Fences, Step, packed
+
+Plain = Callable[[int], Iterator[Frame[Array]]]
+"""The plain frames of closed chunks from a seq on, out of wherever they are kept."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """Frames of which only rows of closed chunks are left, as plain history has them: of each a few numbers."""
+
+    seqs: array[int] = field(default_factory=lambda: array("Q"))
+    places: array[int] = field(default_factory=lambda: array("Q"))
+    """Their `pos`."""
+    epochs: array[int] = field(default_factory=lambda: array("Q"))
+    begins: array[int] = field(default_factory=lambda: array("Q"))
+    """The plain frame of the first row that is left."""
+    rows: array[int] = field(default_factory=lambda: array("H"))
+    kept: array[int] = field(default_factory=lambda: array("H"))
+    """Of the cells that they keep, how many are left: all of them stand on one way."""
+    trees: array[int] = field(default_factory=lambda: array("B"))
+    """1 where rows are cells."""
+    positions: int = 0
+    """That have a row."""
+    live: int = 0
+    """Of these rows, how many are kept by frames that are not settled."""
+
+    @property
+    def last(self) -> int:
+        return self.seqs[-1] if self.seqs else -1
+
+    def note_prompt(self) -> None:
+        self._note(Step(0, 0, 1, 0), 0, 1, 0)
+
+    def note(self, came: Came) -> None:
+        """The next frame, of which no row is open, or was void only behind the cut."""
+        step = came.step
+        rows = sum(row.closed for row in came.rows)
+        kept = sum(row.closed for row in came.keep)
+        self._note(step, 1 + self.positions - came.repeated, rows, kept)
+        self.positions += rows - came.repeated
+        self.live += (rows if step.parents is not None else 0) - kept
+        for row in came.keep:
+            row.parent = None  # else all that ever was is held
+
+    def _note(self, step: Step, begin: int, rows: int, kept: int) -> None:
+        self.seqs.append(step.seq)
+        self.places.append(step.pos - (len(step.keep) - kept))
+        self.epochs.append(step.epoch)
+        self.begins.append(begin)
+        self.rows.append(rows)
+        self.kept.append(kept)
+        self.trees.append(step.parents is not None)
+
+    def has_tree(self, first: int) -> bool:
+        """Whether any of the frames from number `first` on has, or keeps, cells."""
+        index = bisect_left(self.seqs, first)
+        return any(self.trees[index:]) or any(self.kept[index:])
+
+
+@dataclass(slots=True)
+class Edge:
+    """What all frames of an edge have in common."""
+
+    name: str
+    dtype: str
+    width: int
+    nbytes: int
+    """Of a row."""
+    chunk_at: Callable[[int], int]
+    """A position's chunk."""
+
+    def frame(self, step: Step, rows: Sequence[bytes]) -> Frame[Array]:
+        meta: Meta = {"pos": step.pos, "chunk": step.chunk, "tokens": len(rows)}
+        if step.epoch:
+            meta = {**meta, "epoch": step.epoch}
+        if rows and step.parents is not None:
+            meta = {**meta, "parents": packed(step.parents)}
+        if step.keep:
+            meta = {**meta, "keep": packed(step.keep)}
+        return Frame(self.name, step.seq, (Array(self.dtype, (1, len(rows), self.width), b"".join(rows)),), meta)
+
+
+def settled_again(edge: Edge, settled: Settled, first: int, plain: Plain) -> Iterator[Frame[Array]]:
+    """Those that are settled from number `first` on; more may be while this is read.
+
+    Raises NotFound: `plain` lacks some of them.
+    """
+    index, at, live = bisect_left(settled.seqs, first), -1, 0
+    read = iter(list[Frame[Array]]())
+    while index < len(settled.seqs):
+        begin, count, kept = settled.begins[index], settled.rows[index], settled.kept[index]
+        found = list(islice(read, count)) if begin == at else []
+        if len(found) < count:  # it may have grown since that reading ended
+            read = plain(begin + len(found))
+            found += islice(read, count - len(found))
+        at = begin + count
+        if [one.seq for one in found] != list(range(begin, at)):
+            raise NotFound(edge.name, f"plain frames from {begin} on have not been kept")
+        index += 1
+        if begin == 0:
+            yield found[0]
+            continue
+        live -= kept
+        parents = None
+        if settled.trees[index - 1]:
+            parents = tuple(range(live - 1, live - 1 + count))
+            live += count
+        pos = settled.places[index - 1]
+        chunk = edge.chunk_at(pos if count or not kept else pos - 1)
+        step = Step(settled.seqs[index - 1], pos, count, chunk, settled.epochs[index - 1], parents, tuple(range(kept)))
+        yield edge.frame(step, [bytes(one.tensors[0].data) for one in found])
+
+
+def open_again(
+    edge: Edge, settled: Settled, came: Sequence[Came], end: int, cut: int, last: int, plain: Plain
+) -> list[Frame[Array]]:
+    """Those that are not settled, behind number `last`; `end` is the prompt's, and a consumer is sent all from `cut` on
+    as they came.
+
+    Raises:
+        LinkLost: cells stand on rows of the run that are void, which no honest driver has made so.
+        NotFound: as `settled_again`.
+    """
+    reader = _Reader(edge, end, end + settled.positions - settled.live, plain)
+    reader.live = [row for one in came for row in one.keep if row.seq <= settled.last and row.closed]
+    fences = Fences()
+    for one in came:
+        fences.note(edge.frame(one.step, ()))
+    found = []
+    for one in came:
+        if one.step.seq <= cut:
+            frame = reader.early(one, cut)
+        elif fences.void(edge.frame(one.step, ())):
+            frame = reader.empty(one.step)
+        else:
+            frame = reader.late(one)
+        if one.step.seq > last:
+            found.append(frame)
+    return found
+
+
+class _Reader:
+    """Who gets the frames: the length of its run, and up to the cut its live cells."""
+
+    def __init__(self, edge: Edge, end: int, length: int, plain: Plain) -> None:
+        self.live: list[Row] = []
+        self._edge = edge
+        self._end = end
+        self._length = length
+        self._plain = plain
+
+    def early(self, came: Came, cut: int) -> Frame[Array]:
+        """A frame up to the cut, of what was not void then."""
+        step = came.step
+        if not step.is_tree:
+            return self._chain(came)
+        known = {id(cell): number for number, cell in enumerate(self.live)}
+        kept = [cell for cell in came.keep if id(cell) in known]
+        keep = tuple(known[id(cell)] for cell in kept)
+        rows = [row for row in came.rows if not row.was_void(cut)]
+        self.live = left(self.live, kept)
+        known = {id(cell): number for number, cell in enumerate((*self.live, *rows))}
+        parents = tuple(known.get(id(row.parent), -1) for row in rows)
+        self.live = [*self.live, *rows]
+        pos = step.pos - (len(step.keep) - len(kept))
+        made = Step(step.seq, pos, len(rows), step.chunk, step.epoch, parents if rows else None, keep)
+        if made.is_tree:
+            self._goes_on(made)
+        return self._edge.frame(made, [self._data(row) for row in rows])
+
+    def late(self, came: Came) -> Frame[Array]:
+        """A frame behind the cut, as it came."""
+        if not came.step.is_tree:
+            return self._chain(came)
+        self._goes_on(came.step)
+        return self._edge.frame(came.step, [self._data(row) for row in came.rows])
+
+    def empty(self, step: Step) -> Frame[Array]:
+        self._length = min(self._length, step.pos)
+        return self._edge.frame(step, ())
+
+    def _chain(self, came: Came) -> Frame[Array]:
+        """Without its void rows, which are its last ones."""
+        step = came.step
+        rows = [row.data for row in came.rows[came.repeated :] if row.data is not None]
+        if came.repeated:
+            plain = self._plain(step.pos - self._end + 1)
+            before = [bytes(one.tensors[0].data) for one in islice(plain, came.repeated)]
+            if len(before) < came.repeated:
+                raise NotFound(self._edge.name, f"rows from position {step.pos} on have not been kept")
+            rows = [*before, *rows]
+        if not rows:
+            return self.empty(step)
+        self._goes_on(step)
+        self._length, self.live = step.pos + len(rows), []
+        return self._edge.frame(step, rows)
+
+    def _goes_on(self, step: Step) -> None:
+        """Rows are put at `pos`, or cells: where the run ends, or below."""
+        end = self._length + len(step.keep)
+        if step.pos > end:
+            raise LinkLost(
+                self._edge.name, "gone with cells under way that stand on void rows, which nobody sends again"
+            )
+        self._length = step.pos
+
+    def _data(self, row: Row) -> bytes:
+        return row.data if row.data is not None else bytes(self._edge.nbytes)
