@@ -197,8 +197,8 @@ def provider(
         Path | None, typer.Option(help="A model folder to guess by, at the driver.", rich_help_panel="With --swarm")
     ] = None,
     graphs: Annotated[
-        bool, typer.Option(help="Capture steps of decoding, on a CUDA device.", rich_help_panel="With --swarm")
-    ] = True,
+        bool | None, typer.Option(help="Capture decode steps, on a CUDA device.", rich_help_panel="With --swarm")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a provider: serve tasks of models and be paid for them, or your layers of a swarm's model."""
@@ -206,7 +206,7 @@ def provider(
         no_market(config=config)
         lent = swarm_node.Lent(
             swarm, split, key, state, model, listen,
-            {"memory": memory, "threads": threads, "device": device, "draft": draft, "graphs": None if graphs else False},
+            {"memory": memory, "threads": threads, "device": device, "draft": draft, "graphs": graphs},
         )  # fmt: skip
         run_until_stopped(lambda stack: swarm_node.start(stack, lent), json, swarm_node.ready)
         return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from nodewire.llm.capture import Replay
 
@@ -26,10 +27,22 @@ class Traced:
 
 def _pure(step: Callable[[], None]) -> Callable[[], tuple[Tensor, ...]]:
     def run() -> tuple[Tensor, ...]:
-        step()
+        with _Refusing():
+            step()
         return ()
 
     return run
+
+
+class _Refusing(TorchFunctionMode):
+    """Raises RuntimeError: what reads a tensor's memory, which is no operation and would not be seen."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr):
+            raise RuntimeError(f"{func.__name__} asks the device for numbers")
+        return func(*args, **(kwargs or {}))
 
 
 _ASKING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
