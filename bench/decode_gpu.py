@@ -26,7 +26,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from bench.decode_model import write_llama
 from bench.report import Report, run
@@ -34,13 +33,12 @@ from nodewire.llm import graphs
 from nodewire.llm.capture import Capture, CudaGraphs
 from nodewire.llm.checkpoint import open_checkpoint
 from nodewire.llm.families import driver_tensors, stage_tensors
-from nodewire.llm.graphs import Ends, graphing
+from nodewire.llm.graphs import Around, graphing
 from nodewire.llm.kv import grid
 from nodewire.llm.kv.lanes import Lanes
 from nodewire.llm.kv.rows import Chain, together
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import filler
-from nodewire.llm.norm import rms_norm
 from nodewire.llm.vocabulary import Vocabulary
 from processes.saying import say
 
@@ -71,20 +69,20 @@ class Streams:
         )
         lanes = Lanes(config, layers, count, positions, dtype, device, beyond=True)
         self._lanes, self._device = [lanes.open() for _ in range(count)], device
-        ends = Ends(
+        around = Around(
             lambda rows: torch.zeros(rows, dtype=torch.int64, device=device),
             lambda ids: self._vocabulary.embed(ids)[0],
             self._likeliest,
             True,
         )
-        self.graphs = graphing(capture)(self._layers, lanes, ends) if capture is not None else None
-        kept = [*self._vocabulary.__dict__.values(), *(one for layer in self._layers.layers for one in _tensors(layer))]
+        self.graphs = graphing(capture)(self._layers, lanes, around) if capture is not None else None
+        kept = [*self._vocabulary.weights.values(), *(one for layer in self._layers.layers for one in _tensors(layer))]
         weights = {one.data_ptr(): one.nbytes for one in kept if isinstance(one, torch.Tensor)}
         self.weight_bytes = sum(weights.values())
         self.position_bytes = sum(one.nbytes for one in lanes.cells) // lanes.cells[0].shape[2]
 
     def _likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
-        return F.linear(rms_norm(hidden, self._vocabulary.norm, self._vocabulary.eps), self._vocabulary.head).argmax(-1)
+        return self._vocabulary.every_logits(hidden[None])[0].argmax(-1)
 
     @torch.inference_mode()
     def tokens(self, prompts: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:

@@ -15,7 +15,7 @@ from nodewire.llm import footprint
 from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.footprint import Footprint
-from nodewire.llm.graphs import Ends, Graphing, Graphs
+from nodewire.llm.graphs import Around, Graphing, Graphs
 from nodewire.llm.kv import grid
 from nodewire.llm.kv.lanes import Lane, Lanes
 from nodewire.llm.layers import Layers
@@ -123,13 +123,13 @@ def _loaded(
     vocabulary = Vocabulary(config, dtype, device, fill)
     layers = Layers(config, 0, count, positions=positions, block=BLOCK, dtype=dtype, device=device, fill=fill)
     pool = Lanes(config, count, lanes, positions, dtype, device, beyond=graphing is not None)
-    graphs = graphing(layers, pool, _ends(vocabulary, device)) if graphing is not None else None
+    graphs = graphing(layers, pool, _around(vocabulary, device)) if graphing is not None else None
     return [_Decoder(vocabulary, layers, pool.open(), graphs) for _ in range(lanes)]
 
 
-def _ends(vocabulary: Vocabulary, device: torch.device) -> Ends:
+def _around(vocabulary: Vocabulary, device: torch.device) -> Around:
     """Ids in, the last row's logits out."""
-    return Ends(
+    return Around(
         inputs=lambda rows: torch.zeros(rows, dtype=torch.int64, device=device),
         enter=lambda ids: vocabulary.embed(ids)[0],
         leave=lambda y: vocabulary.logits(y[None, -1:]),

@@ -31,7 +31,7 @@ log = logging.getLogger("nodewire.llm")
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class Around:
     """What a step has before and after the layers: `inputs` of so many rows, what makes hidden states [rows, width] of
     them, and what is made of those after the last layer. `rowwise`: one for each row."""
 
@@ -41,9 +41,9 @@ class Ends:
     rowwise: bool
 
 
-def hidden_ends(width: int, dtype: torch.dtype, device: torch.device) -> Ends:
+def hidden_around(width: int, dtype: torch.dtype, device: torch.device) -> Around:
     """A stage's: hidden states in and out."""
-    return Ends(lambda rows: torch.zeros(rows, width, dtype=dtype, device=device), lambda x: x, lambda y: y, True)
+    return Around(lambda rows: torch.zeros(rows, width, dtype=dtype, device=device), lambda x: x, lambda y: y, True)
 
 
 @dataclass(slots=True)
@@ -54,20 +54,20 @@ class _Captured:
     replay: Replay
 
 
-Graphing = Callable[[Layers, Lanes, Ends], "Graphs"]
+Graphing = Callable[[Layers, Lanes, Around], "Graphs"]
 """Makes those of a task."""
 
 
 def graphing(capture: Capture, room_bytes: int = MAX_ROOM_BYTES) -> Graphing:
     """`room_bytes`: what captured steps may take, as far as it can be told before."""
-    return lambda layers, lanes, ends: Graphs(layers, lanes, ends, capture, room_bytes)
+    return lambda layers, lanes, around: Graphs(layers, lanes, around, capture, room_bytes)
 
 
 class Graphs:
     """Those of one task's layers and lanes. `off` says why nothing is captured, or nothing more; "" while it is."""
 
-    def __init__(self, layers: Layers, lanes: Lanes, ends: Ends, capture: Capture, room_bytes: int) -> None:
-        self._layers, self._lanes, self._ends, self._capture = layers, lanes, ends, capture
+    def __init__(self, layers: Layers, lanes: Lanes, around: Around, capture: Capture, room_bytes: int) -> None:
+        self._layers, self._lanes, self._around, self._capture = layers, lanes, around, capture
         self._room_bytes = min(room_bytes, MAX_ROOM_BYTES)
         self._met: Counter[Shape] = Counter()
         self._captured: OrderedDict[Shape, _Captured] = OrderedDict()
@@ -81,7 +81,7 @@ class Graphs:
 
     @torch.inference_mode()
     def run(self, rows: Tensor, spans: Sequence[Span]) -> Tensor | None:
-        """What becomes of the spans' rows, or of the last one's, as `Ends` has it; None: to be computed as ever."""
+        """What becomes of the spans' rows, or of the last one's, as `Around` has it; None: to be computed as ever."""
         if self.off or (shape := shape_of(spans)) is None or self._bytes(shape) > self._room_bytes:
             return None
         found = self._captured.get(shape)
@@ -98,12 +98,12 @@ class Graphs:
 
     def _first(self, shape: Shape, rows: Tensor, spans: Sequence[Span]) -> Tensor | None:
         """Capture a step; what it writes to the lanes is what any run of it would."""
-        grid, inputs = Grid(self._lanes, shape), self._ends.inputs(shape.lanes * shape.rows)
+        grid, inputs = Grid(self._lanes, shape), self._around.inputs(shape.lanes * shape.rows)
         out: list[Tensor] = []
 
         def step() -> None:
             grid.begin()
-            made = self._ends.leave(self._layers.captured(self._ends.enter(inputs), grid))
+            made = self._around.leave(self._layers.captured(self._around.enter(inputs), grid))
             if not out:
                 out.append(torch.empty_like(made))
             out[0].copy_(made)
@@ -125,7 +125,7 @@ class Graphs:
 
     def _taken(self, found: _Captured, spans: Sequence[Span]) -> Tensor:
         """A copy: the next replay overwrites it."""
-        if not self._ends.rowwise:
+        if not self._around.rowwise:
             return found.out.clone()
         n, counts = found.grid.shape.rows, [len(span.positions) for span in spans]
         if n == 1:

@@ -17,7 +17,7 @@ import torch
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotFound
 from nodewire.kind import Params
 from nodewire.llm import frames, opening
-from nodewire.llm.graphs import Graphing, hidden_ends
+from nodewire.llm.graphs import Graphing, hidden_around
 from nodewire.llm.kv.lanes import Lane, Lanes
 from nodewire.llm.kv.prefixes import Chain, Prefixes
 from nodewire.llm.kv.rows import together
@@ -67,7 +67,7 @@ class Stage:
         self._lanes = Lanes(
             program.config, count, program.slots, program.positions, self._dtype, device, beyond=graphing is not None
         )
-        hidden = hidden_ends(program.config.hidden_size, self._dtype, device)
+        hidden = hidden_around(program.config.hidden_size, self._dtype, device)
         self._graphs = graphing(self._layers, self._lanes, hidden) if graphing is not None else None
         self._prefixes = Prefixes(self._lanes, program.config.hidden_size)
         self._sessions: dict[str, _Session] = {}

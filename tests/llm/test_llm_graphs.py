@@ -17,7 +17,7 @@ from nodewire.llm import graphs as graphs_room
 from nodewire.llm.capture import CudaGraphs
 from nodewire.llm.draft import Draft
 from nodewire.llm.experts import AllAtOnce, Mixture
-from nodewire.llm.graphs import graphing, hidden_ends
+from nodewire.llm.graphs import graphing, hidden_around
 from nodewire.llm.kv import grid
 from nodewire.llm.kv.lanes import Lanes
 from nodewire.llm.kv.rows import Branches, Chain, together
@@ -342,7 +342,7 @@ def test_no_operation_mixes_devices(made, name):
         board = grid.Grid(lanes, grid.shape_of(spans))
         board.set(spans)
         board.begin()
-        x = hidden_ends(config.hidden_size, torch.bfloat16, device).inputs(len(board.positions))
+        x = hidden_around(config.hidden_size, torch.bfloat16, device).inputs(len(board.positions))
         made_ = layers.captured(x, board)
         assert (made_.device.type, made_.shape) == ("meta", x.shape)
         if config.experts is not None:
