@@ -32,7 +32,7 @@ from bench.report import Report, run
 from nodewire.llm import graphs
 from nodewire.llm.capture import Capture, CudaGraphs
 from nodewire.llm.checkpoint import open_checkpoint
-from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.graphs import Around, graphing
 from nodewire.llm.kv import grid
 from nodewire.llm.kv.lanes import Lanes
@@ -61,7 +61,7 @@ class Streams:
     def __init__(self, folder: Path, count: int, dtype: torch.dtype, device: torch.device, capture: Capture | None):
         checkpoint = open_checkpoint(folder)
         config, layers = checkpoint.config, checkpoint.config.num_hidden_layers
-        fill = filler(checkpoint.pick(chain(driver_tensors(config), stage_tensors(config, 0, layers))))
+        fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, layers))))
         self._vocabulary = Vocabulary(config, dtype, device, fill)
         positions = PROMPT + TOKENS
         self._layers = Layers(

@@ -82,12 +82,12 @@ class Graphs:
     @torch.inference_mode()
     def run(self, rows: Tensor, spans: Sequence[Span]) -> Tensor | None:
         """What becomes of the spans' rows, or of the last one's, as `Around` has it; None: to be computed as ever."""
-        if self.off or (shape := shape_of(spans)) is None or self._bytes(shape) > self._room_bytes:
+        if self.off or (shape := shape_of(spans)) is None:
             return None
         found = self._captured.get(shape)
         if found is None:
             self._met[shape] += 1
-            if self._met[shape] < MET:
+            if self._met[shape] < MET or self._bytes(shape) > self._room_bytes:
                 return None
             return self._first(shape, rows, spans)
         self._captured.move_to_end(shape)
@@ -107,6 +107,7 @@ class Graphs:
             if not out:
                 out.append(torch.empty_like(made))
             out[0].copy_(made)
+            grid.end()
 
         found = _Captured(grid, inputs, inputs, step)
         _fill(found, rows, spans)

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench.tiny_decoders import FAMILIES
+from nodewire.config import WorkerConfig
+from nodewire.llm import actor
 from nodewire.llm import graphs as graphs_room
 from nodewire.llm.capture import CudaGraphs
 from nodewire.llm.draft import Draft
@@ -354,9 +356,16 @@ def test_no_operation_mixes_devices(made, name):
         assert layers.run(x, together([Branches(lane, tree, 0, 3), Chain(other, 5, 1)])).device.type == "meta"
 
 
+def test_steps_are_captured_on_a_gpu_unless_the_operator_says_not():
+    said = WorkerConfig.model_validate({"graphs": False, "device": "cuda"}).limits
+    assert WorkerConfig().limits.graphs and not said.graphs
+    assert actor._graphing(torch.device("cuda"), said, 0) is None
+    assert actor._graphing(torch.device("cpu"), replace(said, graphs=True), 0) is None
+
+
 def test_a_cpu_captures_nothing(registration):
     ring = Ring(registration, ROOMY)
-    assert all(getattr(actor, "_graphs", None) is None for actor in ring.actors.values())
+    assert all(getattr(one, "_graphs", None) is None for one in ring.actors.values())
 
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of CUDA's")

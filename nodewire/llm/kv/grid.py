@@ -145,6 +145,11 @@ class Grid:
             self._stand = torch.where(is_live, self._stands.gather(1, at), cell)
         self._masks = {0: sees}
 
+    def end(self) -> None:
+        """Of what is computed: what `begin` made is held no longer."""
+        self._masks.clear()
+        self._cells = self._stand = self._numbers
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
         (_, heads, head_dim), kv_heads = q.shape, k.shape[1]
         lanes, rows, cells = self.shape.lanes, self.shape.rows, self.shape.cells
