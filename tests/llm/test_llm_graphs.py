@@ -97,7 +97,7 @@ def test_replays_say_what_every_family_says(made, name, tmp_path):
                 assert head.logits(row[None, None]).argmax() == logits.argmax() or first - second < 1e-5
 
     for session, of in sessions.items():
-        check((session, of.chain([chance.randrange(50) for _ in range(70)])[0]))
+        check((session, of.chain([chance.randrange(50) for _ in range(64)])[0]))
     a, b = sessions["a"], sessions["b"]
     check(("a", a.branches([1, 2, 3, 4, 5], [-1, -1, 0, 0, 2])[0]), ("b", b.chain([3])[0]))
     check(("a", a.branches([6, 7, 8], [0, 1, -1], keep=a.keep(2))[0]), ("b", b.chain([4, 9])[0]))
