@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,23 +16,27 @@ LAYER_WEIGHTS = 4 * WIDTH * WIDTH + 3 * WIDTH * INNER
 
 def write_model(folder: Path, layers: int = 8) -> None:
     """As a Hugging Face directory, float32."""
+    numbers = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 512,
+        "intermediate_size": 1_536,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    }
+    write_llama(folder, numbers, torch.float32)
+
+
+def write_llama(folder: Path, numbers: Mapping[str, Any], dtype: torch.dtype) -> None:
+    """A random one of a config.json's `numbers`, as a Hugging Face directory."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=512,
-        intermediate_size=1_536,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=2_048,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
+        max_position_embeddings=2_048, bos_token_id=None, eos_token_id=None, pad_token_id=None, **numbers
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
     _write_tokenizer(folder)
 
 

@@ -158,10 +158,13 @@ class WorkerConfig(Section):
     draft: Path | None = None
     """A model folder: what drivers here may guess by, beside a session's own text. Needs a `lookahead` above 1."""
 
+    graphs: bool = True
+    """Where `device` is a GPU of CUDA's: capture steps of decoding, and replay them."""
+
     @property
     def limits(self) -> Limits:
         compiled, draft = (str(path.absolute()) if path else "" for path in (self.compiled, self.draft))
-        return Limits(self.memory, self.threads, self.device, compiled, draft)
+        return Limits(self.memory, self.threads, self.device, compiled, draft, self.graphs)
 
 
 class BondConfig(Section):

@@ -28,13 +28,15 @@ Params = Mapping[str, Any]
 class Limits:
     """What a worker may use: `memory_bytes` above its empty baseline, `threads` CPU threads, `device` for tensors;
     `compiled`, a folder of libraries that the operator has made of tasks (graph/compile.py), none if empty; `draft`,
-    that of a model whose guesses a decoder's driver may send ahead (llm/draft.py), likewise."""
+    that of a model whose guesses a decoder's driver may send ahead (llm/draft.py), likewise; `graphs`, whether steps
+    of decoding are captured on a GPU (llm/graphs.py)."""
 
     memory_bytes: int
     threads: int = 1
     device: str = "cpu"
     compiled: str = ""
     draft: str = ""
+    graphs: bool = True
 
 
 Say = Callable[[str], None]

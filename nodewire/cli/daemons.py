@@ -196,6 +196,9 @@ def provider(
     draft: Annotated[
         Path | None, typer.Option(help="A model folder to guess by, at the driver.", rich_help_panel="With --swarm")
     ] = None,
+    graphs: Annotated[
+        bool | None, typer.Option(help="Capture decode steps, on a CUDA device.", rich_help_panel="With --swarm")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a provider: serve tasks of models and be paid for them, or your layers of a swarm's model."""
@@ -203,7 +206,7 @@ def provider(
         no_market(config=config)
         lent = swarm_node.Lent(
             swarm, split, key, state, model, listen,
-            {"memory": memory, "threads": threads, "device": device, "draft": draft},
+            {"memory": memory, "threads": threads, "device": device, "draft": draft, "graphs": graphs},
         )  # fmt: skip
         run_until_stopped(lambda stack: swarm_node.start(stack, lent), json, swarm_node.ready)
         return

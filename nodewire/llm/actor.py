@@ -11,10 +11,12 @@ import torch
 from nodewire.errors import BadHash, BadInput, BadTask, OverMemory
 from nodewire.kind import Actor, Limits
 from nodewire.llm import footprint
+from nodewire.llm.capture import CudaGraphs
 from nodewire.llm.draft import Draft
 from nodewire.llm.driver import Driver
 from nodewire.llm.footprint import Footprint
-from nodewire.llm.loader import filler, open_weights
+from nodewire.llm.graphs import Graphing, graphing
+from nodewire.llm.loader import Fill, filler, open_weights
 from nodewire.llm.programs import DriverProgram, StageProgram
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
@@ -35,19 +37,21 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
     if engine == "decoder.stage":
         stage = StageProgram.unpack(program)
         (tensors,) = _files(weights, 1)
-        _check_memory(stage_footprint(stage).total, limits)
-        return Stage(stage, open_weights(tensors, stage.tensors), device)
+        need = stage_footprint(stage).total
+        _check_memory(need, limits)
+        return Stage(stage, open_weights(tensors, stage.tensors), device, _graphing(device, limits, need))
     if engine == "decoder.driver":
         driver = DriverProgram.unpack(program)
         *ends, tokenizer = _files(weights, 1 if driver.lends else 2)
         _check_memory(driver_footprint(driver).total, limits)
         text = _tokenizer(driver, tokenizer)
         draft = Draft(Path(limits.draft), driver, text) if limits.draft else None
-        if draft is not None:
-            _check_memory(driver_footprint(driver).total + draft.footprint.total, limits, " with its draft model")
-        fill = open_weights(ends[0], driver.tensors) if ends else filler({})
-        spoken = Tokenizer(text)
-        return Driver(driver, fill, spoken, device, draft.load(spoken, device) if draft is not None else None)
+        if draft is None:
+            return Driver(driver, _filler(ends, driver), Tokenizer(text), device)
+        need = driver_footprint(driver).total + draft.footprint.total
+        _check_memory(need, limits, " with its draft model")
+        fill, spoken = _filler(ends, driver), Tokenizer(text)
+        return Driver(driver, fill, spoken, device, draft.load(spoken, device, _graphing(device, limits, need)))
     raise BadTask("engine", f"{engine[:64]!r} is not a decoder's")
 
 
@@ -92,6 +96,18 @@ def _tokenizer(program: DriverProgram, path: Path) -> bytes:
     if hashlib.sha256(data).hexdigest() != program.tokenizer.sha256:
         raise BadHash("tokenizer", "not the file that the program cites")
     return data
+
+
+def _filler(ends: Sequence[Path], driver: DriverProgram) -> Fill:
+    """Of the driver's own tensors, where it has any."""
+    return open_weights(ends[0], driver.tensors) if ends else filler({})
+
+
+def _graphing(device: torch.device, limits: Limits, need: int) -> Graphing | None:
+    """Captured steps have what the task, which needs so much, leaves of the limit."""
+    if device.type != "cuda" or not limits.graphs:
+        return None
+    return graphing(CudaGraphs(device), limits.memory_bytes - need)
 
 
 def _device(limits: Limits) -> torch.device:

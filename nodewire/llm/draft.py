@@ -15,6 +15,8 @@ from nodewire.llm import footprint
 from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.footprint import Footprint
+from nodewire.llm.graphs import Around, Graphing, Graphs
+from nodewire.llm.kv import grid
 from nodewire.llm.kv.lanes import Lane, Lanes
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import filler
@@ -65,11 +67,14 @@ class Draft:
         ends = footprint.driver(config, positions=positions, dtype=dtype, tokenizer_bytes=text)
         return Footprint(layers.weights + ends.weights, layers.caches, layers.work + ends.work, ends.tokenizer)
 
-    def load(self, tokenizer: Tokenizer, device: torch.device) -> Drafters:
-        """The drafters of a session: what its text says, and this model. Raises BadConfig: as above."""
+    def load(self, tokenizer: Tokenizer, device: torch.device, graphing: Graphing | None = None) -> Drafters:
+        """The drafters of a session: what its text says, and this model, whose steps `graphing` captures, if given.
+
+        Raises BadConfig: as above.
+        """
         if self._compares and Tokenizer(self._checkpoint.tokenizer).vocabulary() != tokenizer.vocabulary():
             raise BadConfig(_FIELD, f"{self._folder}: its tokenizer has other tokens than the model's")
-        model = SmallModel(*_loaded(self._checkpoint, self._program, self._positions, self._lanes, device))
+        model = SmallModel(*_loaded(self._checkpoint, self._program, self._positions, self._lanes, device, graphing))
         size = self._program.config.vocab_size
         return Drafters(model, size)
 
@@ -87,24 +92,46 @@ class Drafters:
 class _Decoder:
     """The whole model, with one lane of its own (small_model.Decoder)."""
 
-    def __init__(self, vocabulary: Vocabulary, layers: Layers, lane: Lane) -> None:
+    def __init__(self, vocabulary: Vocabulary, layers: Layers, lane: Lane, graphs: Graphs | None) -> None:
         self.positions = lane.positions
+        self._graphs = graphs
         self._vocabulary, self._layers, self._lane = vocabulary, layers, lane
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor:
         """float32 [vocab] after `ids` at positions pos ..; what stood there is overwritten."""
-        hidden = self._vocabulary.embed(torch.tensor(ids, dtype=torch.int64))
+        tokens = torch.tensor(ids, dtype=torch.int64)
+        if self._graphs is not None:
+            made = self._graphs.run(tokens, [grid.chain(self._lane, pos, len(ids))])
+            if made is not None:
+                return made
+        hidden = self._vocabulary.embed(tokens)
         return self._vocabulary.logits(self._layers.forward(hidden, pos, self._lane, only_last=True))
 
 
 def _loaded(
-    checkpoint: Checkpoint, program: DriverProgram, positions: int, lanes: int, device: torch.device
+    checkpoint: Checkpoint,
+    program: DriverProgram,
+    positions: int,
+    lanes: int,
+    device: torch.device,
+    graphing: Graphing | None,
 ) -> list[_Decoder]:
     config, dtype = checkpoint.config, DTYPES[program.dtype]
     count = config.num_hidden_layers
     fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, count))))
     vocabulary = Vocabulary(config, dtype, device, fill)
     layers = Layers(config, 0, count, positions=positions, block=BLOCK, dtype=dtype, device=device, fill=fill)
-    pool = Lanes(config, count, lanes, positions, dtype, device)
-    return [_Decoder(vocabulary, layers, pool.open()) for _ in range(lanes)]
+    pool = Lanes(config, count, lanes, positions, dtype, device, beyond=graphing is not None)
+    graphs = graphing(layers, pool, _around(vocabulary, device)) if graphing is not None else None
+    return [_Decoder(vocabulary, layers, pool.open(), graphs) for _ in range(lanes)]
+
+
+def _around(vocabulary: Vocabulary, device: torch.device) -> Around:
+    """Ids in, the last row's logits out."""
+    return Around(
+        inputs=lambda rows: torch.zeros(rows, dtype=torch.int64, device=device),
+        enter=lambda ids: vocabulary.embed(ids)[0],
+        leave=lambda y: vocabulary.logits(y[None, -1:]),
+        rowwise=False,
+    )

@@ -172,7 +172,7 @@ class Driver:
         history = frame.tensors[1]
         if not isinstance(history, Tensor) or history.dtype != torch.int64 or history.ndim != 1:
             raise BadFrame("history", "not int64 [m]")
-        return history
+        return history.cpu()
 
     def _check_ids(self, ids: torch.Tensor) -> None:
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.program.config.vocab_size):
@@ -184,7 +184,7 @@ class Driver:
             if not isinstance(text, str):
                 raise BadInput("prompt", "neither text nor token ids")
             return torch.tensor(self._tokenizer.encode(text, special_tokens=special_tokens), dtype=torch.int64)
-        ids = frame.tensors[0] if len(frame.tensors) == 2 else frames.only_tensor(frame)
+        ids = (frame.tensors[0] if len(frame.tensors) == 2 else frames.only_tensor(frame)).cpu()
         if ids.dtype == torch.uint8 and ids.ndim == 1:
             try:
                 text = bytes(ids.numpy()).decode()

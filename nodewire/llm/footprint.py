@@ -76,6 +76,24 @@ def stage(
     )
 
 
+def captured(config: DecoderConfig, lanes: int, rows: int, cells: int, item: int) -> int:
+    """Bytes that a captured decode step takes at once (kv/grid.py): so many lanes of so many rows and cells each. The
+    cells are copied, which a stage's own steps do not; `item` is the bytes of a number."""
+    group = config.num_attention_heads // config.num_key_value_heads
+    copied = 2 * 2 * lanes * cells * config.num_key_value_heads * config.head_dim * item
+    each = 10 + group * (1 + item)  # of a row and a cell: what it sees, as the kernels take it
+    if config.attention_sinks or config.attn_logit_softcapping:
+        each += config.num_attention_heads * (2 * _EXACT_BYTES + item)
+    work = _work(config, 0, config.num_hidden_layers, cells, rows, item)
+    mixture = config.experts
+    chosen = 0
+    if mixture is not None:  # experts' matrices, copied, or what all of them make of all rows
+        n, inner = lanes * rows, mixture.moe_intermediate_size
+        matrices = min(n * mixture.num_experts_per_tok, mixture.num_experts // 3) * 3 * inner * config.hidden_size
+        chosen = (matrices + n * mixture.num_experts * (6 * inner + 2 * config.hidden_size)) * item
+    return copied + lanes * rows * (cells * each + work) + chosen
+
+
 def driver(config: DecoderConfig, *, positions: int, dtype: str, tokenizer_bytes: int, ends: Ends = BOTH) -> Footprint:
     """A driver with the model's ends, or none; sessions hold ids only."""
     item = ITEM_BYTES[dtype]

@@ -7,14 +7,14 @@ the split model and the unsplit one agree to the last bit.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from nodewire.llm.attention import Attention
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.experts import Mixture
+from nodewire.llm.experts import AllAtOnce, Mixture
 from nodewire.llm.families import layer_pieces
 from nodewire.llm.kv.lanes import Lane
 from nodewire.llm.kv.past import Past
@@ -26,6 +26,11 @@ from nodewire.llm.parameters import of_layer
 from nodewire.llm.quant import loading
 from nodewire.llm.rope import Angles, ropes
 from nodewire.llm.step import step_of
+
+
+class Feedforward(Protocol):
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, width] in and out."""
 
 
 class Layer:
@@ -53,13 +58,14 @@ class Layer:
         self.attention_out_norm, self.mlp_out_norm = weights.get("attention_out_norm"), weights.get("mlp_out_norm")
         self.step = step_of(self) if config.rotary == config.head_dim else None
 
-    def forward(self, x: Tensor, angles: Angles, past: Past) -> Tensor:
-        """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions."""
+    def forward(self, x: Tensor, angles: Angles, past: Past, mlp: Feedforward | None = None) -> Tensor:
+        """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions. `mlp`
+        stands for the layer's own."""
         y = self.attention.forward(rms_norm(x, self.attention_norm, self.eps), angles, past)
         if self.attention_out_norm is not None:
             y = rms_norm(y, self.attention_out_norm, self.eps)
         x = x + y
-        y = self.mlp.forward(rms_norm(x, self.mlp_norm, self.eps))
+        y = (mlp or self.mlp).forward(rms_norm(x, self.mlp_norm, self.eps))
         if self.mlp_out_norm is not None:
             y = rms_norm(y, self.mlp_out_norm, self.eps)
         return x + y
@@ -83,7 +89,7 @@ class Layers:
         device: torch.device,
         fill: Fill,
     ) -> None:
-        self.block = block
+        self.config, self.block, self.item = config, block, dtype.itemsize
         self.layers = [Layer(config, first + place, place, dtype, device, fill) for place in range(last - first)]
         self.full, self.sliding = ropes(config, positions, device)
 
@@ -96,6 +102,22 @@ class Layers:
             return self._step(x, full, sliding, past)
         for layer in self.layers:
             x = layer.forward(x, sliding if layer.slides else full, past)
+        return x
+
+    @property
+    def uncapturable(self) -> str | None:
+        """What none can capture of these layers (llm/graphs.py); None: nothing."""
+        mixes = any(isinstance(layer.mlp, Mixture) and not layer.mlp.is_stacked for layer in self.layers)
+        return "experts in blocks are chosen by the host" if mixes else None
+
+    def captured(self, x: Tensor, past: Past) -> Tensor:
+        """`run`, in operations that depend on nothing but the shapes of tensors."""
+        full = sliding = self.full.at(past.positions)
+        if self.sliding is not self.full:
+            sliding = self.sliding.at(past.positions)
+        for layer in self.layers:
+            mlp = AllAtOnce(layer.mlp) if isinstance(layer.mlp, Mixture) else layer.mlp
+            x = layer.forward(x, sliding if layer.slides else full, past, mlp)
         return x
 
     def _step(self, x: Tensor, full: Angles, sliding: Angles, past: Chain) -> Tensor:

@@ -72,8 +72,8 @@ class Rope:
         self._sin = (angles.sin() * scale)[:, None, None].to(device)
 
     def at(self, positions: Tensor) -> Angles:
-        sin = self._sin[positions]
-        return self._cos[positions], torch.cat((-sin, sin), 2)
+        sin = self._sin.index_select(0, positions)
+        return self._cos.index_select(0, positions), torch.cat((-sin, sin), 2)
 
 
 def ropes(config: DecoderConfig, positions: int, device: torch.device) -> list[Rope]:

@@ -17,6 +17,7 @@ import torch
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotFound
 from nodewire.kind import Params
 from nodewire.llm import frames, opening
+from nodewire.llm.graphs import Graphing, hidden_around
 from nodewire.llm.kv.lanes import Lane, Lanes
 from nodewire.llm.kv.prefixes import Chain, Prefixes
 from nodewire.llm.kv.rows import together
@@ -44,7 +45,10 @@ class Stage:
     most, the program's unless given; they have their memory from then on, so the fewer, the more sessions fit. And
     `prefixes`: among whose prompts it keeps and finds beginnings of this one's, nobody's unless given."""
 
-    def __init__(self, program: StageProgram, fill: Fill, device: torch.device) -> None:
+    def __init__(
+        self, program: StageProgram, fill: Fill, device: torch.device, graphing: Graphing | None = None
+    ) -> None:
+        """`graphing`: how steps of decoding are captured, if they are."""
         self.program = program
         self._device = device
         self._dtype = DTYPES[program.dtype]
@@ -60,7 +64,11 @@ class Stage:
             fill=fill,
         )
         self._ends = Vocabulary(program.config, self._dtype, device, fill, program.ends)
-        self._lanes = Lanes(program.config, count, program.slots, program.positions, self._dtype, device)
+        self._lanes = Lanes(
+            program.config, count, program.slots, program.positions, self._dtype, device, beyond=graphing is not None
+        )
+        hidden = hidden_around(program.config.hidden_size, self._dtype, device)
+        self._graphs = graphing(self._layers, self._lanes, hidden) if graphing is not None else None
         self._prefixes = Prefixes(self._lanes, program.config.hidden_size)
         self._sessions: dict[str, _Session] = {}
 
@@ -162,10 +170,17 @@ class Stage:
                     parts.append((work, n))
                     room -= n
             rows = [work.rows[work.done : work.done + n].to(self._device) for work, n in parts]
-            past = together([work.past(n) for work, n in parts])
-            made = self._layers.run(rows[0] if len(rows) == 1 else torch.cat(rows), past)
+            made = self._made(rows[0] if len(rows) == 1 else torch.cat(rows), parts)
             for (work, _), y in zip(parts, torch.split(made, [n for _, n in parts]), strict=True):
                 work.take(y)
+
+    def _made(self, rows: torch.Tensor, parts: Sequence[tuple[Underway, int]]) -> torch.Tensor:
+        """What becomes of the works' next rows."""
+        if self._graphs is not None:
+            made = self._graphs.run(rows, [work.span(n) for work, n in parts])
+            if made is not None:
+                return made
+        return self._layers.run(rows, together([work.past(n) for work, n in parts]))
 
     def _answer(self, session: str, work: Underway | NodewireError) -> list[Frame[Any]] | NodewireError:
         if isinstance(work, NodewireError):

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from nodewire.errors import BadFrame, NodewireError, TooLarge
 from nodewire.llm import frames
+from nodewire.llm.kv import grid
+from nodewire.llm.kv.grid import Span
 from nodewire.llm.kv.lanes import Lane
 from nodewire.llm.kv.past import Past
 from nodewire.llm.kv.rows import Branches, Chain
@@ -50,6 +52,12 @@ class Underway:
         if self.tree is None:
             return Chain(self.lane, self.pos + self.done, n)
         return Branches(self.lane, self.tree, len(self.tree) - len(self.rows) + self.done, n)
+
+    def span(self, n: int) -> Span:
+        """The next `n` rows as numbers."""
+        if self.tree is None:
+            return grid.chain(self.lane, self.pos + self.done, n)
+        return grid.branches(self.lane, self.tree, len(self.tree) - len(self.rows) + self.done, n)
 
     def known(self, made: Tensor) -> None:
         """All rows have been computed before, and are in the lane; `made` [n, width] is what goes out."""

@@ -23,7 +23,7 @@ class Vocabulary:
     def __init__(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, fill: Fill, ends: Ends = BOTH
     ) -> None:
-        self._weights = load(of_ends(config, ends), end_pieces(config), fill, dtype, device)
+        self.weights = load(of_ends(config, ends), end_pieces(config), fill, dtype, device)
         self._head = "embedding" if config.tie_word_embeddings else "head"
         self.eps = float(config.rms_norm_eps)
         self.scale = None if config.embedding_scale is None else float(config.embedding_scale)
@@ -31,13 +31,13 @@ class Vocabulary:
 
     def embed(self, ids: Tensor) -> Tensor:
         """int64 [n] to hidden states [1, n, width]; the ids are in the vocabulary."""
-        table = self._weights["embedding"]
+        table = self.weights["embedding"]
         found = F.embedding(ids.to(table.device), table)[None]
         return found if self.scale is None else found.mul_(self.scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [1, 1, width] after the last layer to float32 [vocab]."""
-        return self._logits(hidden)[0, 0]
+        return self.every_logits(hidden)[0, 0]
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """Hidden states [1, n, width] after the last layer to the ids with the largest logits, int64 [n], the first of
@@ -47,12 +47,13 @@ class Vocabulary:
         """
         found = torch.empty(hidden.shape[1], dtype=torch.int64)
         for at in range(0, len(found), HEAD_ROWS):
-            logits = self._logits(hidden[:, at : at + HEAD_ROWS])[0]
+            logits = self.every_logits(hidden[:, at : at + HEAD_ROWS])[0]
             check_finite(logits)
             found[at : at + HEAD_ROWS] = logits.argmax(dim=1)
         return found
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        weights = self._weights
+    def every_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [1, n, width] after the last layer to float32 [1, n, vocab]."""
+        weights = self.weights
         found = F.linear(rms_norm(hidden, weights["norm"], self.eps), weights[self._head]).float()
         return found if self.softcap is None else found.div_(self.softcap).tanh_().mul_(self.softcap)

@@ -34,10 +34,21 @@ class Lanes:
     """
 
     def __init__(
-        self, config: DecoderConfig, layers: int, slots: int, positions: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        layers: int,
+        slots: int,
+        positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        beyond: bool = False,
     ) -> None:
+        """`beyond`: with a page more, which is no lane's (`kv/grid.py`)."""
         size = pages_of(positions)
-        shape = (2, config.num_key_value_heads, PAGE * slots * size, config.head_dim)
+        self.beyond = PAGE * slots * size
+        """The first cell of that page."""
+        shape = (2, config.num_key_value_heads, self.beyond + PAGE * beyond, config.head_dim)
         self.cells = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.keys, self.values = ([both[which] for both in self.cells] for which in (0, 1))
         self.numbers = torch.arange(positions, device=device)
@@ -124,22 +135,23 @@ class Lane:
         self.tree = Tree()
 
     @property
-    def _start(self) -> int:
+    def start(self) -> int:
+        """The pool's cell that is its first."""
         return PAGE * self.pages.start
 
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
         """Put rows [n, kv_heads, head_dim] into the cells from `first` on."""
-        place = slice(self._start + first, self._start + first + len(keys))
+        place = slice(self.start + first, self.start + first + len(keys))
         self.lanes.keys[layer][:, place] = keys.transpose(0, 1)
         self.lanes.values[layer][:, place] = values.transpose(0, 1)
 
     def write_row(self, layer: int, cell: int, both: Tensor) -> None:
         """Put one row's keys and values [2, kv_heads, head_dim] into a cell."""
-        self.lanes.cells[layer].select(2, self._start + cell).copy_(both)
+        self.lanes.cells[layer].select(2, self.start + cell).copy_(both)
 
     def read(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values [kv_heads, end - first, head_dim], not copied."""
-        keys, values = self.lanes.cells[layer].narrow(2, self._start + first, end - first).unbind()
+        keys, values = self.lanes.cells[layer].narrow(2, self.start + first, end - first).unbind()
         return keys, values
 
     def keep(self, path: Sequence[int]) -> None:
@@ -151,7 +163,7 @@ class Lane:
         stays = next((new for new, old in enumerate(order) if new != old), len(order))
         if stays < len(order):
             source = torch.tensor(order[stays:], device=self.lanes.numbers.device)
-            live = slice(self._start + self.length, self._start + self.length + len(self.tree))
+            live = slice(self.start + self.length, self.start + self.length + len(self.tree))
             for kept in (*self.lanes.keys, *self.lanes.values):
                 cells = kept[:, live]
                 cells[:, stays : len(order)] = cells[:, source]

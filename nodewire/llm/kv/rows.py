@@ -60,8 +60,8 @@ class Branches:
         self.positions = self._stand[first:]
         self._lane, self._first, self._end = lane, lane.length + first, lane.length + cells
         self._lowest, self._highest = min(tree.positions[first:cells]), max(tree.positions[first:cells])
-        self._leads = _bits(tree.seen[first:cells], cells).to(lane.lanes.numbers.device)
-        self._is_chain = n == 1 and bool(self._leads.all())
+        self._leads = bits(tree.seen[first:cells], cells).to(lane.lanes.numbers.device)
+        self._is_chain = n == 1 and tree.seen[first] == (1 << cells) - 1
         self._masks: dict[int, Tensor] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
@@ -102,7 +102,7 @@ def together(pasts: Sequence[Past]) -> Past:
     return pasts[0] if len(pasts) == 1 else Several(pasts)
 
 
-def _bits(numbers: Sequence[int], count: int) -> Tensor:
+def bits(numbers: Sequence[int], count: int) -> Tensor:
     """The lowest `count` bits of each number, bool [numbers, count]."""
     packed = bytearray(b"".join(number.to_bytes(MAX_LIVE // 8, "little") for number in numbers))
     octets = torch.frombuffer(packed, dtype=torch.uint8).view(len(numbers), -1, 1)
