@@ -145,7 +145,7 @@ class Ordered:
 
     def _requested(self, request: str, chunk_msat: int) -> None:
         self._requests.append(request)
-        self._announced(request, chunk_msat)
+        self._announced(request, chunk_msat, sum(purchase.is_underway for purchase in self._purchases))
 
     def _over(self) -> None:
         for purchase in self._purchases:
