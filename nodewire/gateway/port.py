@@ -15,7 +15,7 @@ from nodewire.protocol.plan import Terms
 
 Announced = Callable[[str, int, int], None]
 """Told every job before it is published: its id, what a chunk of it costs (msat, verification included), and how many
-jobs of the order there are with it that may come to something: those that broke off, and those left for a quicker ring."""
+of the order's jobs may come to something with it, those among them that broke off or were left for a quicker ring."""
 
 
 @dataclass(frozen=True, slots=True)
