@@ -196,7 +196,10 @@ class Beside:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], *, interrupted: Callable[[], None] = lambda: None) -> T:
-        """What `work` returns or raises. Ctrl-C cancels it, once, and then it is waited for: it may have to pay."""
+        """What `work` returns or raises. Ctrl-C cancels it, once, and then it is waited for: it may have to pay.
+
+        Raises KeyboardInterrupt: that was its end.
+        """
         done: Future[T] = Future()
         begun: Future[asyncio.Task[None]] = Future()
 
@@ -211,6 +214,8 @@ class Beside:
         while True:
             try:
                 return done.result()
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
             except KeyboardInterrupt:
                 if not cancelled:
                     cancelled = True
