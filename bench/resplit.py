@@ -22,14 +22,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
-import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -39,10 +36,10 @@ from bench.report import Report, percentile, run, spread
 from nodewire import Customer
 from processes.market import DECODER, Market, Provider
 from processes.saying import say
+from processes.slowing import slowed
 
 PROVIDERS, JOINER_US = 6, 300
 TOKENS, QUICK_TOKENS = 320, 256
-STOPPED_S, RUNNING_S = 0.15, 0.01
 JOB_S, BACK_S = 120.0, 90.0
 Change = Literal["slows", "joins", "leaves"]
 CHANGES: tuple[Change, ...] = ("slows", "joins", "leaves")
@@ -73,38 +70,6 @@ class Run:
     @property
     def went_to_joiner(self) -> bool:
         return any(move["outcome"] == "moved" and self.joiner in move["after"].values() for move in self.moves)
-
-
-@asynccontextmanager
-async def slowed(provider: Provider) -> AsyncIterator[None]:
-    """Its workers get a small part of their time."""
-    workers = _workers(provider)
-
-    def tell(what: signal.Signals) -> None:
-        for worker in workers:
-            with suppress(ProcessLookupError):
-                os.kill(worker, what)
-
-    async def stutter() -> None:
-        while True:
-            tell(signal.SIGSTOP)
-            await asyncio.sleep(STOPPED_S)
-            tell(signal.SIGCONT)
-            await asyncio.sleep(RUNNING_S)
-
-    stuttering = asyncio.create_task(stutter())
-    try:
-        yield
-    finally:
-        stuttering.cancel()
-        await asyncio.gather(stuttering, return_exceptions=True)
-        tell(signal.SIGCONT)
-
-
-def _workers(provider: Provider) -> list[int]:
-    assert provider.process is not None
-    pid = provider.process.pid
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class Changing:
@@ -144,11 +109,11 @@ class Changing:
         victim = self._market.named(self._rng.choice(plan.providers()))
         made.victim = victim.name
         if made.change == "joins":
-            await stack.enter_async_context(slowed(victim))
+            await stack.enter_async_context(slowed(victim.workers()))
         while await count.get() < made.after:
             pass
         if made.change == "slows":
-            await stack.enter_async_context(slowed(victim))
+            await stack.enter_async_context(slowed(victim.workers()))
         elif made.change == "joins":
             await self._join(made, stack)
         else:

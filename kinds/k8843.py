@@ -57,10 +57,18 @@ class SplitInference:
         closing = _Closing(job, desk)
         opened: list[str] = []
         running: list[asyncio.Task[None]] = []
+
+        async def begin(task: str) -> None:
+            opened.append(task)  # whoever is cancelled while it waits for the answer has opened it all the same
+            try:
+                await worker.open(task, job.request, _params_of(job, task), job.codings)
+            except NodewireError:
+                opened.remove(task)
+                raise
+
         try:
             for task in job.tasks:
-                await worker.open(task, job.request, _params_of(job, task), job.codings)
-                opened.append(task)
+                await begin(task)
             async with asyncio.TaskGroup() as group:
 
                 def act(task: str) -> None:
@@ -69,8 +77,7 @@ class SplitInference:
                 async def join() -> None:
                     while True:
                         task = await desk.joined()
-                        await worker.open(task, job.request, _params_of(job, task), job.codings)
-                        opened.append(task)
+                        await begin(task)
                         act(task)
 
                 for task in job.tasks:
@@ -80,15 +87,9 @@ class SplitInference:
                 await closing.ended.wait()
                 for one in running:
                     one.cancel()
-        except* asyncio.CancelledError:
-            if not closing.ended.is_set():
-                raise
         finally:
             inboxes.clear()
-            for task in opened:
-                # A worker that died has no sessions left to close; its death has been reported by the call it broke.
-                with suppress(Exception):
-                    await worker.close(task, job.request)
+            await asyncio.shield(asyncio.ensure_future(_close(worker, opened, job.request)))
 
     async def _act(
         self,
@@ -239,6 +240,13 @@ class _Closing:
 
     def _units_of(self, chunk: int) -> int:
         return self._units if chunk == 0 else 1
+
+
+async def _close(worker: Worker, tasks: Sequence[str], session: str) -> None:
+    for task in tasks:
+        # A worker that died has no sessions left to close; its death has been reported by the call it broke.
+        with suppress(Exception):
+            await worker.close(task, session)
 
 
 async def _distribute(mailbox: Mailbox, manifest: Manifest, inboxes: Inboxes) -> None:

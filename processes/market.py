@@ -36,6 +36,7 @@ from nodewire.protocol import job, kinds
 from nodewire.protocol.job import Request
 from nodewire.protocol.snapshot import Snapshot
 from processes.saying import say
+from processes.slowing import children
 
 ROOT = Path(__file__).parent.parent
 NODEWIRE = (sys.executable, "-m", "nodewire.cli")
@@ -77,6 +78,10 @@ class Provider:
         assert self.process is not None
         if self.process.returncode is None:
             os.kill(self.process.pid, number)
+
+    def workers(self) -> list[int]:
+        assert self.process is not None
+        return children(self.process.pid)
 
 
 class Market:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,6 +39,24 @@ def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMarket]:
         yield running
     finally:
         running.stop()
+
+
+@pytest.fixture(autouse=True)
+def closed_spools(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Spools keep descriptors of what they wrote last until they are closed: those that a test makes are, after it."""
+    from nodewire.wire.spool import Spool
+
+    made: list[Spool] = []
+    opening = Spool.__init__
+
+    def noted(spool: Spool, *args: Any, **options: Any) -> None:
+        opening(spool, *args, **options)
+        made.append(spool)
+
+    monkeypatch.setattr(Spool, "__init__", noted)
+    yield
+    for spool in made:
+        spool.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -196,25 +196,38 @@ class Beside:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], *, interrupted: Callable[[], None] = lambda: None) -> T:
-        """What `work` returns or raises. Ctrl-C cancels it, once, and then it is waited for: it may have to pay."""
+        """What `work` returns or raises. Ctrl-C cancels it, once, and then it is waited for: it may have to pay.
+
+        Raises KeyboardInterrupt: that was its end.
+        """
         done: Future[T] = Future()
-        begun: Future[asyncio.Task[None]] = Future()
+        task: asyncio.Task[T] | None = None
 
-        async def whole() -> None:
-            try:
-                done.set_result(await work)
-            except BaseException as error:
+        def begin() -> asyncio.Task[T]:
+            nonlocal task
+            if task is None:  # else an interrupt came between
+                task = self._loop.create_task(work)
+                task.add_done_callback(ended)
+            return task
+
+        def ended(of: asyncio.Task[T]) -> None:
+            error = asyncio.CancelledError() if of.cancelled() else of.exception()
+            if error is not None:
                 done.set_exception(error)
+            else:
+                done.set_result(of.result())
 
-        self._loop.call_soon_threadsafe(lambda: begun.set_result(self._loop.create_task(whole())))
         cancelled = False
         while True:
             try:
+                self._loop.call_soon_threadsafe(begin)
                 return done.result()
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
             except KeyboardInterrupt:
                 if not cancelled:
                     cancelled = True
-                    self._loop.call_soon_threadsafe(begun.result().cancel)
+                    self._loop.call_soon_threadsafe(lambda: begin().cancel())
                     interrupted()
 
     def close(self) -> None:

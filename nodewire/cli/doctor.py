@@ -80,6 +80,8 @@ async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str
                 checks.append(("specialize", partial(_follows, role)))
             if role.train is not None:
                 checks.append(("[train]", partial(_train, role.worker, role.train, _machine_bytes())))
+        if not isinstance(role, OracleConfig) and role.worker.draft is not None:
+            checks.append(("[worker] draft", partial(_draft, role.worker.draft)))
         if not isinstance(role, OracleConfig) or role.bonds is not None:
             checks.append(("wallet", partial(_wallet, role)))
         if isinstance(role, ProviderConfig) and role.bond.amount_msat:
@@ -234,6 +236,17 @@ async def _device(device: str) -> str:
 
     await devices.check(device)
     return device
+
+
+async def _draft(folder: Path) -> str:
+    """Whether drivers could guess by this model, which they are not loaded without."""
+    from nodewire.llm.checkpoint import open_checkpoint
+
+    try:
+        checkpoint = await asyncio.to_thread(open_checkpoint, folder)
+    except (NodewireError, OSError) as error:
+        raise BadConfig("worker.draft", f"{folder}: {error}"[:300]) from error
+    return f"{checkpoint.config.family}, {checkpoint.config.vocab_size} tokens, which a driver's model must have, too"
 
 
 async def _serve_all(role: ProviderConfig) -> str:

@@ -19,7 +19,8 @@ from nodewire.gateway.port import Buyer, Offer, Order
 T = TypeVar("T")
 _FAREWELL_S = 10.0
 _JOBS = 1 + MAX_AGAIN
-"""What breaks off is begun anew and costs its prompt again: so many times a job's most is set aside."""
+"""What breaks off is begun anew and costs its prompt again: so many times a job's most is set aside from the beginning,
+and once more for each job beyond these, since moves to quicker rings are jobs, too."""
 log = logging.getLogger("nodewire.gateway")
 
 
@@ -121,8 +122,12 @@ class Desk:
         reservation = self._accounts.reserve(key, most_msat)
         terms = terms.model_copy(update={"max_total_msat": min(terms.max_total_msat, reservation.msat)})
 
-        def announced(request: str, chunk_msat: int) -> None:
-            self._accounts.requested(reservation, request, _JOBS * units * chunk_msat)
+        dearest_msat = 0
+
+        def announced(request: str, chunk_msat: int, jobs: int) -> None:
+            nonlocal dearest_msat
+            dearest_msat = max(dearest_msat, chunk_msat)
+            self._accounts.requested(reservation, request, max(_JOBS, jobs) * units * dearest_msat)
 
         def settle(answer: Answer[T]) -> None:
             if reservation.msat < most_msat and isinstance(answer.failure, OverBudget):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -16,6 +16,8 @@ from nodewire.pay.debts import Debt
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol.plan import Terms
 
+_Requested = Callable[[str, int], None]
+"""Told a job's id and what a chunk of it costs (msat)."""
 _FRESH_S = 10.0
 """For so long what a manifest said is not asked for again."""
 _EPOCH_S = 5.0
@@ -27,7 +29,7 @@ class Buying:
     def __init__(self, customer: Customer) -> None:
         self._customer = customer
         self._offers: dict[str, tuple[float, Offer]] = {}
-        self._orders: dict[Purchase, Announced] = {}
+        self._orders: dict[Purchase, _Requested] = {}
         """Who is told what of purchases that are under way."""
         customer.session.announce = self._announce
 
@@ -78,7 +80,7 @@ class Ordered:
     def __init__(
         self,
         customer: Customer,
-        orders: dict[Purchase, Announced],
+        orders: dict[Purchase, _Requested],
         model: ModelConfig,
         offer: Offer,
         terms: Terms,
@@ -145,7 +147,7 @@ class Ordered:
 
     def _requested(self, request: str, chunk_msat: int) -> None:
         self._requests.append(request)
-        self._announced(request, chunk_msat)
+        self._announced(request, chunk_msat, sum(purchase.is_underway for purchase in self._purchases))
 
     def _over(self) -> None:
         for purchase in self._purchases:

@@ -13,8 +13,9 @@ from nodewire.gateway.config import ModelConfig
 from nodewire.protocol.chat import ChatTemplate
 from nodewire.protocol.plan import Terms
 
-Announced = Callable[[str, int], None]
-"""Told every job before it is published: its id, and what a chunk of it costs (msat, verification included)."""
+Announced = Callable[[str, int, int], None]
+"""Told every job before it is published: its id, what a chunk of it costs (msat, verification included), and how many
+of the order's jobs may come to something with it, those among them that broke off or were left for a quicker ring."""
 
 
 @dataclass(frozen=True, slots=True)

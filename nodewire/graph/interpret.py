@@ -75,18 +75,12 @@ class Interpreter:
             BadTask: an operator refuses its arguments, or an output is not what is declared; the field is its name.
             BadInput: an index is outside what it indexes.
         """
-        with torch.no_grad():
-            return self.recorded(inputs, dims, after)
-
-    def recorded(
-        self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], after: After | None = None
-    ) -> dict[str, torch.Tensor]:
-        """The same under the caller's autograd: weights and inputs that require gradients are leaves."""
         env: dict[str, Value] = {**dims, **self._weights, **inputs}
-        for step in self._steps:
-            env[step.node.name] = self._run(step, env, after)
-            for name in step.last_used:
-                del env[name]
+        with torch.no_grad():
+            for step in self._steps:
+                env[step.node.name] = self._run(step, env, after)
+                for name in step.last_used:
+                    del env[name]
         return {out.value: _checked(out, env[out.value], dims) for out in self.program.outputs}
 
     def _run(self, step: _Step, env: Mapping[str, Value], after: After | None) -> Value:

@@ -164,12 +164,12 @@ class Node:
         )
 
     async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool:
-        """Whether the node `public` can be reached and says that it holds the job (`wire.presence`).
+        """Whether the node `public` can be reached in time and says that it holds the job (`wire.presence`).
 
         Without addresses it is for the node to come.
         """
         reaching = self.link(public, addresses) if addresses else self.reach(public)
-        return await self._presence.ask(reaching, public, request, patience_s)
+        return bool(await self._presence.ask(reaching, public, request, patience_s))
 
     async def pace(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> int | None:
         """What the node `public` says that its part of a turn of the job takes, in microseconds (`wire.pacing`)."""

@@ -6,13 +6,11 @@ It is the node's own word. Who says too little is found by trying a ring without
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol
 
-from nodewire.errors import NodewireError
+from nodewire.wire.asking import Asking
 from nodewire.wire.frames import Document
-from nodewire.wire.link import Link
 
 ASK, ANSWER = "pace", "paced"
 """The types of the question {job} and of its answer {job, us}."""
@@ -32,36 +30,17 @@ class Pacing:
 
     def __init__(self, job: Callable[[str], _Job | None]) -> None:
         self._job = job
-        self._asked: dict[tuple[str, str], asyncio.Future[int]] = {}
+        self._asking = Asking(ASK, ANSWER, self._said, _us)
+        self.heard, self.ask = self._asking.heard, self._asking.ask
+        """Asked, a node says the microseconds of its part of a turn."""
 
-    def heard(self, link: Link, document: Document) -> bool:
-        """Whether a control document was about this; then it has been seen to."""
-        name = document.get("job")
-        if document["t"] not in (ASK, ANSWER) or not isinstance(name, str):
-            return False
-        if document["t"] == ASK:
-            self._answer(link, name)
-        elif (asked := self._asked.get((link.peer, name))) is not None and not asked.done():
-            us = document.get("us")
-            asked.set_result(us if type(us) is int and 0 <= us <= MAX_US else MAX_US)
-        return True
-
-    def _answer(self, link: Link, name: str) -> None:
-        job = self._job(name)
-        if job is not None and job.turn_us is not None and link.peer in job.members:
-            link.send_control({"t": ANSWER, "job": name, "us": min(job.turn_us(), MAX_US)})
-
-    async def ask(self, reaching: Awaitable[Link], peer: str, request: str, patience_s: float) -> int | None:
-        """What `peer` says that its part of a turn takes, in microseconds; None if it does not answer in time.
-
-        `reaching` becomes the link to it.
-        """
-        answer = self._asked.setdefault((peer, request), asyncio.get_running_loop().create_future())
-        try:
-            async with asyncio.timeout(patience_s):
-                (await reaching).send_control({"t": ASK, "job": request})
-                return await answer
-        except (NodewireError, TimeoutError):
+    def _said(self, peer: str, request: str) -> dict[str, int] | None:
+        job = self._job(request)
+        if job is None or job.turn_us is None or peer not in job.members:
             return None
-        finally:
-            self._asked.pop((peer, request), None)
+        return {"us": min(job.turn_us(), MAX_US)}
+
+
+def _us(document: Document) -> int:
+    us = document.get("us")
+    return us if type(us) is int and 0 <= us <= MAX_US else MAX_US

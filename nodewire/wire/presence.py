@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol
 
-from nodewire.errors import NodewireError
+from nodewire.wire.asking import Asking
 from nodewire.wire.frames import Document
-from nodewire.wire.link import Link
 
 ASK, ANSWER = "presence", "present"
 """The types of the question {job} and of its answer {job, held}."""
@@ -41,7 +40,8 @@ class Presence:
         self._replaced: OrderedDict[str, frozenset[str]] = OrderedDict()
         """Jobs that a takeover took from this node, and who was in them."""
         self._still_at_s = float("-inf")
-        self._asked: dict[tuple[str, str], asyncio.Future[bool]] = {}
+        self._asking = Asking(ASK, ANSWER, lambda peer, name: {"held": self._holds(peer, name)}, _held)
+        self.heard, self.ask = self._asking.heard, self._asking.ask
 
     def replaced(self, job: _Job) -> None:
         """A takeover leaves nothing of `job` to this node. It is called before the job ends for that."""
@@ -54,32 +54,6 @@ class Presence:
         """This process has not run for so long that others may have given it up."""
         self._still_at_s = asyncio.get_running_loop().time()
 
-    def heard(self, link: Link, document: Document) -> bool:
-        """Whether a control document was about this; then it has been seen to."""
-        name = document.get("job")
-        if document["t"] not in (ASK, ANSWER) or not isinstance(name, str):
-            return False
-        if document["t"] == ASK:
-            link.send_control({"t": ANSWER, "job": name, "held": self._holds(link.peer, name)})
-        elif (asked := self._asked.get((link.peer, name))) is not None and not asked.done():
-            asked.set_result(document.get("held") is True)
-        return True
-
-    async def ask(self, reaching: Awaitable[Link], peer: str, request: str, patience_s: float) -> bool:
-        """Whether `peer` says that it holds the job; no if it cannot be reached, or does not answer, in time.
-
-        `reaching` becomes the link to it.
-        """
-        answer = self._asked.setdefault((peer, request), asyncio.get_running_loop().create_future())
-        try:
-            async with asyncio.timeout(patience_s):
-                (await reaching).send_control({"t": ASK, "job": request})
-                return await answer
-        except (NodewireError, TimeoutError):
-            return False
-        finally:
-            self._asked.pop((peer, request), None)
-
     def _holds(self, peer: str, request: str) -> bool:
         if asyncio.get_running_loop().time() < self._still_at_s + STOOD_STILL_S:
             return False
@@ -87,3 +61,7 @@ class Presence:
         if job is not None and job.is_held:
             return peer in job.members
         return peer in self._replaced.get(request, ())
+
+
+def _held(document: Document) -> bool:
+    return document.get("held") is True

@@ -13,6 +13,7 @@ from nodewire.metrics import endpoint
 from nodewire.store.held import held
 from relay import Config as RelayConfig
 from relay import serve as serve_relay
+from tests.kinds.llama import make_llama
 from tests.protocol import documents
 
 MODEL = "38840:" + "0" * 64 + ":tiny"
@@ -87,6 +88,16 @@ async def test_a_device_that_torch_does_not_have_is_told_before_any_worker_start
     assert await doctor._device("cpu") == "cpu"
     with pytest.raises(BadConfig, match=r'worker\.device: torch cannot use "cuda:63" on this machine \(.+\)'):
         await doctor._device("cuda:63")
+
+
+async def test_a_draft_that_drivers_could_not_guess_by_is_told_before_they_fail(tmp_path):
+    folder = make_llama(tmp_path / "draft")
+    assert await doctor._draft(folder) == "llama, 300 tokens, which a driver's model must have, too"
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(BadConfig, match=r"worker\.draft: .*tokenizer\.json"):
+        await doctor._draft(folder)
+    with pytest.raises(BadConfig, match=r"worker\.draft: .*nowhere"):
+        await doctor._draft(tmp_path / "nowhere")
 
 
 @pytest.fixture

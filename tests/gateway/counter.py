@@ -114,7 +114,7 @@ class StandInOrder:
 
     def _request(self) -> None:
         self.requests = (f"{self.number:064x}",)
-        self.announced(self.requests[0], 64 * PRICE_MSAT)
+        self.announced(self.requests[0], 64 * PRICE_MSAT, 1)
 
 
 def rows(text: str) -> list[tuple[int, str]]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nodewire.errors import TABLE, BadInput, BadPlan, NoProvider, OverBudget, TooLarge, Unsupported, WorkerFailed
+from nodewire.gateway.config import KeyConfig
 from nodewire.gateway.fields import NEUTRAL, SAMPLING
 from nodewire.gateway.keys import sha256_of
 from nodewire.gateway.refusals import SHAPES, told
@@ -591,10 +592,38 @@ async def test_a_budget_is_not_given_to_two_when_a_job_is_bought_anew_at_a_highe
                 await asyncio.sleep(0.01)
         first, second = gateway.buyer.orders
         assert gateway.accounts.reserved_msat("somebody") < 1_800_000 < 2 * first.terms.max_total_msat
-        first.announced("aa" * 32, 500_000)
+        first.announced("aa" * 32, 500_000, 2)
         with pytest.raises(OverBudget, match="api_key"):
-            second.announced("bb" * 32, 500_000)
+            second.announced("bb" * 32, 500_000, 2)
         assert gateway.accounts.reserved_msat("somebody") <= 1_800_000
         for one in asking:
             one.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_a_budget_covers_every_job_of_a_generation_that_moves_on_and_on(tmp_path):
+    """Each move pays for its text again, so what is set aside for a few jobs is not enough for many."""
+    keys = [{"name": "somebody", "sha256": sha256_of(KEY), "budget_msat": 10_000_000}]
+    async with opened(tmp_path, StandIn(hangs=True), keys=keys) as gateway:
+        asking = asyncio.create_task(gateway.post("completions", {**TEXT, "max_tokens": 8}))
+        while not gateway.buyer.orders or not gateway.buyer.orders[0].requests:
+            await asyncio.sleep(0.01)
+        (order,), reserved = gateway.buyer.orders, gateway.accounts.reserved_msat
+        of_four = reserved("somebody")
+        job_msat, dear_msat = of_four // 4, 64 * PRICE_MSAT + 1
+        for jobs in (2, 3, 4):
+            order.announced(f"{jobs:064x}", 64 * PRICE_MSAT, jobs)
+            assert reserved("somebody") == of_four
+        order.announced(f"{5:064x}", 64 * PRICE_MSAT, 5)
+        assert reserved("somebody") == of_four + job_msat
+        order.announced(f"{6:064x}", dear_msat, 6)
+        six = reserved("somebody")
+        assert six == 6 * dear_msat * job_msat // (64 * PRICE_MSAT)
+        order.announced(f"{7:064x}", PRICE_MSAT, 7)  # those before it cost what they cost
+        assert reserved("somebody") == six // 6 * 7
+        other = gateway.accounts.reserve(KeyConfig.model_validate(keys[0]), 10_000_000)
+        with pytest.raises(OverBudget, match="api_key"):
+            order.announced(f"{8:064x}", PRICE_MSAT, 8)
+        assert reserved("somebody") == six // 6 * 7 + other.msat == 10_000_000
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)

@@ -17,6 +17,7 @@ from running_market import DECODER_MSAT, ENCODER_MSAT, NODEWIRE, STALLS
 
 from nodewire import cli
 from nodewire.nostr.keys import Keys
+from processes.slowing import children
 
 ADDRESS = "38840:" + "ab" * 32 + ":nothing"
 
@@ -264,10 +265,8 @@ def test_only_workers_hold_torch(market):
     for name, process in market.processes.items():
         assert process.poll() is not None or "libtorch" not in maps(process.pid), name
     for name in STALLS:
-        (worker,) = (
-            Path(f"/proc/{market.processes[name].pid}/task/{market.processes[name].pid}/children").read_text().split()
-        )
-        assert "libtorch" in maps(int(worker))
+        (worker,) = children(market.processes[name].pid)
+        assert "libtorch" in maps(worker)
 
 
 @pytest.mark.parametrize("command", [[], ["generate"], ["provider"], ["relay"], ["oracle"], ["register"]])

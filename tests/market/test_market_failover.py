@@ -11,10 +11,11 @@ from itertools import pairwise
 
 import pytest
 from running_market import STALLS
-from test_market_failures import _wire, children, gone, whole_tokens
+from test_market_failures import _wire, gone, whole_tokens
 
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import job, kinds, result, takeover, verdict
+from processes.slowing import children
 
 PROMPT = "the cat sat on the mat"
 

@@ -18,6 +18,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol import kinds
+from processes.slowing import children
 
 PROMPT = "the cat sat on the mat"
 
@@ -25,10 +26,6 @@ PROMPT = "the cat sat on the mat"
 def whole_tokens(market, prompt, max_tokens):
     model = Whole(market.decoder_folder)
     return [t for t, _ in model.steps(prompt, parse_params({"max_tokens": max_tokens}, model.positions))]
-
-
-def children(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def gone(pid: int) -> None:

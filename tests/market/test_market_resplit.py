@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from running_market import STALLS
-from test_market_failures import children, whole_tokens
+from test_market_failures import whole_tokens
+
+from processes.slowing import children, slowed
 
 PROMPT = "the cat sat on the mat"
-STOPPED_S, RUNNING_S = 0.15, 0.01
-
-
-@asynccontextmanager
-async def slowed(market, name):
-    """The provider's workers get a small part of their time, as on a machine that somebody else has begun to use."""
-    workers = children(market.processes[name].pid)
-
-    def tell(what):
-        for worker in workers:
-            with suppress(ProcessLookupError):
-                os.kill(worker, what)
-
-    async def stutter():
-        while True:
-            tell(signal.SIGSTOP)
-            await asyncio.sleep(STOPPED_S)
-            tell(signal.SIGCONT)
-            await asyncio.sleep(RUNNING_S)
-
-    stuttering = asyncio.create_task(stutter())
-    try:
-        yield
-    finally:
-        stuttering.cancel()
-        await asyncio.gather(stuttering, return_exceptions=True)
-        tell(signal.SIGCONT)
 
 
 @asynccontextmanager
@@ -62,7 +35,7 @@ async def test_a_session_leaves_a_stage_that_has_become_slow_with_the_same_token
             async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=350):
                 ids += piece.ids
                 if len(ids) == 60:
-                    await stack.enter_async_context(slowed(market, "bea"))
+                    await stack.enter_async_context(slowed(children(market.processes["bea"].pid)))
         done = customer.last
         assert ids == done["ids"] == whole_tokens(market, PROMPT, 350)
         assert [move["outcome"] for move in done["moves"]] == ["moved"]

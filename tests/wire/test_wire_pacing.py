@@ -1,5 +1,7 @@
 """How long a node takes for its part of a turn: members are told, and an odd answer is as good as a slow one."""
 
+import asyncio
+
 import pytest
 from wire_net import TLS_AND_SHM, job_id
 
@@ -61,3 +63,14 @@ async def test_only_who_was_asked_answers(net, job):
     for _ in range(3):
         liar.send(frames.control({"t": "paced", "job": JOB, "us": 1}))
         assert await asked(net, customer, stage) == 50
+
+
+async def test_who_asks_with_less_patience_takes_nobody_elses_answer_away(net, job):
+    stage, customer, mailbox = job
+    mailbox.turn_us = lambda: 50
+    link, there = await net.link(customer, stage), asyncio.get_running_loop().create_future()
+    patient = asyncio.create_task(customer._pacing.ask(there, stage.public, JOB, PATIENCE_S))
+    assert await customer._pacing.ask(asyncio.Event().wait(), stage.public, JOB, 0.01) is None
+    there.set_result(link)
+    assert await patient == 50
+    assert not customer._pacing._asking._waiting

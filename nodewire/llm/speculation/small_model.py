@@ -74,10 +74,9 @@ class Path:
 
 
 class SmallModelDrafter:
-    """A Drafter of one session, whose `sampler` says how tokens are drawn."""
+    """A Drafter of one session, whose `sampler` says how tokens are drawn; `vocab_size` is the large model's."""
 
     def __init__(self, model: SmallModel, sampler: Sampler, vocab_size: int) -> None:
-        """Raises BadTask: the small model has other tokens than the large one, of which there are `vocab_size`."""
         self._model, self._sampler, self._vocab_size = model, sampler, vocab_size
         self._text: list[int] = []
 
@@ -91,6 +90,7 @@ class SmallModelDrafter:
         return Path(place.start, (*place.tokens, token))
 
     def candidates(self, place: Path) -> Sequence[Candidate]:
+        """As the Drafter's. Raises BadTask: the small model has other tokens than the large one."""
         text = [*self._text[: place.start], *place.tokens]
         if not text or len(text) > self._model.positions:
             return ()
