@@ -95,12 +95,14 @@ class RunningMarket:
     def encoder_folder(self) -> Path:
         return self.folder / "bert"
 
+    def _make_models(self) -> None:
+        """One after the other: both draw from PyTorch's one generator."""
+        make_decoder(self.decoder_folder)
+        make_encoder(self.encoder_folder)
+
     def start(self) -> None:
         with ThreadPoolExecutor(8) as threads:
-            made = [
-                threads.submit(make_decoder, self.decoder_folder),
-                threads.submit(make_encoder, self.encoder_folder),
-            ]
+            made = threads.submit(self._make_models)
             relay = ["relay", "--port", "0", "--db", str(self.folder / "relay.db"), "--blobs", self._path("blobs")]
             self.spawn("relay", *relay, "--metrics", "127.0.0.1:0")
             holder = self.command("keys", "new", self._path("holder.nsec"))
@@ -118,8 +120,7 @@ class RunningMarket:
                 with (self.folder / "committee" / f"oracle-{i}" / "oracle.toml").open("a") as file:
                     file.write(f"\n[bonds]\nurl = {json.dumps(self.simnet)}\n{METRICS}\n")
                 self.spawn(f"oracle-{i}", "oracle", "--config", self._path("committee", f"oracle-{i}", "oracle.toml"))
-            for one in made:
-                one.result()
+            made.result()
             author = ["--key", self._path("author.nsec"), *where]
             Keys.from_file(self.folder / "author.nsec")
             registrations = [
