@@ -7,12 +7,14 @@ who opens many and says nothing keeps neither this process's descriptors nor oth
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from nodewire.errors import BadConfig
 from nodewire.strangers import Strangers
@@ -50,7 +52,9 @@ async def serving(
     """Serve `app` on a bound socket: at most `most` connections at a time, of `each_s` seconds. `cancels`: whoever
     hangs up has what was being made for them cancelled."""
     # Nobody's unread body is waited for, and none is more than the bytes that came.
-    runner = web.AppRunner(app, access_log=None, lingering_time=0, auto_decompress=False, handler_cancellation=cancels)
+    runner = web.AppRunner(
+        app, access_log=None, logger=_log, lingering_time=0, auto_decompress=False, handler_cancellation=cancels
+    )
     here = app[_GUESTS] = {}
     await runner.setup()
     server = runner.server
@@ -64,6 +68,20 @@ async def serving(
     finally:
         listener.close()
         await runner.cleanup()
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """What a stranger sends that is no HTTP is its own fault: a word for it, and no traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        whose, what = record.getMessage().rpartition(" ")[2], " ".join(error.message.split())
+        record.msg, record.args, record.exc_info = "no HTTP from %s: %s", (whose, what[:80]), None
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
+
+
+_log = logging.getLogger("nodewire.guests")
+_log.addFilter(_in_one_line)
 
 
 class _Guest(asyncio.Protocol):

@@ -30,6 +30,7 @@ from nodewire.config import (
     load_role,
 )
 from nodewire.errors import BadConfig, NodewireError, NotFound, OverMemory, PaymentFailed
+from nodewire.loopback import is_loopback
 from nodewire.store.held import is_held
 
 _ANSWER_S = 5.0
@@ -191,7 +192,7 @@ async def _metrics(listen: str, state: Path) -> str:
                 " [metrics] was written shows nothing until it is started again",
             ) from error
         said = "answers"
-    if not doctor_network.is_loopback(host):
+    if not is_loopback(host):
         said += (
             "; whoever reaches that address can read what this daemon earns and serves, and there is no password:"
             ' set listen = "127.0.0.1:…", or let a firewall admit Prometheus alone'

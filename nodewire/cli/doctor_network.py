@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
 import time
 from collections.abc import Sequence
@@ -124,14 +123,6 @@ async def _links(state: Path) -> str:
 def from_here(host: str) -> str:
     """Where this machine reaches what listens at `host`, as a URL or `host:port` has it."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "[::1]"}.get(host, host)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether it is reached from this machine alone. A name other than localhost counts as an address of others."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _answers(host: str, port: int) -> bool:

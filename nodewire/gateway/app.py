@@ -25,6 +25,7 @@ from nodewire.gateway.keys import Keys
 from nodewire.gateway.port import Buyer, Offer
 from nodewire.gateway.refusals import HEADERS, Refusal, bad_request, response, unsupported
 from nodewire.gateway.shaped import FORMAT
+from nodewire.loopback import is_called_so
 from nodewire.metrics.endpoint import Scrapes
 from nodewire.protocol.chat import ChatTemplate
 
@@ -222,6 +223,7 @@ class Gateway:
         began_s = time.perf_counter()
         request[HEADERS] = headers = {"x-request-id": f"req_{secrets.token_hex(12)}"}
         try:
+            self._check_host(request)
             self._check_origin(request, headers)
             if request.method == hdrs.METH_OPTIONS and hdrs.ORIGIN in request.headers:
                 answer: web.StreamResponse = web.Response(status=204)
@@ -244,6 +246,12 @@ class Gateway:
             answer.force_close()  # a connection has its time: the next request begins with all of it
         self._figures.answered(_endpoint(request), answer.status, _us(began_s))
         return answer
+
+    def _check_host(self, request: web.Request) -> None:
+        """Without keys it is this machine's alone, whatever name a page's host takes on."""
+        if not self._config.keys and not is_called_so(request.headers.get(hdrs.HOST)):
+            message = "without keys it answers to localhost and 127.0.0.1 alone"
+            raise Refusal(403, "permission_error", message, code="host")
 
     def _check_origin(self, request: web.Request, headers: dict[str, str]) -> None:
         """A page in a browser may ask only if its origin is configured, whatever the browser itself would allow."""

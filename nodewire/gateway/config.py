@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -11,6 +10,7 @@ from pydantic import Field, model_validator
 
 from nodewire.config import Address, File, ManifestAt, MetricsConfig, Section, Size
 from nodewire.errors import BadConfig
+from nodewire.loopback import host_of, is_loopback
 from nodewire.protocol.faults import shaped
 from nodewire.protocol.plan import Terms
 from nodewire.protocol.schema import Hex32, Label, Msat
@@ -104,7 +104,7 @@ class GatewayConfig(File):
         known = {model.name for model in self.models}
         if unknown := {name for key in self.keys for name in key.models} - known:
             raise ValueError(f"keys: no model is called {min(unknown)}")
-        if not self.keys and not _is_loopback(self.listen):
+        if not self.keys and not is_loopback(host_of(self.listen)):
             raise ValueError("listen: whoever reaches this address could spend; name [[keys]], or listen on 127.0.0.1")
         return self
 
@@ -119,11 +119,3 @@ def secret_in(name: str) -> str:
     if len(found) < 16:
         raise BadConfig(f"keys: {name}", "is not set, or holds fewer than 16 characters")
     return found
-
-
-def _is_loopback(listen: str) -> bool:
-    host = listen.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

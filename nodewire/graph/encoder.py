@@ -9,7 +9,8 @@ last `end`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,13 +107,22 @@ def tokenizer(data: bytes, positions: int) -> Tokenizer:
     Raises:
         BadTask: the library does not read it.
     """
-    try:
+    with _guarded():
         made = Tokenizer.from_str(data.decode())
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
-        raise BadTask("tokenizer", str(error)[:160]) from error
     made.enable_truncation(max_length=positions)
     made.no_padding()
     return made
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """The library raises bare Exception for whatever it cannot read, and panics (a BaseException) on hostile files."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise BadTask("tokenizer", str(error)[:160]) from error
 
 
 def batches(lengths: Sequence[int], rows: int, volume: int) -> list[tuple[int, int]]:
@@ -183,7 +193,9 @@ class EncoderDriver:
         if frame.edge != TEXTS or len(frame.tensors) != 1:
             raise BadFrame("edge", f"one tensor on {TEXTS} is expected")
         # One after the other: a batch would hold all their tokens before truncation at once.
-        ids = [self._tokenizer.encode(text).ids or [self._program.pad_id] for text in texts_of(frame.tensors[0])]
+        texts = texts_of(frame.tensors[0])
+        with _guarded():
+            ids = [self._tokenizer.encode(text).ids or [self._program.pad_id] for text in texts]
         ranges = batches([len(row) for row in ids], self._program.rows, self._program.volume)
         frames: list[Frame[torch.Tensor]] = []
         for k, (first, last) in enumerate(ranges):

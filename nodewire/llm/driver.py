@@ -140,15 +140,13 @@ class Driver:
         """
         if state.flight is not None or frame.seq != 0:
             raise NotAllowed("prompt", "a session has one, with seq 0")
-        ids = self._prompt_ids(frame, special_tokens=state.sampling.special_tokens)
+        ids = self._prompt_ids(state, frame)
         history = self._history(frame)
         n = len(ids) + len(history)
         if n == 0:
             raise BadInput("prompt", "empty")
         if n >= state.sampling.positions:
-            of = "context" if state.sampling.positions == self.program.positions else "session"
-            reason = f"{n} tokens, the {of} is {state.sampling.positions}, one is generated at least"
-            raise TooLarge("prompt", reason)
+            raise TooLarge("prompt", f"{n} tokens, {self._said_room(state)}, one is generated at least")
         self._check_ids(ids)
         self._check_ids(history)
         state.sampler.begin(ids)
@@ -178,19 +176,31 @@ class Driver:
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.program.config.vocab_size):
             raise BadInput("prompt", f"an id is not in the vocabulary of {self.program.config.vocab_size}")
 
-    def _prompt_ids(self, frame: Frame[Any], *, special_tokens: bool) -> torch.Tensor:
+    def _said_room(self, state: _Session) -> str:
+        of = "context" if state.sampling.positions == self.program.positions else "session"
+        return f"the {of} is {state.sampling.positions}"
+
+    def _encoded(self, state: _Session, text: str) -> torch.Tensor:
+        """Text that cannot fit is not read: that takes as long as it is, and all sessions wait for it."""
+        if len(text) > state.sampling.positions * self._tokenizer.longest:
+            room = f"{self._said_room(state)} tokens of at most {self._tokenizer.longest}"
+            raise TooLarge("prompt", f"{len(text)} characters, {room}")
+        ids = self._tokenizer.encode(text, special_tokens=state.sampling.special_tokens)
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def _prompt_ids(self, state: _Session, frame: Frame[Any]) -> torch.Tensor:
         if not frame.tensors:
             text = frame.meta.get("text")
             if not isinstance(text, str):
                 raise BadInput("prompt", "neither text nor token ids")
-            return torch.tensor(self._tokenizer.encode(text, special_tokens=special_tokens), dtype=torch.int64)
+            return self._encoded(state, text)
         ids = (frame.tensors[0] if len(frame.tensors) == 2 else frames.only_tensor(frame)).cpu()
         if ids.dtype == torch.uint8 and ids.ndim == 1:
             try:
                 text = bytes(ids.numpy()).decode()
             except UnicodeDecodeError as error:
                 raise BadInput("prompt", "not UTF-8") from error
-            return torch.tensor(self._tokenizer.encode(text, special_tokens=special_tokens), dtype=torch.int64)
+            return self._encoded(state, text)
         if ids.dtype != torch.int64 or ids.ndim != 1:
             raise BadFrame("prompt", f"{ids.dtype} of rank {ids.ndim}, neither uint8 nor int64 [n]")
         return ids

@@ -12,6 +12,8 @@ from nodewire.errors import BadInput, BadTask, TooLarge
 
 MAX_TOKENIZER_BYTES = 64 * 1_048_576
 MAX_PROMPT_BYTES = 4 * 1_048_576
+_LEAST = 16
+"""Characters to a token, at least: some tokenizers leave out blanks, or join what they do not know."""
 
 
 class Tokenizer:
@@ -30,6 +32,8 @@ class Tokenizer:
         # Truncation and padding are the caller's business: a prompt that is too long is refused, not cut.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.longest = max(_LEAST, max(map(len, self.vocabulary()), default=0))
+        """Characters that one token may stand for."""
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """The ids of `text`, with the special tokens that the tokenizer itself adds if `special_tokens`.

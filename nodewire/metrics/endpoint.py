@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.gc_collector import GCCollector
@@ -22,6 +22,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from nodewire import guests
+from nodewire.loopback import is_called_so, is_loopback
 from nodewire.metrics.family import counter, gauge
 
 PATH = "/metrics"
@@ -118,8 +119,13 @@ async def serving(exposed: Exposed) -> AsyncIterator[str]:
         BadConfig: the address cannot be had.
     """
     scrapes = Scrapes(exposed)
+    host = exposed.listen.rpartition(":")[0]
 
     async def show(request: web.Request) -> web.Response:
+        if is_loopback(host) and not is_called_so(request.headers.get(hdrs.HOST)):
+            refused = web.Response(status=403, text="on this machine it answers to localhost and 127.0.0.1 alone\n")
+            refused.force_close()
+            return refused
         # Prometheus takes this format, whatever else it asks for; to choose by Accept would repeat a stranger's words.
         response = web.Response(body=await scrapes.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
         response.force_close()  # a connection has its time: one that is kept would be cut in the middle of an answer
@@ -128,6 +134,5 @@ async def serving(exposed: Exposed) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_get(PATH, show)
     listening = guests.listening_socket("metrics.listen", exposed.listen)
-    host = exposed.listen.rpartition(":")[0]
     async with guests.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S):
         yield f"http://{host}:{listening.getsockname()[1]}{PATH}"

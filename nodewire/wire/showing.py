@@ -89,7 +89,8 @@ class Showing:
             raise TimedOut(link.peer, "does not say what it holds") from None
         finally:
             over.cancel()
-            self._awaited.pop(key, None)
+            if self._awaited.get(key) is waiting:  # else it is asked for anew already
+                del self._awaited[key]
         if not waiting.done():
             raise link.error or LinkLost(link.peer, "left")
         return waiting.result()

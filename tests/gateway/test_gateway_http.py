@@ -532,6 +532,22 @@ async def test_a_page_of_another_origin_may_not_ask_unless_it_is_configured(tmp_
             assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
 
 
+@pytest.mark.parametrize("path", ["models", "models/plain", "/metrics", "/health"])
+async def test_without_keys_a_page_whose_host_is_made_to_stand_for_this_machine_reads_nothing(tmp_path, path):
+    """To its browser it asks its own origin, of which a GET says nothing."""
+    async with opened(tmp_path, keys=[]) as gateway:
+        async with gateway.client.get(path, headers={"Host": "evil.example:8080"}) as answer:
+            assert answer.status == 403 and (await answer.json())["error"]["code"] == "host"
+        async with gateway.client.get(path, headers={"Host": "localhost:8080"}) as answer:
+            assert answer.status == 200
+        assert (await gateway.post("completions", TEXT, Host="evil.example"))[0] == 403 and not gateway.buyer.orders
+
+
+async def test_with_keys_it_goes_by_whatever_name_it_has(tmp_path):
+    async with opened(tmp_path) as gateway, gateway.client.get("models", headers={"Host": "api.example"}) as answer:
+        assert answer.status == 200
+
+
 async def test_metrics_count_what_was_answered(tmp_path):
     async with opened(tmp_path) as gateway:
         await gateway.post("completions", TEXT)

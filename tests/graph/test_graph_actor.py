@@ -1,6 +1,7 @@
 """A graph task answers when all edges of a call have arrived, and holds a bounded number of calls that wait."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,20 @@ def test_a_second_request_goes_on_counting(driver, as_texts_frame):
 def test_what_is_no_list_of_texts_is_refused(driver, as_texts_frame, texts, error):
     with pytest.raises(error, match="texts"):
         driver.receive("s", as_texts_frame(texts))
+
+
+def test_a_pattern_on_which_the_tokenizer_gives_up_costs_a_typed_error_and_not_the_worker(
+    driver, tiny_directory, as_texts_frame
+):
+    """The library panics, which is no Exception."""
+    said = json.loads((tiny_directory / "tokenizer.json").read_text())
+    said["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    program = replace(driver._program, tokenizer=json.dumps(said).encode())
+    hostile = actor.load("encoder.driver", program.encode(), [], Limits(2**30))
+    hostile.open("s", {})
+    with pytest.raises(BadTask, match="tokenizer"):
+        hostile.receive("s", as_texts_frame(["a" * 60 + "b"]))
+    assert hostile.receive("s", as_texts_frame(["cat"]))
 
 
 def test_bytes_that_are_not_json_are_refused():

@@ -176,6 +176,20 @@ def test_a_bad_prompt_is_refused_and_a_good_one_may_follow(ring, prompt, error):
     assert driver.receive("s", prompt_frame([1, 2]))[0].edge == "hidden.0"
 
 
+def test_a_text_that_cannot_fit_is_refused_before_it_is_read(ring, monkeypatch):
+    """To read megabytes takes a minute with some tokenizers, and costs who sent them nothing."""
+    driver = ring.actors["driver"]
+    driver.open("s", {"positions": 64})
+    most = 64 * driver._tokenizer.longest
+    monkeypatch.setattr(driver._tokenizer, "encode", None)
+    for prompt in (prompt_frame("a" * (most + 1)), prompt_frame("a" * (most + 1), history=[])):
+        with pytest.raises(TooLarge, match="the session is 64") as refused:
+            driver.receive("s", prompt)
+        assert refused.value.field == "prompt"
+    monkeypatch.undo()
+    assert driver.receive("s", prompt_frame([1, 2]))[0].edge == "hidden.0"
+
+
 @pytest.mark.parametrize("ids", [torch.tensor([[1, 2]]), torch.tensor([1, 2], dtype=torch.int32), torch.ones(2)])
 def test_ids_of_another_type_or_rank_are_refused(ring, ids):
     driver = ring.actors["driver"]

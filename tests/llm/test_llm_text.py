@@ -153,3 +153,9 @@ def test_tokens_that_print_nothing_are_not_decoded_again_and_again():
     before, after = BYTES.encode("the fox "), BYTES.encode("jumps")
     assert "".join(pieces(tokenizer, [pad] * 1_000 + before + [pad] * 1_000 + after)) == "the fox jumps"
     assert tokenizer.most <= 130
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, WORDS], ids=["bytes", "words"])
+@given(text=st.text(max_size=300))
+def test_no_text_has_fewer_tokens_than_its_length_needs(tokenizer, text):
+    assert len(text) <= tokenizer.longest * len(tokenizer.encode(text, special_tokens=False))

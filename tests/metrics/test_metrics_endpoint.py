@@ -146,6 +146,16 @@ async def test_it_can_be_read_and_nothing_else(method):
     assert here.times == 0
 
 
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:9464", "127.0.0.1.evil.example", "0.0.0.0", "[::]", ""])
+async def test_a_page_whose_host_is_made_to_stand_for_this_machine_reads_nothing(host):
+    here = Counting()
+    async with serving(Exposed("relay", HERE, [here])) as url:
+        assert (await got(url, headers={"Host": host}))[0] == 403
+        assert here.times == 0
+        for own in ("localhost", f"LOCALHOST:{port(url)}", "127.0.0.1", f"[::1]:{port(url)}"):
+            assert (await got(url, headers={"Host": own}))[0] == 200
+
+
 @pytest.mark.parametrize(
     "accept",
     ["application/openmetrics-text; version=9.9.evil", "text/plain; version=x" * 50, "application/openmetrics-text"],
@@ -205,7 +215,7 @@ async def unread() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port(url))
         with contextlib.suppress(ConnectionError):
             for _ in range(1_000):
-                writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 await writer.drain()
         answer = b""
         with contextlib.suppress(ConnectionResetError):

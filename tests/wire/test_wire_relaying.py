@@ -148,6 +148,24 @@ async def test_who_says_nothing_or_nonsense_is_not_waited_for(pair):
         await asking
 
 
+async def test_who_stops_waiting_takes_nobody_elses_answer_away(pair):
+    one, two = pair
+    link = await one.node.link(TWO.public, one.relaying._addresses[TWO.public])
+    asked, answer = [], two.showing.heard
+    two.showing.heard = lambda peer, document: asked.append((peer, document)) is None
+    first, second = (asyncio.create_task(one.showing.ask(link, "long", 10**6)) for _ in range(2))
+    await until(lambda: asked)
+    first.cancel()
+    await asyncio.wait([first])
+    third = asyncio.create_task(one.showing.ask(link, "long", 10**6))
+    await until(lambda: len(asked) == 2)
+    second.cancel()
+    await asyncio.wait([second])
+    two.showing.heard = answer
+    answer(*asked[1])
+    assert await third == LONG
+
+
 @pytest.mark.parametrize(
     "document",
     [
