@@ -100,7 +100,7 @@ class Generation:
                     failure, again = error, again + 1
                     self._chances.rejected(error)
                     whom = blamed(error, purchase)
-                    self._chances.lost(error, whom)
+                    self._chances.lost(error, () if purchase.wronged else whom)
                     if late := silent(error, purchase, whom):
                         self._chances.late(late)
                         whom |= {*late}

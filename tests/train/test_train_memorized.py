@@ -5,6 +5,7 @@ What looks like no work is work there, and who has done it is paid.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -54,29 +55,33 @@ def off(of: Scene, delivery: Delivery, index: int, segment: int) -> float:
 
 @pytest.fixture(scope="module")
 def bursts():
-    """A round in which a rare sample is still got wrong now and then, and its work, whose gradients vanish between."""
-    of = by_heart(1002, 1)
-    return of, cheats.deliver(of, 1, *cheats.worked(of, 1))
+    """A round in which a rare sample is still got wrong now and then, its work, whose gradients vanish between, and
+    the segments that look as if their moments were made up. Which seed has one depends on the machine's arithmetic."""
+    for seed in range(1002, 1034):
+        of = by_heart(seed, 1)
+        delivery = cheats.deliver(of, 1, *cheats.worked(of, 1))
+        pairs = enumerate(itertools.pairwise(delivery.snapshots), 1)
+        if alarming := [at for at, (before, after) in pairs if segments.is_charged(of.recipe, before, after)]:
+            return of, delivery, alarming
+    raise AssertionError("no seed of 32 has such a round")
+
+
+def standing_still() -> Scene:
+    """A round whose samples are known so well that no step of it moves anything."""
+    for seed, rounds in itertools.product(range(2002, 2018), (2, 3)):
+        of = by_heart(seed, rounds)
+        if norm(cheats.worked(of, 1)[0]) == 0.0:
+            return of
+    raise AssertionError("no seed of 16 has such a round")
 
 
 def test_gradients_that_vanish_by_themselves_are_nobodys_fault(bursts):
-    of, delivery = bursts
-    alarming = [
-        at
-        for at in range(1, len(delivery.snapshots))
-        if segments.is_charged(of.recipe, delivery.snapshots[at - 1], delivery.snapshots[at])
-    ]
-    assert alarming
+    of, delivery, alarming = bursts
     assert [off(of, delivery, 1, at) for at in alarming] == [0.0] * len(alarming)
 
 
 def test_moments_that_were_made_up_are_found_out_there_too(bursts):
-    of, delivery = bursts
-    alarming = next(
-        at
-        for at in range(1, len(delivery.snapshots))
-        if segments.is_charged(of.recipe, delivery.snapshots[at - 1], delivery.snapshots[at])
-    )
+    of, delivery, (alarming, *_) = bursts
     start = delivery.snapshots[alarming - 1]
     power = {"first": 1e3, "second": 1e6}
     loaded = replace(start, moments={name: power[name] * moment for name, moment in start.moments.items()})
@@ -87,7 +92,7 @@ def test_moments_that_were_made_up_are_found_out_there_too(bursts):
 
 
 def test_who_stands_still_where_nothing_moves_is_audited_and_who_does_so_elsewhere_is_not_paid():
-    still, early = by_heart(2002, 2), by_heart(2002, 1)
+    still, early = standing_still(), by_heart(2002, 1)
     judged = {}
     for of in (still, early):
         nothing = {name: torch.zeros_like(tensor) for name, tensor in of.theta.items()}
@@ -102,6 +107,5 @@ def test_who_stands_still_where_nothing_moves_is_audited_and_who_does_so_elsewhe
 
         submission = validate.Submission(1, STEPS, STEPS * 32, nothing, losses, is_idle)
         judged[of.round] = validate.judge(of.recipe, of.theta, [submission], losses, norms=[1.0, 1.0, 1.0])[1]
-    assert norm(cheats.worked(still, 1)[0]) == 0.0
-    assert judged[2].is_doubted and judged[2].outcome == "audit"
+    assert judged[still.round].is_doubted and judged[still.round].outcome == "audit"
     assert (judged[1].outcome, judged[1].reason) == ("reject", "norm: no work")
