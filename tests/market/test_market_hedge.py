@@ -15,6 +15,7 @@ from test_market_failures import whole_tokens
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds, takeover
 
+pytestmark = pytest.mark.usefixtures("_crowd")
 TOKENS = 350
 
 
@@ -41,19 +42,20 @@ async def begun(market):
 
 @pytest.mark.parametrize("lookahead", [1, 8])
 @pytest.mark.parametrize("verify", ["none", "sampled"])
-async def test_a_stage_dies_and_its_hedge_goes_on_at_once(market, _crowd, verify, lookahead):
+async def test_a_stage_dies_and_its_hedge_goes_on_at_once(market, verify, lookahead):
     epoch = await begun(market)
     names = {public: name for name, public in market.public.items()}
     customer_name = f"wary-{verify}-{lookahead}"
     async with market.customer(customer_name) as customer:
         await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
-        terms = customer.terms.model_copy(update={"verify": verify, "lookahead": lookahead})
+        # Its provider has no bond to lose, so it serves again after it was missing for long.
+        terms = customer.terms.model_copy(update={"verify": verify, "lookahead": lookahead, "hedge": ("stage.2",)})
         ids: list[int] = []
         at: list[float] = []
         struck = None
         async with asyncio.timeout(90):
             async for piece in customer.generate(
-                market.decoder["address"], PROMPT, max_tokens=TOKENS, terms=terms, hedge=3, resplit_msat=0
+                market.decoder["address"], PROMPT, max_tokens=TOKENS, terms=terms, resplit_msat=0
             ):
                 ids += piece.ids
                 at.append(time.monotonic())
@@ -80,7 +82,7 @@ async def test_a_stage_dies_and_its_hedge_goes_on_at_once(market, _crowd, verify
     assert earned(market, hedge, request) == chunks * plan.assignment(task).price_msat
 
 
-async def test_a_hedge_that_dies_is_not_missed(market, _crowd):
+async def test_a_hedge_that_dies_is_not_missed(market):
     epoch = await begun(market)
     names = {public: name for name, public in market.public.items()}
     async with market.customer("wary-of-none") as customer:
