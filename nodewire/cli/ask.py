@@ -18,6 +18,7 @@ from nodewire.cli.buying import (
     Budget,
     Codecs,
     Config,
+    Hedge,
     Model,
     Report,
     Resplit,
@@ -78,6 +79,7 @@ def generate(
     budget: Budget = "",
     edge_codec: Codecs = None,
     resplit: Resplit = "",
+    hedge: Hedge = 0,
     verify: Verify = False,
     wait: Wait = False,
     driver: Driver = None,
@@ -98,12 +100,12 @@ def generate(
     whom = {"driver": driver, "trusted": trusted, "ends": ends, "exclude": exclude, "region": region}
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
-        only_here("--local", resplit=resplit, **whom)
+        only_here("--local", resplit=resplit, hedge=hedge, **whom)
         if transcript is not None:
             raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
     if swarm is not None:
         no_market(config=config, model=model, local=local, budget=budget, verify=verify, wait=wait)
-        no_market(transcript=transcript, resplit=resplit, **whom)
+        no_market(transcript=transcript, resplit=resplit, hedge=hedge, **whom)
     if draft is not None and local is None:
         raise BadInput("--draft", "is for --local: elsewhere who drives has its own")
     if lookahead is not None and local is None and swarm is None:
@@ -134,6 +136,7 @@ def generate(
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         params |= {"transcribe": True} if transcript is not None else {}
         params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}
+        params |= {"hedge": hedge} if hedge else {}
         done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
         if transcript is not None:
             transcript.write_bytes(orjson.dumps(done.pop("transcript"), option=orjson.OPT_INDENT_2))

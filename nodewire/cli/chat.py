@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from nodewire.cli.buying import Config, Resplit, needs
+from nodewire.cli.buying import Config, Hedge, Resplit, needs
 from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats
 from nodewire.cli.roles import naming
@@ -57,6 +57,7 @@ def chat(
     template: Annotated[Path | None, typer.Option(help="A file with the chat template, for a model without.")] = None,
     budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
     resplit: Resplit = "",
+    hedge: Hedge = 0,
     driver: Driver = None,
     trusted: Trusted = None,
     ends: Ends = None,
@@ -70,7 +71,7 @@ def chat(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind itself ignores it
     customer: CustomerConfig | SwarmCustomer
     if swarm is not None:
-        no_market(model=model, config=config, budget=budget, resplit=resplit)
+        no_market(model=model, config=config, budget=budget, resplit=resplit, hedge=hedge)
         no_market(driver=driver, trusted=trusted, ends=ends, exclude=exclude, region=region)
         customer = customer_of(swarm, split, key, state, lookahead)
         model = customer.file.swarm.address
@@ -83,6 +84,8 @@ def chat(
         params["stop"] = stop
     if resplit:
         params["resplit_msat"] = parse_msat(resplit)
+    if hedge:
+        params["hedge"] = hedge
     fields = {"system": system, "budget_msat": parse_msat(budget) if budget else None}
     beside, stack = Beside(), AsyncExitStack()
     try:

@@ -93,6 +93,7 @@ def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
     table = Table("task", "provider", "standby", "price", "live holders", box=None, header_style="bold dim")
     for a in plan.tasks:
         standby = named(a.standby, names) if a.standby else "-"
+        standby += ", computes along" if a.task in plan.hedges else ""
         table.add_row(
             a.task, named(a.provider, names), standby, sats(a.price_msat), str(bought.holders.get(a.task, "-"))
         )
@@ -106,6 +107,8 @@ def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
             f" {verified.rate_ppm / 10_000:g} % of the chunks are drawn, and computed again by others",
             soft_wrap=True,
         )
+    if alone := [task for task in plan.terms.hedge if task not in plan.hedges]:
+        notes.print(f"[dim]nobody is free to compute along: {one_line(', '.join(alone))}[/]", soft_wrap=True)
     if plan.terms.codecs:
         narrowed = ", ".join(f"{edge} {codec}" for edge, codec in sorted(plan.terms.codecs.items()))
         notes.print(f"lossy, as you asked: {one_line(narrowed)}", soft_wrap=True)

@@ -30,7 +30,10 @@ class Claims:
             if self._payments.expects(said):
                 self._background.spawn(self._pay(said))
         except NodewireError as error:
-            self._background.fail(error)
+            if said.provider in self._here():
+                self._background.fail(error)
+            else:
+                log.info("a claim by %s, which works along at most: %s", said.provider[:8], error)
 
     def may_be_used_up(self) -> bool:
         """Whether the budget may be too small for what is computed now."""

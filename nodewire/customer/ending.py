@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 
 from nodewire.customer.answers import Answers
 from nodewire.customer.payments import JobPayments
@@ -21,6 +22,8 @@ LATE_CLAIMS_S = 0.3
 LINGER_S = 3.0
 """How long the payment of those claims may take."""
 SETTLE_S = 30.0
+HEDGES_S = 3.0
+"""In which those who computed along have asked for the last chunk, who are not needed any more."""
 """How long after the last output payments and receipts may take."""
 log = logging.getLogger("nodewire.customer")
 
@@ -47,6 +50,9 @@ async def settle(
     try:
         async with asyncio.timeout(SETTLE_S):
             await payments.settled(last_chunk)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEDGES_S):
+                    await payments.hedges_settled(last_chunk)
             sharing.cancel()
             await asyncio.gather(sharing, return_exceptions=True)
             await shares.finish(last_chunk)

@@ -21,7 +21,7 @@ from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
-from nodewire.protocol.takeover import Takeover, assigned, payees, price_msat
+from nodewire.protocol.takeover import Takeover, assigned, hedges, payees, price_msat
 
 AHEAD_S = 15
 """How far the clock of a provider may be ahead."""
@@ -272,6 +272,17 @@ class JobPayments:
         here = set(assigned(plan, newest).values()) - {LOCAL}
         wanted = {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(plan, newest, p, n)}
         return wanted - self._refused - {(p, n) for p, n in wanted if p in self.disowned}
+
+    async def hedges_settled(self, last_chunk: int) -> None:
+        """Return when those who computed along to the end, as far as they have asked for it, are paid all of it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._wanted_along(last_chunk) <= self.paid.keys() or self.failed)
+
+    def _wanted_along(self, last_chunk: int) -> set[tuple[str, int]]:
+        """Who was paid for the chunk before the last, or asks, was there: what it is lacking comes."""
+        here = {p for p in hedges(self._plan, self.newest).values() if (p, max(last_chunk - 1, 0)) in self._claims}
+        wanted = {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(self._plan, self.newest, p, n)}
+        return wanted - self._refused
 
     async def claims_settled(self, gone: Collection[str]) -> None:
         """Return when every claim for a chunk that has come is paid, or a payment failed; those of who is `gone` are

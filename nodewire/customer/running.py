@@ -127,7 +127,8 @@ class Running:
         session.settler.requests(self.request.id)
         neighbours = set(self._mailbox.neighbours)
         if self._local is not None:
-            neighbours |= set(self.plan.providers())  # the driver tells everybody when a chunk ends
+            # the driver tells everybody when a chunk ends
+            neighbours |= {*self.plan.providers(), *self.plan.hedges.values()}
         for provider in sorted(neighbours):
             spawn(self._member.link(provider))
         spawn(self.answers.follow(session.pool))
@@ -304,7 +305,8 @@ class Running:
         self.answers.withdrawn = True
         self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
         ads = self.drawn.ads
-        self._session.withdraw(self.request.id, {p: ads[p].wire for p in self.here() | self.payments.wronged})
+        whom = self.here() | self.payments.wronged | {*self.handover.hedges.values()}
+        self._session.withdraw(self.request.id, {p: ads[p].wire for p in whom})
 
     async def end(self) -> None:
         """Stop all that runs. What providers still claim is the session's settler's from now on."""

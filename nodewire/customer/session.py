@@ -192,7 +192,10 @@ def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan, handove
         now = handover.assigned.get(edge.target, LOCAL)
         return now if now != LOCAL else None
 
-    return Signing(keys, request, manifest, consumer)
+    def along(edge: Edge) -> str | None:
+        return handover.hedges.get(edge.target)
+
+    return Signing(keys, request, manifest, consumer, along)
 
 
 class _LocalDesk:

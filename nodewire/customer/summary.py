@@ -57,6 +57,7 @@ def summary(bought: Purchase) -> Mapping[str, Any]:
                 "task": a.task,
                 "provider": a.provider,
                 "standby": a.standby,
+                "hedged": a.task in plan.hedges,
                 "price_msat": a.price_msat,
                 "holders": bought.holders[a.task],
             }

@@ -53,6 +53,7 @@ class ModelConfig(Section):
             excluded=self.excluded or own.excluded,
             regions=self.regions or own.regions,
             driver=self.driver or own.driver,
+            lookahead=own.lookahead,
             verify="sampled" if self.verify else "none",
         )
 

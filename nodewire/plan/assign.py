@@ -26,12 +26,15 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
        link(a, b) = (isqrt((ax-bx)^2 + (ay-by)^2) + ah + bh) // 2
    in microseconds: coordinates predict a round trip, a frame takes half of it, and links carry 12,500 bytes per ms.
    Neighbouring tasks that land on one node have no link between them, so they merge wherever both drew it. Of the drawn
-   offers that leave room under `terms.max_chunk_msat` for the cheapest drawn offer of every later task, the least
+   offers that leave room under `terms.max_chunk_msat` for the cheapest drawn offer of every later task (the prices of
+   tasks in `terms.hedge` count twice), the least
    (cost, price) is taken, of equals the one drawn first (so that equal nodes share the work); if none leaves room, or
    if the sum is above `terms.max_total_msat`, OverBudget.
 6. Standbys, once all tasks are placed. Of a task's other drawn offers whose price is not above the chosen one (a
    standby that takes over is paid the plan's price), the least (cost, price), of equals the one drawn first, its links
-   now to all placed neighbours.
+   now to all placed neighbours. First for the tasks in `terms.hedge`, in the manifest's order: of those who are placed
+   nowhere, are no hedge yet and not all that another task has left to stand by for it, if there are any. Who was found
+   so is a hedge, and stands by for nothing else.
 7. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
    600_000) ms; first = min(5000 + next + (sum of us) * max(context, 1) // 1000, 600_000) ms.
 8. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm, or BadPlan where the ring answers
@@ -125,6 +128,7 @@ def assign(
     codings(manifest, terms.codecs)  # refused here, or kept by everybody
     if terms.verify == "sampled" and manifest.lends_its_head:
         raise BadPlan("terms.verify", _UNSAMPLED)
+    _check_hedged(manifest, terms)
     digest = manifest_digest or manifest.digest()
     seed = tagged_hash("nodewire/assign/1", bytes.fromhex(beacon + digest + customer) + bytes([k]))
     offers = _offers(manifest, digest, snapshot, committee, terms, {b.provider for b in busy})
@@ -135,7 +139,8 @@ def assign(
     }
     links = _links(manifest)
     placed = _place(manifest, drawn, links, terms)
-    total_msat = sum(offer.price_msat for offer in placed.values())
+    standbys, hedged = _standbys(drawn, placed, links, terms)
+    total_msat = sum(offer.price_msat * (1 + (task in hedged)) for task, offer in placed.items())
     if total_msat > terms.max_total_msat:
         raise OverBudget("max_total_msat", f"one chunk costs {total_msat} msat")
     first_ms, next_ms = _deadlines_ms(manifest, placed, links)
@@ -151,7 +156,7 @@ def assign(
         k=k,
         busy=tuple(b.id for b in busy),
         terms=terms,
-        tasks=tuple(_assignment(task.name, drawn, placed, links) for task in manifest.tasks),
+        tasks=tuple(_assignment(task.name, placed, standbys) for task in manifest.tasks),
         chunk_msat=total_msat,
         first_result_ms=first_ms,
         next_result_ms=next_ms,
@@ -270,28 +275,72 @@ def _rank(links: list[tuple[str, int]], placed: dict[str, Offer]) -> Callable[[O
 
 def _place(manifest: Manifest, drawn: dict[str, list[Offer]], links: Links, terms: Terms) -> dict[str, Offer]:
     placed: dict[str, Offer] = {}
-    later_msat = sum(min(offer.price_msat for offer in offers) for offers in drawn.values())
+    times = {task: 1 + (task in terms.hedge) for task in drawn}
+    later_msat = sum(times[task] * min(offer.price_msat for offer in offers) for task, offers in drawn.items())
     left_msat = terms.max_chunk_msat
     for task in manifest.tasks:
         if task.name not in drawn:
             continue
-        offers = drawn[task.name]
-        later_msat -= min(offer.price_msat for offer in offers)
-        affordable = [offer for offer in offers if offer.price_msat + later_msat <= left_msat]
+        offers, n = drawn[task.name], times[task.name]
+        later_msat -= n * min(offer.price_msat for offer in offers)
+        affordable = [offer for offer in offers if n * offer.price_msat + later_msat <= left_msat]
         if not affordable:
             raise OverBudget("max_chunk_msat", f"task {task.name} and those after it cost more than what is left")
         placed[task.name] = min(affordable, key=_rank(links[task.name], placed))
-        left_msat -= placed[task.name].price_msat
+        left_msat -= n * placed[task.name].price_msat
     return placed
 
 
-def _assignment(task: str, drawn: dict[str, list[Offer]], placed: dict[str, Offer], links: Links) -> Assignment:
+def _standbys(
+    drawn: dict[str, list[Offer]], placed: dict[str, Offer], links: Links, terms: Terms
+) -> tuple[dict[str, str], set[str]]:
+    """By task its standby, if it has one; and the tasks whose standby computes along."""
+    here = {offer.node.pubkey for offer in placed.values()}
+    others = {
+        task: [o for o in drawn[task] if o is not chosen and o.price_msat <= chosen.price_msat]
+        for task, chosen in placed.items()
+    }
+    found, hedged = dict[str, str](), set[str]()
+    alone = set[str]()
+    """Hedges."""
+
+    def deprives(one: str, of: str) -> bool:
+        """Whether another task would have no standby any more."""
+        left = [{o.node.pubkey for o in others[task]} - alone for task in placed if task != of and task not in found]
+        return {one} in left
+
+    def best(task: str, may: Callable[[str], bool]) -> str | None:
+        those = [offer for offer in others[task] if may(offer.node.pubkey)]
+        return min(those, key=_rank(links[task], placed)).node.pubkey if those else None
+
+    for task in (task for task in placed if task in terms.hedge):
+        if hedge := best(task, lambda one, of=task: one not in here | alone and not deprives(one, of)):  # type: ignore[misc]
+            found[task] = hedge
+            alone.add(hedge)
+            hedged.add(task)
+    for task in (task for task in placed if task not in found):
+        if standby := best(task, lambda one: one not in alone):
+            found[task] = standby
+    return found, hedged
+
+
+def _check_hedged(manifest: Manifest, terms: Terms) -> None:
+    """Raises BadPlan: a task that nobody can compute along with is to be hedged."""
+    if not terms.hedge:
+        return
+    stages = {task.name for task in manifest.tasks} - {manifest.driver.name} - {*terms.local(manifest)}
+    stages -= {end for e in manifest.edges if CUSTOMER in (e.source, e.target) for end in (e.source, e.target)}
+    if manifest.mode != "generate" or not stages.issuperset(terms.hedge):
+        raise BadPlan("terms.hedge", "only a generation's stages can be hedged, not its driver nor one's own tasks")
+    if len(set(terms.hedge)) != len(terms.hedge):
+        raise BadPlan("terms.hedge", "a task twice")
+
+
+def _assignment(task: str, placed: dict[str, Offer], standbys: dict[str, str]) -> Assignment:
     if task not in placed:
         return Assignment(task=task, provider=LOCAL, standby=None, price_msat=0)
     chosen = placed[task]
-    others = [o for o in drawn[task] if o is not chosen and o.price_msat <= chosen.price_msat]
-    standby = min(others, key=_rank(links[task], placed)).node.pubkey if others else None
-    return Assignment(task=task, provider=chosen.node.pubkey, standby=standby, price_msat=chosen.price_msat)
+    return Assignment(task=task, provider=chosen.node.pubkey, standby=standbys.get(task), price_msat=chosen.price_msat)
 
 
 def _deadlines_ms(manifest: Manifest, placed: dict[str, Offer], links: Links) -> tuple[int, int]:

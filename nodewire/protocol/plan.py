@@ -7,6 +7,7 @@ it whole, and anyone re-derives it.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
@@ -24,6 +25,7 @@ LOCAL = "local"
 MAX_BUSY = 8
 MAX_REDRAWS = 8
 MAX_EXCLUDED = 64
+MAX_HEDGED = 64
 
 MAX_JOB_EPOCHS = 4_096
 """No chunk is certified later than this many epochs after the one that its job was planned with: an oracle forgets its
@@ -60,6 +62,10 @@ class Terms(Schema):
     """Of a generation: so many rows of a frame, and for each position that is paid, a driver may have computed by
     guess; left out of a document at 1, which is none."""
 
+    hedge: tuple[Name, ...] = Field(default=(), max_length=MAX_HEDGED)
+    """Of a generation: stages that two compute, so that the second goes on at once where the first dies; left out of a
+    document if empty."""
+
     @model_serializer(mode="wrap")
     def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         said: dict[str, Any] = serialize(self)
@@ -69,6 +75,8 @@ class Terms(Schema):
             del said["ends"]
         if self.lookahead == 1:
             del said["lookahead"]
+        if not self.hedge:
+            del said["hedge"]
         return said
 
     def local(self, manifest: Manifest) -> tuple[str, ...]:
@@ -126,7 +134,7 @@ class Plan(Schema):
     tasks: tuple[Assignment, ...] = Field(min_length=1, max_length=1_024)
     """In the manifest's order."""
     chunk_msat: Msat
-    """Sum of the tasks' prices: what one chunk costs."""
+    """Sum of the tasks' prices, those that have a hedge counted twice: what one chunk costs."""
     first_result_ms: Count
     """Deadline for the first output after the request."""
     next_result_ms: Count
@@ -135,9 +143,23 @@ class Plan(Schema):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        if self.chunk_msat != sum(task.price_msat for task in self.tasks):
+        hedged = self.hedges
+        if self.chunk_msat != sum(task.price_msat * (1 + (task.task in hedged)) for task in self.tasks):
             raise ValueError("chunk_msat: not the sum of the tasks' prices")
         return self
+
+    @property
+    def hedges(self) -> dict[str, str]:
+        """By task of `terms.hedge` its standby, if that has no other part in the plan: it computes along from the
+        beginning, at the same price, and its outputs go nowhere unless it enters."""
+        if not self.terms.hedge:
+            return {}
+        parts = Counter(one for a in self.tasks for one in (a.provider, a.standby) if one is not None)
+        return {
+            a.task: a.standby
+            for a in self.tasks
+            if a.task in self.terms.hedge and a.standby is not None and parts[a.standby] == 1
+        }
 
     def deadline_epoch(self, chunk: int, epoch_ms: int) -> int:
         """The last epoch whose certificate may hold a root of this chunk: a later one is never final.

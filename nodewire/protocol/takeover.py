@@ -228,9 +228,16 @@ def under(accepted: Sequence[Takeover], attempt: int) -> Takeover | None:
 
 
 def price_msat(plan: Plan, takeover: Takeover | None, provider: str, chunk: int) -> int:
-    """What one unit of `chunk` costs at `provider`; a standby works at the price of whom it replaces."""
-    mine = payees(plan, takeover, chunk)
-    return sum(a.price_msat for a in plan.tasks if mine[a.task] == provider)
+    """What one unit of `chunk` costs at `provider`; a standby works at the price of whom it replaces, a hedge at that
+    of whom it computes along with."""
+    mine, hedges = payees(plan, takeover, chunk), plan.hedges
+    return sum(a.price_msat for a in plan.tasks if provider in (mine[a.task], hedges.get(a.task)))
+
+
+def hedges(plan: Plan, takeover: Takeover | None) -> dict[str, str]:
+    """By task who computes it along under `takeover`, and has not entered for it."""
+    entered = {task for task, *_ in takeover.replaced} if takeover is not None else set()
+    return {task: hedge for task, hedge in plan.hedges.items() if task not in entered}
 
 
 def ends_after(manifest: Manifest, plan: Plan, takeover: Takeover | None) -> dict[str, tuple[str, str]]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from typing import Any, TypeVar
 
 from nodewire.errors import BadConfig, BadInput, Busy, LinkLost, NodewireError, NotAllowed
+from nodewire.kind import Params
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -21,6 +22,7 @@ from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Edge, Manifest
+from nodewire.protocol.plan import LOCAL, Plan
 from nodewire.protocol.round import is_ticket as is_round_ticket
 from nodewire.protocol.takeover import LOST, Takeover, assigned
 from nodewire.provider.admission import Admission, feedback_for
@@ -197,20 +199,31 @@ class Provider:
                 await self._admission.check(request, manifest)
             finally:
                 self._admitting -= 1
-            if self._keys.public in request.plan.providers():
-                pages = served.take(params.get("positions"))
+            pages = self._room_in(request.plan, served, params)
         except NodewireError as error:
             log.info("job %s refused: %s", request.id[:8], error)
             self.figures.refused(event.kind, error)
             await self._refuse(request.id, request.customer, error)
             return
         job = Standing(event, ticket, request, manifest, params)
-        if self._keys.public in request.plan.providers():
+        if pages is not None:
             await self._run_job(job, served, pages, self._standby.call_for(request.id))
             return
         await self._tell(request.id, request.customer, "processing", "standby")
         if call := self._standby.stand_by(job):
             self.controlled(call[0], call[1].control())
+
+    def _room_in(self, plan: Plan, served: Served, params: Params) -> int | None:
+        """The pages that are taken for a job; None for what is entered later, if ever. Who was to compute along and has
+        no room stands by. Raises Busy: too few are left."""
+        if self._keys.public not in (*plan.providers(), *plan.hedges.values()):
+            return None
+        try:
+            return served.take(params.get("positions"))
+        except Busy:
+            if self._keys.public in plan.providers():
+                raise
+            return None
 
     def controlled(self, peer: str, document: Mapping[str, Any]) -> None:
         """A control document about a job that is not open here: a withdrawal, or a call to enter a job."""
@@ -354,7 +367,10 @@ class Provider:
                 raise
 
         # A producer dials its consumers; the driver everybody, since it tells all when a chunk ends.
-        peers = {c for r in member.routes.values() if r.producer == self._keys.public for c in r.consumers}
+        peers = {c for r in member.routes.values() if r.producer == self._keys.public for c in (*r.consumers, *r.aside)}
+        along = {task for task, hedge in handover.hedges.items() if hedge == self._keys.public}
+        if along:  # it will have to reach them at once
+            peers |= {handover.assigned[e.target] for e in manifest.edges if e.source in along} - {LOCAL}
         if run.drives:
             peers |= set(handover.others())
         links = [link(peer) for peer in peers - {self._keys.public, request.customer}]

@@ -43,7 +43,7 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import LACKING, Hashed, hashed, tensors_of
-from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
+from nodewire.protocol.takeover import LOST, Takeover, assigned, hedges, price_msat
 from nodewire.provider.credit import Credit
 from nodewire.provider.prefixes import Finding
 from nodewire.provider.statements import Statements
@@ -122,6 +122,8 @@ class JobRun:
         self.request = request
         self._takeover = takeover
         self._me = keys.public
+        self._hedged = {task for task, hedge in request.plan.hedges.items() if hedge == self._me and takeover is None}
+        """What this node computes, from the beginning, along with who has it: nobody consumes it before it enters."""
         self.tasks = self._mine()
         self._entered = self._first_chunks()
         first = min(self._entered.values()) if takeover is not None else 0
@@ -211,7 +213,8 @@ class JobRun:
         return self.request.customer if provider == LOCAL else provider
 
     def _mine(self) -> tuple[str, ...]:
-        return tuple(task for task, p in assigned(self.request.plan, self._takeover).items() if p == self._me)
+        now = assigned(self.request.plan, self._takeover)
+        return tuple(task for task, provider in now.items() if provider == self._me or task in self._hedged)
 
     def _first_chunks(self) -> dict[str, int]:
         """By task that this node took over, the first chunk for which it is paid."""
@@ -398,7 +401,9 @@ class JobRun:
             self._note(task, chunk, frame)
 
     def _hashed(self, task: str, chunk: int, frame: Frame[Array]) -> None:
-        if chunk < self._entered.get(task, 0):  # committed by who did it first, who may have died before it signed it
+        if (
+            chunk < self._entered.get(task, 0) and task not in self._hedged
+        ):  # committed by who did it first, who may have died before it signed it
             if self._statements is not None:
                 self._statements.produced(chunk, frame.edge, hashed(frame))
                 self._state_whole(frame.edge)
@@ -440,7 +445,8 @@ class JobRun:
         await self._finish(chunk, units, end, self.attempt, positions)
 
     def _others(self) -> list[str]:
-        members = (*assigned(self.request.plan, self._takeover).values(), self.request.customer)
+        plan, newest = self.request.plan, self._takeover
+        members = (*assigned(plan, newest).values(), self.request.customer, *hedges(plan, newest).values())
         return [p for p in dict.fromkeys(members) if p not in (LOCAL, self._me)]
 
     async def _tell(self, peer: str, close: Close) -> None:
@@ -452,8 +458,10 @@ class JobRun:
     def _state(self, chunk: int, attempt: int, edge: str | None = None) -> None:
         """Sign what was sent in a chunk (on one edge), and tell the consumers."""
         assert self._statements is not None
+        along = hedges(self.request.plan, self._takeover)
         for peer, said in self._statements.sign(chunk, attempt, edge).items():
-            self._spawn(signing.tell(self._mailbox.control, peer, said))
+            mine = [one for one in said if along.get(one.task) != self._me]  # what nobody was sent is kept for later
+            self._spawn(signing.tell(self._mailbox.control, peer, mine))
 
     def _state_whole(self, edge: str) -> None:
         """Sign what this node has computed again in place of who died, and tell the consumer."""

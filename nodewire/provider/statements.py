@@ -26,7 +26,7 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import LACKING, Hashed, Sent, digest_of, hashed
-from nodewire.protocol.takeover import Takeover, assigned, signers
+from nodewire.protocol.takeover import Takeover, assigned, hedges, signers
 from nodewire.wire.signing import ASK_S, Signing, Tell
 from nodewire.wire.spool import Spool
 
@@ -64,7 +64,9 @@ class Statements:
         self._takeover = takeover
         self._edges: dict[str, Edge] = {edge.name: edge for edge in manifest.edges}
         self._now = assigned(request.plan, takeover)
-        self._signing = Signing(keys, request.id, manifest, self._consumer)
+        self._hedged = {task for task, hedge in request.plan.hedges.items() if hedge == self._me and takeover is None}
+        """What this node computes along: it is given what who has it is given."""
+        self._signing = Signing(keys, request.id, manifest, self._consumer, self._along)
         self._reached: dict[str, int] = {}
         """By edge of this node's tasks, the newest chunk of which it put something out."""
         self._came: dict[tuple[str, int], list[Hashed]] = {}
@@ -131,7 +133,7 @@ class Statements:
         if said.request != self._request.id:
             raise BadFrame("request", "a statement about another job")
         edge = self._edges.get(said.edge)
-        if edge is None or edge.source != said.task or self._now.get(edge.target) != self._me:
+        if edge is None or edge.source != said.task or not self._is_mine(edge.target):
             raise BadFrame("edge", f"{said.edge} does not come here from {said.task}")
         if said.signer not in self._signers(said.edge, said.chunk) or said.signer == self._me:
             raise NotAllowed("signer", f"does not produce {said.edge} in chunk {said.chunk}")
@@ -208,10 +210,17 @@ class Statements:
         consumer = self._now.get(edge.target, LOCAL)
         return consumer if consumer != LOCAL else None
 
+    def _along(self, edge: Edge) -> str | None:
+        """Who computes along what an edge leads to."""
+        return hedges(self._plan, self._takeover).get(edge.target)
+
+    def _is_mine(self, task: str) -> bool:
+        return self._now.get(task) == self._me or task in self._hedged
+
     def _producer(self, edge: str) -> str | None:
         """Who sends on an edge now: another node of the job, if it leads here at all and is not the customer's own."""
         ends = self._edges[edge]
-        if ends.source == CUSTOMER or self._now.get(ends.target) != self._me:
+        if ends.source == CUSTOMER or not self._is_mine(ends.target):
             return None
         producer = self._now[ends.source]
         return self._plan.customer if producer == LOCAL else producer if producer != self._me else None

@@ -27,6 +27,8 @@ class Route:
 
     producer: str
     consumers: tuple[str, ...]
+    aside: tuple[str, ...] = ()
+    """Who is sent it too, and is never waited for."""
 
 
 class Tape(Protocol):
@@ -122,6 +124,10 @@ class Window:
     limit: int = INITIAL_WINDOW_BYTES
     left: bool = False
     """It was replaced."""
+    aside: bool = False
+    """It is not waited for."""
+    is_followed: bool = False
+    """Of one aside: it is being sent what it lacks."""
     changed: Callable[[], None] = field(default=_nothing, repr=False)
     """Called when more may be sent, or nothing of what was begun."""
 
@@ -169,6 +175,7 @@ class Outgoing:
     edge: str
     limit: int
     windows: dict[str, Window] = field(default_factory=dict)
+    aside: dict[str, Window] = field(default_factory=dict)
     next_seq: int = 0
     may_restart: bool = False
     """As Incoming's."""

@@ -18,11 +18,12 @@ from nodewire.errors import LinkLost, NodewireError, NoProvider, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
-from nodewire.protocol.takeover import LOST, Takeover, assigned, ends_after
+from nodewire.protocol.takeover import LOST, Takeover, assigned, hedges
 from nodewire.wire.frames import Document
 from nodewire.wire.link import Link
-from nodewire.wire.mailbox import JobMailbox, Route
+from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.record import restarted
+from nodewire.wire.routing import routes_of
 
 ENTER_S = 2.0
 """Within which a standby must be reached."""
@@ -112,8 +113,14 @@ class Handover:
         return {left for _, left, _, _ in self.takeover.replaced} if self.takeover is not None else set()
 
     def others(self) -> list[str]:
-        """All members that are in the job now, this node left out."""
-        return [p for p in dict.fromkeys((*self.assigned.values(), self._plan.customer)) if p not in (LOCAL, self._me)]
+        """All members that are in the job now, those who compute along too, this node left out."""
+        members = (*self.assigned.values(), self._plan.customer, *self.hedges.values())
+        return [p for p in dict.fromkeys(members) if p not in (LOCAL, self._me)]
+
+    @property
+    def hedges(self) -> dict[str, str]:
+        """By task who computes it along now."""
+        return hedges(self._plan, self.takeover)
 
     @property
     def _me(self) -> str:
@@ -191,15 +198,14 @@ class Handover:
     async def accept(self, takeover: Takeover) -> None:
         """Go over to a checked takeover: from now on its assignment counts."""
         self.takeover = takeover
-        if self._me not in (*self.assigned.values(), self._plan.customer):
+        if self._me not in (*self.assigned.values(), self._plan.customer, *self.hedges.values()):
             self._mailbox.replaced()
         await self._changed(takeover)
-        ends = ends_after(self._manifest, self._plan, takeover)
-        routes = {edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends.items()}
+        routes = routes_of(self._manifest, self._plan, takeover, self._me)
         self._mailbox.take_over(takeover.attempt, routes, restarted(self._manifest, self._plan, takeover))
         for peer in self.gone:
             self._kept.let_go(peer)
-        consumers = {c for route in routes.values() if route.producer == self._me for c in route.consumers}
+        consumers = {c for r in routes.values() if r.producer == self._me for c in (*r.consumers, *r.aside)}
         for peer in consumers & self._addresses.keys() - {self._me}:
             self._kept.keep(peer)
 
@@ -248,7 +254,7 @@ class Handover:
         entering = {entered for _, _, entered, _ in takeover.replaced}
         called = []
         for peer in self.others():
-            if peer in entering or self._node.open_link(peer) is None:
+            if peer in entering or (self._node.open_link(peer) is None and peer not in self._mailbox.aside):
                 called.append(self._call(peer, document))
             else:
                 await self._mailbox.control(peer, takeover.control())

@@ -31,6 +31,8 @@ class JobEdges:
         self.outgoing: dict[str, Outgoing] = {}
         self.members: set[str] = set()
         self.neighbours: set[str] = set()
+        self.aside: set[str] = set()
+        """Members that compute along, for whom nobody waits."""
         self.left: set[str] = set()
         """Members that were replaced."""
         self._public = public
@@ -53,12 +55,13 @@ class JobEdges:
             raise TooLarge("routes", f"{len(routes)}, at most {MAX_EDGES}")
         me, enters, changed = self._public, attempt > 0, set[str]()
         limits = {edge: self._limit(edge) for edge in routes}
-        members = {member for route in routes.values() for member in (route.producer, *route.consumers)}
+        members = {member for r in routes.values() for member in (r.producer, *r.consumers, *r.aside)}
+        self.aside = {member for route in routes.values() for member in route.aside} - {me}
         self.left |= self.members - members
         self.members = members
         self.neighbours = set()
         for edge, route in routes.items():
-            if me in route.consumers:
+            if me in (*route.consumers, *route.aside):
                 self.neighbours.add(route.producer)
                 incoming = self.incoming.get(edge)
                 if incoming is None:
@@ -76,7 +79,7 @@ class JobEdges:
                     incoming.restart(route.producer)
                     changed.add(edge)
             if route.producer == me:
-                self.neighbours.update(route.consumers)
+                self.neighbours.update(route.consumers, route.aside)
                 outgoing = self.outgoing.setdefault(
                     edge, Outgoing(edge, limits[edge], may_restart=edge in self._guessed)
                 )
@@ -84,8 +87,20 @@ class JobEdges:
                     outgoing.windows.pop(consumer).leave()
                     changed.add(edge)
                 for consumer in route.consumers:
-                    if consumer not in outgoing.windows:
+                    if consumer in outgoing.windows:
+                        continue
+                    changed.add(edge)
+                    beside = outgoing.aside.pop(consumer, None)
+                    if beside is not None and not beside.left:  # it goes on with what it has
+                        beside.aside = False
+                        outgoing.windows[consumer] = beside
+                    else:
                         outgoing.windows[consumer] = Window(consumer, None if enters else 0)
+                for consumer in outgoing.aside.keys() - set(route.aside):
+                    outgoing.aside.pop(consumer).leave()
+                for consumer in route.aside:
+                    if consumer not in outgoing.aside:
+                        outgoing.aside[consumer] = Window(consumer, None if enters else 0, aside=True)
                         changed.add(edge)
         self.neighbours.discard(me)
         return changed
@@ -132,13 +147,21 @@ class JobEdges:
         for incoming in self.incoming.values():
             if incoming.producer == peer:
                 incoming.restart(peer)
+        for edge in self.outgoing:
+            if (window := self.window(edge, peer)) is not None:
+                window.pause()
+
+    def gave_up(self, peer: str) -> None:
+        """One aside does not compute along any more: it is sent nothing."""
         for outgoing in self.outgoing.values():
-            if peer in outgoing.windows:
-                outgoing.windows[peer].pause()
+            if (window := outgoing.aside.get(peer)) is not None:
+                window.leave()
 
     def window(self, edge: str, consumer: str) -> Window | None:
         outgoing = self.outgoing.get(edge)
-        return outgoing.windows.get(consumer) if outgoing is not None else None
+        if outgoing is None:
+            return None
+        return outgoing.windows.get(consumer) or outgoing.aside.get(consumer)
 
     def lacks_from(self, peer: str, edges: set[str] | None = None) -> list[Incoming]:
         """The edges (of `edges`) on which `peer` sends here."""

@@ -127,6 +127,11 @@ class JobMailbox:
         return self._edges.neighbours
 
     @property
+    def aside(self) -> set[str]:
+        """Members that compute along with another: what becomes of them ends no job."""
+        return self._edges.aside
+
+    @property
     def awaited(self) -> frozenset[str]:
         """In a job with handover: neighbours that were lost, or have entered, and not been heard of in the job since.
 
@@ -225,7 +230,7 @@ class JobMailbox:
             return
         said = self._said.setdefault(peer, Said())
         said.add(document)
-        link = await self._reach(peer)
+        link = self._exchange.open_link(peer) if peer in self.aside else await self._reach(peer)
         if link is not None:
             said.send(link)
 
@@ -271,7 +276,7 @@ class JobMailbox:
         edges, me, members, neighbours = self._edges, self._exchange.public, self.members, self.neighbours
         if missing := (edges.incoming.keys() | edges.outgoing.keys()) - routes.keys():
             raise BadInput("routes", f"{min(missing)} is missing")
-        stays = all(me in routes[edge].consumers for edge in edges.incoming)
+        stays = all(me in (*routes[edge].consumers, *routes[edge].aside) for edge in edges.incoming)
         if not stays or any(routes[edge].producer != me for edge in edges.outgoing):
             self.fail(NotAllowed("job", "this node was replaced by a takeover"))
             return
@@ -287,7 +292,8 @@ class JobMailbox:
                 link.attend(self.request)
         for edge in changed:
             self._begin_local(edge)
-        for peer in {peer for edge in changed for peer in (routes[edge].producer, *routes[edge].consumers)}:
+        ends = {edge: (routes[edge].producer, *routes[edge].consumers, *routes[edge].aside) for edge in changed}
+        for peer in {peer for both in ends.values() for peer in both}:
             if peer in self.neighbours:
                 self.expect(peer, LinkLost(peer, "not heard of since the takeover"))
                 if (link := self._exchange.open_link(peer)) is not None:
@@ -353,7 +359,7 @@ class JobMailbox:
         for incoming in self._edges.lacks_from(link.peer, edges):
             self._tell(link, incoming)
         for edge, outgoing in self._edges.outgoing.items():
-            if link.peer in outgoing.windows and (edges is None or edge in edges):
+            if link.peer in (*outgoing.windows, *outgoing.aside) and (edges is None or edge in edges):
                 link.send_credit(self.request, edge, self.attempt, 0)
         self._sender.wake()
 
@@ -387,7 +393,9 @@ class JobMailbox:
     def documented(self, peer: str, document: Document) -> None:
         """A member sent a control document. Raises Busy if too many of its wait, BadFrame for a malformed `resume`."""
         if document["t"] in (ERROR, CANCEL):
-            if peer in self.neighbours:
+            if peer in self.aside:
+                self._edges.gave_up(peer)
+            elif peer in self.neighbours:
                 error = frames.reported(document)
                 error.by = peer
                 if self._on_lost is not None and isinstance(error, WorkerFailed):
@@ -450,7 +458,7 @@ class JobMailbox:
 
     def expect(self, peer: str, error: NodewireError) -> None:
         """Fail the job unless `peer` is heard of in it, or replaced, within the grace period."""
-        if self._on_lost is not None and peer not in self._awaited:
+        if self._on_lost is not None and peer not in self._awaited and peer not in self.aside:
             self._awaited[peer] = asyncio.get_running_loop().call_later(self._grace_s, self._give_up, peer, error)
 
     def _hear(self, peer: str) -> None:

@@ -12,12 +12,13 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import takeover as takeovers
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
-from nodewire.protocol.takeover import Takeover, ends_after
+from nodewire.protocol.takeover import Takeover
 from nodewire.wire.handover import Handover
 from nodewire.wire.keeping import KeptLink
-from nodewire.wire.mailbox import Route, Tape
+from nodewire.wire.mailbox import Tape
 from nodewire.wire.node import Node
 from nodewire.wire.record import inner_edges, restarted
+from nodewire.wire.routing import routes_of
 
 
 class Membership:
@@ -46,10 +47,7 @@ class Membership:
         """
         # Only a generation goes on with a standby; a call of another model is made again.
         self.hands_over = manifest.mode == "generate"
-        self.routes = {
-            edge: Route(producer, (consumer,))
-            for edge, (producer, consumer) in ends_after(manifest, plan, takeover).items()
-        }
+        self.routes = routes_of(manifest, plan, takeover, keys.public)
         self._keys = keys
         self._request = request
         self._plan = plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames
 from nodewire.wire.edges import Outgoing, Tape, Window, follows
 from nodewire.wire.link import Link, Sending
+
+log = logging.getLogger("nodewire.wire")
 
 
 class Job(Protocol):
@@ -144,6 +147,9 @@ class Sender:
         Raises:
             LinkLost, NotFound, NodewireError: as JobMailbox.put.
         """
+        for window in outgoing.aside.values():
+            if not self._at_once(window, parcel):
+                self.catch_up(outgoing, window)
         if self._send_at_once(outgoing, parcel):
             return
         try:
@@ -168,6 +174,10 @@ class Sender:
         if len(outgoing.windows) != 1:
             return False
         (window,) = outgoing.windows.values()
+        return self._at_once(window, parcel)
+
+    def _at_once(self, window: Window, parcel: Parcel) -> bool:
+        """Whether nothing is in the way, and the frame has gone."""
         turns, seq = self._turns.get(window), parcel.frame.seq
         if window.next_seq != seq or not window.fits(parcel.cost) or (turns is not None and turns.one.locked()):
             return False
@@ -187,13 +197,28 @@ class Sender:
 
     def catch_up(self, outgoing: Outgoing, window: Window) -> None:
         """Send a consumer in the background what it lacks of what has been put."""
-        self._exchange.run(self._catch_up(outgoing, window))
+        if not window.aside:
+            self._exchange.run(self._catch_up(outgoing, window))
+        elif not (window.left or window.is_followed):
+            window.is_followed = True
+            self._exchange.run(self._follow(outgoing, window))
 
     async def _catch_up(self, outgoing: Outgoing, window: Window) -> None:
         try:
             await self._advance(outgoing, window, outgoing.next_seq - 1)
         except NodewireError as error:
             self._job.fail(error)
+
+    async def _follow(self, outgoing: Outgoing, window: Window) -> None:
+        """Send one aside what it lacks, until it lacks nothing. What fails there is its own loss."""
+        try:
+            while not window.left and (window.next_seq is None or window.next_seq < outgoing.next_seq):
+                await self._advance(outgoing, window, outgoing.next_seq - 1)
+        except NodewireError as error:
+            log.info("%s is sent %s no more: %s", window.consumer[:8], outgoing.edge, error)
+            window.leave()
+        finally:
+            window.is_followed = False
 
     async def _advance(self, outgoing: Outgoing, window: Window, last: int, live: Parcel | None = None) -> None:
         """Send one consumer what it lacks up to the frame `last`: `live`, the tape's where it is another."""
@@ -247,7 +272,8 @@ class Sender:
         link = self._exchange.open_link(consumer)
         if link is None and consumer != self._exchange.public:
             if self._handover:
-                self._job.expect(consumer, LinkLost(consumer, "no link"))
+                if not window.aside:
+                    self._job.expect(consumer, LinkLost(consumer, "no link"))
                 await turns.change()
                 return
             link = await self._exchange.reach(consumer)

@@ -33,11 +33,20 @@ async def tell(control: Tell, peer: str, said: Sequence[Sent]) -> None:
 class Signing:
     """`consumer` says who an edge leads to now, the public key of another node that is to have this one's word."""
 
-    def __init__(self, keys: Keys, request: str, manifest: Manifest, consumer: Callable[[Edge], str | None]) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        request: str,
+        manifest: Manifest,
+        consumer: Callable[[Edge], str | None],
+        along: Callable[[Edge], str | None] = lambda edge: None,
+    ) -> None:
+        """`along`: who computes along with the consumer, and is told the same."""
         self._keys = keys
         self._request = request
         self._edges = {edge.name: edge for edge in manifest.edges}
         self._consumer = consumer
+        self._along = along
         self._out: dict[tuple[str, int], list[Hashed]] = {}
         """What is not signed."""
         self._signed: dict[str, dict[int, Sent]] = {}
@@ -62,13 +71,14 @@ class Signing:
         consumer that each is for."""
         told: dict[str, list[Sent]] = {}
         for name in [name for name, number in self._out if number == chunk and edge in (None, name)]:
-            consumer = self._consumer(self._edges[name])
-            if consumer == self._keys.public:
-                continue
-            frames = self._out.pop((name, chunk))
-            if consumer is not None:
+            consumer, along = self._consumer(self._edges[name]), self._along(self._edges[name])
+            is_here = consumer == self._keys.public
+            frames = self._out[name, chunk] if is_here else self._out.pop((name, chunk))
+            to = [peer for peer in (None if is_here else consumer, along) if peer is not None]
+            if to:
                 self._signed.setdefault(name, {})[chunk] = said = self.word(name, chunk, attempt, frames)
-                told.setdefault(consumer, []).append(said)
+                for peer in to:
+                    told.setdefault(peer, []).append(said)
         return told
 
     def word(self, edge: str, chunk: int, attempt: int, frames: list[Hashed]) -> Sent:
@@ -96,7 +106,7 @@ class Signing:
         """
         if not isinstance(edge, str) or type(first) is not int:
             raise BadFrame(LACKING, "not {edge, first}")
-        if edge not in self._edges or self._consumer(self._edges[edge]) != peer:
+        if edge not in self._edges or peer not in (self._consumer(self._edges[edge]), self._along(self._edges[edge])):
             raise NotAllowed("edge", f"{edge[:64]} does not lead to {peer[:8]}")
         if time.monotonic() < self._answered.get((peer, edge), 0.0) + ASK_S / 2:
             raise NotAllowed("edge", f"{peer[:8]} asks too often for {edge}")

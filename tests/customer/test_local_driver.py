@@ -30,7 +30,7 @@ class Driving:
         if record is not None:
             market.box = Recorded(market.hub, CUSTOMER.public, record)
         self.assigned = {a.task: a.provider for a in market.plan.tasks}
-        self.takeover, self.driver = None, CUSTOMER.public
+        self.takeover, self.driver, self.hedges = None, CUSTOMER.public, market.plan.hedges
         self.closes = []
         self.signing = signing_of(CUSTOMER, REQUEST, market.manifest, market.plan, self)
         deliver = market.hub.on_control

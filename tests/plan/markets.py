@@ -186,6 +186,9 @@ def vectors() -> list[dict]:
         ("accounts", World(ring(4), 16, 6, epoch=20, judged=verdicts(16, 6, 20)), generous(), 0, ()),
         ("accounts, a DAG", World(diamond(), 16, 7, epoch=20, judged=verdicts(16, 7, 20)), generous(), 3, ()),
         ("narrowed edges", World(ring(2), 6, 8), generous(codecs={"hidden.1": "int8", "return": "bf16"}), 0, ()),
+        ("hedged stages", World(ring(4), 16, 9), generous(hedge=("stage.0", "stage.1", "stage.2", "stage.3")), 0, ()),
+        ("more hedges than nodes", World(ring(4), 6, 1), generous(hedge=("stage.0", "stage.2", "stage.3")), 0, ()),
+        ("a driver that is hedged", World(ring(2), 6, 8), generous(hedge=("driver",)), 0, ()),
     ]
     return [_vector(*case) for case in cases]
 

@@ -1,0 +1,111 @@
+"""Stages that two compute: where one dies the other goes on at once, with the same tokens, and both are paid."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from itertools import pairwise
+
+import pytest
+from running_market import STALLS
+from test_market_failover import PROMPT, dies, earned
+from test_market_failures import whole_tokens
+
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol import kinds, takeover
+
+pytestmark = pytest.mark.usefixtures("_crowd")
+TOKENS = 350
+
+
+@pytest.fixture(scope="module")
+def _crowd(market):
+    """The slow guest is there, too, so that a hedge leaves others somebody to stand by for them."""
+    market.public["fay"] = market.start_provider("fay")["public"]
+    yield
+    del market.public["fay"]
+    process = market.processes.pop("fay")
+    process.terminate()
+    process.wait(10)
+    process.stdout.close()
+
+
+async def begun(market):
+    """An epoch in which all can be bought from."""
+    now = await market.until(lambda s: True)
+    return await market.until(
+        lambda s: any(n.pubkey == market.public["fay"] for n in s.nodes) and market.is_free(*STALLS)(s),
+        after=now.body.epoch + 1,
+    )
+
+
+@pytest.mark.parametrize("lookahead", [1, 8])
+@pytest.mark.parametrize("verify", ["none", "sampled"])
+async def test_a_stage_dies_and_its_hedge_goes_on_at_once(market, verify, lookahead):
+    epoch = await begun(market)
+    names = {public: name for name, public in market.public.items()}
+    customer_name = f"wary-{verify}-{lookahead}"
+    async with market.customer(customer_name) as customer:
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
+        # Its provider has no bond to lose, so it serves again after it was missing for long.
+        terms = customer.terms.model_copy(update={"verify": verify, "lookahead": lookahead, "hedge": ("stage.2",)})
+        ids: list[int] = []
+        at: list[float] = []
+        struck = None
+        async with asyncio.timeout(90):
+            async for piece in customer.generate(
+                market.decoder["address"], PROMPT, max_tokens=TOKENS, terms=terms, resplit_msat=0
+            ):
+                ids += piece.ids
+                at.append(time.monotonic())
+                if struck is None and len(ids) >= 100:
+                    plan = customer.purchases[-1].plan
+                    task, hedge = next(iter(plan.hedges.items()))
+                    struck = dies(market, names[plan.assignment(task).provider], signal.SIGKILL)
+                    await struck.__aenter__()
+        done = customer.last
+        await struck.__aexit__(None, None, None)
+        request = done["request"]
+        assert ids == whole_tokens(market, PROMPT, TOKENS)
+        assert "requests" not in done and [handed["attempt"] for handed in done["takeovers"]] == [1]
+        (handed,) = done["takeovers"]
+        assert max(b - a for a, b in pairwise(at)) < 2.0, handed
+        assert plan.chunk_msat == sum(a.price_msat * (2 if a.task in plan.hedges else 1) for a in plan.tasks)
+        assert next(one for one in done["tasks"] if one["task"] == task)["hedged"]
+    about = Filter(kinds=frozenset({kinds.TAKEOVER}), tags={"e": frozenset({request})})
+    said = [takeover.parse(event) for event in await market.events(about)]
+    assert (task, plan.assignment(task).provider, hedge) in {entry[:3] for one in said for entry in one.replaced}
+    await market.settled(customer_name)
+    # From the first chunk to the last it is paid its task's price once each.
+    chunks = 1 + -(-(TOKENS - 1) // customer.purchases[-1].manifest.chunk)
+    assert earned(market, hedge, request) == chunks * plan.assignment(task).price_msat
+
+
+async def test_a_hedge_that_dies_is_not_missed(market):
+    epoch = await begun(market)
+    names = {public: name for name, public in market.public.items()}
+    async with market.customer("wary-of-none") as customer:
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
+        ids: list[int] = []
+        at: list[float] = []
+        struck = None
+        async with asyncio.timeout(90):
+            async for piece in customer.generate(
+                market.decoder["address"], PROMPT, max_tokens=TOKENS, hedge=3, resplit_msat=0
+            ):
+                ids += piece.ids
+                at.append(time.monotonic())
+                if struck is None and len(ids) >= 100:
+                    plan = customer.purchases[-1].plan
+                    task, hedge = next(iter(plan.hedges.items()))
+                    struck = dies(market, names[hedge], signal.SIGKILL)
+                    await struck.__aenter__()
+        done = customer.last
+        await struck.__aexit__(None, None, None)
+        assert ids == whole_tokens(market, PROMPT, TOKENS)
+        assert "requests" not in done and done["takeovers"] == []
+        assert max(b - a for a, b in pairwise(at[20:])) < 1.0
+    await market.settled("wary-of-none")
+    price = plan.assignment(task).price_msat
+    assert 0 < earned(market, hedge, done["request"]) < 7 * price

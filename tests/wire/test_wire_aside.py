@@ -1,0 +1,142 @@
+"""Who computes along is sent what the consumer is sent, and nobody ever waits for it."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from wire_net import TLS_AND_SHM, array, job_id, until
+
+from nodewire.errors import LinkLost, NodewireError, WorkerFailed
+from nodewire.protocol.frame import Frame
+from nodewire.wire import Route, Spool
+from nodewire.wire.edges import WINDOW_BYTES
+
+pytestmark = TLS_AND_SHM
+JOB = job_id("aside")
+SIZE = 2**20
+
+
+def frame(seq: int, size: int = 100) -> Frame:
+    return Frame("e0", seq, (array(bytes([seq % 251]) * size),), {"pos": seq})
+
+
+class Three:
+    """0 produces e0 for 1, which answers on e1; 2 computes along with 1."""
+
+    def __init__(self, net, path) -> None:
+        self.net, self.path, self.jobs, self.lost = net, path, {}, []
+
+    async def start(self) -> None:
+        self.nodes = [await self.net.node() for _ in range(3)]
+        for other in self.nodes[1:]:
+            await self.net.link(self.nodes[0], other)
+        for i in range(2):
+            self.open(i)
+
+    def routes(self, i: int, entered: bool = False) -> dict[str, Route]:
+        a, b, c = (node.public for node in self.nodes)
+        if entered:
+            return {"e0": Route(a, (c,)), "e1": Route(c, (a,))}
+        return {"e0": Route(a, (b,), (c,)), "e1": Route(c, ()) if i == 2 else Route(b, (a,))}
+
+    def open(self, i: int) -> None:
+        tape = Spool(self.path / str(i), 2**30)
+        self.jobs[i] = self.nodes[i].open_job(
+            JOB, self.routes(i), 0, on_lost=lambda peer, error: self.lost.append(peer), grace_s=2.0, tape=tape
+        )
+
+    async def answer(self, i: int, count: int, first: int = 0) -> None:
+        for seq in range(first, first + count):
+            got = await self.jobs[i].get()
+            assert (got.seq, bytes(got.tensors[0].data[:1])) == (seq, bytes([seq % 251]))
+            await self.jobs[i].put(Frame("e1", seq, got.tensors, {"by": i}))
+
+
+@pytest.fixture
+async def three(net, tmp_path):
+    made = Three(net, tmp_path)
+    await made.start()
+    return made
+
+
+async def test_it_gets_every_frame_and_what_it_puts_out_goes_nowhere(three):
+    three.open(2)
+    along = asyncio.create_task(three.answer(2, 50))
+    stage = asyncio.create_task(three.answer(1, 50))
+    for seq in range(50):
+        await three.jobs[0].put(frame(seq))
+        got = await three.jobs[0].get()
+        assert (got.seq, got.meta["by"]) == (seq, 1)
+    async with asyncio.timeout(5):
+        await asyncio.gather(stage, along)
+    assert three.jobs[0].neighbours == {three.nodes[1].public, three.nodes[2].public}
+    assert three.jobs[0].aside == {three.nodes[2].public}
+
+
+async def test_one_that_reads_nothing_holds_nobody_up_and_gets_the_rest_when_it_reads(three):
+    three.open(2)
+    count = 3 * WINDOW_BYTES // SIZE
+    stage = asyncio.create_task(three.answer(1, count))
+    async with asyncio.timeout(20):
+        for seq in range(count):
+            await three.jobs[0].put(frame(seq, SIZE))
+            assert (await three.jobs[0].get()).seq == seq
+        await stage
+        await three.answer(2, count)
+
+
+async def test_one_that_opens_the_job_late_gets_all_of_it(three):
+    stage = asyncio.create_task(three.answer(1, 20))
+    for seq in range(20):
+        await three.jobs[0].put(frame(seq))
+        await three.jobs[0].get()
+    await stage
+    three.open(2)
+    async with asyncio.timeout(5):
+        await three.answer(2, 20)
+
+
+@pytest.mark.parametrize("how", ["killed", "cancelled", "failed"])
+async def test_one_that_is_gone_is_nobodys_loss(three, how):
+    three.open(2)
+    stage, along = asyncio.create_task(three.answer(1, 30)), asyncio.create_task(three.answer(2, 30))
+    for seq in range(30):
+        if seq == 10:
+            if how == "killed":
+                for link in list(three.nodes[2].peers.values()):
+                    link.abort(LinkLost("killed", ""))
+                await three.nodes[2].close()
+            else:
+                three.jobs[2].cancel(WorkerFailed("worker", "dead") if how == "failed" else None)
+        await three.jobs[0].put(frame(seq))
+        assert (await three.jobs[0].get()).meta["by"] == 1
+    await stage
+    along.cancel()
+    with suppress(asyncio.CancelledError, NodewireError):
+        await along
+    assert three.jobs[0].failure is three.jobs[1].failure is None
+    await three.jobs[0].control(three.nodes[2].public, {"t": "close"})  # which waits for nobody
+
+
+async def test_it_enters_without_computing_anything_again(three):
+    three.open(2)
+    await three.net.link(three.nodes[2], three.nodes[0])
+    along, stage = asyncio.create_task(three.answer(2, 40)), asyncio.create_task(three.answer(1, 10))
+    for seq in range(20):
+        await three.jobs[0].put(frame(seq))
+        if seq < 10:
+            assert (await three.jobs[0].get()).meta["by"] == 1
+    await stage  # and nothing after that
+    await until(lambda: three.jobs[2]._edges.outgoing["e1"].next_seq == 20)
+    for i in (0, 2):
+        three.jobs[i].take_over(1, three.routes(i, entered=True))
+    async with asyncio.timeout(5):
+        for seq in range(10, 20):
+            got = await three.jobs[0].get()
+            assert (got.seq, got.meta["by"]) == (seq, 2)
+        for seq in range(20, 40):
+            await three.jobs[0].put(frame(seq))
+            got = await three.jobs[0].get()
+            assert (got.seq, got.meta["by"]) == (seq, 2)
+        await along
+    assert three.jobs[0].aside == set()
