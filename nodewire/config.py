@@ -20,7 +20,7 @@ from nodewire.protocol.address import SPLICE_WORDS
 from nodewire.protocol.cached import WHOLE_PPM
 from nodewire.protocol.faults import in_words, shaped
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
-from nodewire.protocol.plan import MAX_HEDGED
+from nodewire.protocol.hedging import MAX_HEDGED
 from nodewire.protocol.schema import Hex32, Label, Msat, Name
 from nodewire.protocol.sizes import parse_size
 

@@ -15,7 +15,7 @@ from nodewire.cli.output import notes, print_json
 from nodewire.cli.roles import check_model, load_customer, naming
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadInput, NodewireError
-from nodewire.protocol.plan import MAX_HEDGED
+from nodewire.protocol.hedging import MAX_HEDGED
 
 if TYPE_CHECKING:
     from nodewire.cli.shown import Watched

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from nodewire.cli.buying import Config, Hedge, Resplit, needs
 from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
-from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats
+from nodewire.cli.output import CUSTOMERS, console, in_words, notes, one_line, plain, print_json, sats
 from nodewire.cli.roles import naming
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
 from nodewire.cli.whom import Driver, Ends, Exclude, Region, Trusted, from_whom
@@ -219,6 +219,8 @@ class _OnTerminal:
         for row in rows:
             far = [f"{row[at]:.1f} ms" if row[at] is not None else "-" for at in ("from_here_ms", "to_next_ms")]
             provider = named(row["provider"], {row["provider"]: row["name"]})
+            if row["along"]:
+                provider += f", along: {one_line(row['along'][:16])}"
             table.add_row(row["task"], provider, sats(row["price_msat"]), *far)
         console.print(table)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from nodewire.protocol.hedging import MAX_HEDGED
 from nodewire.protocol.manifest import CUSTOMER, Manifest
-from nodewire.protocol.plan import MAX_HEDGED, Terms
+from nodewire.protocol.plan import Terms
 
 
 def hedged(manifest: Manifest, terms: Terms, most: int) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from nodewire.protocol import canonical
 from nodewire.protocol.codec import Codec
 from nodewire.protocol.committee import VALID_EPOCHS
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
+from nodewire.protocol.hedging import MAX_HEDGED
 from nodewire.protocol.manifest import CUSTOMER, MAX_EDGES, Manifest
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
@@ -25,7 +26,6 @@ LOCAL = "local"
 MAX_BUSY = 8
 MAX_REDRAWS = 8
 MAX_EXCLUDED = 64
-MAX_HEDGED = 64
 
 MAX_JOB_EPOCHS = 4_096
 """No chunk is certified later than this many epochs after the one that its job was planned with: an oracle forgets its

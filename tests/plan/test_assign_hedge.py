@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodewire.errors import BadInput, BadPlan, OverBudget
-from nodewire.protocol.plan import MAX_HEDGED, Plan, Terms
+from nodewire.protocol.hedging import MAX_HEDGED
+from nodewire.protocol.plan import Plan, Terms
 from nodewire.protocol.takeover import Takeover, hedges, price_msat
 from tests.plan.markets import World, diamond, generous, ring
 from tests.protocol_committee.actors import keys

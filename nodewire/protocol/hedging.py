@@ -1,0 +1,3 @@
+"""How many stages of a generation two may compute. NIPS.md, "Hedges"."""
+
+MAX_HEDGED = 64
