@@ -106,7 +106,9 @@ def is_evident(said: Feedback, request: Request, booked: Sequence[Debt], *, ende
     """
     assert said.due is not None
     due, plan = said.due, request.plan
-    prices = {public: price_msat(plan, None, public, due.chunk) for public in plan.providers()}
+    prices = {
+        public: price_msat(plan, None, public, due.chunk) for public in (*plan.providers(), *plan.hedges.values())
+    }
     mine = [debt for debt in booked if debt.key.payee in plan.members()]
     if due.attempt or not mine or any(debt.key.attempt for debt in mine):
         return False
