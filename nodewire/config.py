@@ -357,6 +357,8 @@ class OracleConfig(File):
     worker: WorkerConfig | None = None
     bonds: BondsConfig | None = None
     metrics: MetricsConfig = MetricsConfig()
+    disk: Size = 50 * 10**9
+    """For the blobs that it has read; the longest unused go."""
 
     @property
     def key(self) -> Path:

@@ -62,7 +62,7 @@ def add_routes(
         return web.Response()
 
     async def fetch(request: web.Request) -> web.StreamResponse:
-        blob = shelf.find(request.match_info["sha256"])
+        blob = shelf.use(request.match_info["sha256"], int(clock()))
         return web.FileResponse(
             shelf.path(blob.sha256),
             headers={

@@ -34,7 +34,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BlobLimits:
-    """Caps of the blob store. `quota_bytes` is for all blobs together, `key_quota_bytes` for one uploader's."""
+    """Caps of the blob store. `quota_bytes` is for all blobs together, `key_quota_bytes` for one uploader's.
+
+    Where more than `full_ppm` of the quota is taken, blobs that nobody uploaded or asked for in `kept_s` go, the
+    longest unused first; what is younger stays, and uploads are refused before it goes.
+    """
 
     blob_bytes: int = 2 * 1024**3
     quota_bytes: int = 64 * 1024**3
@@ -42,6 +46,8 @@ class BlobLimits:
     uploads: int = 16  # at the same time
     stall_s: float = 30.0
     list_length: int = 1_000
+    full_ppm: int = 900_000
+    kept_s: int = 7 * 86_400
 
 
 @dataclass(frozen=True, slots=True)

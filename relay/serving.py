@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib import metadata
@@ -77,10 +78,15 @@ class Relay:
         self.counts.fanout.add((time.perf_counter_ns() - began_ns) // 1_000)
         return any(told)
 
-    async def sweep(self) -> None:
-        """Have what has expired removed, again and again."""
+    async def sweep(self, shelf: Shelf | None) -> None:
+        """Have what has expired removed, and blobs that there is no room for, again and again."""
         while True:
             self.writer.submit(Sweep(int(self.clock())))
+            if shelf is not None:
+                try:
+                    await shelf.sweep(int(self.clock()))
+                except (OSError, sqlite3.Error):  # a disk that fails, say: the next sweep tries again
+                    _LOG.exception("could not sweep the blobs")
             await asyncio.sleep(self.config.sweep_s)
 
     async def root(self, request: web.Request) -> web.StreamResponse:
@@ -193,7 +199,7 @@ async def serve(
     await runner.setup()
     server = runner.server
     assert server is not None
-    sweeping = asyncio.create_task(relay.sweep())
+    sweeping = asyncio.create_task(relay.sweep(shelf))
     listener: asyncio.Server | None = None
     try:
         listener = await asyncio.get_running_loop().create_server(

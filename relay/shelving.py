@@ -1,6 +1,7 @@
 """Blobs by hash on disk: blobs/ab/<sha256>, written aside, fsynced and renamed; who uploaded what stands in SQLite.
 
-A blob is kept as long as one of its uploaders wants it. Room is reserved before the first byte is taken, so that
+A blob is kept as long as one of its uploaders wants it, or until the store is nearly full and nobody has asked for it
+for long (sweeping.py): its file's mtime says when it was used. Room is reserved before the first byte is taken, so that
 uploads at the same time cannot together exceed a quota.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodewire.errors import BadHash, Busy, NotFound, TooLarge
+from relay import sweeping
 from relay.limits import BlobLimits
 
 _TABLES = """
@@ -55,6 +57,8 @@ class Shelf:
         self._reserved = {"": 0}  # bytes promised to uploads under way: in all (""), and by uploader
         self._uploads = 0
         self._placing = asyncio.Lock()
+        self._going: set[str] = set()
+        sweeping.remove_strays(directory, self._db)
 
     def path(self, sha256: str) -> Path:
         return self._directory / sha256[:2] / sha256
@@ -67,6 +71,19 @@ class Shelf:
         if row is None:
             raise NotFound("sha256", "no such blob")
         return Blob(*row)
+
+    def use(self, sha256: str, now_s: int) -> Blob:
+        """`find`, for somebody who relies on it: from now on it is not swept for a while. Raises NotFound."""
+        blob = self.find(sha256)
+        sweeping.touch(self.path(sha256), now_s)
+        if sha256 in self._going:  # after the touch: the sweep names it before it looks at the time
+            raise NotFound("sha256", "it is being removed")
+        return blob
+
+    async def sweep(self, now_s: int) -> int:
+        """Make room if little is left; how many blobs went."""
+        async with self._placing:
+            return await asyncio.to_thread(sweeping.sweep, self._directory, self._db, self._limits, now_s, self._going)
 
     def list(self, pubkey: str, since_s: int, until_s: int) -> list[Blob]:
         """What `pubkey` uploaded in that span, newest first, at most `list_length`."""
@@ -158,6 +175,7 @@ class Shelf:
         """Put the file where it belongs, then say so in the index: a file without a row does no harm."""
         target = self.path(blob.sha256)
         target.parent.mkdir(exist_ok=True)
+        os.utime(written, (blob.uploaded_at_s, blob.uploaded_at_s))
         os.replace(written, target)
         _sync_directory(target.parent)
         with self._db:

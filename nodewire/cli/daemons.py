@@ -24,6 +24,7 @@ from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, con
 from nodewire.cli.roles import load_oracle, load_provider
 from nodewire.cli.swarm_options import Key, Split, State, SwarmAt, no_market
 from nodewire.errors import BadConfig, BadInput
+from nodewire.protocol.sizes import parse_size
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -109,6 +110,7 @@ def relay(
     port: Port = 7777,
     db: Annotated[Path, typer.Option(help="SQLite file of events.")] = Path("relay.db"),
     blobs: Annotated[Path, typer.Option(help="Folder of the Blossom store.")] = Path("blobs"),
+    quota: Annotated[str, typer.Option(help="Most that blobs may take; half of it of one uploader.")] = "64GiB",
     metrics: Metrics = "",
     json: Json = False,
 ) -> None:
@@ -118,9 +120,15 @@ def relay(
 
     if metrics:
         host_port("--metrics", metrics, least_port=0)
+    try:
+        most_bytes = parse_size(quota)
+    except ValueError as error:
+        raise BadConfig("--quota", str(error)) from error
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
-        running = await stack.enter_async_context(room.serve(room.Config(host=host, port=port, db=db, blobs=blobs)))
+        limits = room.BlobLimits(quota_bytes=most_bytes, key_quota_bytes=most_bytes // 2)
+        wanted = room.Config(host=host, port=port, db=db, blobs=blobs, blob_limits=limits)
+        running = await stack.enter_async_context(room.serve(wanted))
         exposed = exporting.exposed(running, metrics)
         return {"ready": "relay", "url": running.url, "blossom": running.http_url, "metrics": exposed}
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from nodewire.cli import doctor_network
+from nodewire.cli import doctor_disk, doctor_network
 from nodewire.cli.doctor_reach import Check, Finding
 from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, print_json, sats
 from nodewire.cli.roles import enter_market, naming, wallet_of
@@ -70,6 +70,7 @@ async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str
         checks += [(what, partial(_after, network, check)) for what, check in doctor_network.checks(role)]
         if not isinstance(role, CustomerConfig) and role.metrics.listen:
             checks.append((f"metrics at {role.metrics.listen}", partial(_metrics, role.metrics.listen, role.state)))
+        checks.append((f"disk at {role.state}", partial(doctor_disk.check, role)))
         checks.append(("committee and epochs", partial(_committee, role)))
         if isinstance(role, ProviderConfig):
             checks.append(("[worker] device", partial(_device, role.worker.device)))

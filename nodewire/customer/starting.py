@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
@@ -49,6 +50,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     network = NETWORKS[config.wallet.kind]
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
+    spool.sweep(time.time())  # a generation takes its own away; who died in the midst of one did not
     private = config.wire.private or await are_private(config.relays)
     node = Node(
         keys,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -253,6 +254,7 @@ async def start(stack: AsyncExitStack, config: SwarmCustomer) -> Session:
     payer = Payer(keys, NoWallet(), ledger)
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
+    spool.sweep(time.time())
     settler = Settler(relaying, payer, keys.public, relays=(), network=NETWORK, private_endpoints=False)
     settling = asyncio.create_task(settler.run())
     stack.callback(settling.cancel)

@@ -32,6 +32,7 @@ from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol.committee import Committee
 from nodewire.store.blobs import Blobs
 from nodewire.store.held import held
+from nodewire.store.sweeping import YOUNG_S, sweeping
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire import health_log
 from nodewire.wire.measuring import Links
@@ -44,6 +45,8 @@ from nodewire.worker.measuring import Machines, Workers
 
 WARMING_S = 4.0
 """Between the starts of two oracles' workers: about what one takes on an idle core."""
+_YOUNG_EPOCHS = 8
+"""A sample is decided within six of its draw: until then no blob that was read for it goes."""
 
 
 async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
@@ -83,6 +86,10 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
             after_s = (_number(committee, seat.keys.public) - 1) * WARMING_S
             warming = asyncio.create_task(workbench.warm(installed().values(), after_s))
             stack.callback(warming.cancel)
+    young_s = max(YOUNG_S, _YOUNG_EPOCHS * committee.epoch_ms / 1000)
+    loaded_blobs = (lambda: workbench.blobs) if workbench is not None else frozenset[str]
+    swept = asyncio.create_task(sweeping(config.blobs, config.disk, young_s=young_s, but=loaded_blobs))
+    stack.callback(swept.cancel)
     inquiry = Inquiry(market, pool, docket, node, installed(), workbench.loaded if workbench is not None else None)
     court = Court(seat.keys, committee, pool, market, docket, inquiry, journal, clock, oracle.expel)
 

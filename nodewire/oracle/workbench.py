@@ -34,6 +34,7 @@ class Workbench:
         self._held: dict[str, tuple[LastingWorker, set[str]]] = {}
         """By a kind's worker entry: the worker, and the names of what it has loaded."""
         self._loading: dict[str, asyncio.Task[Worker]] = {}
+        self._read: set[str] = set()
         self._turn = asyncio.Lock()
 
     async def warm(self, kinds: Iterable[JobKind], after_s: float) -> None:
@@ -66,6 +67,11 @@ class Workbench:
         """Those that there are now."""
         return [worker for worker, _ in list(self._held.values())]
 
+    @property
+    def blobs(self) -> frozenset[str]:
+        """Those that the workers read again if they must be restarted."""
+        return frozenset(self._read)
+
     async def close(self) -> None:
         """End the workers."""
         for loading in list(self._loading.values()):
@@ -79,15 +85,16 @@ class Workbench:
             if name in held[1]:
                 return held[0]
             task = manifest.task(task_name)
-            program, *weights = [
-                await self._market.fetch_blob(ref.sha256, ref.bytes) for ref in (task.program, *task.weights)
-            ]
+            refs = task.program, *task.weights
+            self._read.update(ref.sha256 for ref in refs)
+            program, *weights = [await self._market.fetch_blob(ref.sha256, ref.bytes) for ref in refs]
             try:
                 await held[0].load(name, task.engine, program, weights)
             except OverMemory:
                 if not held[1]:
                     raise
                 await self._clear()
+                self._read.update(ref.sha256 for ref in refs)
                 held = self._holding(kind.worker_entry)
                 await held[0].load(name, task.engine, program, weights)
             held[1].add(name)
@@ -101,3 +108,4 @@ class Workbench:
     async def _clear(self) -> None:
         await self._workers.aclose()
         self._held.clear()
+        self._read.clear()

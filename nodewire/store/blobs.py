@@ -37,6 +37,7 @@ from nodewire.errors import (
 from nodewire.nostr import nipb7
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import BlobRef
+from nodewire.store.sweeping import INCOMING
 
 MAX_BYTES = 4 * 1024**3
 SMALL_BYTES = 1 << 20
@@ -74,7 +75,7 @@ class Blobs:
                 raise BadConfig("servers", f"{server!r} is not an http(s) URL")
         self._servers = tuple(server.rstrip("/") for server in servers)
         self._cache, self._keys, self._max_bytes, self._clock = cache_dir, keys, max_bytes, clock
-        self._incoming = cache_dir / "incoming"
+        self._incoming = cache_dir / INCOMING
         self._incoming.mkdir(parents=True, exist_ok=True)
         self._session: aiohttp.ClientSession | None = None
         self._downloads: dict[tuple[str, int], asyncio.Task[Path]] = {}
@@ -133,7 +134,7 @@ class Blobs:
                 raise TooLarge("blob", f"{blob.bytes} bytes, at most {cap}")
             cap = blob.bytes
         cached = self.path(sha256)
-        if _is_whole(cached, sha256):
+        if _is_whole(cached, sha256) and _use(cached):
             if cached.stat().st_size > cap:
                 raise TooLarge("blob", f"{cached.stat().st_size} bytes, at most {cap}")
             return cached
@@ -350,6 +351,15 @@ def _is_whole(cached: Path, sha256: str) -> bool:
         return hashlib.sha256(cached.read_bytes()).hexdigest() == sha256
     except OSError:
         return False
+
+
+def _use(cached: Path) -> bool:
+    """Say that a blob is used now, for `sweeping`; whether it still stands there."""
+    try:
+        os.utime(cached)
+    except OSError:
+        return False
+    return True
 
 
 def _hash(blob: BlobRef | str) -> str:

@@ -105,3 +105,17 @@ async def test_a_full_worker_is_replaced_and_a_task_that_is_too_large_for_an_emp
     with pytest.raises(OverMemory):
         await bench.workbench.loaded(KIND, MANIFEST, FIRST)
     assert bench.done == []
+
+
+async def test_the_blobs_of_what_is_loaded_are_named_for_who_sweeps(monkeypatch):
+    bench = Bench(monkeypatch, room=1)
+    first, second = (
+        {ref.sha256 for ref in (task.program, *task.weights)} for task in (MANIFEST.task(FIRST), MANIFEST.task(SECOND))
+    )
+    assert bench.workbench.blobs == frozenset()
+    await bench.workbench.loaded(KIND, MANIFEST, FIRST)
+    assert bench.workbench.blobs == first
+    await bench.workbench.loaded(KIND, MANIFEST, SECOND)  # which has the worker to itself now
+    assert bench.workbench.blobs == second
+    await bench.workbench.close()
+    assert bench.workbench.blobs == frozenset()

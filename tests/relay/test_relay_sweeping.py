@@ -1,0 +1,127 @@
+"""The blob store makes room by what nobody uses any more, never by what somebody relies on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+from talking import ALICE, BOB, NOW
+
+from nodewire.errors import NotFound
+from relay import sweeping
+from relay.limits import BlobLimits
+from relay.shelving import Shelf
+
+LIMITS = BlobLimits(blob_bytes=1_000, quota_bytes=4_000, key_quota_bytes=4_000, full_ppm=500_000, kept_s=1_000_000)
+LATER = NOW + LIMITS.kept_s
+RANDOM = Random(9)
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    shelf = Shelf(tmp_path, LIMITS)
+    yield shelf
+    shelf.close()
+
+
+async def take(shelf, at_s, keys=ALICE):
+    body = RANDOM.randbytes(900)
+    sha256 = hashlib.sha256(body).hexdigest()
+
+    async def chunks():
+        yield body
+
+    await shelf.take(chunks(), len(body), keys.public, {sha256}, "application/octet-stream", at_s)
+    return sha256
+
+
+def there(shelf, hashes):
+    for sha256 in hashes:
+        try:
+            shelf.find(sha256)
+            yield True
+        except NotFound:
+            assert not shelf.path(sha256).exists()
+            yield False
+
+
+async def test_the_longest_unused_go_where_the_store_is_nearly_full(shelf):
+    hashes = [await take(shelf, NOW + age, keys) for age, keys in ((2, ALICE), (0, BOB), (1, ALICE))]
+    assert await shelf.sweep(LATER + 2) == 1
+    assert list(there(shelf, hashes)) == [True, False, True]
+    assert [blob.sha256 for blob in shelf.list(BOB.public, 0, 10**12)] == []
+    assert await shelf.sweep(LATER + 2) == 0, "there is room now"
+
+
+async def test_what_is_young_stays_and_uploads_are_refused_before_it_goes(shelf):
+    hashes = [await take(shelf, NOW) for _ in range(4)]
+    assert await shelf.sweep(LATER - 1) == 0
+    assert all(there(shelf, hashes))
+
+
+async def test_who_asks_for_a_blob_or_uploads_it_again_keeps_it(shelf):
+    hashes = [await take(shelf, NOW + k) for k in range(3)]
+    shelf.use(hashes[0], LATER)
+    assert await shelf.sweep(LATER + 2) == 1
+    assert list(there(shelf, hashes)) == [True, False, True]
+
+
+async def test_who_asks_in_the_midst_of_a_sweep_is_either_seen_or_told(shelf, monkeypatch):
+    hashes = [await take(shelf, NOW + k) for k in range(3)]
+    looks, told = [], []
+    used_s = sweeping._used_s
+
+    def asked_at_the_second_look(directory, sha256):
+        if sha256 in looks:  # it has been chosen, and is looked at again
+            try:
+                shelf.use(sha256, LATER)
+            except NotFound:
+                told.append(sha256)
+        looks.append(sha256)
+        return used_s(directory, sha256)
+
+    monkeypatch.setattr(sweeping, "_used_s", asked_at_the_second_look)
+    await shelf.sweep(LATER + 2)
+    assert told == [hashes[0]], "who asked was told that it is going"
+    assert all(there(shelf, hashes)), "and it was seen that somebody asked"
+
+
+@pytest.mark.parametrize("at", ["before the commit", "after the commit"])
+async def test_a_sweep_that_dies_leaves_nothing_that_no_row_names_to_the_next_start(tmp_path, monkeypatch, at):
+    shelf = Shelf(tmp_path, LIMITS)
+    hashes = [await take(shelf, NOW + k) for k in range(4)]
+
+    class Died(BaseException):
+        pass
+
+    def dies(*args, **kwargs):
+        raise Died
+
+    with monkeypatch.context() as broken:
+        broken.setattr(*((sweeping, "_forget", dies) if at == "before the commit" else (Path, "unlink", dies)))
+        with pytest.raises(Died):
+            await shelf.sweep(LATER + 4)
+    shelf.close()
+    again = Shelf(tmp_path, LIMITS)
+    left = [at == "before the commit"] * 2 + [True, True]
+    assert list(there(again, hashes)) == left
+    assert [again.path(sha256).exists() for sha256 in hashes] == left
+    await again.sweep(LATER + 4)
+    assert list(there(again, hashes)) == [False, False, True, True]
+    again.close()
+
+
+async def test_a_file_whose_upload_died_before_its_row_goes_at_the_next_start(tmp_path):
+    shelf = Shelf(tmp_path, LIMITS)
+    kept = await take(shelf, NOW)
+    shelf.close()
+    stray = tmp_path / "ab" / ("ab" + 62 * "0")
+    stray.parent.mkdir(exist_ok=True)
+    stray.write_bytes(os.urandom(10))
+    again = Shelf(tmp_path, LIMITS)
+    assert not stray.exists()
+    assert again.path(kept).exists()
+    again.close()
