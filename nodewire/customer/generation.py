@@ -159,7 +159,9 @@ class Generation:
             if chunk is not None:
                 # What was not sampled of its work is no better: everything from its first chunk on is made again.
                 culprits, newest = found.culprits(), purchase.payments.newest
-                hands = (set(payees(purchase.plan, newest, n).values()) for n in range(chunk))
+                hands = [set(payees(purchase.plan, newest, n).values()) for n in range(chunk + 1)]
+                if culprits <= {*purchase.plan.hedges.values()} and not any(hand & culprits for hand in hands):
+                    continue  # of what they computed along nothing came here
                 chunk = next((n for n, hand in enumerate(hands) if hand & culprits), chunk)
                 failed.append(bought.first + (1 + (chunk - 1) * self.manifest.chunk if chunk else 0))
         return min((n for n in failed if n < len(self.ids)), default=None)

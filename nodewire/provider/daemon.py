@@ -208,6 +208,8 @@ class Provider:
         job = Standing(event, ticket, request, manifest, params)
         if pages is not None:
             await self._run_job(job, served, pages, self._standby.call_for(request.id))
+            if self._keys.public not in request.plan.providers():
+                self._standby.leave(request.id)
             return
         await self._tell(request.id, request.customer, "processing", "standby")
         if call := self._standby.stand_by(job):
@@ -229,7 +231,9 @@ class Provider:
         """A control document about a job that is not open here: a withdrawal, or a call to enter a job."""
         self._withdrawals.note(peer, document)
         call = Takeover.from_control(document)
-        if call is not None and call.request not in self._jobs and (standing := self._standby.called(peer, call)):
+        if call is not None and self._standby.has_left(call.request):
+            self._cannot_enter(peer, call.request)
+        elif call is not None and call.request not in self._jobs and (standing := self._standby.called(peer, call)):
             self._spawn(self._enter(peer, call, standing))
 
     async def _enter(self, peer: str, call: Takeover, standing: Standing) -> None:
@@ -243,11 +247,16 @@ class Provider:
             pages = served.take(standing.params.get("positions"))
         except NodewireError as error:
             log.info("job %s: not entered: %s", request.id[:8], error)
-            if isinstance(error, Busy) and (link := self._node.open_link(peer)) is not None:
-                link.send_control({"t": LOST, "peer": self._keys.public, "job": request.id})
+            if isinstance(error, Busy):
+                self._cannot_enter(peer, request.id)
             return
         log.info("job %s: entered at attempt %d", request.id[:8], call.attempt)
         await self._run_job(standing, served, pages, (peer, call), entered=call)
+
+    def _cannot_enter(self, peer: str, request: str) -> None:
+        """Say so to who calls: another is to be found, or the job begun anew."""
+        if (link := self._node.open_link(peer)) is not None:
+            link.send_control({"t": LOST, "peer": self._keys.public, "job": request})
 
     def _left_for(self, request: Request) -> Served:
         """What can enter a job. Raises Busy: what it stood by with has been given up, so another is to be found."""

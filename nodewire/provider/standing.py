@@ -38,6 +38,7 @@ class Standby:
     def __init__(self) -> None:
         self._ready: OrderedDict[str, Standing] = OrderedDict()
         self._calls: OrderedDict[str, tuple[str, Takeover]] = OrderedDict()
+        self._left: OrderedDict[str, None] = OrderedDict()
 
     def stand_by(self, job: Standing) -> tuple[str, Takeover] | None:
         """Be ready for a job; who has called for it already (peer and takeover)."""
@@ -45,6 +46,15 @@ class Standby:
         while len(self._ready) > MAX_STANDING:
             self._ready.popitem(last=False)
         return self._calls.pop(job.request.id, None)
+
+    def leave(self, request: str) -> None:
+        """This provider computed a job along, and does not any more: it cannot enter."""
+        self._left[request] = None
+        while len(self._left) > MAX_STANDING:
+            self._left.popitem(last=False)
+
+    def has_left(self, request: str) -> bool:
+        return request in self._left
 
     def called(self, peer: str, call: Takeover) -> Standing | None:
         """A takeover of a job that is not open here; the job if it is one to enter, else the call is kept."""

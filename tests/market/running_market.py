@@ -59,6 +59,7 @@ GUESTS = {
     "gil": Stall([], ["graph.1"], FAST_US, bond_msat=2_000_000),
     "hal": Stall([], ["graph.0"], FAST_US, bond_msat=2_000_000),
     "isa": Stall(["driver", "stage.0", "stage.1", "stage.2"], [], 2 * FAST_US),
+    "lia": Stall(["stage.2"], [], SLOWEST_US, bond_msat=2_000_000),
     "ned": Stall([], ["graph.0"], FAST_US, patience_s=2),
     "ola": Stall([], ["graph.1"], FAST_US),
     "pam": Stall([], ["graph.0"], FAST_US, slots=8),

@@ -109,3 +109,32 @@ async def test_a_hedge_that_dies_is_not_missed(market):
     await market.settled("wary-of-none")
     price = plan.assignment(task).price_msat
     assert 0 < earned(market, hedge, done["request"]) < 7 * price
+
+
+async def test_a_hedge_that_lies_is_convicted_and_nothing_is_made_again(market):
+    """lia computes stage.2 along, and adds 5 % of noise: no token comes of it, and its bond pays for what it got."""
+    market.spawn_dishonest("lia", "scaled", "stage.2")
+    lia = (await asyncio.to_thread(market.ready, "lia"))["public"]
+    trusted = (*(public for name, public in market.public.items() if name not in ("dan", "fay")), lia)
+    try:
+        epoch = await market.until(
+            lambda s: (node := s.node(lia)) is not None and node.bond_msat > 0 and market.is_free(*STALLS)(s)
+        )
+        async with market.customer("wary-of-lies") as customer:
+            await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
+            wish = {"verify": "sampled", "trusted": trusted, "hedge": ("stage.2",)}
+            terms = customer.terms.model_copy(update=wish)
+            async with asyncio.timeout(110):
+                for _ in range(4):  # what it commits to is drawn by chance, and its bond may be an epoch too young
+                    pieces = customer.generate(
+                        market.decoder["address"], PROMPT, max_tokens=TOKENS, terms=terms, wait=True, resplit_msat=0
+                    )
+                    ids = [id_ async for piece in pieces for id_ in piece.ids]
+                    assert ids == whole_tokens(market, PROMPT, TOKENS) and not customer.last["repaired"]
+                    assert customer.purchases[-1].plan.hedges == {"stage.2": lia}
+                    if guilty := [one for one in customer.last["verdicts"] if one["outcome"] != "pass"]:
+                        break
+    finally:
+        market.stop_one("lia")
+    assert {(one["task"], one["outcome"], one["culprit"]) for one in guilty} == {("stage.2", "fail", lia)}
+    assert customer.last["refunded_msat"] > 0
