@@ -40,8 +40,7 @@ async def begun(market):
     )
 
 
-@pytest.mark.parametrize("lookahead", [1, 8])
-@pytest.mark.parametrize("verify", ["none", "sampled"])
+@pytest.mark.parametrize(("verify", "lookahead"), [("none", 1), ("sampled", 8)])
 async def test_a_stage_dies_and_its_hedge_goes_on_at_once(market, verify, lookahead):
     epoch = await begun(market)
     names = {public: name for name, public in market.public.items()}
