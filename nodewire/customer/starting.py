@@ -31,6 +31,8 @@ NETWORKS = {"sim": "bcrt"}
 SPOOL_BYTES = 2**30
 """Of prompts, and with a local driver of hidden states, while jobs are under way."""
 
+_DAY_S = 86_400.0
+
 
 async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     """Connect to the relays, learn what became of payments that an earlier run was making, and follow the committee.
@@ -50,7 +52,8 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     network = NETWORKS[config.wallet.kind]
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
-    spool.sweep(time.time())  # a generation takes its own away; who died in the midst of one did not
+    # A generation takes its own away; who died in the midst of one did not. Another process may be in one here.
+    spool.sweep(time.time() - _DAY_S)
     private = config.wire.private or await are_private(config.relays)
     node = Node(
         keys,
