@@ -270,6 +270,7 @@ async def test_who_puts_out_what_is_none_is_done_without(monkeypatch):
         """A purchase from the first seller that its terms do not leave out."""
 
         blamed: frozenset[str] = frozenset()
+        wronged: frozenset[str] = frozenset()
         is_underway, spent_msat = True, 0
         request = SimpleNamespace(id=REQUEST)
 
