@@ -2,7 +2,7 @@
 
 python -m bench.decode_quantized MODEL ROUNDS TOKENS
 
-MODEL/plain is the decoder, MODEL/int8 and MODEL/int4 are the same quantized.
+MODEL/plain is the decoder, MODEL/int8, MODEL/w8a8 and MODEL/int4 are the same quantized.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def main() -> None:
         "float32": Whole(folder / "plain", context=CONTEXT, dtype="float32", threads=1),
         "bfloat16": Whole(folder / "plain", context=CONTEXT, dtype="bfloat16", threads=1),
         "int8": Whole(folder / "int8", context=CONTEXT, threads=1),
+        "w8a8": Whole(folder / "w8a8", context=CONTEXT, threads=1),
         "int4": Whole(folder / "int4", context=CONTEXT, threads=1),
     }
     sampling = parse_params({"max_tokens": tokens}, CONTEXT)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from nodewire.llm.config import Blocks
-from nodewire.llm.quant.matrix import InBlocks
+from nodewire.llm.quant import matrix
+from nodewire.llm.quant.matrix import InBlocks, _adds_bytes
 from nodewire.llm.quant.rounding import MOST, activations, packed, rounded, unpacked, widened
 
 CPU = torch.device("cpu")
@@ -74,3 +75,29 @@ def test_a_product_with_a_matrix_in_blocks_is_that_with_the_same_matrix_widened(
             exact = x.double() @ wide.double().T + bias.double()
             off = (matrix.linear(x, bias).double() - exact).norm() / exact.norm()
             assert off < (1e-6 if dtype == torch.float32 else 8e-3)
+
+
+@pytest.mark.parametrize("rows", [16, 208])
+@pytest.mark.parametrize(("size", "width"), [(32, 96), (64, 384)])
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_product_in_eight_bits_is_that_of_what_both_are_rounded_to(monkeypatch, rows, size, width, adds):
+    """Block by block, or on a processor that cannot with inputs that are widened again."""
+    adds = adds and _adds_bytes()
+    monkeypatch.setattr(matrix, "_adds_bytes", lambda: adds)
+    torch.manual_seed(5)
+    codes, scales = rounded(torch.randn(rows, width), 8, size)
+    octets = packed(codes, 8).view(torch.uint8)
+    made = InBlocks((rows, width), Blocks("w8a8", size), torch.bfloat16, CPU)
+    assert isinstance(made.kept, matrix.InColumns) == adds
+    for first in range(0, rows, 64):
+        made.put(first, octets[first : first + 64], scales[first : first + 64].float())
+    wide = widened(codes, scales.float()).double()
+    for n in (1, 3, 70):
+        x = torch.randn(n, width).bfloat16()
+        x[0] = 0
+        exact = activations(x.float(), size).double() @ wide.T
+        found = made.linear(x, None).double()
+        assert (found - exact).norm() <= (2e-3 if adds else 1e-2) * exact.norm()
+        assert torch.equal(found[0], torch.zeros(rows).double())
+        x[-1, 5], x[-1, -1] = torch.nan, torch.inf
+        assert not made.linear(x, None)[-1].isfinite().any()

@@ -48,9 +48,18 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
 
 def activations(x: Tensor, size: int) -> Tensor:
     """`x` [..., width] as its blocks in 8 bits have it, in its own dtype."""
+    codes, scales = in_codes(x, size)
+    return codes.mul_(scales[..., None]).flatten(-2).to(x.dtype)
+
+
+def in_codes(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """`x` [..., width] to whole numbers of 8 bits, float32 [..., width / size, size], and scales [..., width / size].
+
+    A block's scale is its largest magnitude over 127. What is not finite leaves none that is.
+    """
     blocks = _blocks(x.float(), size)
-    scales = blocks.abs().amax(-1, keepdim=True).div_(MOST[8]).clamp_min_(torch.finfo(torch.float32).tiny)
-    return (blocks / scales).round_().mul_(scales).flatten(-2).to(x.dtype)
+    scales = blocks.abs().amax(-1).div_(MOST[8]).clamp_min_(torch.finfo(torch.float32).tiny)
+    return (blocks / scales[..., None]).round_(), scales
 
 
 def _blocks(rows: Tensor, size: int) -> Tensor:

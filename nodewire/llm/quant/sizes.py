@@ -16,6 +16,8 @@ LOADED = 262_144
 """Codes that are read at once, or a panel of rows if they are more."""
 WIDENED = 262_144
 """Numbers that are widened at once, or a row if it has more."""
+TOGETHER = 2
+"""Blocks that go through oneDNN at once."""
 _BFLOAT16_BYTES = 2
 _SIZES = (32, 64, 128, 256)
 
@@ -58,9 +60,12 @@ def while_multiplying(parameters: Iterable[Parameter], item: int) -> tuple[int, 
         blocks, width = parameter.blocks, parameter.shape[-1]
         if blocks is None:
             continue
-        own = 3 * 4 * width if blocks.scheme == "w8a8" else 0
+        own = (3 * 4 + TOGETHER) * width if blocks.scheme == "w8a8" else 0
         if in_panels(parameter.shape[-2], blocks, item):
             own += (blocks.bits // 4) * width * item
+            if blocks.scheme == "w8a8":  # in columns, sums of a few blocks; for one position those of all, twice
+                own += (2 * TOGETHER + 1) * 4 * parameter.shape[-2]
+                fixed = max(fixed, 2 * 4 * width // blocks.size * parameter.shape[-2])
         else:
             fixed = max(fixed, min(max(WIDENED, width), parameter.shape[-2] * width) * (item + 4))
             own += max(1, WIDENED // width) * item
