@@ -4,9 +4,10 @@ In `one` and `ring` the model is a Llama of 8 layers (of 12 in `ring`), 512 wide
 safetensors.
 
 - one: a process on one core. `ours` is the unsplit loop, `transformers` its own generate, greedy, the same tokens;
-  `bound` is what the model's matrix products alone take for a position, measured in the same rounds. `memory` is what
-  the process takes for it. `large`: a model whose weights in 8 bits are larger than the cache, in float32, bfloat16,
-  in blocks of 8 bits without and with inputs in 8 bits (`w8a8`), and in blocks of 4.
+  the bound is what the model's matrix products alone take for a position, measured in the same rounds with its matrices
+  kept row by row, and column by column where they are not wider than high, whichever is quicker. `memory` is what the
+  process takes for it. `large`: a model whose weights in 8 bits are larger than the cache, in float32, bfloat16, in
+  blocks of 8 bits without and with inputs in 8 bits (`w8a8`), and in blocks of 4.
 - ring: a driver and 2, 4 and 6 stages on this host, each with a process for its daemon's parts and one for its worker,
   links over TLS. A hop's overhead is what a turn takes more than its tasks compute, by the workers' own clocks, over
   the turn's hops.
@@ -118,7 +119,8 @@ async def _one(report: Report, model: Path) -> None:
     say(f"one process: {found}")
     ours = found["ours_per_s"]
     report.line("one_over_transformers", round(ours / found["transformers_per_s"], 3), ">=", 1.2)
-    report.line("one_of_the_bound", round(ours / found["bound_per_s"], 3), ">=", 0.8)
+    bound = max(found["in_rows_per_s"], found["in_columns_per_s"])
+    report.line("one_of_the_bound", round(ours / bound, 3), ">=", 0.8)
     report.line("one_tokens_that_differ", found["tokens_that_differ"], "==", 0)
     memory = found["memory"] = await _alone("bench.decode_memory", str(model))
     report.line("one_memory", round(memory["taken"] / (memory["weights"] + memory["kv"]), 3), "<=", 1.15)

@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +37,7 @@ def main() -> None:
     matrices = [
         p.detach() for p in theirs.parameters() if p.ndim == 2 and p is not theirs.get_input_embeddings().weight
     ]
+    turned = [m.t().contiguous().t() if m.shape[1] <= m.shape[0] else m for m in matrices]
     inputs = [torch.randn(1, m.shape[1]) for m in matrices]
     made: dict[str, list[int]] = {}
 
@@ -49,12 +51,17 @@ def main() -> None:
         made["theirs"] = found[0, len(PROMPT) :].tolist()
 
     @torch.inference_mode()
-    def bound() -> None:
+    def products(of: Sequence[torch.Tensor]) -> None:
         for _ in range(TOKENS):
-            for x, matrix in zip(inputs, matrices, strict=True):
+            for x, matrix in zip(inputs, of, strict=True):
                 F.linear(x, matrix)
 
-    arms: dict[str, Callable[[], None]] = {"ours": ours, "transformers": transformers, "bound": bound}
+    arms: dict[str, Callable[[], None]] = {
+        "ours": ours,
+        "transformers": transformers,
+        "in_rows": partial(products, matrices),
+        "in_columns": partial(products, turned),
+    }
     rates: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(rounds + 1):
         for name, arm in arms.items():

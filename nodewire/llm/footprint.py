@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nodewire.llm.config import DecoderConfig, Experts
-from nodewire.llm.parameters import BOTH, NEITHER, Ends, Parameter, Parameters, of_ends, of_layer
+from nodewire.llm.parameters import BOTH, NEITHER, Ends, Parameter, Parameters, lies_in_columns, of_ends, of_layer
 from nodewire.llm.quant import sizes
 from nodewire.protocol.pages import PAGE, pages_of
 
@@ -195,6 +195,12 @@ def _inner(config: DecoderConfig, mixture: Experts | None, item: int) -> int:
 
 def _loading(config: DecoderConfig, item: int) -> int:
     """Bytes besides the weights while they are read: what is stored otherwise than it is kept."""
+    layer = of_layer(config, 0).items() if item == _EXACT_BYTES else ()
+    turned = max((one.count * item for role, one in layer if lies_in_columns(role, one)), default=0)
+    return max(turned, _decoding(config, item))
+
+
+def _decoding(config: DecoderConfig, item: int) -> int:
     mixture = config.experts
     if config.quantization is not None and config.quantization.scheme == "nvfp4":
         return _MXFP4_BYTES

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nodewire.errors import BadTask
 from nodewire.llm.families.naming import Piece, Pieces
-from nodewire.llm.parameters import Parameters
+from nodewire.llm.parameters import Parameters, lies_in_columns
 from nodewire.llm.programs import TensorType, stored_type
 from nodewire.weights import mxfp4, nvfp4
 from nodewire.weights.tensorfile import Stored, elements, read_header, read_into
@@ -73,6 +73,8 @@ def load(
             at += piece.count
         if parameter.offset:
             target += parameter.offset
+        if kind == torch.float32 and device.type == "cpu" and lies_in_columns(role, parameter):
+            found[role] = target.t().contiguous().t()
     return found
 
 
