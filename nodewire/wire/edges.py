@@ -123,7 +123,7 @@ class Window:
     sent: int = 0
     limit: int = INITIAL_WINDOW_BYTES
     left: bool = False
-    """It was replaced."""
+    """It was replaced, or does not compute along any more."""
     aside: bool = False
     """It is not waited for."""
     is_followed: bool = False

@@ -33,6 +33,8 @@ class JobEdges:
         self.neighbours: set[str] = set()
         self.aside: set[str] = set()
         """Members that compute along, for whom nobody waits."""
+        self._gave_up = set[str]()
+        """Of them, also those that have entered since."""
         self.left: set[str] = set()
         """Members that were replaced."""
         self._public = public
@@ -90,15 +92,14 @@ class JobEdges:
                     if consumer in outgoing.windows:
                         continue
                     changed.add(edge)
-                    beside = outgoing.aside.pop(consumer, None)
-                    if beside is not None and not beside.left:  # it goes on with what it has
-                        beside.aside = False
-                        outgoing.windows[consumer] = beside
-                    else:
-                        outgoing.windows[consumer] = Window(consumer, None if enters else 0)
+                    window = outgoing.aside.pop(consumer, None)
+                    if window is None:
+                        window = Window(consumer, None if enters else 0)
+                    window.left = window.aside = False  # who computed along goes on with what it has
+                    outgoing.windows[consumer] = window
                 for consumer in outgoing.aside.keys() - set(route.aside):
                     outgoing.aside.pop(consumer).leave()
-                for consumer in route.aside:
+                for consumer in set(route.aside) - self._gave_up:
                     if consumer not in outgoing.aside:
                         outgoing.aside[consumer] = Window(consumer, None if enters else 0, aside=True)
                         changed.add(edge)
@@ -152,9 +153,10 @@ class JobEdges:
                 window.pause()
 
     def gave_up(self, peer: str) -> None:
-        """One aside does not compute along any more: it is sent nothing."""
+        """One aside does not compute along any more: it is sent nothing, and has nothing of what was sent."""
+        self._gave_up.add(peer)
         for outgoing in self.outgoing.values():
-            if (window := outgoing.aside.get(peer)) is not None:
+            if (window := outgoing.aside.pop(peer, None)) is not None:
                 window.leave()
 
     def window(self, edge: str, consumer: str) -> Window | None:

@@ -292,6 +292,10 @@ class JobMailbox:
                 link.attend(self.request)
         for edge in changed:
             self._begin_local(edge)
+            if (outgoing := self._edges.outgoing.get(edge)) is not None:
+                for window in outgoing.windows.values():  # of who computed along it may be known that this cannot be
+                    if window.next_seq is not None and window.lacks(outgoing.next_seq - 1):
+                        self._sender.catch_up(outgoing, window)
         ends = {edge: (routes[edge].producer, *routes[edge].consumers, *routes[edge].aside) for edge in changed}
         for peer in {peer for both in ends.values() for peer in both}:
             if peer in self.neighbours:

@@ -147,10 +147,11 @@ class Sender:
         Raises:
             LinkLost, NotFound, NodewireError: as JobMailbox.put.
         """
+        has_gone = self._send_at_once(outgoing, parcel)
         for window in outgoing.aside.values():
             if not self._at_once(window, parcel):
                 self.catch_up(outgoing, window)
-        if self._send_at_once(outgoing, parcel):
+        if has_gone:
             return
         try:
             await self._send(outgoing, parcel)
@@ -210,11 +211,15 @@ class Sender:
             self._job.fail(error)
 
     async def _follow(self, outgoing: Outgoing, window: Window) -> None:
-        """Send one aside what it lacks, until it lacks nothing. What fails there is its own loss."""
+        """Send one aside what it lacks, until it lacks nothing. What fails there is its own loss, unless it has entered
+        meanwhile."""
         try:
             while not window.left and (window.next_seq is None or window.next_seq < outgoing.next_seq):
                 await self._advance(outgoing, window, outgoing.next_seq - 1)
         except NodewireError as error:
+            if not window.aside:
+                self._job.fail(error)
+                return
             log.info("%s is sent %s no more: %s", window.consumer[:8], outgoing.edge, error)
             window.leave()
         finally:

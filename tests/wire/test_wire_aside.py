@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from wire_net import TLS_AND_SHM, array, job_id, until
 
-from nodewire.errors import LinkLost, NodewireError, WorkerFailed
+from nodewire.errors import LinkLost, NodewireError, NotFound, WorkerFailed
 from nodewire.protocol.frame import Frame
 from nodewire.wire import Route, Spool
 from nodewire.wire.edges import WINDOW_BYTES
@@ -140,3 +140,31 @@ async def test_it_enters_without_computing_anything_again(three):
             assert (got.seq, got.meta["by"]) == (seq, 2)
         await along
     assert three.jobs[0].aside == set()
+
+
+@pytest.mark.parametrize("known", ["before", "after"])
+async def test_who_enters_and_lacks_what_was_not_kept_ends_the_job(three, known):
+    """It is known that nothing more can be sent to it before it enters, or only when it reads on after that."""
+    three.jobs[0]._tape._max_bytes = 20 * SIZE
+    three.open(2)
+    await three.net.link(three.nodes[2], three.nodes[0])
+    count = 24
+    stage = asyncio.create_task(three.answer(1, count))
+    for seq in range(count):
+        await three.jobs[0].put(frame(seq, SIZE))
+        await three.jobs[0].get()
+    await stage
+    aside = three.jobs[0]._edges.outgoing["e0"].aside[three.nodes[2].public]
+    if known == "before":
+        reading = asyncio.create_task(three.answer(2, count))
+        await until(lambda: aside.left)
+    for i in (0, 2):
+        three.jobs[i].take_over(1, three.routes(i, entered=True))
+    if known == "after":
+        reading = asyncio.create_task(three.answer(2, count))
+    with pytest.raises(NotFound):
+        async with asyncio.timeout(5):
+            await three.jobs[0].put(frame(count))
+    reading.cancel()
+    with suppress(asyncio.CancelledError, NodewireError):
+        await reading
