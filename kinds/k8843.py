@@ -224,9 +224,9 @@ class _Closing:
                 self.ended.set()
 
     async def _end(self, chunk: int, seq: int) -> None:
-        """The last token goes out: where there may be guesses, all have to know which of their rows count."""
+        """The last token goes out: whose rows may be guesses, or yet to come, has to know which of them count."""
         units, first = self._units_of(chunk), first_seq(self._job.manifest, chunk)
-        if self._job.lookahead == 1 or chunk == 0 or seq - first + 1 == self._job.manifest.chunk:
+        if chunk == 0 or seq - first + 1 == self._job.manifest.chunk:
             await self._desk.completed(chunk, units, end=True)
         else:
             await self._desk.completed(chunk, units, end=True, positions=seq - first + 1)

@@ -36,7 +36,7 @@ class Close(Schema):
     units: Count
     end: bool
     positions: Count | None = None
-    """Where guesses are allowed: how many of the chunk's count, if not all; left out of a document else."""
+    """How many of the last chunk's count, if not all; left out of a document else."""
     sig: Hex64
 
     @model_serializer(mode="wrap")

@@ -33,7 +33,7 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, sent
 from nodewire.protocol.cached import WHOLE_PPM, due_msat
-from nodewire.protocol.chunk import Leaf, claim, leaf_of, opening
+from nodewire.protocol.chunk import Leaf, chunk_of, claim, first_seq, leaf_of, opening
 from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.codec import codings
 from nodewire.protocol.commitment import ChunkRoot
@@ -51,7 +51,7 @@ from nodewire.provider.telling import Publish, Telling
 from nodewire.provider.timed import Timed
 from nodewire.wire import signing
 from nodewire.wire.edges import RESTART
-from nodewire.wire.record import Record, inner_edges, restarted
+from nodewire.wire.record import MAX_AHEAD, Record, inner_edges, restarted
 
 NOTED, NOTED_BYTES = 16, 65_536
 """How many outputs of at most so many bytes wait to be hashed, if nobody is to sign for them."""
@@ -167,6 +167,11 @@ class JobRun:
         self._record = record
         self._closing: dict[int, tuple[int, bool, int]] = {}
         """By chunk that the driver has closed, and of which rows may be lacking here: as `_finish` is given it."""
+        self._late: dict[int, tuple[int, tuple[int, bool, int]]] = {}
+        """By chunk that the driver has closed before it was all computed along: its last frame, and as `_finish` is
+        given it."""
+        self._made = -1
+        """The newest frame that was put out."""
         self._finishing: list[asyncio.Task[None]] = []
         if record is not None:
             record.attend(self._inner_edges, self._plain, self._complete)
@@ -351,6 +356,8 @@ class JobRun:
             self._text.append(text)
         if self._record is None or frame.edge not in self._record.inner:  # else it may be a guess
             self._note(task, chunk, frame)
+        self._made = max(self._made, frame.seq)
+        self._finish_late()
 
     def _note(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         """Take note of an output for its chunk's commitment, and its statement. It is hashed when it has been sent, and
@@ -526,7 +533,7 @@ class JobRun:
         if chunk in self._closed or chunk in self._closing:
             return
         if self._record is None:
-            await self._finished(chunk, units, end, attempt)
+            await self._finish_plain(chunk, (units, end, attempt), positions)
             return
         self._record.check(chunk)
         self._closing[chunk] = units, end, attempt
@@ -535,6 +542,27 @@ class JobRun:
         except BadFrame as error:  # the driver's word contradicts what it sent
             self._broken = error
             self._ended.set()
+
+    async def _finish_plain(self, chunk: int, close: tuple[int, bool, int], positions: int | None) -> None:
+        """The same where nobody guesses. The ring waits for its providers, and for nobody who computes along."""
+        manifest = self._job.manifest
+        last = first_seq(manifest, chunk + 1) - 1 if positions is None else first_seq(manifest, chunk) + positions - 1
+        if not self._hedged or last <= self._made:
+            await self._finished(chunk, *close)
+        elif chunk < chunk_of(manifest, max(self._made, 0)) + MAX_AHEAD:
+            self._late.setdefault(chunk, (last, close))
+        else:
+            raise BadFrame("chunk", f"{chunk} is closed, frame {self._made} is the newest here")
+
+    def _finish_late(self) -> None:
+        """Finish the chunks that were closed and lack nothing any more."""
+        for chunk in sorted(chunk for chunk, (last, _) in self._late.items() if last <= self._made):
+            _, (units, end, attempt) = self._late.pop(chunk)
+            if units == self._units.get(chunk):
+                self._closed.add(chunk)
+                self._finishing.append(self._spawn(self._finished(chunk, units, end, attempt)))
+            else:
+                log.info("job %s: chunk %d was closed with %d units", self.request.id[:8], chunk, units)
 
     def _complete(self, chunk: int) -> None:
         """No row of a chunk that the driver has closed is lacking."""

@@ -61,6 +61,7 @@ class Market:
     events: list = field(default_factory=list)
     committed: list = field(default_factory=list)
     box: object = None
+    registration: object = None
 
     def due(self, run):
         return [f for f in map(self.parsed, self.events) if f and f.provider == run._keys.public and f.due]
@@ -126,9 +127,11 @@ def make_market(
     max_tokens=150,
     params=None,
     actors=None,
+    hedge=None,
     **finding,
 ):
-    """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
+    """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own.
+    `hedge` (a public key) computes the last task along."""
     registration = split_decoder(folder, 1_100_000, tmp_path, slots=1, name="tiny")
     manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), actors or load(registration)
     providers = [Keys(bytes([i + 1]) * 32) for i in range(len(manifest.tasks))]
@@ -141,20 +144,27 @@ def make_market(
         beacon=HASH,
         customer=CUSTOMER.public,
         k=0,
-        terms=Terms(max_chunk_msat=10**6, max_total_msat=10**9, lookahead=lookahead),
+        terms=Terms(
+            max_chunk_msat=10**6,
+            max_total_msat=10**9,
+            lookahead=lookahead,
+            hedge=(manifest.tasks[-1].name,) if hedge else (),
+        ),
         tasks=tuple(
-            Assignment(task=t.name, provider=k.public, standby=None, price_msat=100)
+            Assignment(
+                task=t.name, provider=k.public, standby=hedge if t == manifest.tasks[-1] else None, price_msat=100
+            )
             if driver != "local" or t != manifest.driver
             else Assignment(task=t.name, provider="local", standby=None, price_msat=0)
             for t, k in zip(manifest.tasks, providers, strict=True)
         ),
-        chunk_msat=100 * (len(providers) - (driver == "local")),
+        chunk_msat=100 * (len(providers) - (driver == "local") + (hedge is not None)),
         first_result_ms=1000,
         next_result_ms=1000,
         verification=Verification(policy=policy, rate_ppm=0, share_ppm=0),
     )
     request = Request(REQUEST, CUSTOMER.public, 1, 8843, plan, "", HASH, (), 10**9, (), HASH)
-    market = Market(manifest, Hub(ends(manifest, plan)), plan, actors)
+    market = Market(manifest, Hub(ends(manifest, plan)), plan, actors, registration=registration)
     params = KIND.check(manifest, {"max_tokens": max_tokens, **(params or {})})
 
     async def publish(event):
