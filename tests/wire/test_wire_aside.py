@@ -168,3 +168,61 @@ async def test_who_enters_and_lacks_what_was_not_kept_ends_the_job(three, known)
     reading.cancel()
     with suppress(asyncio.CancelledError, NodewireError):
         await reading
+
+
+@pytest.mark.parametrize("steps", [("both",), ("first", "both"), ("second", "both")])
+async def test_two_neighbours_die_and_both_of_their_hedges_enter(net, tmp_path, steps):
+    """0 produces e0 for 1, that e1 for 2, which answers on e2; 3 computes along with 1, 4 with 2."""
+    nodes = [await net.node() for _ in range(5)]
+    for i, a in enumerate(nodes):
+        for b in nodes[i + 1 :]:
+            await net.link(a, b)
+    d, a, b, along_a, along_b = (node.public for node in nodes)
+
+    def routes(i: int, entered: tuple[str, ...] = ()) -> dict[str, Route]:
+        first, second = along_a if "first" in entered else a, along_b if "second" in entered else b
+        beside_a = () if "first" in entered else (along_a,)
+        beside_b = () if "second" in entered else (along_b,)
+        found = {"e0": Route(d, (first,), beside_a), "e1": Route(first, (second,), beside_b), "e2": Route(second, (d,))}
+        if i == 3 and beside_a:
+            found["e1"] = Route(along_a, ())
+        if i == 4 and beside_b:
+            found["e2"] = Route(along_b, ())
+        return found
+
+    jobs = {
+        i: node.open_job(
+            JOB, routes(i), 0, on_lost=lambda peer, error: None, grace_s=2.0, tape=Spool(tmp_path / str(i), 2**30)
+        )
+        for i, node in enumerate(nodes)
+    }
+
+    async def pass_on(i: int) -> None:
+        with suppress(NodewireError):
+            while True:
+                got = await jobs[i].get()
+                await jobs[i].put(Frame({"e0": "e1", "e1": "e2"}[got.edge], got.seq, got.tensors, {"by": i}))
+
+    working = {i: asyncio.create_task(pass_on(i)) for i in range(1, 5)}
+    seq = 0
+
+    async def turns(count: int, by: int) -> None:
+        nonlocal seq
+        async with asyncio.timeout(5):
+            for seq in range(seq, seq + count):
+                await jobs[0].put(frame(seq))
+                got = await jobs[0].get()
+                assert (got.seq, bytes(got.tensors[0].data[:1]), got.meta["by"]) == (seq, bytes([seq % 251]), by)
+            seq += 1
+
+    await turns(20, 2)
+    for attempt, step in enumerate(steps, 1):
+        entered = ("first", "second") if step == "both" else (step,)
+        for i in (i for i, of in ((1, "first"), (2, "second")) if of in entered):
+            jobs[i].close()
+        for i in {0, 3, 4, *({2} if entered == ("first",) else ()), *({1} if entered == ("second",) else ())}:
+            jobs[i].take_over(attempt, routes(i, entered))
+        await turns(20, 4 if "second" in entered else 2)
+    for one in working.values():
+        one.cancel()
+    await asyncio.gather(*working.values(), return_exceptions=True)
