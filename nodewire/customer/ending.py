@@ -22,9 +22,9 @@ LATE_CLAIMS_S = 0.3
 LINGER_S = 3.0
 """How long the payment of those claims may take."""
 SETTLE_S = 30.0
+"""How long after the last output payments and receipts may take."""
 HEDGES_S = 3.0
 """In which those who computed along have asked for the last chunk, who are not needed any more."""
-"""How long after the last output payments and receipts may take."""
 log = logging.getLogger("nodewire.customer")
 
 

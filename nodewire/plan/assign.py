@@ -328,9 +328,7 @@ def _check_hedged(manifest: Manifest, terms: Terms) -> None:
     """Raises BadPlan: a task that nobody can compute along with is to be hedged."""
     if not terms.hedge:
         return
-    stages = {task.name for task in manifest.tasks} - {manifest.driver.name} - {*terms.local(manifest)}
-    stages -= {end for e in manifest.edges if CUSTOMER in (e.source, e.target) for end in (e.source, e.target)}
-    if manifest.mode != "generate" or not stages.issuperset(terms.hedge):
+    if not {*terms.may_be_hedged(manifest)}.issuperset(terms.hedge):
         raise BadPlan("terms.hedge", "only a generation's stages can be hedged, not its driver nor one's own tasks")
     if len(set(terms.hedge)) != len(terms.hedge):
         raise BadPlan("terms.hedge", "a task twice")

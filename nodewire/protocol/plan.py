@@ -85,6 +85,15 @@ class Terms(Schema):
             return tuple(task.name for task in manifest.tasks if task.name in manifest.ends)
         return (manifest.driver.name,) if self.driver == "local" else ()
 
+    def may_be_hedged(self, manifest: Manifest) -> tuple[str, ...]:
+        """The tasks that two may compute, in the manifest's order: a generation's, but for the driver, those of
+        the customer's own, and those with an edge to the customer."""
+        if manifest.mode != "generate":
+            return ()
+        own = {manifest.driver.name, *self.local(manifest)}
+        own |= {end for e in manifest.edges if CUSTOMER in (e.source, e.target) for end in (e.source, e.target)}
+        return tuple(task.name for task in manifest.tasks if task.name not in own)
+
     @property
     def lossy(self) -> tuple[Codec, ...]:
         """The codecs among the job's edges, sorted: what its receipts say."""

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.close import Close
 from nodewire.provider.job import JobRun

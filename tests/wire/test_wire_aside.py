@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from itertools import count, islice
 
 import pytest
 from wire_net import TLS_AND_SHM, array, job_id, until
@@ -75,14 +76,14 @@ async def test_it_gets_every_frame_and_what_it_puts_out_goes_nowhere(three):
 
 async def test_one_that_reads_nothing_holds_nobody_up_and_gets_the_rest_when_it_reads(three):
     three.open(2)
-    count = 3 * WINDOW_BYTES // SIZE
-    stage = asyncio.create_task(three.answer(1, count))
+    many = 3 * WINDOW_BYTES // SIZE
+    stage = asyncio.create_task(three.answer(1, many))
     async with asyncio.timeout(20):
-        for seq in range(count):
+        for seq in range(many):
             await three.jobs[0].put(frame(seq, SIZE))
             assert (await three.jobs[0].get()).seq == seq
         await stage
-        await three.answer(2, count)
+        await three.answer(2, many)
 
 
 async def test_one_that_opens_the_job_late_gets_all_of_it(three):
@@ -148,23 +149,23 @@ async def test_who_enters_and_lacks_what_was_not_kept_ends_the_job(three, known)
     three.jobs[0]._tape._max_bytes = 20 * SIZE
     three.open(2)
     await three.net.link(three.nodes[2], three.nodes[0])
-    count = 24
-    stage = asyncio.create_task(three.answer(1, count))
-    for seq in range(count):
+    many = 24
+    stage = asyncio.create_task(three.answer(1, many))
+    for seq in range(many):
         await three.jobs[0].put(frame(seq, SIZE))
         await three.jobs[0].get()
     await stage
     aside = three.jobs[0]._edges.outgoing["e0"].aside[three.nodes[2].public]
     if known == "before":
-        reading = asyncio.create_task(three.answer(2, count))
+        reading = asyncio.create_task(three.answer(2, many))
         await until(lambda: aside.left)
     for i in (0, 2):
         three.jobs[i].take_over(1, three.routes(i, entered=True))
     if known == "after":
-        reading = asyncio.create_task(three.answer(2, count))
+        reading = asyncio.create_task(three.answer(2, many))
     with pytest.raises(NotFound):
         async with asyncio.timeout(5):
-            await three.jobs[0].put(frame(count))
+            await three.jobs[0].put(frame(many))
     reading.cancel()
     with suppress(asyncio.CancelledError, NodewireError):
         await reading
@@ -204,25 +205,23 @@ async def test_two_neighbours_die_and_both_of_their_hedges_enter(net, tmp_path, 
                 await jobs[i].put(Frame({"e0": "e1", "e1": "e2"}[got.edge], got.seq, got.tensors, {"by": i}))
 
     working = {i: asyncio.create_task(pass_on(i)) for i in range(1, 5)}
-    seq = 0
+    numbers = count()
 
-    async def turns(count: int, by: int) -> None:
-        nonlocal seq
+    async def turns(by: int) -> None:
         async with asyncio.timeout(5):
-            for seq in range(seq, seq + count):
+            for seq in islice(numbers, 20):
                 await jobs[0].put(frame(seq))
                 got = await jobs[0].get()
                 assert (got.seq, bytes(got.tensors[0].data[:1]), got.meta["by"]) == (seq, bytes([seq % 251]), by)
-            seq += 1
 
-    await turns(20, 2)
+    await turns(2)
     for attempt, step in enumerate(steps, 1):
         entered = ("first", "second") if step == "both" else (step,)
         for i in (i for i, of in ((1, "first"), (2, "second")) if of in entered):
             jobs[i].close()
         for i in {0, 3, 4, *({2} if entered == ("first",) else ()), *({1} if entered == ("second",) else ())}:
             jobs[i].take_over(attempt, routes(i, entered))
-        await turns(20, 4 if "second" in entered else 2)
+        await turns(4 if "second" in entered else 2)
     for one in working.values():
         one.cancel()
     await asyncio.gather(*working.values(), return_exceptions=True)
