@@ -10,13 +10,17 @@ from nodewire.errors import BadInput, Unsupported
 from nodewire.kind import Params
 from nodewire.protocol import json_schema
 from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.parameters import (
+    INTEGERS,
+    LEAST_TEMPERATURE,
+    MAX_BIASES,
+    MAX_NEW_TOKENS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    NUMBERS,
+)
 
-MAX_NEW_TOKENS = 1_000_000
 MAX_POSITIONS = 2**21
-MAX_STOPS = 4
-MAX_STOP_CHARS = 64
-MAX_BIASES = 300
-MAX_LOGPROBS = 20
 
 
 def checked(manifest: Manifest, params: Params) -> Params:
@@ -44,14 +48,17 @@ def _only(params: Params, known: tuple[str, ...]) -> None:
         raise BadInput(str(unknown[0])[:64], "not a parameter of this job")
 
 
-def _integer(params: Params, name: str, default: int, low: int, high: int) -> int:
+def _integer(params: Params, name: str, default: int, low: int | None = None, high: int | None = None) -> int:
+    """Within the bounds that are given, or those of `INTEGERS`."""
+    low, high = INTEGERS[name] if low is None or high is None else (low, high)
     value: Any = params.get(name, default)
     if type(value) is not int or not low <= value <= high:
         raise BadInput(name, f"not an integer from {low} to {high}")
     return value
 
 
-def _number(params: Params, name: str, default: float, low: float, high: float) -> float:
+def _number(params: Params, name: str, default: float) -> float:
+    low, high = NUMBERS[name]
     value: Any = params.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise BadInput(name, f"not a number from {low} to {high}")
@@ -59,14 +66,14 @@ def _number(params: Params, name: str, default: float, low: float, high: float) 
 
 
 def _temperature(params: Params, manifest: Manifest) -> float:
-    temperature = _number(params, "temperature", 0.0, 0.0, 10.0)
-    if 0 < temperature < 0.001:
-        raise BadInput("temperature", "between 0 and 0.001; 0 is greedy")
+    temperature = _number(params, "temperature", 0.0)
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise BadInput("temperature", f"between 0 and {LEAST_TEMPERATURE}; 0 is greedy")
     return temperature
 
 
 def _top_p(params: Params, manifest: Manifest) -> float:
-    top_p = _number(params, "top_p", 1.0, 0.0, 1.0)
+    top_p = _number(params, "top_p", 1.0)
     if top_p == 0:
         raise BadInput("top_p", "0 leaves no token")
     return top_p
@@ -105,11 +112,11 @@ def _logit_bias(params: Params, manifest: Manifest) -> Any:
         raise BadInput("logit_bias", f"not a map of at most {MAX_BIASES} token ids")
     if not all(isinstance(token, str) and re.fullmatch("0|[1-9][0-9]{0,6}", token) for token in biases):
         raise BadInput("logit_bias", "a token id is not a decimal text without leading zeros")
-    return {token: _number({"logit_bias": bias}, "logit_bias", 0.0, -100.0, 100.0) for token, bias in biases.items()}
+    return {token: _number({"logit_bias": bias}, "logit_bias", 0.0) for token, bias in biases.items()}
 
 
 def _logprobs(params: Params, manifest: Manifest) -> Any:
-    return _LEFT_OUT if params.get("logprobs") is None else _integer(params, "logprobs", 0, 0, MAX_LOGPROBS)
+    return _LEFT_OUT if params.get("logprobs") is None else _integer(params, "logprobs", 0)
 
 
 def _json_schema(params: Params, manifest: Manifest) -> Any:
@@ -125,13 +132,11 @@ def _json_object(params: Params, manifest: Manifest) -> Any:
     return wanted or _LEFT_OUT
 
 
-def _unless(
-    default: Any, read: Callable[..., Any], name: str, low: Any, high: Any
-) -> Callable[[Params, Manifest], Any]:
+def _unless(default: Any, read: Callable[..., Any], name: str) -> Callable[[Params, Manifest], Any]:
     """A parameter that is left out where it has its default."""
 
     def check(params: Params, _: Manifest) -> Any:
-        value = read(params, name, default, low, high)
+        value = read(params, name, default)
         return _LEFT_OUT if value == default else value
 
     return check
@@ -148,14 +153,14 @@ GENERATION: dict[str, Callable[[Params, Manifest], Any]] = {
     "max_tokens": _max_tokens,
     "temperature": _temperature,
     "top_p": _top_p,
-    "seed": lambda params, _: _integer(params, "seed", 0, 0, 2**63 - 1),
+    "seed": lambda params, _: _integer(params, "seed", 0),
     "stop": _stop,
     "special_tokens": _special_tokens,
-    "top_k": _unless(0, _integer, "top_k", 0, 2**31 - 1),
-    "min_p": _unless(0.0, _number, "min_p", 0.0, 1.0),
-    "repetition_penalty": _unless(1.0, _number, "repetition_penalty", 0.01, 100.0),
-    "presence_penalty": _unless(0.0, _number, "presence_penalty", -2.0, 2.0),
-    "frequency_penalty": _unless(0.0, _number, "frequency_penalty", -2.0, 2.0),
+    "top_k": _unless(0, _integer, "top_k"),
+    "min_p": _unless(0.0, _number, "min_p"),
+    "repetition_penalty": _unless(1.0, _number, "repetition_penalty"),
+    "presence_penalty": _unless(0.0, _number, "presence_penalty"),
+    "frequency_penalty": _unless(0.0, _number, "frequency_penalty"),
     "logit_bias": lambda params, manifest: _logit_bias(params, manifest) or _LEFT_OUT,
     "logprobs": _logprobs,
     "json_schema": _json_schema,

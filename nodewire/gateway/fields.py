@@ -10,10 +10,17 @@ from typing import Any
 
 from nodewire.gateway.refusals import bad_request, unsupported
 from nodewire.gateway.shaped import FORMAT, shape
+from nodewire.protocol.parameters import (
+    INTEGERS,
+    LEAST_TEMPERATURE,
+    MAX_BIASES,
+    MAX_NEW_TOKENS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    NUMBERS,
+)
 
 Body = Mapping[str, Any]
-MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES = 4, 64, 300
-MAX_LOGPROBS = 20
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
@@ -28,20 +35,25 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
     return value
 
 
+def _bounded(name: str, value: Any) -> float:
+    return _number(name, value, *NUMBERS[name])
+
+
 def _temperature(name: str, value: Any) -> float:
-    found = _number(name, value, 0, 2)
-    return 0.0 if found < 0.001 else found  # nearer to greedy than the sampler can be
+    found = _number(name, value, 0, 2)  # which is OpenAI's most
+    return 0.0 if found < LEAST_TEMPERATURE else found  # nearer to greedy than the sampler can be
 
 
 def _top_p(name: str, value: Any) -> float:
-    found = _number(name, value, 0, 1)
+    found = _bounded(name, value)
     if found == 0:
         raise bad_request("top_p: 0 leaves no token", name)
     return found
 
 
 def _seed(name: str, value: Any) -> int:
-    return _integer(name, value, -(2**63), 2**63 - 1) % 2**63
+    most = INTEGERS["seed"][1]
+    return _integer(name, value, -most - 1, most) % (most + 1)
 
 
 def _stop(name: str, value: Any) -> list[str]:
@@ -54,23 +66,11 @@ def _stop(name: str, value: Any) -> list[str]:
 
 
 def _max_tokens(name: str, value: Any) -> int:
-    return _integer(name, value, 1, 1_000_000)
-
-
-def _penalty(name: str, value: Any) -> float:
-    return _number(name, value, -2, 2)
-
-
-def _repetition_penalty(name: str, value: Any) -> float:
-    return _number(name, value, 0.01, 100)
-
-
-def _min_p(name: str, value: Any) -> float:
-    return _number(name, value, 0, 1)
+    return _integer(name, value, 1, MAX_NEW_TOKENS)
 
 
 def _top_k(name: str, value: Any) -> int:
-    return max(0, _integer(name, value, -1, 2**31 - 1))  # -1 is how others say that there is no bound
+    return max(0, _integer(name, value, -1, INTEGERS["top_k"][1]))  # -1 is how others say that there is no bound
 
 
 def _logit_bias(name: str, value: Any) -> dict[str, float]:
@@ -78,7 +78,7 @@ def _logit_bias(name: str, value: Any) -> dict[str, float]:
         raise bad_request(f"{name}: not an object of at most {MAX_BIASES} token ids", name)
     if not all(re.fullmatch("0|[1-9][0-9]{0,6}", token) for token in value):
         raise bad_request(f"{name}: a key is not a token id", name)
-    return {token: _number(name, bias, -100, 100) for token, bias in value.items()}
+    return {token: _bounded(name, bias) for token, bias in value.items()}
 
 
 SAMPLING: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
@@ -88,12 +88,12 @@ SAMPLING: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "top_p": ("top_p", _top_p),
     "seed": ("seed", _seed),
     "stop": ("stop", _stop),
-    "presence_penalty": ("presence_penalty", _penalty),
-    "frequency_penalty": ("frequency_penalty", _penalty),
+    "presence_penalty": ("presence_penalty", _bounded),
+    "frequency_penalty": ("frequency_penalty", _bounded),
     "logit_bias": ("logit_bias", _logit_bias),
     "top_k": ("top_k", _top_k),
-    "min_p": ("min_p", _min_p),
-    "repetition_penalty": ("repetition_penalty", _repetition_penalty),
+    "min_p": ("min_p", _bounded),
+    "repetition_penalty": ("repetition_penalty", _bounded),
 }
 """By OpenAI's name (the last three are what other servers have), the parameter of the job (kind 8843) that it becomes,
 and how its value is read."""
@@ -186,7 +186,7 @@ def logprobs_of_chat(body: Body) -> dict[str, int]:
     if wanted is not None and not isinstance(wanted, bool):
         raise bad_request("logprobs: neither true nor false", "logprobs")
     if most is not None:
-        most = _integer("top_logprobs", most, 0, MAX_LOGPROBS)
+        most = _integer("top_logprobs", most, *INTEGERS["logprobs"])
         if most and not wanted:
             raise bad_request("top_logprobs: only with logprobs", "top_logprobs")
     return {"logprobs": most or 0} if wanted else {}
@@ -196,7 +196,7 @@ def logprobs_of_completion(body: Body) -> dict[str, int]:
     """The same of a completion, whose `logprobs` is the number itself."""
     if (wanted := body.get("logprobs")) is None:
         return {}
-    return {"logprobs": _integer("logprobs", wanted, 0, MAX_LOGPROBS)}
+    return {"logprobs": _integer("logprobs", wanted, *INTEGERS["logprobs"])}
 
 
 def _streaming(body: Body) -> Streaming:

@@ -17,11 +17,8 @@ from nodewire.errors import BadInput
 from nodewire.llm.config import MAX_POSITIONS
 from nodewire.protocol import json_schema
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
+from nodewire.protocol.parameters import INTEGERS, LEAST_TEMPERATURE, MAX_BIASES, MAX_STOP_CHARS, MAX_STOPS, NUMBERS
 
-MAX_STOPS = 8
-MAX_STOP_CHARACTERS = 128
-MAX_TOP_LOGPROBS = 20
-MAX_BIASES = 300
 _KNOWN = frozenset(
     {"max_tokens", "temperature", "top_p", "seed", "stop", "special_tokens", "lookahead", "top_k", "min_p"}
     | {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"}
@@ -86,10 +83,10 @@ def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
     unknown = sorted(str(name)[:40] for name in params.keys() - _KNOWN)
     if unknown:
         raise BadInput(unknown[0], "not a parameter of a session")
-    temperature = _number(params, "temperature", 0.0, 0.0, 100.0)
-    if 0 < temperature < 0.001:
-        raise BadInput("temperature", "between 0 and 0.001; 0 is greedy")
-    top_p = _number(params, "top_p", 1.0, 0.0, 1.0)
+    temperature = _number(params, "temperature", 0.0)
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise BadInput("temperature", f"between 0 and {LEAST_TEMPERATURE}; 0 is greedy")
+    top_p = _number(params, "top_p", 1.0)
     if top_p == 0:
         raise BadInput("top_p", "0 leaves no token")
     if temperature > 0 and params.get("seed") is None:
@@ -98,17 +95,17 @@ def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
         max_tokens=_integer(params, "max_tokens", positions, 1, MAX_POSITIONS),
         temperature=temperature,
         top_p=top_p,
-        seed=_integer(params, "seed", 0, -(2**63), 2**64 - 1),
+        seed=_integer(params, "seed", 0, *INTEGERS["seed"]),
         stop=_stops(params.get("stop")),
         special_tokens=_truth(params, "special_tokens", True),
         lookahead=_integer(params, "lookahead", 1, 1, MAX_LOOKAHEAD),
-        top_k=_integer(params, "top_k", 0, 0, 2**31),
-        min_p=_number(params, "min_p", 0.0, 0.0, 1.0),
-        repetition_penalty=_number(params, "repetition_penalty", 1.0, 0.01, 100.0),
-        presence_penalty=_number(params, "presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=_number(params, "frequency_penalty", 0.0, -2.0, 2.0),
+        top_k=_integer(params, "top_k", 0, *INTEGERS["top_k"]),
+        min_p=_number(params, "min_p", 0.0),
+        repetition_penalty=_number(params, "repetition_penalty", 1.0),
+        presence_penalty=_number(params, "presence_penalty", 0.0),
+        frequency_penalty=_number(params, "frequency_penalty", 0.0),
         logit_bias=_biases(params.get("logit_bias")),
-        logprobs=None if params.get("logprobs") is None else _integer(params, "logprobs", 0, 0, MAX_TOP_LOGPROBS),
+        logprobs=None if params.get("logprobs") is None else _integer(params, "logprobs", 0, *INTEGERS["logprobs"]),
         json_schema=_schema(params),
         positions=_integer(params, "positions", positions, 1, positions),
     )
@@ -171,7 +168,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
             raise BadInput("logit_bias", f"{str(key)[:40]} is not a token's id")
         if token in found:
             raise BadInput("logit_bias", f"token {token} stands twice")
-        found[token] = _number({"logit_bias": bias}, "logit_bias", 0.0, -100.0, 100.0)
+        found[token] = _number({"logit_bias": bias}, "logit_bias", 0.0)
     return tuple(sorted(found.items()))
 
 
@@ -184,8 +181,8 @@ def _schema(params: Mapping[str, Any]) -> str:
     return json_schema.ANY_OBJECT
 
 
-def _number(params: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
-    value = params.get(name)
+def _number(params: Mapping[str, Any], name: str, default: float) -> float:
+    value, (low, high) = params.get(name), NUMBERS[name]
     if value is None:
         return default
     try:
@@ -211,6 +208,6 @@ def _stops(value: Any) -> tuple[str, ...]:
     if not isinstance(stops, list | tuple) or len(stops) > MAX_STOPS:
         raise BadInput("stop", f"not a string or a list of up to {MAX_STOPS}")
     for stop in stops:
-        if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
-            raise BadInput("stop", f"not a string of 1 to {MAX_STOP_CHARACTERS} characters")
+        if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARS:
+            raise BadInput("stop", f"not a string of 1 to {MAX_STOP_CHARS} characters")
     return tuple(stops)

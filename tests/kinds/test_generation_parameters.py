@@ -8,6 +8,7 @@ from kinds.k8843 import KIND
 from kinds.k8843_parameters import GENERATION
 from nodewire.errors import BadInput, Unsupported
 from nodewire.llm.sampling import parse_params
+from nodewire.protocol.parameters import INTEGERS, NUMBERS
 
 TALKER = SimpleNamespace(mode="generate", context=1_000, lends_its_head=False)
 LENT = SimpleNamespace(mode="generate", context=1_000, lends_its_head=True)
@@ -89,3 +90,18 @@ def test_of_a_ring_that_answers_tokens_nothing_is_asked_that_needs_logits(asked)
     assert refused.value.field == next(iter(asked))
     likeliest = {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 4, "stop": ["x"], "max_tokens": 9}
     assert KIND.check(LENT, likeliest) == KIND.check(TALKER, likeliest)
+
+
+@pytest.mark.parametrize(("name", "bounds"), [*NUMBERS.items(), *INTEGERS.items()])
+def test_a_driver_takes_what_a_customer_may_ask_for_and_nothing_else(name, bounds):
+    least, most = bounds
+    step = 1 if name in INTEGERS else 0.01
+    for value, is_right in ((least, name != "top_p"), (most, True), (least - step, False), (most + step, False)):
+        asked = {name: {"7": value} if name == "logit_bias" else value}
+        for read in (lambda said: KIND.check(TALKER, said), lambda said: parse_params({"seed": 1, **said}, 100)):
+            if is_right:
+                read(asked)
+                continue
+            with pytest.raises(BadInput) as refused:
+                read(asked)
+            assert refused.value.field == name
