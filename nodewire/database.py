@@ -10,30 +10,49 @@ from nodewire.errors import BadConfig
 
 _WAIT_S = 10.0
 """For another process of the same role that is writing."""
+_WAIT_ALONE_S = 0.2
 
 
 def open_versioned(
-    path: Path | str, what: str, schema: str, version: int, steps: Mapping[int, str] = {}
+    path: Path | str,
+    what: str,
+    schema: str,
+    version: int,
+    steps: Mapping[int, str] = {},
+    *,
+    threads: bool = False,
+    alone: bool = False,
+    secret: bool = False,
 ) -> sqlite3.Connection:
     """The file at `path` (":memory:" for none), made by the script `schema` if it is new.
 
     What a transaction has written is on disk when it ends (WAL, synchronous=FULL). `steps` are scripts by the version
-    that each leads away from, to the next; `schema` runs after them, and leaves alone what is there.
+    that each leads away from, to the next; `schema` runs after them, and leaves alone what is there. `threads`: more
+    than one may use it, who see to it that they do in turn; `alone`: while it is open no other process may open it;
+    `secret`: it is for its owner's eyes.
 
     Raises:
         BadConfig: it cannot be opened, or is of a version from which no step leads here.
     """
     try:
-        db = sqlite3.connect(path, isolation_level=None, timeout=_WAIT_S)
+        if secret and path != ":memory:":
+            Path(path).touch(mode=0o600)
+        wait_s = _WAIT_ALONE_S if alone else _WAIT_S
+        db = sqlite3.connect(path, isolation_level=None, timeout=wait_s, check_same_thread=not threads)
         try:
+            if alone:
+                db.execute("PRAGMA locking_mode = EXCLUSIVE")
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             _bring(db, str(path), what, schema, version, steps)
         except BaseException:
             db.close()
             raise
-    except sqlite3.Error as error:
+    except (sqlite3.OperationalError, OSError) as error:
         raise BadConfig(str(path), str(error)) from error
+    except sqlite3.DatabaseError as error:
+        what = f"damaged ({error}). Bring back a copy, or move it away to start without what it says"
+        raise BadConfig(str(path), what) from error
     return db
 
 

@@ -12,7 +12,15 @@ from pathlib import Path
 import uvloop
 
 from nodewire.metrics import endpoint
-from relay import Config, exporting, serve
+from relay import BlobLimits, Config, exporting, serve
+
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def size(text: str) -> int:
+    """Bytes from a number of them, or such as 64GiB or 500MiB. Raises ValueError."""
+    number, unit = text[:-3], text[-3:]
+    return int(number) * _UNITS[unit] if unit in _UNITS else int(text)
 
 
 def arguments() -> argparse.Namespace:
@@ -21,6 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=7777, help="0 takes a free one, printed at start")
     parser.add_argument("--db", type=Path, default=Path("relay.sqlite"), help="the SQLite file of events")
     parser.add_argument("--blobs", type=Path, help="directory of the Blossom store; none without it")
+    parser.add_argument("--quota", type=size, default="64GiB", help="most that blobs may take; half of it of one key")
     parser.add_argument("--site", type=Path, help="directory of static files for browsers")
     parser.add_argument("--url", help="the public ws(s) URL, where it differs from host and port")
     parser.add_argument("--name", default=Config.__dataclass_fields__["name"].default)
@@ -48,6 +57,7 @@ async def main(config: Config, metrics: str = "") -> None:
 if __name__ == "__main__":
     args = arguments()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    settings = {k: v for k, v in vars(args).items() if k not in ("sync", "metrics")}
+    settings = {k: v for k, v in vars(args).items() if k not in ("sync", "quota", "metrics")}
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(main(Config(**settings, synchronous=args.sync.upper()), args.metrics))
+        limits = BlobLimits.of(args.quota)
+        uvloop.run(main(Config(**settings, synchronous=args.sync.upper(), blob_limits=limits), args.metrics))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,11 @@ class BlobLimits:
     list_length: int = 1_000
     full_ppm: int = 900_000
     kept_s: int = 7 * 86_400
+
+    @classmethod
+    def of(cls, quota_bytes: int) -> Self:
+        """For so much in all, half of it of one uploader."""
+        return cls(quota_bytes=quota_bytes, key_quota_bytes=quota_bytes // 2)
 
 
 @dataclass(frozen=True, slots=True)

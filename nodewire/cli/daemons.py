@@ -28,6 +28,7 @@ from nodewire.protocol.sizes import parse_size
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Quota = Annotated[str, typer.Option(help="Most that blobs may take; half of it of one uploader.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65_535)]
 
 _FAUCET_MSAT = 100_000_000_000
@@ -110,7 +111,7 @@ def relay(
     port: Port = 7777,
     db: Annotated[Path, typer.Option(help="SQLite file of events.")] = Path("relay.db"),
     blobs: Annotated[Path, typer.Option(help="Folder of the Blossom store.")] = Path("blobs"),
-    quota: Annotated[str, typer.Option(help="Most that blobs may take; half of it of one uploader.")] = "64GiB",
+    quota: Quota = "64GiB",
     metrics: Metrics = "",
     json: Json = False,
 ) -> None:
@@ -120,13 +121,9 @@ def relay(
 
     if metrics:
         host_port("--metrics", metrics, least_port=0)
-    try:
-        most_bytes = parse_size(quota)
-    except ValueError as error:
-        raise BadConfig("--quota", str(error)) from error
+    limits = room.BlobLimits.of(_bytes_of(quota))
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
-        limits = room.BlobLimits(quota_bytes=most_bytes, key_quota_bytes=most_bytes // 2)
         wanted = room.Config(host=host, port=port, db=db, blobs=blobs, blob_limits=limits)
         running = await stack.enter_async_context(room.serve(wanted))
         exposed = exporting.exposed(running, metrics)
@@ -232,6 +229,7 @@ def up(
     config: Config,
     host: Host = "127.0.0.1",
     port: Port = 7777,
+    quota: Quota = "64GiB",
     json: Json = False,
 ) -> None:
     """Run a provider with its own relay and blob store beside it, in one process."""
@@ -239,10 +237,13 @@ def up(
     from nodewire.provider.starting import start as start_provider
     from relay import exporting
 
+    limits = room.BlobLimits.of(_bytes_of(quota))
+
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
         settings = load_provider(config)
         settings.state.mkdir(parents=True, exist_ok=True)
-        beside = room.Config(host=host, port=port, db=settings.state / "relay.db", blobs=settings.state / "blossom")
+        db, blobs = settings.state / "relay.db", settings.state / "blossom"
+        beside = room.Config(host=host, port=port, db=db, blobs=blobs, blob_limits=limits)
         running = await stack.enter_async_context(room.serve(beside))
         ready = await start_provider(stack, settings)
         exposed, own = ready["metrics"], exporting.exposed(running, "")
@@ -250,6 +251,14 @@ def up(
         return {**ready, "relay": running.url, "blossom": running.http_url, "metrics": both}
 
     run_until_stopped(start, json, lambda ready: provider_ready(ready, config))
+
+
+def _bytes_of(quota: str) -> int:
+    """Raises BadConfig."""
+    try:
+        return parse_size(quota)
+    except ValueError as error:
+        raise BadConfig("--quota", str(error)) from error
 
 
 def provider_ready(ready: Mapping[str, Any], config: Path) -> str:

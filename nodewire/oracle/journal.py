@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
+from nodewire.database import open_versioned
 from nodewire.errors import NotAllowed
 from nodewire.nostr.event import Event, parse
 from nodewire.protocol.account import Judged
@@ -46,13 +46,14 @@ CREATE TABLE IF NOT EXISTS to_count (
 
 
 class Journal:
-    """One oracle's file. Committed to disk (synchronous) before `record` returns."""
+    """One oracle's file. Committed to disk (synchronous) before `record` returns.
+
+    Raises:
+        BadConfig: it cannot be opened.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.executescript(_SCHEMA)
+        self._db = open_versioned(path, "an oracle's journal", _SCHEMA, 1)
 
     def record(self, committee: str, saying: str, epoch: int, x: str, event: Event) -> Event:
         """The event to publish: `event`, or the one that was recorded earlier for the same (committee, saying, epoch).

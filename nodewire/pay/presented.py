@@ -6,11 +6,11 @@ crash moves nothing twice.
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nodewire.database import open_versioned
 from nodewire.nostr.event import Event, parse
 
 KEPT_EPOCHS = 10_000
@@ -39,14 +39,15 @@ class Open:
 
 
 class Presented:
-    """One node's file, of one committee. Every method is on disk before it returns."""
+    """One node's file, of one committee. Every method is on disk before it returns.
+
+    Raises:
+        BadConfig: it cannot be opened.
+    """
 
     def __init__(self, path: Path, committee: str) -> None:
         self._committee = committee
-        self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.executescript(_SCHEMA)
+        self._db = open_versioned(path, "presented verdicts", _SCHEMA, 1)
 
     def certified(self, sample: str, epoch: int, certificate: Event) -> None:
         """A verdict's certificate, which holds, has come; the first on a sample is kept."""

@@ -10,7 +10,6 @@ Tickets are secret: nobody else may read the file. A file is of one committee.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodewire.database import open_versioned
 from nodewire.errors import BadConfig
 from nodewire.nostr.event import Event, parse
 from nodewire.protocol.commitment import ChunkRoot
@@ -74,18 +74,9 @@ class KeptWork:
         self._path = path
         self._lock = threading.Lock()
         with self._spoken():
-            if path != ":memory:":
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
+            self._db = open_versioned(path, "kept work", _SCHEMA, _VERSION, threads=True, secret=True)
             if (found := self._db.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):
                 raise sqlite3.DatabaseError(str(found[0]))
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
-                raise BadConfig(str(path), f"of version {version}; this software writes {_VERSION}")
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def close(self) -> None:
         """What is being written is waited for; what comes later is refused as by a file that cannot be written."""

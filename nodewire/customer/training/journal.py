@@ -27,6 +27,7 @@ from nodewire.customer.training.events import (
     StepPublished,
     Undone,
 )
+from nodewire.database import open_versioned
 from nodewire.errors import BadConfig
 
 _SCHEMA = """
@@ -50,14 +51,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            path.touch(mode=0o600)
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
-        except (sqlite3.Error, OSError) as error:
-            raise BadConfig(str(path), str(error)) from error
+        self._db = open_versioned(path, "a training's journal", _SCHEMA, 1, secret=True)
 
     def close(self) -> None:
         self._db.close()

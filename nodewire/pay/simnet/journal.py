@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import get_args
 
 import orjson
 
-from nodewire.errors import BadConfig
+from nodewire.database import open_versioned
 from nodewire.pay.simnet import network, steps
 from nodewire.pay.simnet.network import Event
 from nodewire.pay.simnet.steps import Step
@@ -66,14 +65,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=0.2)
-            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
-        except sqlite3.Error as error:
-            raise BadConfig(str(path), str(error)) from error
+        self._db = open_versioned(path, "a network's log", _SCHEMA, 1, alone=True)
 
     def append(self, event: Event | Step, *, payee: str | None = None, payer: str | None = None) -> int:
         """Commit `event`; its place in the log. The parties find it again by `of`."""

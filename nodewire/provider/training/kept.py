@@ -3,11 +3,10 @@ nothing twice."""
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodewire.errors import BadConfig
+from nodewire.database import open_versioned
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.protocol import kinds
@@ -35,14 +34,7 @@ class KeptShards:
     """What is under way or not paid yet. Raises BadConfig: the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            path.touch(mode=0o600)  # tickets hold keys
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
-        except (sqlite3.Error, OSError) as error:
-            raise BadConfig(str(path), str(error)) from error
+        self._db = open_versioned(path, "kept shards", _SCHEMA, 1, secret=True)  # tickets hold keys
 
     def close(self) -> None:
         self._db.close()
