@@ -1,17 +1,21 @@
 """An OK is a promise: what was acknowledged is there after the process has been killed."""
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
 import sqlite3
 import sys
+import time
 
+import aiohttp
 import pytest
-from talking import Talk, note, talk
+from talking import ALICE, Talk, note, talk
 from websockets.asyncio.client import connect
 
 from nodewire.errors import BadConfig
+from nodewire.nostr import nipb7
 from relay import Config, schema, serve
 
 
@@ -82,3 +86,17 @@ def test_a_file_that_is_no_database_is_refused_by_name(tmp_path):
     path.write_text(json.dumps({"not": "a database"}) * 100)
     with pytest.raises(BadConfig, match=r"events\.sqlite"):
         schema.open_writer(path, "FULL")
+
+
+async def test_a_relay_by_itself_takes_no_more_blobs_than_it_is_told_to(tmp_path):
+    process, url = await start(
+        "--db", str(tmp_path / "e.sqlite"), "--blobs", str(tmp_path / "blobs"), "--quota", "2KiB"
+    )
+    async with aiohttp.ClientSession(url.replace("ws", "http", 1)) as http:
+        for body, status in ((b"1" * 900, 200), (b"2" * 900, 413)):  # half of it is one key's
+            now_s, sha256 = int(time.time()), hashlib.sha256(body).hexdigest()
+            token = nipb7.build_token(ALICE, "upload", now_s=now_s, expires_at_s=now_s + 60, hashes=[sha256])
+            answer = await http.put("/upload", data=body, headers={"Authorization": nipb7.to_header(token)})
+            assert answer.status == status
+    process.terminate()
+    assert await process.wait() == 0
