@@ -84,7 +84,9 @@ class LongRope(Schema):
     """LongRoPE, https://arxiv.org/abs/2402.13753: a factor for each wavelength.
 
     A task whose positions reach beyond the first context uses the long factors for all of them: keys that are cached
-    cannot change their angles in mid-session.
+    cannot change their angles in mid-session. transformers' `generate` uses the short ones as long as a text stays
+    within that context, and reads all of it again with the long ones at the first position beyond; so of a model that
+    is registered with more, the logits of texts that stay within it are others there.
     """
 
     rope_type: Literal["longrope"]
