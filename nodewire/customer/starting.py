@@ -18,6 +18,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
+from nodewire.store.sweeping import sweeping
 from nodewire.wire import congestion, health_log
 from nodewire.wire.node import Node
 from nodewire.wire.reach.reach import Reach
@@ -54,6 +55,8 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     stack.callback(spool.close)
     # A generation takes its own away; who died in the midst of one did not. Another process may be in one here.
     spool.sweep(time.time() - _DAY_S)
+    swept = asyncio.create_task(sweeping(config.blobs, None))
+    stack.callback(swept.cancel)
     private = config.wire.private or await are_private(config.relays)
     node = Node(
         keys,

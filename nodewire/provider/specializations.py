@@ -36,6 +36,12 @@ class Specializations:
                 return one
         raise NotAllowed("tasks", f"{', '.join(sorted(tasks))[:120]} not held here")
 
+    @property
+    def blobs(self) -> frozenset[str]:
+        """The hashes of all that workers read again if they are started anew."""
+        tasks = [one.manifest.task(task) for one in self._all() for task in one.tasks]
+        return frozenset(ref.sha256 for task in tasks for ref in (task.program, *task.weights))
+
     def load_ppm(self) -> int:
         """The part of all slots that is taken."""
         slots = sum(one.slots for one in self._all())

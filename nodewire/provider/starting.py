@@ -53,6 +53,7 @@ from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.held import held
+from nodewire.store.sweeping import sweeping
 from nodewire.wire import congestion, health_log
 from nodewire.wire.measuring import Links, Spooled
 from nodewire.wire.node import Node
@@ -157,6 +158,8 @@ async def _open_inference(
     profiled = profiling.kept(config.state, config.worker.limits)
     served = await specialize(market, config.serve, job_kinds, workers_on(stack), profiled.speeds)
     held = Specializations(served)
+    swept = asyncio.create_task(sweeping(config.blobs, None, but=lambda: held.blobs))
+    stack.callback(swept.cancel)
     follower = None
     if config.specialize is not None:
         follower = await open_following(

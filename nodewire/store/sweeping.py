@@ -35,14 +35,15 @@ class _File:
 
 def sweep(
     cache: Path,
-    most_bytes: int,
+    most_bytes: int | None,
     now_s: float,
     *,
     kept_s: float = KEPT_S,
     young_s: float = YOUNG_S,
     but: Container[str] = (),
 ) -> int:
-    """Remove blobs that nobody used in `kept_s`, then the longest unused until `most_bytes` are left; how many bytes.
+    """Remove blobs that nobody used in `kept_s`, then the longest unused until `most_bytes` are left, if that is
+    bounded; how many bytes.
 
     Those used in `young_s` stay, and those whose hash is in `but`, even if they are too many. Blocks: for a thread.
     """
@@ -50,7 +51,8 @@ def sweep(
     files = sorted(files_of(cache), key=lambda file: file.used_s)
     left = sum(file.bytes for file in files)
     for file in files:
-        if file.used_s > now_s - young_s or (left <= most_bytes and file.used_s > now_s - kept_s):
+        is_room = most_bytes is None or left <= most_bytes
+        if file.used_s > now_s - young_s or (is_room and file.used_s > now_s - kept_s):
             break
         if file.path.name in but:
             continue
@@ -60,7 +62,13 @@ def sweep(
     return freed
 
 
-async def sweeping(cache: Path, most_bytes: int, *, young_s: float, but: Callable[[], Container[str]]) -> None:
+async def sweeping(
+    cache: Path,
+    most_bytes: int | None,
+    *,
+    young_s: float = YOUNG_S,
+    but: Callable[[], Container[str]] = frozenset,
+) -> None:
     """Sweep now and every hour, until cancelled. `but` is asked each time."""
     while True:
         try:

@@ -37,9 +37,10 @@ async def test_the_longest_unused_go_until_the_rest_fits(blobs, tmp_path):
     assert there(blobs, refs) == [True, False, False, True]
 
 
-async def test_what_nobody_used_for_long_goes_though_there_is_room(blobs, tmp_path):
+@pytest.mark.parametrize("most_bytes", [10**9, None])
+async def test_what_nobody_used_for_long_goes_though_there_is_room(blobs, tmp_path, most_bytes):
     refs = await aged(blobs, [KEPT_S + 1, KEPT_S - 1])
-    sweep(tmp_path / "cache", 10**9, NOW_S)
+    sweep(tmp_path / "cache", most_bytes, NOW_S)
     assert there(blobs, refs) == [False, True]
 
 
