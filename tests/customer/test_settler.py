@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -224,6 +225,28 @@ def test_a_claim_is_paid_unasked_if_plan_and_ledger_say_that_it_is_owed(
     said = feedback.parse(relays.claimed(number, claim.pop("chunk"), **claim))
     found = debts.is_evident(said, relays.request, book.debts_of(relays.request.id), ended=ended)
     assert found is evident
+
+
+@pytest.mark.parametrize(
+    ("is_hedged", "claim", "evident"),
+    [
+        (True, {}, True),
+        (True, {"amount_msat": 2 * PRICE_MSAT}, False),  # both of them are not one's
+        (True, {"attempt": 1}, False),
+        (False, {}, False),  # who only stands by has nothing to ask for
+    ],
+)
+def test_what_a_hedge_claims_is_evident_as_what_its_provider_does(relays, book, is_hedged, claim, evident):
+    plan = relays.request.plan
+    driver, stage, last = plan.tasks
+    hedge = PROVIDERS[2].public
+    tasks = driver, stage.model_copy(update={"standby": hedge}), last.model_copy(update={"provider": driver.provider})
+    terms = plan.terms.model_copy(update={"hedge": (stage.task,) if is_hedged else ()})
+    request = replace(relays.request, plan=plan.model_copy(update={"tasks": tasks, "terms": terms}))
+    assert request.plan.hedges == ({stage.task: hedge} if is_hedged else {})
+    relays.pay(book, 1, 0)
+    said = feedback.parse(relays.claimed(2, 0, **claim))
+    assert debts.is_evident(said, request, book.debts_of(request.id), ended=True) is evident
 
 
 async def test_claims_that_only_a_person_can_judge_are_told_and_not_paid(relays, book, wallet, caplog):
