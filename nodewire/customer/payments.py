@@ -269,20 +269,22 @@ class JobPayments:
 
     def _wanted(self, last_chunk: int) -> set[tuple[str, int]]:
         plan, newest = self._plan, self.newest
-        here = set(assigned(plan, newest).values()) - {LOCAL}
-        wanted = {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(plan, newest, p, n)}
-        return wanted - self._refused - {(p, n) for p, n in wanted if p in self.disowned}
+        here = set(assigned(plan, newest).values()) - {LOCAL} - self.disowned
+        did = {(p, n) for n in range(last_chunk + 1) for p in payees(plan, newest, n).values() if p in here}
+        return {(p, n) for p, n in did if price_msat(plan, newest, p, n)} - self._refused
 
     async def hedges_settled(self, last_chunk: int) -> None:
-        """Return when those who computed along to the end, as far as they have asked for it, are paid all of it."""
+        """Return when those who compute along to the end, or did before they entered, are paid what they ask for."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._wanted_along(last_chunk) <= self.paid.keys() or self.failed)
 
     def _wanted_along(self, last_chunk: int) -> set[tuple[str, int]]:
-        """Who was paid for the chunk before the last, or asks, was there: what it is lacking comes."""
-        here = {p for p in hedges(self._plan, self.newest).values() if (p, max(last_chunk - 1, 0)) in self._claims}
-        wanted = {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(self._plan, self.newest, p, n)}
-        return wanted - self._refused
+        """Who asks for the chunk before the last was there to the end: what it is lacking comes."""
+        plan, along = self._plan, hedges(self._plan, self.newest).values()
+        here = {p for p in along if (p, max(last_chunk - 1, 0)) in self._claims}
+        wanted = {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(plan, self.newest, p, n)}
+        asked = {(p, n) for p, n in self._claims if p in plan.hedges.values() and n <= last_chunk}
+        return (wanted | asked) - self._refused
 
     async def claims_settled(self, gone: Collection[str]) -> None:
         """Return when every claim for a chunk that has come is paid, or a payment failed; those of who is `gone` are
