@@ -231,9 +231,11 @@ class Provider:
         """A control document about a job that is not open here: a withdrawal, or a call to enter a job."""
         self._withdrawals.note(peer, document)
         call = Takeover.from_control(document)
-        if call is not None and self._standby.has_left(call.request):
+        if call is None:
+            return
+        if call.request in self._jobs or self._standby.has_left(call.request):  # it has ended here, or is about to
             self._cannot_enter(peer, call.request)
-        elif call is not None and call.request not in self._jobs and (standing := self._standby.called(peer, call)):
+        elif standing := self._standby.called(peer, call):
             self._spawn(self._enter(peer, call, standing))
 
     async def _enter(self, peer: str, call: Takeover, standing: Standing) -> None:

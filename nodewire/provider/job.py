@@ -185,6 +185,8 @@ class JobRun:
         """What went wrong beside the work: nothing is settled any more."""
         self._broken: NodewireError | None = None
         """What a member did wrong."""
+        self._failed = False
+        """Whether this node cannot go on, and settles what it did."""
         self._frames = 0
         """Put out; what was not computed is none."""
         self._text: list[str] = []
@@ -246,6 +248,8 @@ class JobRun:
             self._record.closed_before(self._first_open())
         if self._statements is not None:
             self._statements.took_over(takeover)
+        if self._failed and self._entered:  # who calls has not heard that it cannot
+            await self._say_lost()
         for task in self.tasks:
             if task not in before:
                 self._replayed = max(self._replayed, self._entered[task])
@@ -284,8 +288,10 @@ class JobRun:
             await self._telling.say("success")
         except NodewireError as error:
             broke, own = broke and self._broke_by(error), isinstance(error, WorkerFailed) and not error.by
+            self._failed = True
             if not await self._gives_up_alone(error):
                 self._mailbox.cancel(error)
+                self._mailbox.close()  # what comes from now on is the node's to answer
             await self._claim_unclosed()
             await self._stop_settling(error)
             await self._telling.failed(error, self.tasks)
@@ -312,8 +318,12 @@ class JobRun:
         if self.handover is None or not isinstance(error, WorkerFailed):
             return False
         self._mailbox.give_up()
+        return await self._say_lost()
+
+    async def _say_lost(self) -> bool:
+        """Tell who replaces this node that it cannot go on; False if the job is over anyway."""
+        to = self.request.customer if self.drives else self._driver
         try:
-            to = self.request.customer if self.drives else self._driver
             await self._mailbox.control(to, {"t": LOST, "peer": self._me})
         except NodewireError:
             return False

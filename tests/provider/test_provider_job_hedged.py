@@ -1,18 +1,24 @@
 """Who computes a stage along and lags behind: what it commits to and asks for is what it would be if it did not."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from nodewire.errors import WorkerFailed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.close import Close
+from nodewire.protocol.takeover import LOST, Takeover
+from nodewire.provider.daemon import Provider
 from nodewire.provider.job import JobRun
+from nodewire.provider.standing import Standby
 from nodewire.provider.statements import Statements
+from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.record import Record
 from nodewire.wire.spool import Spool
 from tests.kinds.inprocess import Box, Direct
 from tests.kinds.llama import load, make_llama
-from tests.provider.test_provider_job import REQUEST, Recorded, Taped, make_market, served
+from tests.provider.test_provider_job import CUSTOMER, HASH, REQUEST, Recorded, Taped, make_market, served
 
 HEDGE = Keys(b"\x07" * 32)
 
@@ -111,3 +117,84 @@ async def test_a_hedge_to_which_frames_come_after_their_close_commits_to_all_of_
     assert len(said[HEDGE.public]) == 1 + -(-(max_tokens - 1) // market.manifest.chunk)
     dues = [[(one.due.chunk, one.due.units) for one in market.due(run)] for run in (hedge, other)]
     assert dues[0] == dues[1] and hedge._mailbox.closed
+
+
+class Dead(Direct):
+    """A worker that has died."""
+
+    async def open(self, task, session, params, codings=None):
+        raise WorkerFailed("worker", "killed")
+
+
+class GivesUp(Box):
+    def give_up(self):
+        self.has_given_up = True
+
+
+@pytest.mark.parametrize("ends", ["alone", "for all"])
+async def test_who_computed_along_and_is_called_while_it_settles_says_that_it_cannot(folder, tmp_path, ends):
+    """Its provider dies just as it gives up: who called it would wait for nothing."""
+    market = make_market(folder, tmp_path, hedge=HEDGE.public)
+    task, other = market.manifest.tasks[-1].name, list(market.runs.values())[-1]
+    telling, told = asyncio.Event(), asyncio.Event()
+
+    async def publish(event):
+        if event.pubkey == HEDGE.public and market.parsed(event).status == "error":
+            telling.set()
+            await told.wait()
+
+    async def commit(roots):
+        pass
+
+    mailbox = GivesUp(market.hub, HEDGE.public)
+    market.hub.queues[HEDGE.public] = asyncio.Queue()
+    hedge = JobRun(
+        keys=HEDGE,
+        request=other.request,
+        manifest=market.manifest,
+        params=other._job.params,
+        kind=other._kind,
+        mailbox=mailbox,
+        worker=Dead({}),
+        ledger=other._ledger,
+        publish=publish,
+        commit=commit,
+    )
+    hedge.handover = SimpleNamespace() if ends == "alone" else None
+    running = asyncio.create_task(hedge.run())
+    async with asyncio.timeout(5):
+        await telling.wait()
+    if ends == "for all":
+        assert mailbox.closed  # and its node answers
+    else:
+        market.hub.controls.clear()
+        left = ((task, other._keys.public, HEDGE.public, 0),)
+        driver = market.plan.tasks[0].provider
+        keys = next(run._keys for run in market.runs.values() if run._keys.public == driver)
+        takeover = Takeover.sign(keys, request=REQUEST, attempt=1, previous=REQUEST, replaced=left)
+        await hedge.took_over(takeover)
+        assert market.hub.controls == [(HEDGE.public, driver, {"t": LOST, "peer": HEDGE.public})]
+    told.set()
+    with pytest.raises(WorkerFailed):
+        await running
+
+
+def test_a_provider_answers_a_call_into_a_job_that_is_ending_or_has_ended_here():
+    said = []
+    link = SimpleNamespace(send_control=said.append)
+    provider = object.__new__(Provider)
+    provider._keys, provider._standby, provider._withdrawals = HEDGE, Standby(), Withdrawals()
+    provider._node = SimpleNamespace(open_link={"caller": link}.get)
+    provider._jobs = {REQUEST: None}
+    left = (("stage.1", HASH, HEDGE.public, 0),)
+    call = Takeover.sign(CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=left).control()
+    lost = {"t": LOST, "peer": HEDGE.public, "job": REQUEST}
+    provider.controlled("caller", call)
+    assert said == [lost]
+    del provider._jobs[REQUEST]
+    provider._standby.leave(REQUEST)
+    provider.controlled("caller", call)
+    assert said == [lost, lost]
+    provider._standby = Standby()  # it does not know the job yet: it may be on its way
+    provider.controlled("caller", call)
+    assert len(said) == 2 and provider._standby.call_for(REQUEST)[0] == "caller"
