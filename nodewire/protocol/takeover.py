@@ -240,6 +240,12 @@ def hedges(plan: Plan, takeover: Takeover | None) -> dict[str, str]:
     return {task: hedge for task, hedge in plan.hedges.items() if task not in entered}
 
 
+def present(plan: Plan, takeover: Takeover | None) -> tuple[str, ...]:
+    """Who is in the job under `takeover`: who has its tasks, the customer, and those who compute along."""
+    members = (*assigned(plan, takeover).values(), plan.customer, *hedges(plan, takeover).values())
+    return tuple(dict.fromkeys(one for one in members if one != LOCAL))
+
+
 def ends_after(manifest: Manifest, plan: Plan, takeover: Takeover | None) -> dict[str, tuple[str, str]]:
     """For every edge the public keys of its producer and its consumer under `takeover`, as `plan.ends`."""
     now = assigned(plan, takeover)

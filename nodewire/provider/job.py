@@ -43,7 +43,7 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import LACKING, Hashed, hashed, tensors_of
-from nodewire.protocol.takeover import LOST, Takeover, assigned, hedges, price_msat
+from nodewire.protocol.takeover import LOST, Takeover, assigned, hedges, present, price_msat
 from nodewire.provider.credit import Credit
 from nodewire.provider.prefixes import Finding
 from nodewire.provider.statements import Statements
@@ -458,13 +458,9 @@ class JobRun:
                 positions=positions,
             )
             # One who has just died does not keep the others from hearing it.
-            await asyncio.gather(*(self._tell(peer, close) for peer in self._others()))
+            others = (one for one in present(self.request.plan, self._takeover) if one != self._me)
+            await asyncio.gather(*(self._tell(peer, close) for peer in others))
         await self._finish(chunk, units, end, self.attempt, positions)
-
-    def _others(self) -> list[str]:
-        plan, newest = self.request.plan, self._takeover
-        members = (*assigned(plan, newest).values(), self.request.customer, *hedges(plan, newest).values())
-        return [p for p in dict.fromkeys(members) if p not in (LOCAL, self._me)]
 
     async def _tell(self, peer: str, close: Close) -> None:
         try:

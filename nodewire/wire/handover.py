@@ -18,7 +18,7 @@ from nodewire.errors import LinkLost, NodewireError, NoProvider, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
-from nodewire.protocol.takeover import LOST, Takeover, assigned, hedges
+from nodewire.protocol.takeover import LOST, Takeover, assigned, hedges, present
 from nodewire.wire.frames import Document
 from nodewire.wire.link import Link
 from nodewire.wire.mailbox import JobMailbox
@@ -114,8 +114,7 @@ class Handover:
 
     def others(self) -> list[str]:
         """All members that are in the job now, those who compute along too, this node left out."""
-        members = (*self.assigned.values(), self._plan.customer, *self.hedges.values())
-        return [p for p in dict.fromkeys(members) if p not in (LOCAL, self._me)]
+        return [one for one in present(self._plan, self.takeover) if one != self._me]
 
     @property
     def hedges(self) -> dict[str, str]:
@@ -198,7 +197,7 @@ class Handover:
     async def accept(self, takeover: Takeover) -> None:
         """Go over to a checked takeover: from now on its assignment counts."""
         self.takeover = takeover
-        if self._me not in (*self.assigned.values(), self._plan.customer, *self.hedges.values()):
+        if self._me not in present(self._plan, takeover):
             self._mailbox.replaced()
         await self._changed(takeover)
         routes = routes_of(self._manifest, self._plan, takeover, self._me)
