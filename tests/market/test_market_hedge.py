@@ -110,6 +110,39 @@ async def test_a_hedge_that_dies_is_not_missed(market):
     assert 0 < earned(market, hedge, done["request"]) < 7 * price
 
 
+async def test_a_hedge_that_falls_behind_makes_up_for_it_and_is_paid_all_of_it(market):
+    """Its process stands still while a chunk is closed: the close is there before the frames are."""
+    epoch = await begun(market)
+    names = {public: name for name, public in market.public.items()}
+    async with market.customer("wary-and-patient") as customer:
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
+        terms = customer.terms.model_copy(update={"lookahead": 1, "hedge": ("stage.2",)})
+        ids: list[int] = []
+        still = None
+        try:
+            async with asyncio.timeout(90):
+                async for piece in customer.generate(
+                    market.decoder["address"], PROMPT, max_tokens=TOKENS, terms=terms, resplit_msat=0
+                ):
+                    ids += piece.ids
+                    if still is None and len(ids) >= 120:  # the second chunk ends with the 129th
+                        plan = customer.purchases[-1].plan
+                        task, hedge = next(iter(plan.hedges.items()))
+                        still, began = market.processes[names[hedge]], time.monotonic()
+                        still.send_signal(signal.SIGSTOP)
+                    elif still is not None and (len(ids) >= 140 or time.monotonic() > began + 0.7):
+                        still.send_signal(signal.SIGCONT)
+        finally:
+            if still is not None:
+                still.send_signal(signal.SIGCONT)
+        done = customer.last
+        assert ids == whole_tokens(market, PROMPT, TOKENS)
+        assert "requests" not in done and done["takeovers"] == []
+    await market.settled("wary-and-patient")
+    chunks = 1 + -(-(TOKENS - 1) // customer.purchases[-1].manifest.chunk)
+    assert earned(market, hedge, done["request"]) == chunks * plan.assignment(task).price_msat
+
+
 async def test_a_hedge_that_lies_is_convicted_and_nothing_is_made_again(market):
     """lia computes stage.2 along, and adds 5 % of noise: no token comes of it, and its bond pays for what it got."""
     market.spawn_dishonest("lia", "scaled", "stage.2")
