@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 import pytest
@@ -73,3 +74,18 @@ def test_what_is_no_database_is_refused(path):
         open_versioned(path, "a book", SCHEMA, 3)
     with pytest.raises(BadConfig):
         open_versioned(path / "below", "a book", SCHEMA, 3)
+
+
+def test_a_file_that_one_process_has_alone_is_refused_to_others_at_once(path):
+    held = open_versioned(path, "rows", SCHEMA, 1, alone=True)
+    with pytest.raises(BadConfig, match="locked"):
+        open_versioned(path, "rows", SCHEMA, 1, alone=True)
+    held.close()
+
+
+def test_a_secret_file_is_its_owners_and_one_that_is_damaged_says_what_to_do(path):
+    open_versioned(path, "rows", SCHEMA, 1, secret=True).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(os.urandom(8_192))
+    with pytest.raises(BadConfig, match="move it away"):
+        open_versioned(path, "rows", SCHEMA, 1)
