@@ -51,6 +51,10 @@ CREATE TABLE IF NOT EXISTS broken (
     PRIMARY KEY (job, payee, chunk, attempt)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS broken_under_way ON broken (at_s) WHERE at_s IS NULL;
+CREATE TABLE IF NOT EXISTS untold (
+    job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL, claim TEXT NOT NULL,
+    PRIMARY KEY (job, payee, chunk, attempt)
+) STRICT;
 CREATE TABLE IF NOT EXISTS cursor (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), at INTEGER NOT NULL) STRICT;
 """
 _OWN_FAULT = 0
@@ -192,11 +196,12 @@ class Ledger:
 
     # The provider's side.
 
-    def owe(self, due: Due, *, under_way: bool = False) -> Due:
+    def owe(self, due: Due, *, under_way: bool = False, claim: str = "") -> Due:
         """Enter a due, or find it as it stands.
 
         `under_way`: whether it must be paid hangs on how its job ends. `went_through`, `broke_off` or `interrupted`
-        will say that; the last will, too, if this process ends before.
+        will say that; the last will, too, if this process ends before. `claim`: the event that asks for it, which has
+        to be told: until `told` it is among the `untold`, for nobody is in debt for what he never heard of.
 
         Raises:
             NotAllowed: it is entered with another customer or amount.
@@ -207,10 +212,25 @@ class Ledger:
                 if under_way:
                     self._db.execute("INSERT INTO broken VALUES (?, ?, ?, ?, NULL)", astuple(due.key))
                 self._db.execute("INSERT INTO dues VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _row(due))
+                if claim:
+                    self._db.execute("INSERT INTO untold VALUES (?, ?, ?, ?, ?)", (*astuple(due.key), claim))
                 return due
             if (known.customer, known.amount_msat) != (due.customer, due.amount_msat):
                 raise NotAllowed("due", "entered with another customer or amount")
             return known
+
+    def told(self, key: Key, due_by_s: int = 0) -> None:
+        """A relay has taken the claim; the customer is not in debt before `due_by_s`, either."""
+        with self._transaction():
+            self._db.execute(f"DELETE FROM untold WHERE {_KEY}", astuple(key))
+            sql = f"UPDATE dues SET due_by_s = max(due_by_s, ?) WHERE {_KEY}"
+            self._db.execute(sql, (due_by_s, *astuple(key)))
+
+    def untold(self) -> list[tuple[Key, str]]:
+        """Claims of unpaid dues that no relay is known to have taken."""
+        sql = "SELECT job, payee, chunk, attempt, claim FROM untold JOIN dues USING (job, payee, chunk, attempt)"
+        rows = self._db.execute(f"{sql} WHERE state IN ('due', 'invoiced')")
+        return [(Key(*key), claim) for *key, claim in rows]
 
     def went_through(self, job: str) -> None:
         """A job under way has ended, and did not break off."""
@@ -325,7 +345,8 @@ class Ledger:
         """Whether a customer key has let a due pass its time, or too many of its jobs broke off unpaid: such a key
         gets no credit."""
         unpaid = "FROM dues LEFT JOIN broken USING (job, payee, chunk, attempt)"
-        unpaid += " WHERE customer = ? AND state IN ('due', 'invoiced')"
+        unpaid += " LEFT JOIN untold USING (job, payee, chunk, attempt)"
+        unpaid += " WHERE customer = ? AND state IN ('due', 'invoiced') AND claim IS NULL"
         sql = f"SELECT 1 {unpaid} AND due_by_s <= ? AND at_s IS NULL LIMIT 1"
         if self._db.execute(sql, (customer, int(now_s))).fetchone() is not None:
             return True

@@ -662,11 +662,13 @@ class JobRun:
             return
         key = Key(self.request.id, self._me, chunk, attempt)
         due_by_s = int(time.time() + self._patience_s)
+        claim = self._telling.claim(feedback.Due(chunk, attempt, units, amount_msat, root, cached))
         # What the driver has signed for came out; of all else the customer need not have got anything.
         self._ledger.owe(
             Due(key, self.request.customer, amount_msat, due_by_s),
             under_way=not self._generates or chunk in self._unsigned,
+            claim=claim.to_json(),
         )
         await self.credit.due(chunk)
-        due = feedback.Due(chunk, attempt, units, amount_msat, root, cached)
-        await self._telling.say("payment-required", due=due)
+        await self._telling.publish(claim)
+        self._ledger.told(key)

@@ -37,6 +37,7 @@ from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission, Derived
 from nodewire.provider.announcing import Announcer, describe, name_of
 from nodewire.provider.bonding import Bonding
+from nodewire.provider.claiming import claim_again
 from nodewire.provider.committing import Committing
 from nodewire.provider.daemon import Provider
 from nodewire.provider.grants import Grants
@@ -114,6 +115,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(till.run(settled))
+            group.create_task(claim_again(ledger, lambda claim: publish(claim, ())))
             for half in halves:
                 group.create_task(half.run())
 

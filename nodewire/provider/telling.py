@@ -23,17 +23,15 @@ class Telling:
         self._keys = keys
         self._request = request
         self._manifest = manifest
-        self._publish = publish
+        self.publish = publish
+
+    def claim(self, due: feedback.Due) -> Event:
+        """What asks for a chunk's payment, to be published."""
+        request, now_s = self._request, int(time.time())
+        return feedback.build(self._keys, request.id, request.customer, "payment-required", created_at=now_s, due=due)
 
     async def say(
-        self,
-        status: feedback.Status,
-        text: str = "",
-        due: feedback.Due | None = None,
-        *,
-        edge: str = "",
-        by: str = "",
-        ciphertext: str = "",
+        self, status: feedback.Status, text: str = "", *, edge: str = "", by: str = "", ciphertext: str = ""
     ) -> None:
         event = feedback.build(
             self._keys,
@@ -42,12 +40,11 @@ class Telling:
             status,
             created_at=int(time.time()),
             text=text,
-            due=due,
             edge=edge,
             by=by,
             ciphertext=ciphertext,
         )
-        await self._publish(event)
+        await self.publish(event)
 
     async def failed(self, error: NodewireError, tasks: Collection[str]) -> None:
         """Say why the job ended here, where `tasks` ran: which edge's frames cannot be computed, or who has ended it
@@ -76,4 +73,4 @@ class Telling:
         event = result.build(
             self._keys, self._request.id, self._request.customer, roots, ciphertext, created_at=int(time.time())
         )
-        await self._publish(event)
+        await self.publish(event)

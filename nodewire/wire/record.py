@@ -37,6 +37,9 @@ class Record:
         self._histories: dict[str, History] = {}
         self._attempts: dict[str, int] = {}
         """By edge, of the frame that came last."""
+        self._made: dict[str, bool] = {}
+        """By edge, whether its history is that of what this node puts out, and not of what comes to it. Where both ends
+        are here one is enough, and a driver that entered counts what came before it in another way."""
         self._edges: Callable[[], Collection[str]] = lambda: ()
         self._plain: OnPlain = lambda edge, chunk, frame: None
         self._closed: Callable[[int], None] = lambda chunk: None
@@ -56,10 +59,10 @@ class Record:
 
     def write(self, request: str, edge: str, attempt: int, frame: Frame[Array]) -> None:
         """A frame goes out. Raises BadFrame, and as the tape's."""
-        if edge in self.inner:
-            self.came(edge, attempt, frame)
-        else:
+        if edge not in self.inner:
             self._tape.write(request, edge, attempt, frame)
+        elif self._made.setdefault(edge, True):
+            self._take(edge, attempt, frame)
 
     def read(self, request: str, edge: str, first: int = 0) -> Iterator[tuple[int, Frame[Array]]]:
         """(attempt, frame) from number `first` on, without rows that are void. Raises NotFound, and as the tape's."""
@@ -73,12 +76,16 @@ class Record:
     # What the job tells.
 
     def came(self, edge: str, attempt: int, frame: Frame[Array]) -> None:
-        """A frame has come on an inner edge, or goes out on one. Raises BadFrame, naming the edge."""
+        """A frame has come on an inner edge. Raises BadFrame, naming the edge."""
+        if not self._made.setdefault(edge, False):
+            self._take(edge, attempt, frame)
+
+    def _take(self, edge: str, attempt: int, frame: Frame[Array]) -> None:
         history = self._histories.get(edge)
         if history is None:
             history = History(edge, chunk=self._manifest.chunk, lookahead=self._lookahead)
         elif frame.seq <= history.last_seq:
-            return  # both ends of the edge are here
+            return  # sent, or made, again
         try:
             history.take(frame)
         except BadFrame as error:

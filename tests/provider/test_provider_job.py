@@ -295,7 +295,7 @@ async def test_no_claim_is_published_before_its_root_is_on_disk(folder, tmp_path
             claims.append((claim(on_disk), said.due.root))
 
     for run in market.runs.values():
-        run._telling._publish, run._commit = publish, lambda roots: committing.commit(roots, 20)
+        run._telling.publish, run._commit = publish, lambda roots: committing.commit(roots, 20)
     await served(market)
     assert len(claims) == 4 * len(market.runs)
     assert all(on_disk == claimed for on_disk, claimed in claims)

@@ -83,7 +83,7 @@ async def test_a_hedge_to_which_frames_come_after_their_close_commits_to_all_of_
         mailbox=mailbox,
         worker=Direct({task: load(market.registration)[task]}),
         ledger=other._ledger,
-        publish=other._telling._publish,
+        publish=other._telling.publish,
         commit=other._commit,
         statements=statements,
         record=record,
