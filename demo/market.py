@@ -28,8 +28,10 @@ class Market:
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def daemon(self, name: str, *command: str, program: Sequence[str] = NODEWIRE, timeout_s: float = 600) -> dict:
-        """Start `nodewire COMMAND --json` and return the line by which it says that it is ready. One that ends before is
-        noticed at once; the time is for a busy machine, where eight that load at the same time take minutes."""
+        """Start `nodewire COMMAND --json` and return the line by which it says that it is ready.
+
+        One that ends before is noticed at once; the time is for a busy machine, where eight take minutes to load.
+        """
         with (self.folder / f"{name}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *program, *command, "--json", stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True

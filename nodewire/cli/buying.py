@@ -134,7 +134,7 @@ def only_here(what: str, **market: object) -> None:
 
 def needs(config: Path | None, model: str) -> tuple[Path, CustomerConfig]:
     if config is None:
-        raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER)")
+        raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER, for a model here)")
     if not model:
         raise BadInput("--model", "the manifest's address is needed; `nodewire models --config FILE` lists them")
     check_model(model)
