@@ -77,7 +77,7 @@ def generate(
     budget: Budget = "",
     edge_codec: Codecs = None,
     resplit: Resplit = "",
-    hedge: Hedge = 0,
+    hedge: Hedge = None,
     verify: Verify = False,
     wait: Wait = False,
     driver: Driver = None,
@@ -137,7 +137,7 @@ def generate(
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         params |= {"transcribe": True} if transcript is not None else {}
         params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}
-        params |= {"hedge": hedge} if hedge else {}
+        params |= {"hedge": hedge} if hedge is not None else {}
         done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
         if transcript is not None:
             transcript.write_bytes(orjson.dumps(done.pop("transcript"), option=orjson.OPT_INDENT_2))

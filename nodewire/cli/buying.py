@@ -39,7 +39,7 @@ Resplit = Annotated[
     str, typer.Option(help="Most that moves to quicker rings may cost, such as 5sat; 0sat: none (default: the file's).")
 ]
 Hedge = Annotated[
-    int,
+    int | None,
     typer.Option(
         min=0,
         max=MAX_HEDGED,

@@ -61,7 +61,7 @@ def chat(
     template: Annotated[Path | None, typer.Option(help="A file with the chat template, for a model without.")] = None,
     budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
     resplit: Resplit = "",
-    hedge: Hedge = 0,
+    hedge: Hedge = None,
     driver: Driver = None,
     trusted: Trusted = None,
     ends: Ends = None,
@@ -93,7 +93,7 @@ def chat(
         params["stop"] = stop
     if resplit:
         params["resplit_msat"] = parse_msat(resplit)
-    if hedge:
+    if hedge is not None:
         params["hedge"] = hedge
     beside, stack = Beside(), AsyncExitStack()
     face = _InJson() if json else _OnTerminal()
