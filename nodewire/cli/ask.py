@@ -240,14 +240,16 @@ def _generate_here(
         likely.append([dict(zip(("id", "logprob", "text"), row, strict=True)) for row in orjson.loads(said)])
 
     started = time.perf_counter()
-    for token, text in steps(told):
-        moments.append(time.perf_counter())
-        ids.append(token)
-        texts.append(text)
+    try:
+        for token, text in steps(told):
+            moments.append(time.perf_counter())
+            ids.append(token)
+            texts.append(text)
+            if shown:
+                shown.add(text)
+    finally:  # Ctrl-C, too
         if shown:
-            shown.add(text)
-    if shown:
-        shown.end()
+            shown.end()
     rate = (len(moments) - 1) / (moments[-1] - moments[0]) if len(moments) > 1 else 0.0
     first_ms = round((moments[0] - started) * 1000, 1) if moments else 0.0
     if stream:
