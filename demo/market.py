@@ -27,8 +27,11 @@ class Market:
         self.folder = folder
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
-    async def daemon(self, name: str, *command: str, program: Sequence[str] = NODEWIRE, timeout_s: float = 60) -> dict:
-        """Start `nodewire COMMAND --json` and return the line by which it says that it is ready."""
+    async def daemon(self, name: str, *command: str, program: Sequence[str] = NODEWIRE, timeout_s: float = 600) -> dict:
+        """Start `nodewire COMMAND --json` and return the line by which it says that it is ready.
+
+        One that ends before is noticed at once; the time is for a busy machine, where eight take minutes to load.
+        """
         with (self.folder / f"{name}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *program, *command, "--json", stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
@@ -38,11 +41,15 @@ class Market:
         try:
             line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
         except TimeoutError:
-            line = b""
+            raise Broken(f"{name} is not ready after {timeout_s:.0f} s; {self._log(name)}") from None
         if not line:
-            tail = (self.folder / f"{name}.log").read_text()[-2000:]
-            raise Broken(f"{name} did not start; its log ends:\n{tail}")
+            raise Broken(f"{name} did not start; {self._log(name)}")
         return json.loads(line)
+
+    def _log(self, name: str) -> str:
+        file = self.folder / f"{name}.log"
+        tail = file.read_text(errors="replace")[-2000:]
+        return f"its log, {file}, ends:\n{tail}" if tail else f"its log, {file}, is empty"
 
     async def command(self, *command: str, show: bool = False) -> dict:
         """Run `nodewire COMMAND --json` to its end and return its document (with `show`, let it print as it likes)."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 import uvloop
+from rich.markup import escape
 
 from nodewire.cli.buying import (
     Asked,
@@ -30,19 +31,16 @@ from nodewire.cli.buying import (
     only_here,
 )
 from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
-from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
-from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
+from nodewire.cli.local import Local, Threads, model_folder
+from nodewire.cli.output import CUSTOMERS, Json, console, counted, notes, one_line, print_json
+from nodewire.cli.output import steps as loading
+from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market, only_swarm
 from nodewire.cli.whom import Driver, Ends, Exclude, Region, Trusted, from_whom
 from nodewire.config import CustomerConfig, parse_msat
-from nodewire.errors import BadConfig, BadInput
+from nodewire.errors import BadInput
 
 if TYPE_CHECKING:
     from nodewire.swarm.member import SwarmCustomer
-
-Local = Annotated[
-    Path | None,
-    typer.Option(help="Run this Hugging Face model folder here, without any market, and so without its options."),
-]
 
 _LOOKAHEAD = 8
 """With a draft, if nobody says more or less."""
@@ -65,7 +63,7 @@ def generate(
     min_p: MinP = 0.0,
     repetition: Repetition = 1.0,
     seed: Seed = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)] = 1,
+    threads: Threads = 1,
     draft: Annotated[
         Path | None, typer.Option(help="With --local: a smaller model's folder to guess by, as `lookahead` lets it.")
     ] = None,
@@ -79,7 +77,7 @@ def generate(
     budget: Budget = "",
     edge_codec: Codecs = None,
     resplit: Resplit = "",
-    hedge: Hedge = 0,
+    hedge: Hedge = None,
     verify: Verify = False,
     wait: Wait = False,
     driver: Driver = None,
@@ -103,16 +101,19 @@ def generate(
         only_here("--local", resplit=resplit, hedge=hedge, **whom)
         if transcript is not None:
             raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
+        local = model_folder(local)
     if swarm is not None:
         no_market(config=config, model=model, local=local, budget=budget, verify=verify, wait=wait)
         no_market(transcript=transcript, resplit=resplit, hedge=hedge, **whom)
+    else:
+        only_swarm(split=split, key=key, state=state)
     if draft is not None and local is None:
         raise BadInput("--draft", "is for --local: elsewhere who drives has its own")
     if lookahead is not None and local is None and swarm is None:
         raise BadInput("--lookahead", "is for --swarm and --local: of a market the configuration says it")
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
-        raise BadInput("prompt", "is empty; nothing was bought")
+        raise BadInput("prompt", "is empty")
     params: dict[str, Any] = {"max_tokens": max_tokens}
     params |= drawn(temperature, top_p, top_k, min_p, repetition, seed)
     if stop:
@@ -136,7 +137,7 @@ def generate(
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         params |= {"transcribe": True} if transcript is not None else {}
         params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}
-        params |= {"hedge": hedge} if hedge else {}
+        params |= {"hedge": hedge} if hedge is not None else {}
         done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
         if transcript is not None:
             transcript.write_bytes(orjson.dumps(done.pop("transcript"), option=orjson.OPT_INDENT_2))
@@ -164,6 +165,7 @@ def embed(
     can_write(report)
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
+        local = model_folder(local)
     lines = [line for line in sys.stdin.read().splitlines() if line.strip()] if texts == ["-"] else texts
     if not lines or not all(line.strip() for line in lines):
         raise BadInput("texts", "there is none, or an empty one; nothing was bought")
@@ -226,7 +228,8 @@ def _generate_here(
 ) -> dict[str, Any]:
     from nodewire.cli.shown import GrowingText
 
-    steps = _steps(_folder(folder), prompt, params, threads, draft)
+    with loading(f"loading {escape(str(folder))}") if stream else nullcontext():
+        steps = _steps(folder, prompt, params, threads, draft)
     shown = GrowingText(prompt) if stream else None
     ids: list[int] = []
     texts: list[str] = []
@@ -237,21 +240,26 @@ def _generate_here(
         likely.append([dict(zip(("id", "logprob", "text"), row, strict=True)) for row in orjson.loads(said)])
 
     started = time.perf_counter()
-    for token, text in steps(told):
-        moments.append(time.perf_counter())
-        ids.append(token)
-        texts.append(text)
+    try:
+        for token, text in steps(told):
+            moments.append(time.perf_counter())
+            ids.append(token)
+            texts.append(text)
+            if shown:
+                shown.add(text)
+    finally:  # Ctrl-C, too
         if shown:
-            shown.add(text)
-    if shown:
-        shown.end()
+            shown.end()
     rate = (len(moments) - 1) / (moments[-1] - moments[0]) if len(moments) > 1 else 0.0
+    first_ms = round((moments[0] - started) * 1000, 1) if moments else 0.0
+    if stream:
+        notes.print(f"[dim]{counted(len(ids), 'token')} · {rate:.1f} tokens/s · first after {first_ms:.0f} ms[/]")
     return {
         "ids": ids,
         "text": "".join(texts),
         **({"logprobs": likely} if "logprobs" in params else {}),
         "tokens_per_s": round(rate, 1),
-        "first_token_ms": round((moments[0] - started) * 1000, 1) if moments else 0.0,
+        "first_token_ms": first_ms,
     }
 
 
@@ -275,7 +283,7 @@ def _steps(
 def _embed_here(folder: Path, texts: list[str]) -> dict[str, Any]:
     from nodewire.graph.whole import embed as embed_whole
 
-    return {"vectors": embed_whole(_folder(folder), texts).tolist()}
+    return {"vectors": embed_whole(folder, texts).tolist()}
 
 
 def _text(file: Path) -> str:
@@ -283,12 +291,6 @@ def _text(file: Path) -> str:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("--json-schema", f"{file} cannot be read: {error}") from error
-
-
-def _folder(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
-        raise BadConfig(str(folder), "holds no config.json; --local takes a Hugging Face model folder")
-    return folder
 
 
 def _show_speed(done: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ Resplit = Annotated[
     str, typer.Option(help="Most that moves to quicker rings may cost, such as 5sat; 0sat: none (default: the file's).")
 ]
 Hedge = Annotated[
-    int,
+    int | None,
     typer.Option(
         min=0,
         max=MAX_HEDGED,
@@ -134,7 +134,7 @@ def only_here(what: str, **market: object) -> None:
 
 def needs(config: Path | None, model: str) -> tuple[Path, CustomerConfig]:
     if config is None:
-        raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER)")
+        raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER, for a model here)")
     if not model:
         raise BadInput("--model", "the manifest's address is needed; `nodewire models --config FILE` lists them")
     check_model(model)

@@ -13,20 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import orjson
 import typer
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from nodewire.cli.buying import Config, Hedge, Resplit, needs
+from nodewire.cli.buying import Config, Hedge, Resplit, needs, only_here
 from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
-from nodewire.cli.output import CUSTOMERS, console, in_words, notes, one_line, plain, print_json, sats
+from nodewire.cli.local import Local, Threads, model_folder
+from nodewire.cli.output import CUSTOMERS, console, in_words, notes, one_line, plain, print_json, sats, steps
 from nodewire.cli.roles import naming
-from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market
+from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market, only_swarm
 from nodewire.cli.whom import Driver, Ends, Exclude, Region, Trusted, from_whom
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import NodewireError
 
 if TYPE_CHECKING:
-    from nodewire.cli.conversation import Answer, Beside, Conversation
+    from nodewire.cli.conversation import Answer, Beside, Talk
     from nodewire.swarm.member import SwarmCustomer
 
 _HELP = """\
@@ -34,12 +36,14 @@ _HELP = """\
 /clear       forget what was said
 /save FILE   write what was said to a JSON file
 /quit        leave (Ctrl-D, too)
-Ctrl-C breaks an answer off: what came is paid, the rest is not bought."""
+Ctrl-C breaks an answer off"""
 
 
 def chat(
     model: Annotated[str, typer.Argument(help="Address of the manifest (38840:<author>:<name>).")] = "",
     config: Config = None,
+    local: Local = None,
+    threads: Threads = 1,
     swarm: SwarmAt = None,
     split: Split = "",
     key: Key = None,
@@ -57,7 +61,7 @@ def chat(
     template: Annotated[Path | None, typer.Option(help="A file with the chat template, for a model without.")] = None,
     budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
     resplit: Resplit = "",
-    hedge: Hedge = 0,
+    hedge: Hedge = None,
     driver: Driver = None,
     trusted: Trusted = None,
     ends: Ends = None,
@@ -65,17 +69,22 @@ def chat(
     region: Region = None,
     json: Annotated[bool, typer.Option("--json", help="Read a message from every line; print JSON lines.")] = False,
 ) -> None:
-    """Talk with a model on strangers' machines, or on a swarm's."""
+    """Talk with a model on strangers' machines, on a swarm's, or here."""
     from nodewire.cli.conversation import Beside, Conversation
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind itself ignores it
-    customer: CustomerConfig | SwarmCustomer
+    whom = {"driver": driver, "trusted": trusted, "ends": ends, "exclude": exclude, "region": region}
+    if local is not None:
+        only_here("--local", model=model, config=config, budget=budget, resplit=resplit, hedge=hedge, **whom)
+        local = model_folder(local)
+    if swarm is None:
+        only_swarm(split=split, key=key, state=state, lookahead=lookahead)
+    customer: CustomerConfig | SwarmCustomer | None = None
     if swarm is not None:
-        no_market(model=model, config=config, budget=budget, resplit=resplit, hedge=hedge)
-        no_market(driver=driver, trusted=trusted, ends=ends, exclude=exclude, region=region)
+        no_market(model=model, config=config, local=local, budget=budget, resplit=resplit, hedge=hedge, **whom)
         customer = customer_of(swarm, split, key, state, lookahead)
         model = customer.file.swarm.address
-    else:
+    elif local is None:
         _, customer = needs(config, model)
         customer = from_whom(customer, driver, trusted, ends, exclude, region)
     params: dict[str, Any] = {"max_tokens": max_tokens}
@@ -84,14 +93,24 @@ def chat(
         params["stop"] = stop
     if resplit:
         params["resplit_msat"] = parse_msat(resplit)
-    if hedge:
+    if hedge is not None:
         params["hedge"] = hedge
-    fields = {"system": system, "budget_msat": parse_msat(budget) if budget else None}
     beside, stack = Beside(), AsyncExitStack()
+    face = _InJson() if json else _OnTerminal()
     try:
-        with naming(customer.relays):
-            opening = Conversation.open(stack, customer, model, template, params, **fields)
-            _talk(beside, beside.run(opening), _InJson() if json else _OnTerminal())
+        if customer is not None:
+            budget_msat = parse_msat(budget) if budget else None
+            opening = Conversation.open(
+                stack, customer, model, template, params, system=system, budget_msat=budget_msat
+            )
+            with naming(customer.relays):
+                _talk(beside, beside.run(opening), face)
+        elif local is not None:
+            from nodewire.cli.chat_here import TalkHere
+
+            with steps(f"loading {escape(str(local))}"):
+                talk = beside.run(TalkHere.open(stack, local, template, params, threads, system))
+            _talk(beside, talk, face)
     finally:
         beside.run(stack.aclose())
         beside.close()
@@ -108,7 +127,7 @@ class _InJson:
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None
 
-    def welcome(self, talk: Conversation) -> None:
+    def welcome(self, talk: Talk) -> None:
         print_json({"ready": "chat", "model": talk.address})
 
     def answering(self) -> Self:
@@ -124,10 +143,10 @@ class _InJson:
         if text:
             print_json({"piece": text})
 
-    def interrupted(self) -> None:
+    def interrupted(self, talk: Talk) -> None:
         return
 
-    def answered(self, answer: Answer, talk: Conversation) -> None:
+    def answered(self, answer: Answer, talk: Talk) -> None:
         print_json({"answer": answer.document(), "spent_msat": talk.cost_msat})
 
     def failed(self, error: NodewireError) -> None:
@@ -161,7 +180,7 @@ class _OnTerminal:
             notes.print("\n[dim]/quit leaves[/]")
             return ""
 
-    def welcome(self, talk: Conversation) -> None:
+    def welcome(self, talk: Talk) -> None:
         notes.print(f"[dim]{talk.address}\n/help says what there is besides messages[/]", soft_wrap=True)
 
     def answering(self) -> Self:
@@ -193,10 +212,10 @@ class _OnTerminal:
             self._live.console.print(Text("\n".join(whole)), soft_wrap=True)
         self._live.update(Text.assemble(self._line, "\n", (_figures(answer), "dim")))
 
-    def interrupted(self) -> None:
-        notes.print("[dim]breaking off; what came is being paid[/]")
+    def interrupted(self, talk: Talk) -> None:
+        notes.print(f"[dim]breaking off{'; what came is being paid' if talk.is_paid else ''}[/]")
 
-    def answered(self, answer: Answer, talk: Conversation) -> None:
+    def answered(self, answer: Answer, talk: Talk) -> None:
         from nodewire.cli.shown import told_of
 
         ended = {"stopped": "broken off · ", "length": "cut at --max-tokens · ", "budget": "the budget is used up · "}
@@ -233,10 +252,10 @@ def _figures(answer: Answer) -> str:
     return f"{answer.tokens} tokens · {answer.tokens_per_s:.1f} tokens/s{cost}"
 
 
-def _talk(beside: Beside, talk: Conversation, face: _InJson | _OnTerminal) -> None:
+def _talk(beside: Beside, talk: Talk, face: _InJson | _OnTerminal) -> None:
     face.welcome(talk)
     commands: dict[str, Callable[[str], None]] = {
-        "/help": lambda _: face.says(_HELP),
+        "/help": lambda _: face.says(_HELP + (": what came is paid, the rest is not bought." if talk.is_paid else ".")),
         "/clear": lambda _: _clear(talk, face),
         "/save": lambda file: _save(talk, face, file),
         "/ring": lambda _: face.ring(beside.run(talk.ring())),
@@ -254,18 +273,18 @@ def _talk(beside: Beside, talk: Conversation, face: _InJson | _OnTerminal) -> No
                 face.says(f"{name} is no command; /help says which there are")
             else:
                 with face.answering():
-                    answer = beside.run(talk.answer(line, face.told), interrupted=face.interrupted)
+                    answer = beside.run(talk.answer(line, face.told), interrupted=lambda: face.interrupted(talk))
                 face.answered(answer, talk)
         except NodewireError as error:  # the next question may have more luck
             face.failed(error)
 
 
-def _clear(talk: Conversation, face: _InJson | _OnTerminal) -> None:
+def _clear(talk: Talk, face: _InJson | _OnTerminal) -> None:
     talk.history.clear()
     face.says("forgotten")
 
 
-def _save(talk: Conversation, face: _InJson | _OnTerminal, file: str) -> None:
+def _save(talk: Talk, face: _InJson | _OnTerminal, file: str) -> None:
     try:
         Path(file or "chat.json").write_bytes(orjson.dumps(talk.messages, option=orjson.OPT_INDENT_2))
     except OSError as error:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from nodewire.chat.folder import template_file
 from nodewire.chat.rendering import Renderer
 from nodewire.cli.shown import Watched
 from nodewire.config import CustomerConfig
+from nodewire.customer.piece import Piece
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.summary import spent
 from nodewire.errors import BadInput, OverBudget
@@ -66,42 +69,18 @@ Told = Callable[[str, Answer], None]
 """Told each new text, and the answer with it."""
 
 
-@dataclass(slots=True)
-class Conversation:
-    """With the model at `address`; `params` are the job's, `budget_msat` is what all of it may cost."""
+@dataclass(slots=True, kw_only=True)
+class Talk(ABC):
+    """With the model called `address`; `params` are a generation's."""
 
-    customer: Watched
     renderer: Renderer
     address: str
     template: ChatTemplate
     params: Mapping[str, Any]
-    budget_msat: int | None = None
     system: str = ""
     history: list[dict[str, str]] = field(default_factory=list)
     cost_msat: int = 0
-    last: Purchase | None = None
-
-    @classmethod
-    async def open(
-        cls,
-        stack: AsyncExitStack,
-        config: CustomerConfig | SwarmCustomer,
-        address: str,
-        template: Any,
-        params: Mapping[str, Any],
-        **fields: Any,
-    ) -> Self:
-        """`template` is a file's path, if there is one. Raises BadInput: the model has no template either."""
-        customer = await stack.enter_async_context(Watched(config, show=False))
-        renderer = Renderer()
-        stack.push_async_callback(renderer.close)
-        found = await customer.chat_template(address)
-        if template is not None:
-            own = template_file(template)
-            found = own.model_copy(update={"tokens": found.tokens}) if found is not None else own
-        if found is None:
-            raise BadInput("--template", "the model has none: name a file with one, or use `nodewire generate`")
-        return cls(customer, renderer, address, found, params, **fields)
+    is_paid: bool = False
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -116,13 +95,97 @@ class Conversation:
         """
         question = {"role": "user", "content": text}
         prompt = await self.renderer.render(self.template, [*self.messages, question])
-        made, purchases = Answer(), list[Purchase]()
+        made = Answer()
+        try:
+            await self._ask(prompt, made, told)
+        except asyncio.CancelledError:
+            made.reason = "stopped"
+        except OverBudget:
+            if not made.tokens:
+                raise
+            made.reason = "budget"
+        finally:
+            self.cost_msat += made.cost_msat
+        if made.tokens:
+            self.history += [question, {"role": "assistant", "content": made.text}]
+        return made
+
+    @abstractmethod
+    async def _ask(self, prompt: str, made: Answer, told: Told) -> None:
+        """Have `made` grow; whatever ends that, it says at last what it cost."""
+
+    @abstractmethod
+    async def ring(self) -> list[dict[str, Any]]:
+        """Who computed what of the last answer."""
+
+
+async def follow(pieces: AsyncIterator[Piece], made: Answer, told: Told, cost_msat: Callable[[], int]) -> None:
+    """Have `made` grow by `pieces`."""
+    began_s = time.monotonic()
+    first_s = looked_s = 0.0
+    async for piece in pieces:
+        now_s = time.monotonic()
+        if not made.tokens:
+            made.first_s, made.prompt_tokens, first_s = now_s - began_s, piece.position, now_s
+        made.tokens += len(piece.ids)
+        made.seconds = now_s - first_s
+        made.text += piece.text
+        made.reason = piece.reason
+        if now_s - looked_s > _TOLD_S:
+            looked_s, made.cost_msat = now_s, cost_msat()
+        told(piece.text, made)
+
+
+def template_for(own: Path | None, found: ChatTemplate | None) -> ChatTemplate:
+    """The one in the file `own`, with the special tokens of the model's; else the model's. Raises BadInput: neither."""
+    if own is not None:
+        said = template_file(own)
+        return said.model_copy(update={"tokens": found.tokens}) if found is not None else said
+    if found is None:
+        raise BadInput("--template", "the model has none: name a file with one, or use `nodewire generate`")
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation(Talk):
+    """With the market's or a swarm's model at `address`; `budget_msat` is what all of it may cost."""
+
+    customer: Watched
+    budget_msat: int | None = None
+    last: Purchase | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        stack: AsyncExitStack,
+        config: CustomerConfig | SwarmCustomer,
+        address: str,
+        template: Path | None,
+        params: Mapping[str, Any],
+        **fields: Any,
+    ) -> Self:
+        """`template` is a file, if there is one. Raises BadInput: the model has no template either."""
+        customer = await stack.enter_async_context(Watched(config, show=False))
+        renderer = Renderer()
+        stack.push_async_callback(renderer.close)
+        known = template_for(template, await customer.chat_template(address))
+        return cls(
+            customer=customer,
+            renderer=renderer,
+            address=address,
+            template=known,
+            params=params,
+            is_paid=isinstance(config, CustomerConfig),
+            **fields,
+        )
+
+    async def _ask(self, prompt: str, made: Answer, told: Told) -> None:
+        purchases = list[Purchase]()
         terms = self.customer.terms
         if self.budget_msat is not None:
             left_msat = max(0, self.budget_msat - self.cost_msat)
             terms = terms.model_copy(update={"max_total_msat": min(terms.max_total_msat, left_msat)})
         params = {**self.params, "special_tokens": False}
-        began_s = time.monotonic()
         try:
             pieces = self.customer.generate(
                 self.address,
@@ -133,33 +196,12 @@ class Conversation:
                 **params,
             )
             async with aclosing(pieces):
-                first_s = looked_s = 0.0
-                async for piece in pieces:
-                    now_s = time.monotonic()
-                    if not made.tokens:
-                        made.first_s, made.prompt_tokens, first_s = now_s - began_s, piece.position, now_s
-                    made.tokens += len(piece.ids)
-                    made.seconds = now_s - first_s
-                    made.text += piece.text
-                    made.reason = piece.reason
-                    if now_s - looked_s > _TOLD_S:
-                        looked_s, made.cost_msat = now_s, _cost_msat(purchases)
-                    told(piece.text, made)
-        except asyncio.CancelledError:
-            made.reason = "stopped"
-        except OverBudget:
-            if not made.tokens:
-                raise
-            made.reason = "budget"
+                await follow(pieces, made, told, lambda: _cost_msat(purchases))
         finally:
             begun = [one for one in purchases if one.is_underway]
             lost = {move["request"] for move in made.moves if move["outcome"] not in ("moved", "saved")}
             self.last = next((one for one in reversed(begun) if one.request.id not in lost), self.last)
             made.cost_msat, made.requests = _cost_msat(begun), [one.request.id for one in begun]
-            self.cost_msat += made.cost_msat
-        if made.tokens:
-            self.history += [question, {"role": "assistant", "content": made.text}]
-        return made
 
     async def ring(self) -> list[dict[str, Any]]:
         """Who computed what of the last answer, at what price, and how far each is from the one after (by coordinates;

@@ -87,7 +87,8 @@ def check(
         table = Table("node", "address", "model", "round trip", "", box=None, header_style="bold dim")
         for row in found:
             trip = f"{row['rtt_ms']:.2f} ms" if row["rtt_ms"] is not None else "-"
-            table.add_row(row["name"], row["address"], row["manifest"][:12] or "-", trip, escape(row["says"]) or "well")
+            says = row["says"].removeprefix(f"{row['name']} ({row['address']}) ")
+            table.add_row(row["name"], row["address"], row["manifest"][:12] or "-", trip, escape(says) or "well")
         console.print(table)
         if not well and all(row["says"] == "" for row in found):
             console.print("the nodes hold different copies of the model: give all the same files")
@@ -96,7 +97,7 @@ def check(
 
 
 async def _asked(member: Any) -> list[dict[str, Any]]:
-    from nodewire.customer.swarm import NodesRecord, in_words, start
+    from nodewire.customer.swarm import OTHER_FILE, NodesRecord, in_words, start
 
     async with AsyncExitStack() as stack:
         session = await start(stack, member)
@@ -114,7 +115,7 @@ async def _asked(member: Any) -> list[dict[str, Any]]:
             trip = link.rtt_us
             row |= {"manifest": said.manifest, "rtt_ms": trip / 1000 if trip is not None else None}
             other = said.swarm != swarm.digest()
-            return {**row, "says": "goes by another file: copy this one to it, and start it anew" if other else ""}
+            return {**row, "says": OTHER_FILE if other else ""}
 
         return list(await asyncio.gather(*map(ask, member.file.ring)))
 

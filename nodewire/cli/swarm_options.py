@@ -39,7 +39,7 @@ State = Annotated[
 Lookahead = Annotated[
     int | None,
     typer.Option(
-        help="How far it runs ahead by guess (default: the file's; of --local 1).",
+        help="How far it runs ahead by guess (default: the file's; of `generate --local` 1).",
         min=1,
         max=MAX_LOOKAHEAD,
         rich_help_panel=_PANEL,
@@ -78,3 +78,9 @@ def no_market(**market: object) -> None:
     """Raises BadInput: a swarm is given what only a market has."""
     if asked := [f"--{name.replace('_', '-')}" for name, value in market.items() if value]:
         raise BadInput(asked[0], f"is of a market, a swarm has none: leave out {' and '.join(asked)}")
+
+
+def only_swarm(**swarm: object) -> None:
+    """Raises BadInput: what only a swarm has is given elsewhere."""
+    if asked := [f"--{name}" for name, value in swarm.items() if value]:
+        raise BadInput(asked[0], "is for --swarm")

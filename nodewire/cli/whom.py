@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from nodewire.config import CustomerConfig, Whom
-from nodewire.errors import BadConfig
+from nodewire.errors import BadInput
+from nodewire.protocol.faults import in_words
 
 _PANEL = "From whom"
 _PEOPLE = " An npub, or a list that somebody has published: an naddr or 30000:AUTHOR:NAME (may be repeated)."
@@ -39,6 +41,15 @@ Region = Annotated[
     typer.Option(help="Buy from those alone who say that they are there (may be repeated).", rich_help_panel=_PANEL),
 ]
 
+_OPTIONS = {
+    "driver": "--driver",
+    "trusted": "--trusted",
+    "ends": "--ends",
+    "excluded": "--exclude",
+    "regions": "--region",
+}
+"""By the fields of `Whom`."""
+
 
 def from_whom(
     config: CustomerConfig,
@@ -48,13 +59,14 @@ def from_whom(
     exclude: list[str] | None,
     region: list[str] | None,
 ) -> CustomerConfig:
-    """The configuration with what the options say. Raises BadConfig: one of them cannot be."""
+    """The configuration with what the options say. Raises BadInput: one of them cannot be."""
     given = {"driver": driver, "trusted": trusted, "ends": ends, "excluded": exclude, "regions": region}
     said = {name: value for name, value in given.items() if value}
     if not said:
         return config
     try:
         whom = Whom.model_validate({**config.whom.model_dump(), **said})
-    except ValueError as error:
-        raise BadConfig("--driver, --trusted, --ends, --exclude, --region", str(error).replace("\n", " ")) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadInput(_OPTIONS[str(first["loc"][0])], in_words(first)) from error
     return config.model_copy(update={"whom": whom})

@@ -53,6 +53,7 @@ from nodewire.wire.spool import Spool
 from nodewire.wire.transport import TcpTls
 from nodewire.worker.lasting import maker
 
+OTHER_FILE = "goes by another file, or --split: copy this one to it, and start it anew with the same --split"
 NETWORK = "bcrt"
 """No invoice is ever read."""
 SPOOL_BYTES = 2**30
@@ -82,7 +83,7 @@ class Nodes:
             else:
                 said, links[entry.npub] = found
                 if said.swarm != self._digest:
-                    faults.append(f"{entry.called} goes by another file: copy this one to it, and start it anew")
+                    faults.append(f"{entry.called} {OTHER_FILE}")
                 held.setdefault(said.manifest, []).append(entry.called)
         if faults:
             raise NoProvider("nodes", "; ".join(faults))

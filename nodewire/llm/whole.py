@@ -63,12 +63,17 @@ class Whole:
         )
         self._grammars = Grammars(self.tokenizer, config.vocab_size, config.eos_token_id)
         self._lane = Lanes(config, count, 1, self.positions, kind, where).open()
+        self._held: list[int] = []
+        """The ids whose keys and values stand in the lane."""
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor:
         """float32 [vocab] after `ids` at positions pos ..; what stood there is overwritten."""
+        del self._held[pos:]
         hidden = self.vocabulary.embed(torch.tensor(ids, dtype=torch.int64))
-        return self.vocabulary.logits(self._layers.forward(hidden, pos, self._lane, only_last=True))
+        logits = self.vocabulary.logits(self._layers.forward(hidden, pos, self._lane, only_last=True))
+        self._held += ids
+        return logits
 
     def sampler(self, sampling: Sampling) -> Sampler:
         """Of one generation. Raises BadInput, Unsupported: a bias or a schema that cannot be."""
@@ -81,11 +86,14 @@ class Whole:
         sampling: Sampling,
         sampler: Sampler | None = None,
         told: Callable[[str], None] = lambda said: None,
+        *,
+        reuse: bool = False,
     ) -> Iterator[int]:
         """The generated ids, up to and with an end token, `max_tokens`, the end of the context or of a schema's text.
 
         `sampler`: a fresh one of the same sampling, for who wants to look at it; `told` is given `Sampler.told` of each
-        id, if log-probabilities are asked for.
+        id, if log-probabilities are asked for. With `reuse` the beginning that the prompt has in common with what was
+        computed last is not computed again (last bits may differ: sums are made in other batches).
         """
         if not prompt:
             raise BadInput("prompt", "empty")
@@ -93,7 +101,8 @@ class Whole:
             raise TooLarge("prompt", f"{len(prompt)} tokens, the context is {self.positions}")
         sampler = sampler or self.sampler(sampling)
         sampler.begin(torch.tensor(prompt, dtype=torch.int64))
-        feed, start = prompt, 0
+        start = min(_in_common(self._held, prompt), len(prompt) - 1) if reuse else 0
+        feed = prompt[start:]
         for pos in range(len(prompt), min(len(prompt) + sampling.max_tokens, self.positions)):
             logits = self.logits(feed, start)
             token = sampler.choose(logits, pos)
@@ -106,13 +115,18 @@ class Whole:
             feed, start = [token], pos
 
     def steps(
-        self, prompt: str, sampling: Sampling, told: Callable[[str], None] = lambda said: None
+        self,
+        prompt: str,
+        sampling: Sampling,
+        told: Callable[[str], None] = lambda said: None,
+        *,
+        reuse: bool = False,
     ) -> Iterator[tuple[int, str]]:
-        """Each generated id with the text that it makes printable; the last has the rest. `told` as `tokens`."""
+        """Each generated id with the text that it makes printable, last the rest (`told`, `reuse`: see `tokens`)."""
         stream = TextStream(self.tokenizer, sampling.stop)
         ids = self.tokenizer.encode(prompt, special_tokens=sampling.special_tokens)
         sampler = self.sampler(sampling)
-        for i, token in enumerate(self.tokens(ids, sampling, sampler, told), start=1):
+        for i, token in enumerate(self.tokens(ids, sampling, sampler, told, reuse=reuse), start=1):
             text = "" if token in self.config.eos_token_id else stream.push(token)
             last = i == sampling.max_tokens or token in self.config.eos_token_id or sampler.ended
             yield token, text + (stream.flush() if last else "")
@@ -123,6 +137,11 @@ class Whole:
         """The generated text in printable pieces."""
         for _, text in self.steps(prompt, sampling):
             yield text
+
+
+def _in_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 
 def generate(directory: Path, prompt: str, max_tokens: int, **params: object) -> Iterator[str]:

@@ -141,7 +141,8 @@ class SwarmFile(File):
         """The same, with these layers for its nodes in the ring's order. Raises BadInput: it says others itself."""
         ring = self.ring
         if len(split) != len(ring):
-            raise BadInput("--split", f"{len(split)} stages for the {len(ring)} nodes of the file")
+            stages = "1 stage" if len(split) == 1 else f"{len(split)} stages"
+            raise BadInput("--split", f"{stages} for the {len(ring)} nodes of the file")
         for node, layers in zip(ring, split, strict=True):
             if node.layers not in (None, layers):
                 said = borders.written([node.layers]) if node.layers else ""

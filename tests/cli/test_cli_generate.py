@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nodewire.cli import ask
+from nodewire.cli.shown import GrowingText
 from tests.kinds.llama import make_llama
 
 pytest.importorskip("llguidance")
@@ -66,3 +68,19 @@ def test_how_tokens_are_drawn_is_said_by_options(model, tmp_path):
     assert generate(model, *hot, "--min-p", "1", cwd=tmp_path)[1]["ids"] == plain
     new = generate(model, "--max-tokens", "12", "--repetition-penalty", "10", cwd=tmp_path)[1]["ids"]
     assert len(set(new)) >= len(set(plain))
+
+
+def test_a_generation_that_is_stopped_ends_its_line(model, monkeypatch, capsys):
+    add, shown = GrowingText.add, []
+
+    def interrupted(self, text):
+        add(self, text)
+        shown.append(text)
+        if len(shown) == 3:
+            raise KeyboardInterrupt  # as Ctrl-C does, wherever it comes
+
+    monkeypatch.setattr(GrowingText, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask.generate("the cat", local=model, max_tokens=20)
+    out, err = capsys.readouterr()
+    assert out == "".join(shown) + "\n" and err.endswith("\n")
