@@ -285,3 +285,34 @@ def test_whatever_a_driver_sends_nobody_who_is_honest_is_refused_when_a_stage_di
         return
     ring.check()
     assert ring.returned.history.closed == ring.hidden.history.closed
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([30, 60, 90]))
+def test_whoever_enters_may_die_in_its_replay_and_so_may_those_beside_it(tree, seed, right):
+    """Each death but the first is in the midst of the replay before it: of who entered, or of its neighbour."""
+    ring, random = Ring(), Random(seed)
+    driver = Driver(ring, random, right, tree)
+    strikes = sorted(random.sample(range(1, 7), 2))
+    for _ in range(6000):
+        ring.move(random.randrange)
+        if random.randrange(2):
+            driver.receive()
+        if strikes and (newest := ring.hidden.history.last_seq) >= strikes[0]:
+            strikes.pop(0)
+            stage = ring.kill(random.randrange(3))
+            for _ in range(3):
+                for _ in range(random.randrange(2 * newest)):
+                    (stage.send if random.randrange(2) else stage.step)()
+                    ring.close()
+                assert stage.made.history.last_seq < newest
+                stage = ring.kill((stage.number + random.randrange(-1, 2)) % 3)
+        if driver.is_over:
+            break
+    ring.settle()
+    while driver.receive():
+        ring.settle()
+    ring.settle()
+    assert driver.is_over
+    ring.check()
