@@ -79,6 +79,16 @@ class History:
             return True
         return self._first + len(self._run) < self._bound(chunk, positions)
 
+    def is_torn(self, chunk: int) -> bool:
+        """Whether what another producer sends on from here may have other numbers of cells: some have come, and not all
+        frames of a chunk that is closed."""
+        has_tree = self._settled.has_tree(0) or any(came.step.is_tree for came in self._open)
+        depths: dict[int, int] = {}
+        for cell in self._live:  # what closes a chunk may be kept later: that it came is enough
+            depths[id(cell)] = 1 + depths.get(id(cell.parent), 0)
+        reach = self._first + len(self._run) + max(depths.values(), default=0)
+        return has_tree and chunk > self.closed and reach < self._bound(chunk, None)
+
     def came_in(self, chunk: int, positions: int | None = None) -> list[int]:
         """Of the next chunk, of which nothing lacks, the number of the frame that each row came in."""
         if chunk == 0:

@@ -242,10 +242,14 @@ class JobRun:
 
     async def took_over(self, takeover: Takeover) -> None:
         """The assignment changes: tasks come here, or are another's now. Called before frames take their new ways."""
+        known = self._takeover.replaced if self._takeover is not None else ()
         before, self._takeover = set(self.tasks), takeover
         self.tasks, self._entered = self._mine(), self._first_chunks()
         if self._record is not None:
             self._record.closed_before(self._first_open())
+            fresh = {one[0] for one in takeover.replaced} - {one[0] for one in known}
+            if (edge := self._record.torn(fresh - {*self.tasks})) is not None:
+                self._mailbox.cancel(LinkLost(edge, "gone while a tree of guesses was sent again"))
         if self._statements is not None:
             self._statements.took_over(takeover)
         if self._failed and self._entered:  # who calls has not heard that it cannot

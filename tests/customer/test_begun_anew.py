@@ -1,0 +1,123 @@
+"""A generation whose provider dies, and who stood by soon after: what is bought anew, what it costs, what is raised."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing
+from types import SimpleNamespace
+
+import pytest
+
+from nodewire.customer.again import MAX_AGAIN
+from nodewire.customer.generation import Generation
+from nodewire.errors import LinkLost, NoProvider
+from nodewire.protocol.plan import Terms
+from tests.customer.scripted import TOKENS, Scripted
+from tests.protocol import documents
+
+_, FIRST, SECOND = (keys.public for keys in documents.PROVIDERS)
+BUDGET_MSAT = 1_000_000
+
+
+class Job(Scripted):
+    """It gives tokens and ends with an error, blamed on some, or with none."""
+
+    wronged = frozenset()
+    inputs = ()
+    is_underway = True
+
+    def __init__(self, tokens, error=None, blamed=(), spent_msat=0):
+        super().__init__()
+        self.blamed, self.spent_msat = set(blamed), spent_msat
+        self.put(*tokens, error)
+
+
+class Nobody(Job):
+    """A job that no provider is left for."""
+
+    is_underway = False
+
+    def __init__(self):
+        super().__init__(())
+
+    async def __aenter__(self):
+        raise NoProvider("stage.0", "nobody is left")
+
+
+@pytest.fixture
+def generating(monkeypatch):
+    """A generation whose jobs are these, and the terms and first tokens under which each was bought."""
+
+    def make(*jobs):
+        script, bought = list(jobs), []
+
+        def purchase(self, terms, patience):
+            bought.append((terms, len(self.ids)))
+            return script.pop(0)
+
+        monkeypatch.setattr(Generation, "_purchase", purchase)
+        monkeypatch.setattr("nodewire.customer.generation.most_positions", lambda *_: 8)
+        session = SimpleNamespace(log=logging.getLogger("nodewire.customer"))
+        terms = Terms(max_chunk_msat=10_000, max_total_msat=BUDGET_MSAT)
+        params = {"max_tokens": 20}
+        return Generation(session, None, "", documents.manifest(), "a", terms, params, lambda purchase: None), bought
+
+    return make
+
+
+async def ids(generation):
+    async with aclosing(generation.stream()) as pieces:
+        return [one for _ in [None] async for piece in pieces for one in piece.ids]
+
+
+def gone(whom):
+    return LinkLost(whom, "gone, and nobody stands by")
+
+
+async def test_who_entered_dies_as_well_and_a_job_without_both_goes_on_where_the_customer_is(generating):
+    made, bought = generating(
+        Job(TOKENS[:3], gone(FIRST), {FIRST, SECOND}, 7_000),  # the provider, and its standby in its replay
+        Job(TOKENS[3:20], None, spent_msat=5_000),
+    )
+    assert await ids(made) == TOKENS[:20]
+    assert [first for _, first in bought] == [0, 3]
+    assert set(bought[1][0].excluded) == {FIRST, SECOND}
+    assert bought[1][0].max_total_msat == BUDGET_MSAT - 7_000
+
+
+async def test_where_nobody_else_is_left_each_is_taken_back_once_and_nothing_is_counted_twice(generating):
+    made, bought = generating(
+        Job(TOKENS[:3], gone(FIRST), {FIRST}, 7_000),
+        Job(TOKENS[3:5], gone(SECOND), {SECOND}, 5_000),
+        Nobody(),
+        Job(TOKENS[5:20], None),
+    )
+    assert await ids(made) == TOKENS[:20]
+    assert [(set(terms.excluded), first) for terms, first in bought] == [
+        (set(), 0),
+        ({FIRST}, 3),
+        ({FIRST, SECOND}, 5),
+        ({FIRST}, 5),  # who was missed last is the likeliest to be there
+    ]
+    left = [terms.max_total_msat for terms, _ in bought]
+    assert left == [BUDGET_MSAT, BUDGET_MSAT - 7_000, BUDGET_MSAT - 12_000, BUDGET_MSAT - 12_000]
+
+
+async def test_where_nobody_is_left_at_all_the_death_is_told_and_not_that_nobody_is_left(generating):
+    last = gone(SECOND)
+    made, bought = generating(
+        Job(TOKENS[:3], gone(FIRST), {FIRST}, 7_000), Job((), last, {SECOND}), Nobody(), Nobody(), Nobody()
+    )
+    with pytest.raises(LinkLost) as caught:
+        await ids(made)
+    assert caught.value is last and isinstance(caught.value.__cause__, NoProvider)
+    assert made.ids == TOKENS[:3]
+    assert [set(terms.excluded) for terms, _ in bought[2:]] == [{FIRST, SECOND}, {FIRST}, set()]
+
+
+async def test_deaths_without_end_are_not_followed_without_end(generating):
+    made, bought = generating(*(Job((), gone(f"{n:064x}"), {f"{n:064x}"}, 1_000) for n in range(2 + MAX_AGAIN)))
+    with pytest.raises(LinkLost):
+        await ids(made)
+    assert len(bought) == 1 + MAX_AGAIN
+    assert made.terms.max_total_msat == BUDGET_MSAT - 1_000 * MAX_AGAIN
