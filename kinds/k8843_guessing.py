@@ -17,7 +17,7 @@ from nodewire.kind import Desk, Job
 from nodewire.protocol.cells import Row, check_grown, grown, left, way
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.guesses import MAX_LIVE, Step, is_computed, rows_of, step_of, without_rows
+from nodewire.protocol.guesses import AGAIN, MAX_LIVE, Step, is_computed, rows_of, step_of, without_rows
 from nodewire.protocol.manifest import CUSTOMER
 
 KEEP_S = 5.0
@@ -72,7 +72,8 @@ class Guessing:
         return [frame], []
 
     def outs(self, frame: Frame[Array], outs: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:
-        """What the task has made of a frame as it goes out: a stage's has the epoch of what it was made of."""
+        """What the task has made of a frame as it goes out: a stage's has the epoch of what it was made of, and says if
+        that was sent again."""
         if self._drives:
             if self._led is not None:
                 outs = [self._led.sent(out) if out.edge in self._inner else out for out in outs]
@@ -81,9 +82,8 @@ class Guessing:
                     self._epoch = epoch_of(out)
                     self._sent[out.seq] = step_of(out, self._job.lookahead)
             return outs
-        if epoch := epoch_of(frame):
-            outs = [replace(out, meta={**out.meta, "epoch": epoch}) for out in outs]
-        return outs
+        said = {name: frame.meta[name] for name in ("epoch", AGAIN) if frame.meta.get(name)}
+        return [replace(out, meta={**out.meta, **said}) for out in outs] if said else outs
 
     async def _returned(self, frame: Frame[Array]) -> list[Frame[Array]]:
         """What the driver is given of a return. Raises as `given`."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from nodewire.errors import BadFrame, LinkLost
 from nodewire.protocol.cells import Came, Row, check_grown, grown, left, way
 from nodewire.protocol.frame import Array, Frame, Meta, bytes_of
-from nodewire.protocol.guesses import AHEAD_CHUNKS, DEPTH, SLACK_ROWS, Step, rows_of, step_of
+from nodewire.protocol.guesses import AHEAD_CHUNKS, DEPTH, SLACK_ROWS, Step, is_again, rows_of, step_of
 from nodewire.protocol.resending import Edge, Plain, Settled, open_again, settled_again
 
 
@@ -30,6 +30,11 @@ class History:
         self._chunk = chunk
         self._lookahead = lookahead
         self._epoch = 0
+        self._has_tree = False
+        """Whether cells ever came."""
+        self._is_again = False
+        self._again_to = 0
+        """The last frame that came without the cells that were void later."""
         self._prompt: Frame[Array] | None = None
         """Frame 0, until its chunk is closed."""
         self._end = 0
@@ -60,16 +65,22 @@ class History:
 
         Raises:
             BadFrame: it cannot follow those before it; the field says why, and nothing has changed.
+            LinkLost: it says other numbers of live cells than those before it: the job has to begin anew.
         """
         step = step_of(frame, self._lookahead)
         if self.last_seq < 0:
             self._begin(step, frame)
             return
         begins_anew = self._check(step, frame)
+        again = is_again(frame)
+        if again and step.is_tree and self._has_tree and self.last_seq > self._again_to:
+            raise LinkLost(self._rows.name, "gone with a tree of guesses that had come in part")
         kept = self._grow(step)
         self._count(step, begins_anew)
         self._open.append(self._join(step, kept, list(rows_of(frame.tensors[0])), begins_anew))
-        self.last_seq, self._epoch = step.seq, step.epoch
+        self.last_seq, self._epoch, self._is_again = step.seq, step.epoch, again
+        self._again_to = step.seq if again else self._again_to
+        self._has_tree = self._has_tree or step.is_tree
         self._began_anew = self._began_anew or begins_anew
         self._reach = max(self._reach, step.pos + (step.rows if step.parents is None else 0))
 
@@ -79,15 +90,10 @@ class History:
             return True
         return self._first + len(self._run) < self._bound(chunk, positions)
 
-    def is_torn(self, chunk: int) -> bool:
-        """Whether what another producer sends on from here may have other numbers of cells: some have come, and not all
-        frames of a chunk that is closed."""
-        has_tree = self._settled.has_tree(0) or any(came.step.is_tree for came in self._open)
-        depths: dict[int, int] = {}
-        for cell in self._live:  # what closes a chunk may be kept later: that it came is enough
-            depths[id(cell)] = 1 + depths.get(id(cell.parent), 0)
-        reach = self._first + len(self._run) + max(depths.values(), default=0)
-        return has_tree and chunk > self.closed and reach < self._bound(chunk, None)
+    @property
+    def is_torn(self) -> bool:
+        """Whether another producer may number live cells otherwise: the last frame that came says that it does."""
+        return self._is_again
 
     def came_in(self, chunk: int, positions: int | None = None) -> list[int]:
         """Of the next chunk, of which nothing lacks, the number of the frame that each row came in."""
@@ -149,11 +155,12 @@ class History:
                 elif last < self._settled.last:
                     if first > 0 and self._settled.has_tree(last + 1):
                         raise LinkLost(self._rows.name, "gone with a tree of guesses that was sent in part")
-                    frames = settled_again(self._rows, self._settled, last + 1, plain)
+                    frames = settled_again(self._rows, self._settled, last + 1, plain, again=self._has_tree)
                 else:
                     cut = last if first > 0 or reading in self._readings else self._cut
                     self._readings[reading] = last
-                    frames = iter(open_again(self._rows, self._settled, self._open, self._end, cut, last, plain))
+                    to = max(cut, self._again_to) if self._has_tree else 0
+                    frames = iter(open_again(self._rows, self._settled, self._open, self._end, cut, last, plain, to))
                 for frame in frames:
                     last = frame.seq
                     yield frame

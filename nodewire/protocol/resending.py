@@ -10,13 +10,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from nodewire.errors import LinkLost, NotFound
 from nodewire.protocol.cells import Came, Row, left
 from nodewire.protocol.frame import Array, Frame, Meta
-from nodewire.protocol.guesses import Fences, Step, packed
+from nodewire.protocol.guesses import AGAIN, Fences, Step, packed
 
 Plain = Callable[[int], Iterator[Frame[Array]]]
 """The plain frames of closed chunks from a seq on, out of wherever they are kept."""
@@ -87,8 +87,11 @@ class Edge:
     chunk_at: Callable[[int], int]
     """A position's chunk."""
 
-    def frame(self, step: Step, rows: Sequence[bytes]) -> Frame[Array]:
+    def frame(self, step: Step, rows: Sequence[bytes], *, again: bool = False) -> Frame[Array]:
+        """`again`: cells that were void later are left out, here and before."""
         meta: Meta = {"pos": step.pos, "chunk": step.chunk, "tokens": len(rows)}
+        if again:
+            meta = {**meta, AGAIN: True}
         if step.epoch:
             meta = {**meta, "epoch": step.epoch}
         if rows and step.parents is not None:
@@ -98,8 +101,8 @@ class Edge:
         return Frame(self.name, step.seq, (Array(self.dtype, (1, len(rows), self.width), b"".join(rows)),), meta)
 
 
-def settled_again(edge: Edge, settled: Settled, first: int, plain: Plain) -> Iterator[Frame[Array]]:
-    """Those that are settled from number `first` on; more may be while this is read.
+def settled_again(edge: Edge, settled: Settled, first: int, plain: Plain, *, again: bool) -> Iterator[Frame[Array]]:
+    """Those that are settled from number `first` on; more may be while this is read. `again`: they say what they are.
 
     Raises NotFound: `plain` lacks some of them.
     """
@@ -126,14 +129,14 @@ def settled_again(edge: Edge, settled: Settled, first: int, plain: Plain) -> Ite
         pos = settled.places[index - 1]
         chunk = edge.chunk_at(pos if count or not kept else pos - 1)
         step = Step(settled.seqs[index - 1], pos, count, chunk, settled.epochs[index - 1], parents, tuple(range(kept)))
-        yield edge.frame(step, [bytes(one.tensors[0].data) for one in found])
+        yield edge.frame(step, [bytes(one.tensors[0].data) for one in found], again=again)
 
 
 def open_again(
-    edge: Edge, settled: Settled, came: Sequence[Came], end: int, cut: int, last: int, plain: Plain
+    edge: Edge, settled: Settled, came: Sequence[Came], end: int, cut: int, last: int, plain: Plain, again_to: int
 ) -> list[Frame[Array]]:
     """Those that are not settled, behind number `last`; `end` is the prompt's, and a consumer is sent all from `cut` on
-    as they came.
+    as they came. Those up to `again_to` say that cells are left out.
 
     Raises:
         LinkLost: cells stand on rows of the run that are void, which no honest driver has made so.
@@ -152,6 +155,8 @@ def open_again(
             frame = reader.empty(one.step)
         else:
             frame = reader.late(one)
+        if last < one.step.seq <= again_to:
+            frame = replace(frame, meta={**frame.meta, AGAIN: True})
         if one.step.seq > last:
             found.append(frame)
     return found

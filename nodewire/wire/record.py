@@ -115,10 +115,10 @@ class Record:
 
     def torn(self, tasks: Collection[str]) -> str | None:
         """An edge from one of these tasks, whose producer has just been replaced, on which this node has a part of what
-        is sent again with cells: another producer may number them otherwise. None if there is none."""
+        is sent again: another producer may number cells otherwise. None if there is none."""
         sources = {edge.name for edge in self._manifest.edges if edge.source in tasks}
         found = [edge for edge in self._edges() if edge in sources and edge in self._histories]
-        return next((edge for edge in found if self._histories[edge].is_torn(self._before - 1)), None)
+        return next((edge for edge in found if self._histories[edge].is_torn), None)
 
     def is_past(self, chunk: int) -> bool:
         """Whether a chunk is complete here, and the driver must have accepted it, which it has not closed."""
