@@ -113,7 +113,7 @@ def generate(
         raise BadInput("--lookahead", "is for --swarm and --local: of a market the configuration says it")
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
-        raise BadInput("prompt", "is empty")
+        raise BadInput("prompt", "is empty; nothing was bought")
     params: dict[str, Any] = {"max_tokens": max_tokens}
     params |= drawn(temperature, top_p, top_k, min_p, repetition, seed)
     if stop:

@@ -346,8 +346,8 @@ class Ledger:
         gets no credit."""
         unpaid = "FROM dues LEFT JOIN broken USING (job, payee, chunk, attempt)"
         unpaid += " LEFT JOIN untold USING (job, payee, chunk, attempt)"
-        unpaid += " WHERE customer = ? AND state IN ('due', 'invoiced') AND claim IS NULL"
-        sql = f"SELECT 1 {unpaid} AND due_by_s <= ? AND at_s IS NULL LIMIT 1"
+        unpaid += " WHERE customer = ? AND state IN ('due', 'invoiced')"
+        sql = f"SELECT 1 {unpaid} AND due_by_s <= ? AND at_s IS NULL AND claim IS NULL LIMIT 1"
         if self._db.execute(sql, (customer, int(now_s))).fetchone() is not None:
             return True
         sql = f"SELECT min(at_s) AS broke_s {unpaid} AND at_s <> {_OWN_FAULT} GROUP BY job ORDER BY broke_s"

@@ -98,7 +98,7 @@ def both_ends(kept):
 def test_a_close_of_rows_that_the_driver_makes_void_is_refused_and_names_its_edge(kept):
     both_ends(kept)
     kept.record.close(0)
-    kept.record.came("hidden.0", 0, frame(2, 6, 8, epoch=1))  # which is being computed
+    kept.record.write(JOB, "hidden.0", 0, frame(2, 6, 8, epoch=1))  # which is being computed
     with pytest.raises(BadFrame) as refused:
         kept.record.close(1)
     assert refused.value.field == "hidden.0"
@@ -108,7 +108,7 @@ def test_a_close_of_rows_that_the_driver_makes_void_is_refused_and_names_its_edg
 
 def test_by_a_takeover_a_chunk_is_closed_on_all_edges_at_once(kept):
     both_ends(kept)
-    kept.record.came("hidden.0", 0, frame(2, 6, 8, epoch=1))
+    kept.record.write(JOB, "hidden.0", 0, frame(2, 6, 8, epoch=1))
     kept.record.closed_before(2)
     assert {chunk for _, chunk, _ in kept.plain} == {0}
     kept.record.write(JOB, "hidden.1", 0, frame(2, 6, 8, epoch=1, edge="hidden.1"))
