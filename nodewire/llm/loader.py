@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -74,8 +75,19 @@ def load(
         if parameter.offset:
             target += parameter.offset
         if kind == torch.float32 and device.type == "cpu" and lies_in_columns(role, parameter):
-            found[role] = target.t().contiguous().t()
+            found[role] = _in_columns(target)
     return found
+
+
+def _in_columns(matrix: Tensor) -> Tensor:
+    """The same, column after column where it was row after row; by way of the kernel's own memory, for what malloc gets
+    back of another copy it keeps."""
+    rows, width = matrix.shape
+    with mmap.mmap(-1, matrix.nbytes) as beside:
+        turned = torch.frombuffer(beside, dtype=matrix.dtype).view(width, rows)
+        matrix.view(width, rows).copy_(turned.copy_(matrix.t()))
+        del turned
+    return matrix.view(width, rows).t()
 
 
 def _read(piece: Piece, flat: Tensor, fill: Fill) -> None:
