@@ -58,7 +58,7 @@ class Record:
     # The tape (`wire.edges.Tape`).
 
     def write(self, request: str, edge: str, attempt: int, frame: Frame[Array]) -> None:
-        """A frame goes out. Raises BadFrame, and as the tape's."""
+        """A frame goes out. Raises as `came`, and as the tape's."""
         if edge not in self.inner:
             self._tape.write(request, edge, attempt, frame)
         elif self._made.setdefault(edge, True):
@@ -76,7 +76,7 @@ class Record:
     # What the job tells.
 
     def came(self, edge: str, attempt: int, frame: Frame[Array]) -> None:
-        """A frame has come on an inner edge. Raises BadFrame, naming the edge."""
+        """A frame has come on an inner edge. Raises BadFrame, naming the edge; LinkLost: as History.take."""
         if not self._made.setdefault(edge, False):
             self._take(edge, attempt, frame)
 
