@@ -81,9 +81,9 @@ def load(
 
 def _in_columns(matrix: Tensor) -> Tensor:
     """The same, column after column where it was row after row; by way of the kernel's own memory, for what malloc gets
-    back of another copy it keeps."""
+    back of another copy it keeps; a worker may map private memory only (nodewire.worker.seccomp)."""
     rows, width = matrix.shape
-    with mmap.mmap(-1, matrix.nbytes) as beside:
+    with mmap.mmap(-1, matrix.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as beside:
         turned = torch.frombuffer(beside, dtype=matrix.dtype).view(width, rows)
         matrix.view(width, rows).copy_(turned.copy_(matrix.t()))
         del turned
