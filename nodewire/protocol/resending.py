@@ -163,10 +163,11 @@ def open_again(
 
 
 class _Reader:
-    """Who gets the frames: the length of its run, and up to the cut its live cells."""
+    """Who gets the frames: the length of its run, and its live cells."""
 
     def __init__(self, edge: Edge, end: int, length: int, plain: Plain) -> None:
         self.live: list[Row] = []
+        """Up to the cut those that it has, behind it at least those."""
         self._edge = edge
         self._end = end
         self._length = length
@@ -181,22 +182,26 @@ class _Reader:
         kept = [cell for cell in came.keep if id(cell) in known]
         keep = tuple(known[id(cell)] for cell in kept)
         rows = [row for row in came.rows if not row.was_void(cut)]
-        self.live = left(self.live, kept)
-        known = {id(cell): number for number, cell in enumerate((*self.live, *rows))}
-        parents = tuple(known.get(id(row.parent), -1) for row in rows)
-        self.live = [*self.live, *rows]
+        parents = None
+        if step.parents is not None:
+            self.live = left(self.live, kept)
+            known = {id(cell): number for number, cell in enumerate((*self.live, *rows))}
+            parents = tuple(known.get(id(row.parent), -1) for row in rows)
+            self.live = [*self.live, *rows]
+        else:
+            self.live = [] if rows else left(self.live, kept)
         pos = step.pos - (len(step.keep) - len(kept))
-        made = Step(step.seq, pos, len(rows), step.chunk, step.epoch, parents if rows else None, keep)
-        if made.is_tree:
-            self._goes_on(made)
-        return self._edge.frame(made, [self._data(row) for row in rows])
+        return self._made(replace(step, pos=pos, parents=parents, keep=keep), rows)
 
     def late(self, came: Came) -> Frame[Array]:
         """A frame behind the cut, as it came."""
         if not came.step.is_tree:
             return self._chain(came)
-        self._goes_on(came.step)
-        return self._edge.frame(came.step, [self._data(row) for row in came.rows])
+        if came.step.parents is not None:
+            self.live = [*left(self.live, came.keep), *came.rows]
+        else:
+            self.live = [] if came.rows else left(self.live, came.keep)
+        return self._made(came.step, came.rows)
 
     def empty(self, step: Step) -> Frame[Array]:
         self._length = min(self._length, step.pos)
@@ -212,20 +217,29 @@ class _Reader:
             if len(before) < came.repeated:
                 raise NotFound(self._edge.name, f"rows from position {step.pos} on have not been kept")
             rows = [*before, *rows]
+        if not rows and self.live and step.pos >= self._length:
+            raise LinkLost(self._edge.name, "gone with rows under way that void a tree, and are void")
         if not rows:
             return self.empty(step)
-        self._goes_on(step)
-        self._length, self.live = step.pos + len(rows), []
+        self._goes_on(step, len(rows))
+        self.live = []
         return self._edge.frame(step, rows)
 
-    def _goes_on(self, step: Step) -> None:
-        """Rows are put at `pos`, or cells: where the run ends, or below."""
+    def _made(self, step: Step, rows: Sequence[Row]) -> Frame[Array]:
+        """Of a tree."""
+        if not rows and not step.keep:
+            return self.empty(step)
+        self._goes_on(step, len(rows) if step.parents is None else 0)
+        return self._edge.frame(step, [self._data(row) for row in rows])
+
+    def _goes_on(self, step: Step, rows: int) -> None:
+        """Rows are put at `pos`, or cells: where the run ends, or below. So many `rows` join it."""
         end = self._length + len(step.keep)
         if step.pos > end:
             raise LinkLost(
                 self._edge.name, "gone with cells under way that stand on void rows, which nobody sends again"
             )
-        self._length = step.pos
+        self._length = step.pos + rows
 
     def _data(self, row: Row) -> bytes:
         return row.data if row.data is not None else bytes(self._edge.nbytes)

@@ -48,6 +48,33 @@ def test_what_is_void_is_counted_to_its_own_chunk_when_it_is_sent_again():
     assert entering._counted == {1: 68 + 2, 2: 70}
 
 
+def test_a_chain_behind_what_it_keeps_is_sent_again_as_a_chain():
+    """Else an entering stage would never have the rows of a chunk that all others have closed."""
+    producer = begun()
+    producer.take(frame(1, 3, [1, 2], parents=[-1, -1]))
+    producer.take(frame(2, 4, [3, 4, 5, 6], keep=[1]))
+    producer.take(frame(3, 8, [7]))
+    producer.close(0)
+    kept = [prompt(), *producer.close(1)]
+    producer.take(frame(4, 7, []))  # makes the last row of frame 2 void, behind the cut
+    entering = History("hidden", chunk=CHUNK, lookahead=LOOKAHEAD)
+    for one in producer.again(0, lambda seq: (one for one in kept if one.seq >= seq)):
+        entering.take(one)
+    entering.close(0)
+    assert [numbers(one.tensors[0]) for one in entering.close(1)] == [[2], [3], [4], [5]]
+
+
+def test_a_chain_that_makes_a_tree_void_and_is_void_itself_ends_the_job():
+    """Without its rows nobody could tell that it did; with zeros for them a chunk might be closed that has them."""
+    producer = begun()
+    producer.take(frame(1, 3, [1, 2], parents=[-1, -1]))
+    producer.take(frame(2, 3, [3]))
+    producer.take(frame(3, 3, []))
+    producer.take(frame(4, 3, [4, 5], parents=[-1, -1]))
+    with pytest.raises(LinkLost):
+        list(producer.again(0, lambda seq: iter(())))
+
+
 class Edge:
     """Its frames as they came, and what is kept of them."""
 
