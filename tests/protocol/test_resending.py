@@ -58,7 +58,7 @@ def test_a_chain_behind_what_it_keeps_is_sent_again_as_a_chain():
     kept = [prompt(), *producer.close(1)]
     producer.take(frame(4, 7, []))  # makes the last row of frame 2 void, behind the cut
     entering = History("hidden", chunk=CHUNK, lookahead=LOOKAHEAD)
-    for one in producer.again(0, lambda seq: (one for one in kept if one.seq >= seq)):
+    for one in producer.again(0, lambda seq: (plain for plain in kept if plain.seq >= seq)):
         entering.take(one)
     entering.close(0)
     assert [numbers(one.tensors[0]) for one in entering.close(1)] == [[2], [3], [4], [5]]
