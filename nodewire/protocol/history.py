@@ -73,13 +73,14 @@ class History:
             return
         begins_anew = self._check(step, frame)
         again = is_again(frame)
-        if again and step.is_tree and self._has_tree and self.last_seq > self._again_to:
+        goes_on = not self._has_tree or self.last_seq == self._again_to
+        if again and step.is_tree and not goes_on:
             raise LinkLost(self._rows.name, "gone with a tree of guesses that had come in part")
         kept = self._grow(step)
         self._count(step, begins_anew)
         self._open.append(self._join(step, kept, list(rows_of(frame.tensors[0])), begins_anew))
         self.last_seq, self._epoch, self._is_again = step.seq, step.epoch, again
-        self._again_to = step.seq if again else self._again_to
+        self._again_to = step.seq if again and goes_on else self._again_to
         self._has_tree = self._has_tree or step.is_tree
         self._began_anew = self._began_anew or begins_anew
         self._reach = max(self._reach, step.pos + (step.rows if step.parents is None else 0))

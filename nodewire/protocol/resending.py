@@ -217,7 +217,7 @@ class _Reader:
             if len(before) < came.repeated:
                 raise NotFound(self._edge.name, f"rows from position {step.pos} on have not been kept")
             rows = [*before, *rows]
-        if not rows and self.live and step.pos >= self._length:
+        if came.rows and not rows and self.live and step.pos >= self._length:
             raise LinkLost(self._edge.name, "gone with rows under way that void a tree, and are void")
         if not rows:
             return self.empty(step)

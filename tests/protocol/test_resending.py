@@ -48,6 +48,14 @@ def test_what_is_void_is_counted_to_its_own_chunk_when_it_is_sent_again():
     assert entering._counted == {1: 68 + 2, 2: 70}
 
 
+def test_nothing_follows_cells_that_had_other_numbers_whatever_stands_between():
+    consumer = begun()
+    consumer.take(frame(1, 3, [1, 2], parents=[-1, -1]))
+    consumer.take(frame(2, 3, [], again=True))
+    with pytest.raises(LinkLost):
+        consumer.take(frame(3, 4, [], chunk=1, keep=[0], again=True))
+
+
 def test_a_chain_behind_what_it_keeps_is_sent_again_as_a_chain():
     """Else an entering stage would never have the rows of a chunk that all others have closed."""
     producer = begun()
