@@ -11,7 +11,8 @@ from nodewire.errors import NodewireError
 from nodewire.wire.link import Link
 
 PAUSE_S = 0.25
-"""Between a dial that failed and the next, doubled each time up to:"""
+"""Between a dial that failed and the next, doubled each time up to `LONGEST_PAUSE_S`. A link that is lost is dialled at
+once; the next one, if it does not last longer than this, as if it had failed."""
 LONGEST_PAUSE_S = 2.0
 
 _log = logging.getLogger("nodewire.wire")
@@ -38,7 +39,7 @@ class KeptLink:
     async def _keep(
         self, links: Links, public: str, addresses: Sequence[str], failed: Callable[[NodewireError], None]
     ) -> None:
-        pause_s, dials = PAUSE_S, 0
+        pause_s, dials, clock = 0.0, 0, asyncio.get_running_loop().time
         while True:
             dials += 1
             try:
@@ -47,11 +48,13 @@ class KeptLink:
                 _log.debug("%s is out of reach: %s", public[:8], error)
                 if dials == 1:
                     failed(error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                continue
-            self.times, pause_s = self.times + 1, PAUSE_S
-            await link.over.wait()
+                pause_s = max(pause_s, PAUSE_S)
+            else:
+                self.times, began_s = self.times + 1, clock()
+                await link.over.wait()
+                pause_s = 0.0 if clock() - began_s > PAUSE_S else pause_s
+            await asyncio.sleep(pause_s)
+            pause_s = min(max(2 * pause_s, PAUSE_S), LONGEST_PAUSE_S)
 
     def close(self) -> None:
         """Let the link be lost when it is; it goes on as long as it does."""

@@ -235,7 +235,8 @@ class Link(asyncio.BufferedProtocol):
         """Let a peer in that has proven itself."""
         assert self._state == "proven"
         self._send_urgent(frames.control({"t": "welcome"}))
-        self._open()
+        if self.error is None:
+            self._open()
 
     def refuse(self, error: NodewireError) -> None:
         """Turn away a peer that has proven itself."""
@@ -479,7 +480,6 @@ class Link(asyncio.BufferedProtocol):
     def _ended(self, error: NodewireError) -> None:
         if self._state == "ended":
             return
-        was_open = self._state == "open"
         self._state = "ended"
         self.error = error
         self._alive.set()
@@ -490,8 +490,7 @@ class Link(asyncio.BufferedProtocol):
             self.ready.set_exception(error)
         lost = error if isinstance(error, LinkLost) else LinkLost(self.peer, str(error))
         self._outbox.fail(lost)
-        if was_open:
-            self._owner.lost(self, error)
+        self._owner.lost(self, error)
 
 
 class Sending:

@@ -314,6 +314,9 @@ class Links:
         idle[0].end(Busy("links", f"{MAX_LINKS} are open, and others need the room"))
 
     def _install(self, link: Link) -> None:
+        """Raises LinkLost: it has ended since it was opened, and nobody would tell so again."""
+        if link.error is not None:
+            raise LinkLost(link.peer, str(link.error))
         self.open[link.peer] = link
         dial = self._dials.pop(link.peer, None)
         if dial is not None and not dial.found.done():

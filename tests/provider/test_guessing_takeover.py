@@ -324,6 +324,38 @@ async def test_a_tree_is_handed_over_whoever_dies(
         assert [[one[0] for one in said.replaced] for said in ring.takeovers] == [[task]]
 
 
+@pytest.mark.parametrize("second", ["stage.0", "stage.1", "stage.2"])
+@pytest.mark.parametrize("after_s", [0.02, 0.1, 0.2])
+async def test_a_death_amid_what_another_had_sent_again_changes_no_token(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,  # noqa: F811
+    after_s,
+    second,
+):
+    """What cannot be sent again ends the job, and nobody is to blame."""
+    ring = Ring(folder, tmp_path / "ring", truth, policy="none", chance=0.7)
+    ring.make_guess = make_trees
+
+    async def strike():
+        while not ring.takeovers:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(after_s)
+        await ring.kill(ring.places[ring.plan.assignment(second).provider])
+
+    async with ring:
+        if second == "stage.1":  # who has entered for it cannot be replaced; its own death is that of all
+            first, expected = "stage.0", {"stage.0", "stage.1"}
+        else:
+            first, expected = "stage.1", {"stage.1", second}
+        ring.beside.append(asyncio.create_task(strike()))
+        with suppress(LinkLost):
+            assert await ring.tokens(first, at=33) == truth.ids
+        assert {one[0] for said in ring.takeovers for one in said.replaced} <= expected
+        failed = [error for place in ring.places.values() for error in place.failed]
+        assert all(isinstance(error, LinkLost) for error in failed)
+
+
 HELD = {
     "the driver with the last stage": ({"driver": (0, 4), "stage.2": (0, 4)}, {"driver", "stage.2"}),
     "the driver with the first stage": ({"driver": (0, 4), "stage.0": (0, 4)}, {"driver", "stage.0"}),

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import suppress
 
 from wire_net import TLS_AND_SHM, array, job_id, until
 
@@ -25,6 +26,24 @@ async def test_a_link_is_made_again_until_it_is_not_wanted_any_more(net):
     a.peers[b.public].abort(LinkLost("link", "cut"))
     await asyncio.sleep(0.5)
     assert not a.peers
+
+
+@TLS_AND_SHM
+async def test_a_peer_that_welcomes_and_goes_at_once_is_no_link_and_nobody_dials_it_without_a_pause(net, monkeypatch):
+    """The word of its end may come in the same read as the welcome, before whoever dialled goes on."""
+    a, b = await net.node(), await net.node()
+    monkeypatch.setattr(b._links, "_opened", lambda link: link.end(LinkLost("link", "cut")))
+    with suppress(LinkLost):
+        await a.link(b.public, [net.addresses[b.public]])
+    await until(lambda: not a.peers and not b.peers)
+    tried = []
+    kept = a.keep(b.public, [net.addresses[b.public]], tried.append)
+    await asyncio.sleep(1.5)
+    assert kept.times + len(tried) <= 5
+    monkeypatch.undo()
+    await until(lambda: b.public in a.peers and a.public in b.peers)
+    await asyncio.sleep(0.1)
+    assert a.peers[b.public].error is None
 
 
 @TLS_AND_SHM
