@@ -175,7 +175,7 @@ class JobRun:
         self._finishing: list[asyncio.Task[None]] = []
         if record is not None:
             record.attend(self._inner_edges, self._plain, self._complete)
-            record.closed_before(self._first_open())
+            self._record_took_over(record)
         self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]], int]] = {}
         """By chunk that is closed and not asked for: its units, what its tasks put out, its close's attempt."""
         self._turn = asyncio.Lock()
@@ -233,6 +233,10 @@ class JobRun:
         """The first chunk that had not been closed when the newest takeover was signed; 0 without one."""
         return max((first for *_, first in self._takeover.replaced), default=0) if self._takeover is not None else 0
 
+    def _record_took_over(self, record: Record) -> None:
+        is_restarted = bool(restarted(self._job.manifest, self.request.plan, self._takeover))
+        record.took_over(self._first_open(), restarted=is_restarted)
+
     def _inner_edges(self) -> set[str]:
         """Those between tasks, of this node's tasks."""
         manifest, inner = self._job.manifest, inner_edges(self._job.manifest)
@@ -246,7 +250,7 @@ class JobRun:
         before, self._takeover = set(self.tasks), takeover
         self.tasks, self._entered = self._mine(), self._first_chunks()
         if self._record is not None:
-            self._record.closed_before(self._first_open())
+            self._record_took_over(self._record)
             fresh = {one[0] for one in takeover.replaced} - {one[0] for one in known}
             if (edge := self._record.torn(fresh - {*self.tasks})) is not None:
                 self._mailbox.cancel(LinkLost(edge, "gone while a tree of guesses was sent again"))
@@ -441,8 +445,6 @@ class JobRun:
     async def resumed(self, task: str) -> tuple[int, int] | None:
         if task not in self._entered:
             return None
-        if self._record is not None:
-            self._record.lead()
         base = self.attempt * RESTART
         tokens = next(one for one in self._job.manifest.outputs(task) if one.target == CUSTOMER)
         return base, await self._mailbox.resumed(tokens.name)

@@ -47,7 +47,7 @@ class Record:
         """Chunks that the driver has closed: how many of their positions count."""
         self._before = 0
         """Those below are closed, whoever heard it."""
-        self._led = False
+        self._restarted = False
 
     def attend(
         self, edges: Callable[[], Collection[str]], plain: OnPlain, closed: Callable[[int], None] = lambda chunk: None
@@ -93,10 +93,6 @@ class Record:
         self._histories[edge], self._attempts[edge] = history, attempt
         self._advance()
 
-    def lead(self) -> None:
-        """The driver has entered here: what it puts out of what another had sent before has numbers of its own."""
-        self._led = True
-
     def check(self, chunk: int) -> None:
         """Raises BadFrame: much too early to close this chunk."""
         newest = max((history.closed for history in self._histories.values()), default=0)
@@ -108,9 +104,11 @@ class Record:
         self._wanted[chunk] = positions
         self._advance()
 
-    def closed_before(self, chunk: int) -> None:
-        """By a takeover, all chunks before `chunk` are closed."""
-        self._before = max(self._before, chunk)
+    def took_over(self, first: int, *, restarted: bool) -> None:
+        """By a takeover, all chunks before `first` are closed. `restarted`: the driver was replaced, too. What the new one
+        puts out of what the other had sent before has numbers of its own, and edges of one node may have either."""
+        self._before = max(self._before, first)
+        self._restarted = self._restarted or restarted
         self._advance()
 
     def torn(self, tasks: Collection[str]) -> str | None:
@@ -184,7 +182,7 @@ class Record:
         raise BadFrame(edge, f"makes rows of chunk {chunk} void, which the driver has closed")
 
     def _number(self, seq: int) -> int:
-        return 0 if self._led and seq < RESTART else seq
+        return 0 if self._restarted and seq < RESTART else seq
 
     def _manifest_order(self, edges: Collection[str]) -> list[str]:
         return [edge.name for edge in self._manifest.edges if edge.name in edges]

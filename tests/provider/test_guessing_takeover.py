@@ -360,6 +360,23 @@ HELD = {
     "the driver with the last stage": ({"driver": (0, 4), "stage.2": (0, 4)}, {"driver", "stage.2"}),
     "the driver with the first stage": ({"driver": (0, 4), "stage.0": (0, 4)}, {"driver", "stage.0"}),
     "the driver with both": (dict.fromkeys(("driver", "stage.0", "stage.2"), (0, 4)), {"driver", "stage.0", "stage.2"}),
+    "the driver with the first stage, for which the second enters": (
+        {"driver": (0, 4), "stage.0": (0, 2)},
+        {"driver", "stage.0"},
+    ),
+    "the driver with the last stage, for which the second enters": (
+        {"driver": (0, 4), "stage.2": (0, 2)},
+        {"driver", "stage.2"},
+    ),
+    "the driver with the first stage, for which the last enters": (
+        {"driver": (0, 4), "stage.0": (0, 3)},
+        {"driver", "stage.0"},
+    ),
+    "the driver with the first stage, for both of which the second enters": (
+        {"driver": (0, 2), "stage.0": (0, 2)},
+        {"driver", "stage.0"},
+    ),
+    "the driver, for whom the second stage enters": ({"driver": (0, 2)}, {"driver"}),
     "the driver, for whom the last stage enters": ({"driver": (0, 3)}, {"driver"}),
     "the driver, for whom the first stage enters": ({"driver": (0, 1)}, {"driver"}),
     "the last stage, for whom the driver enters": ({"stage.2": (3, 0)}, {"stage.2"}),

@@ -76,7 +76,7 @@ def test_a_close_that_comes_before_its_rows_waits_for_them(kept):
 
 
 def test_by_a_takeover_chunks_are_closed_as_their_rows_come(kept):
-    kept.record.closed_before(2)
+    kept.record.took_over(2, restarted=False)
     kept.record.write(JOB, "hidden.0", 0, frame(0, 0, 1, 2, 3))
     assert kept.plain == [(0, 0)]
     kept.record.write(JOB, "hidden.0", 0, frame(1, 3, 4, 5, 6, 7))
@@ -109,7 +109,7 @@ def test_a_close_of_rows_that_the_driver_makes_void_is_refused_and_names_its_edg
 def test_by_a_takeover_a_chunk_is_closed_on_all_edges_at_once(kept):
     both_ends(kept)
     kept.record.write(JOB, "hidden.0", 0, frame(2, 6, 8, epoch=1))
-    kept.record.closed_before(2)
+    kept.record.took_over(2, restarted=False)
     assert {chunk for _, chunk, _ in kept.plain} == {0}
     kept.record.write(JOB, "hidden.1", 0, frame(2, 6, 8, epoch=1, edge="hidden.1"))
     assert {(edge, seq) for edge, chunk, seq in kept.plain if chunk} == {
