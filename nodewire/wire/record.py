@@ -105,8 +105,8 @@ class Record:
         self._advance()
 
     def took_over(self, first: int, *, restarted: bool) -> None:
-        """By a takeover, all chunks before `first` are closed. `restarted`: the driver was replaced, too. What the new one
-        puts out of what the other had sent before has numbers of its own, and edges of one node may have either."""
+        """By a takeover, all chunks before `first` are closed. `restarted`: the driver was replaced, too. What the new
+        one puts out of what the other had sent before has numbers of its own; edges of one node may have either."""
         self._before = max(self._before, first)
         self._restarted = self._restarted or restarted
         self._advance()
