@@ -181,27 +181,23 @@ class _Reader:
         known = {id(cell): number for number, cell in enumerate(self.live)}
         kept = [cell for cell in came.keep if id(cell) in known]
         keep = tuple(known[id(cell)] for cell in kept)
+        step = replace(step, pos=step.pos - (len(step.keep) - len(kept)), keep=keep)
+        if step.parents is None:
+            return self._kept(step, came, kept)
         rows = [row for row in came.rows if not row.was_void(cut)]
-        parents = None
-        if step.parents is not None:
-            self.live = left(self.live, kept)
-            known = {id(cell): number for number, cell in enumerate((*self.live, *rows))}
-            parents = tuple(known.get(id(row.parent), -1) for row in rows)
-            self.live = [*self.live, *rows]
-        else:
-            self.live = [] if rows else left(self.live, kept)
-        pos = step.pos - (len(step.keep) - len(kept))
-        return self._made(replace(step, pos=pos, parents=parents, keep=keep), rows)
+        self.live = left(self.live, kept)
+        known = {id(cell): number for number, cell in enumerate((*self.live, *rows))}
+        self.live = [*self.live, *rows]
+        return self._made(replace(step, parents=tuple(known.get(id(row.parent), -1) for row in rows)), kept, rows)
 
     def late(self, came: Came) -> Frame[Array]:
         """A frame behind the cut, as it came."""
         if not came.step.is_tree:
             return self._chain(came)
-        if came.step.parents is not None:
-            self.live = [*left(self.live, came.keep), *came.rows]
-        else:
-            self.live = [] if came.rows else left(self.live, came.keep)
-        return self._made(came.step, came.rows)
+        if came.step.parents is None:
+            return self._kept(came.step, came, came.keep)
+        self.live = [*left(self.live, came.keep), *came.rows]
+        return self._made(came.step, came.keep, came.rows)
 
     def empty(self, step: Step) -> Frame[Array]:
         self._length = min(self._length, step.pos)
@@ -217,20 +213,38 @@ class _Reader:
             if len(before) < came.repeated:
                 raise NotFound(self._edge.name, f"rows from position {step.pos} on have not been kept")
             rows = [*before, *rows]
-        if came.rows and not rows and self.live and step.pos >= self._length:
-            raise LinkLost(self._edge.name, "gone with rows under way that void a tree, and are void")
+        if step.pos >= self._length:
+            self._check_drops(came, rows)
         if not rows:
             return self.empty(step)
         self._goes_on(step, len(rows))
         self.live = []
         return self._edge.frame(step, rows)
 
-    def _made(self, step: Step, rows: Sequence[Row]) -> Frame[Array]:
+    def _kept(self, step: Step, came: Came, kept: Sequence[Row]) -> Frame[Array]:
+        """Rows that join the run behind cells that do; without those that are void, as in a chain.
+
+        Zeros in the run could be taken for what counts, when their chunk is closed before the rest has come.
+        """
+        rows = [row for row in came.rows if row.data is not None]
+        self.live = left(self.live, kept)
+        self._check_drops(came, rows)
+        self.live = [] if rows else self.live
+        return self._made(step, kept, rows)
+
+    def _made(self, step: Step, kept: Sequence[Row], rows: Sequence[Row]) -> Frame[Array]:
         """Of a tree."""
+        if any(cell.voided is not None for cell in kept):
+            raise LinkLost(self._edge.name, "gone with cells under way that were kept, and are void")
         if not rows and not step.keep:
             return self.empty(step)
         self._goes_on(step, len(rows) if step.parents is None else 0)
         return self._edge.frame(step, [self._data(row) for row in rows])
+
+    def _check_drops(self, came: Came, rows: Sequence[object]) -> None:
+        """Whether live cells go with this frame, of whose rows those are left."""
+        if came.rows and not rows and self.live:
+            raise LinkLost(self._edge.name, "gone with rows under way that void a tree, and are void")
 
     def _goes_on(self, step: Step, rows: int) -> None:
         """Rows are put at `pos`, or cells: where the run ends, or below. So many `rows` join it."""

@@ -83,6 +83,26 @@ def test_a_chain_that_makes_a_tree_void_and_is_void_itself_ends_the_job():
         list(producer.again(0, lambda seq: iter(())))
 
 
+def test_void_rows_behind_kept_cells_are_left_out():
+    """Zeros in their place would fill the chunk before what counts has come, and whoever enters might close it so."""
+    producer = begun()
+    producer.take(frame(1, 3, [1, 2], parents=[-1, -1]))
+    producer.take(frame(2, 4, [3, 4, 5], keep=[0]))
+    producer.take(frame(3, 5, [6, 7]))
+    again = list(producer.again(0, lambda seq: iter([prompt()])))
+    assert [numbers(one.tensors[0]) for one in again[1:]] == [[1, 0], [3], [6, 7]]
+
+
+@pytest.mark.parametrize("rows", [{"values": []}, {"values": [3], "parents": [-1]}])
+def test_cells_that_were_kept_and_are_void_end_the_job(rows):
+    producer = begun()
+    producer.take(frame(1, 3, [1, 2], parents=[-1, -1]))
+    producer.take(frame(2, 4, rows["values"], chunk=1, keep=[0], parents=rows.get("parents")))
+    producer.take(frame(3, 3, []))
+    with pytest.raises(LinkLost):
+        list(producer.again(0, lambda seq: iter([prompt()])))
+
+
 class Edge:
     """Its frames as they came, and what is kept of them."""
 
