@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +30,16 @@ def models(
         found = asyncio.run(_models(role))
     if json:
         print_json({"models": found})
-        return
+    else:
+        _show(found)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=CUSTOMERS)(models)
+
+
+def _show(found: Sequence[Mapping[str, Any]]) -> None:
+    """Each model, then each node that serves any."""
     from rich.table import Table
 
     for model in found:
@@ -45,14 +54,11 @@ def models(
             console.print(line, soft_wrap=True)
         if any(task["measured"] for task in model["tasks"]):
             console.print("[dim]measured by providers: the most memory, and the least time, that one of them says[/]")
-        for node in model["nodes"]:
-            work = f"{node['passed']} samples passed, {node['withheld']} withheld"
-            console.print(f"[dim]{node['public'][:8]}: bond {sats(node['bond_msat'])}, {work}[/]", soft_wrap=True)
+        console.print(f"[dim]served by {', '.join(node['public'][:8] for node in model['nodes']) or 'nobody'}[/]")
         console.print(f"[dim]{model['address']}[/]\n", soft_wrap=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel=CUSTOMERS)(models)
+    for node in {node["public"]: node for model in found for node in model["nodes"]}.values():
+        work = f"{node['passed']} samples passed, {node['withheld']} withheld"
+        console.print(f"[dim]{node['public'][:8]}: bond {sats(node['bond_msat'])}, {work}[/]", soft_wrap=True)
 
 
 def _called_with(model: Mapping[str, Any]) -> list[str]:
