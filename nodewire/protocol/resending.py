@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 from nodewire.errors import LinkLost, NotFound
 from nodewire.protocol.cells import Came, Row, left
@@ -139,22 +139,18 @@ def open_again(
     as they came. Those up to `again_to` say that cells are left out.
 
     Raises:
-        LinkLost: cells stand on rows of the run that are void, which no honest driver has made so.
+        LinkLost: what is void cannot be told from what counts, which no honest driver has made so.
         NotFound: as `settled_again`.
     """
-    reader = _Reader(edge, end, end + settled.positions - settled.live, plain)
+    epoch = settled.epochs[-1] if settled.epochs else 0
+    reader = _Reader(edge, end, end + settled.positions - settled.live, epoch, plain)
     reader.live = [row for one in came for row in one.keep if row.seq <= settled.last and row.closed]
     fences = Fences()
     for one in came:
         fences.note(edge.frame(one.step, ()))
     found = []
     for one in came:
-        if one.step.seq <= cut:
-            frame = reader.early(one, cut)
-        elif fences.void(edge.frame(one.step, ())):
-            frame = reader.empty(one.step)
-        else:
-            frame = reader.late(one)
+        frame = reader.read(one, cut, is_fenced=fences.void(edge.frame(one.step, ())))
         if last < one.step.seq <= again_to:
             frame = replace(frame, meta={**frame.meta, AGAIN: True})
         if one.step.seq > last:
@@ -165,43 +161,74 @@ def open_again(
 class _Reader:
     """Who gets the frames: the length of its run, and its live cells."""
 
-    def __init__(self, edge: Edge, end: int, length: int, plain: Plain) -> None:
+    def __init__(self, edge: Edge, end: int, length: int, epoch: int, plain: Plain) -> None:
         self.live: list[Row] = []
         """Up to the cut those that it has, behind it at least those."""
         self._edge = edge
         self._end = end
         self._length = length
         self._plain = plain
+        self._epoch = epoch
+        self._void_to = 0
+        """Cells were kept that the frame with this number makes void, so that all before it is void as well."""
 
-    def early(self, came: Came, cut: int) -> Frame[Array]:
-        """A frame up to the cut, of what was not void then."""
+    def read(self, came: Came, cut: int, *, is_fenced: bool) -> Frame[Array]:
+        """A frame, as it is to be sent: up to the cut of what was not void then, behind it as it came."""
         step = came.step
-        if not step.is_tree:
-            return self._chain(came)
-        known = {id(cell): number for number, cell in enumerate(self.live)}
-        kept = [cell for cell in came.keep if id(cell) in known]
-        keep = tuple(known[id(cell)] for cell in kept)
-        step = replace(step, pos=step.pos - (len(step.keep) - len(kept)), keep=keep)
+        if step.seq == self._void_to and step.epoch <= self._epoch:
+            raise LinkLost(self._edge.name, "gone with cells under way that were kept, and are void")
+        if step.seq < self._void_to:
+            frame = self._empty(replace(step, pos=step.pos - len(step.keep)))
+        elif step.seq > cut and is_fenced:
+            frame = self._empty(step)
+        elif not step.is_tree:
+            frame = self._chain(came)
+        elif any(cell.voided is not None and not cell.was_void(cut) for cell in came.keep):
+            frame = self._kept_in_part(came, cut)
+        elif step.seq <= cut:
+            frame = self._early(came, cut)
+        elif step.parents is None:
+            frame = self._kept(step, came, came.keep)
+        else:
+            self.live = [*left(self.live, came.keep), *came.rows]
+            frame = self._tree(step, came.rows)
+        self._epoch = step.epoch
+        return frame
+
+    def _early(self, came: Came, cut: int) -> Frame[Array]:
+        """Of a tree, up to the cut."""
+        step, kept = self._still_kept(came, came.keep)
         if step.parents is None:
             return self._kept(step, came, kept)
         rows = [row for row in came.rows if not row.was_void(cut)]
         self.live = left(self.live, kept)
         known = {id(cell): number for number, cell in enumerate((*self.live, *rows))}
         self.live = [*self.live, *rows]
-        return self._made(replace(step, parents=tuple(known.get(id(row.parent), -1) for row in rows)), kept, rows)
+        return self._tree(replace(step, parents=tuple(known.get(id(row.parent), -1) for row in rows)), rows)
 
-    def late(self, came: Came) -> Frame[Array]:
-        """A frame behind the cut, as it came."""
-        if not came.step.is_tree:
-            return self._chain(came)
-        if came.step.parents is None:
-            return self._kept(came.step, came, came.keep)
-        self.live = [*left(self.live, came.keep), *came.rows]
-        return self._made(came.step, came.keep, came.rows)
+    def _kept_in_part(self, came: Came, cut: int) -> Frame[Array]:
+        """Of the cells that it keeps those that are not void, alone: with zeros for others a chunk might be closed.
 
-    def empty(self, step: Step) -> Frame[Array]:
+        Cells have other numbers after that, until what made the rest void leaves none.
+        """
+        kept = list(takewhile(lambda cell: cell.voided is None or cell.was_void(cut), came.keep))
+        self._void_to = came.keep[len(kept)].voided or 0
+        step, kept = self._still_kept(came, kept)
+        self.live = left(self.live, kept)
+        return self._tree(replace(step, parents=None), [])
+
+    def _still_kept(self, came: Came, cells: Sequence[Row]) -> tuple[Step, list[Row]]:
+        """A frame's step if it keeps `cells` as far as they are live, and these."""
+        known = {id(cell): number for number, cell in enumerate(self.live)}
+        kept = [cell for cell in cells if id(cell) in known]
+        pos = came.step.pos - (len(came.step.keep) - len(kept))
+        return replace(came.step, pos=pos, keep=tuple(known[id(cell)] for cell in kept)), kept
+
+    def _empty(self, step: Step) -> Frame[Array]:
+        """Without rows, and keeping nothing."""
+        self.live = [] if self._drops(step) else self.live
         self._length = min(self._length, step.pos)
-        return self._edge.frame(step, ())
+        return self._edge.frame(replace(step, keep=()), ())
 
     def _chain(self, came: Came) -> Frame[Array]:
         """Without its void rows, which are its last ones."""
@@ -213,38 +240,35 @@ class _Reader:
             if len(before) < came.repeated:
                 raise NotFound(self._edge.name, f"rows from position {step.pos} on have not been kept")
             rows = [*before, *rows]
-        if step.pos >= self._length:
-            self._check_drops(came, rows)
+        self._check_voids(step, came, rows)
         if not rows:
-            return self.empty(step)
+            return self._empty(step)
         self._goes_on(step, len(rows))
         self.live = []
         return self._edge.frame(step, rows)
 
     def _kept(self, step: Step, came: Came, kept: Sequence[Row]) -> Frame[Array]:
-        """Rows that join the run behind cells that do; without those that are void, as in a chain.
-
-        Zeros in the run could be taken for what counts, when their chunk is closed before the rest has come.
-        """
+        """Rows that join the run behind cells that do; without those that are void, as in a chain."""
         rows = [row for row in came.rows if row.data is not None]
         self.live = left(self.live, kept)
-        self._check_drops(came, rows)
+        self._check_voids(step, came, rows)
         self.live = [] if rows else self.live
-        return self._made(step, kept, rows)
+        return self._tree(step, rows)
 
-    def _made(self, step: Step, kept: Sequence[Row], rows: Sequence[Row]) -> Frame[Array]:
-        """Of a tree."""
-        if any(cell.voided is not None for cell in kept):
-            raise LinkLost(self._edge.name, "gone with cells under way that were kept, and are void")
+    def _tree(self, step: Step, rows: Sequence[Row]) -> Frame[Array]:
         if not rows and not step.keep:
-            return self.empty(step)
+            return self._empty(step)
         self._goes_on(step, len(rows) if step.parents is None else 0)
         return self._edge.frame(step, [self._data(row) for row in rows])
 
-    def _check_drops(self, came: Came, rows: Sequence[object]) -> None:
-        """Whether live cells go with this frame, of whose rows those are left."""
-        if came.rows and not rows and self.live:
+    def _check_voids(self, step: Step, came: Came, rows: Sequence[object]) -> None:
+        """Whether a frame of whose rows those are left makes void what it did when it came."""
+        if came.rows and not rows and self.live and not self._drops(step):
             raise LinkLost(self._edge.name, "gone with rows under way that void a tree, and are void")
+
+    def _drops(self, step: Step) -> bool:
+        """Whether it leaves nothing of the tree, even without its rows."""
+        return not step.keep and (step.pos < self._length or step.epoch > self._epoch)
 
     def _goes_on(self, step: Step, rows: int) -> None:
         """Rows are put at `pos`, or cells: where the run ends, or below. So many `rows` join it."""

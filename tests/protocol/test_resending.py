@@ -103,6 +103,23 @@ def test_cells_that_were_kept_and_are_void_end_the_job(rows):
         list(producer.again(0, lambda seq: iter([prompt()])))
 
 
+def test_of_cells_that_were_kept_those_that_are_void_are_left_out_and_so_is_what_stood_on_them():
+    """A driver that enters begins behind what its customer has, which is less than the other had kept."""
+    producer = begun()
+    producer.take(frame(1, 3, [1, 2, 3, 4], parents=[-1, 0, 1, 0]))
+    producer.take(frame(2, 6, [5], keep=[0, 1, 2], parents=[-1]))
+    producer.take(frame(3, 7, [], chunk=1, keep=[0]))
+    producer.take(frame(2**32, 5, [6, 7], epoch=2**32))
+    entering = History("hidden", chunk=CHUNK, lookahead=LOOKAHEAD)
+    came = []
+    for one in producer.again(0, lambda seq: iter([prompt()])):
+        entering.take(one)
+        came.append((one.meta["pos"], numbers(one.tensors[0]), entering.lacks(1)))
+    assert came[1:] == [(3, [1, 2, 0, 0], True), (5, [], True), (6, [], True), (5, [6, 7], False)]
+    entering.close(0)
+    assert [numbers(one.tensors[0]) for one in entering.close(1)] == [[1], [2], [6], [7]]
+
+
 class Edge:
     """Its frames as they came, and what is kept of them."""
 
