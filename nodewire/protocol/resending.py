@@ -213,7 +213,11 @@ class _Reader:
         """
         kept = list(takewhile(lambda cell: cell.voided is None or cell.was_void(cut), came.keep))
         self._void_to = came.keep[len(kept)].voided or 0
-        step, kept = self._still_kept(came, kept)
+        if came.step.seq <= cut:
+            step, kept = self._still_kept(came, kept)
+        else:
+            pos = came.step.pos - (len(came.keep) - len(kept))
+            step = replace(came.step, pos=pos, keep=came.step.keep[: len(kept)])
         self.live = left(self.live, kept)
         return self._tree(replace(step, parents=None), [])
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nodewire.errors import LinkLost
 from nodewire.llm.speculation.flight import Flight
-from nodewire.protocol.guesses import Fences, is_computed, rows_of, step_of, without_rows
+from nodewire.protocol.guesses import Fences, is_computed, packed, rows_of, step_of, without_rows
 from nodewire.protocol.history import History
 from tests.protocol.test_history import CHUNK, PROMPT, Model, begun, frame, prompt, speculated
 
@@ -106,16 +106,22 @@ def test_cells_that_were_kept_and_are_void_end_the_job(rows):
 def test_of_cells_that_were_kept_those_that_are_void_are_left_out_and_so_is_what_stood_on_them():
     """A driver that enters begins behind what its customer has, which is less than the other had kept."""
     producer = begun()
-    producer.take(frame(1, 3, [1, 2, 3, 4], parents=[-1, 0, 1, 0]))
-    producer.take(frame(2, 6, [5], keep=[0, 1, 2], parents=[-1]))
-    producer.take(frame(3, 7, [], chunk=1, keep=[0]))
+    producer.take(frame(1, 3, [8], parents=[-1]))
+    producer.take(frame(2, 3, [1, 2, 3, 4], epoch=1, parents=[-1, 0, 1, 0]))
+    producer.take(frame(3, 6, [5], epoch=1, keep=[0, 1, 2], parents=[-1]))
+    producer.take(frame(4, 7, [], epoch=1, chunk=1, keep=[0]))
     producer.take(frame(2**32, 5, [6, 7], epoch=2**32))
     entering = History("hidden", chunk=CHUNK, lookahead=LOOKAHEAD)
     came = []
     for one in producer.again(0, lambda seq: iter([prompt()])):
         entering.take(one)
-        came.append((one.meta["pos"], numbers(one.tensors[0]), entering.lacks(1)))
-    assert came[1:] == [(3, [1, 2, 0, 0], True), (5, [], True), (6, [], True), (5, [6, 7], False)]
+        came.append((one.meta["pos"], numbers(one.tensors[0]), one.meta.get("keep"), entering.lacks(1)))
+    assert came[2:] == [
+        (3, [1, 2, 0, 0], None, True),
+        (5, [], packed((0, 1)), True),
+        (6, [], None, True),
+        (5, [6, 7], None, False),
+    ]
     entering.close(0)
     assert [numbers(one.tensors[0]) for one in entering.close(1)] == [[1], [2], [6], [7]]
 
