@@ -6,8 +6,8 @@ after a random one). Afterwards the victim is started again, or continued, and t
 is back. With `--lookahead` every fifth is followed by one whose driver does not guess (arm `plain`). Then the same
 without faults while both cores are kept busy: any takeover there is a false alarm.
 
-`--minutes` bounds it, and `--onto DOCUMENT` goes on from what an earlier run of the same seed has printed, whose
-generations count. Fewer than were asked for are not ok.
+`--minutes` bounds it, and `--onto DOCUMENT` goes on from what an earlier run of the same seed has printed (or, broken
+off, left as `--keep`'s document.json), whose generations count. Fewer than were asked for are not ok.
 
 Figures:
 - identical: generations whose ids equal those of `nodewire generate --local`.
@@ -266,6 +266,8 @@ async def _measure(
             outcome = await trial.disturbed(prompt, part.lookahead, fault, normal[arm])
             part.outcomes.append(outcome)
             report.arms[arm] = part.document()
+            if options.keep:
+                _written(report, options.keep)
             say(f"{number + 1}/{count} {arm}: {_told(outcome)}")
 
     say("generations without faults, both cores busy")
@@ -350,6 +352,14 @@ def _told(outcome: Outcome) -> str:
     return f"{where}: {'identical' if outcome.identical else 'DIFFERENT'}{stall}"
 
 
+def _written(report: Report, folder: Path) -> None:
+    """What is known so far, for `--onto`, should the machine stop before the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / "document.part"
+    part.write_text(json.dumps(report.document()))
+    part.replace(folder / "document.json")
+
+
 def _kept(folder: Path, target: Path) -> Path:
     return Path(shutil.copytree(folder, target, dirs_exist_ok=True))
 
@@ -362,7 +372,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calm", type=int, help="generations without faults, instead of 20, or 2 with --quick")
     parser.add_argument("--providers", type=int, default=6)
     parser.add_argument("--lookahead", type=int, default=1, help="how far drivers may guess: 1, which is not, to 64")
-    parser.add_argument("--keep", type=Path, help="copy the market's logs and books there at the end")
+    parser.add_argument("--keep", type=Path, help="write the document there as it grows; logs and books at the end")
 
 
 if __name__ == "__main__":

@@ -217,16 +217,22 @@ class Ring:
         text = PROMPT.encode()
         await self.member.mailbox.put(Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0}))
         ids = []
-        async with asyncio.timeout(60):
-            while True:
-                frame = await self.member.mailbox.get()
-                assert frame.seq == len(ids)
-                ids.append(int.from_bytes(frame.tensors[0].data, "little"))
-                if frame.meta["end"]:
-                    return ids
-                if len(ids) == at:
-                    places = [self.places[self.plan.assignment(task).provider] for task in strike]
-                    await asyncio.gather(*map(self.kill, places))
+        try:
+            async with asyncio.timeout(60):
+                while True:
+                    frame = await self.member.mailbox.get()
+                    assert frame.seq == len(ids)
+                    ids.append(int.from_bytes(frame.tensors[0].data, "little"))
+                    if frame.meta["end"]:
+                        return ids
+                    if len(ids) == at:
+                        places = [self.places[self.plan.assignment(task).provider] for task in strike]
+                        await asyncio.gather(*map(self.kill, places))
+        except (NodewireError, TimeoutError) as error:
+            error.add_note(
+                f"after {len(ids)} tokens; {[(k[:8], p.failed) for k, p in self.places.items() if p.failed]}"
+            )
+            raise
 
 
 class Slow(Direct):
