@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from nodewire.errors import NodewireError
+from nodewire.wire.awake import timeout_awake
 from nodewire.wire.frames import Document
 from nodewire.wire.link import Link
 
@@ -52,7 +53,7 @@ class Asking(Generic[T]):
         others = self._waiting.setdefault((peer, request), set())
         others.add(waiting)
         try:
-            async with asyncio.timeout(patience_s):
+            async with timeout_awake(patience_s):
                 (await reaching).send_control({"t": self._ask, "job": request})
                 return await waiting
         except (NodewireError, TimeoutError):

@@ -19,6 +19,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
 from nodewire.protocol.takeover import LOST, Takeover, assigned, hedges, present
+from nodewire.wire.awake import timeout_awake
 from nodewire.wire.frames import Document
 from nodewire.wire.link import Link
 from nodewire.wire.mailbox import JobMailbox
@@ -262,7 +263,7 @@ class Handover:
     async def _call(self, peer: str, document: Document) -> str | None:
         """Send a document to a peer without link; the peer if it cannot be reached."""
         try:
-            async with asyncio.timeout(ENTER_S):
+            async with timeout_awake(ENTER_S):
                 link = self._node.open_link(peer) or await self._node.link(peer, self._addresses.get(peer, ()))
             link.send_control(document)
         except (NodewireError, TimeoutError) as error:

@@ -24,6 +24,7 @@ from nodewire.protocol.frame import Array
 from nodewire.strangers import origin_of
 from nodewire.wire import frames, identity, transport
 from nodewire.wire.allowance import PerMinute
+from nodewire.wire.awake import timeout_awake
 from nodewire.wire.decoder import Decoder
 from nodewire.wire.frames import Buffer, DataHeader, Document
 from nodewire.wire.identity import Identity
@@ -225,7 +226,7 @@ class Link(asyncio.BufferedProtocol):
             self._alive.clear()
             self._ping()
             try:
-                async with asyncio.timeout(self._patience.silence_s):
+                async with timeout_awake(self._patience.silence_s):
                     await self._alive.wait()
             except TimeoutError:
                 self.abort(self._silence("did not answer"))
