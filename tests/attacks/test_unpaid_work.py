@@ -74,7 +74,7 @@ async def test_a_prompt_of_five_units_is_not_closed_as_one(stage):
 
 
 async def test_units_beyond_any_database_are_an_error_with_a_name(stage):
-    stage._units[0] = 1
+    stage._chunks.units[0] = 1
     with pytest.raises(BadFrame, match="units"):
         await stage.heard(Close.from_control(close(stage, 0, 2**53 - 1)))
 
@@ -105,7 +105,7 @@ async def test_nonsense_instead_of_a_close_does_not_deafen_a_provider_to_the_dri
             yield "", document
 
     stage._mailbox.controls = controls
-    stage._units[0] = 1
+    stage._chunks.units[0] = 1
     stage.produced("stage.0", 0, hidden(0, 0))
     await stage.listen()
     assert stage._ledger.owed_msat(stage.request.customer) == 100

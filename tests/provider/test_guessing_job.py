@@ -154,7 +154,7 @@ async def test_what_is_kept_for_others_is_plain(folder, tmp_path, truth):  # noq
     market = guessing(folder, tmp_path, truth, chance=0.7, width=3, depth=9, chunk=16)
     await served(market)
     for run in market.runs.values():
-        for edge in run._inner_edges():
+        for edge in run._part.inner_edges:
             kept = [frame for _, frame in run._record._tape.read(REQUEST, edge)]
             assert [frame.seq for frame in kept] == list(range(len(truth.ids)))
             assert [frame.meta["chunk"] for frame in kept] == [0, *(1 + i // 16 for i in range(len(truth.ids) - 1))]
@@ -176,7 +176,7 @@ def limit(market, max_total_msat=None, first_result_ms=None):
             plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"max_total_msat": max_total_msat})})
         if first_result_ms is not None:
             plan = plan.model_copy(update={"first_result_ms": first_result_ms})
-        run.request = replace(run.request, plan=plan)
+        run._part.request = replace(run.request, plan=plan)
 
 
 async def until(holds):

@@ -295,7 +295,7 @@ async def test_no_claim_is_published_before_its_root_is_on_disk(folder, tmp_path
             claims.append((claim(on_disk), said.due.root))
 
     for run in market.runs.values():
-        run._telling.publish, run._commit = publish, lambda roots: committing.commit(roots, 20)
+        run._telling.publish, run._settling._commit = publish, lambda roots: committing.commit(roots, 20)
     await served(market)
     assert len(claims) == 4 * len(market.runs)
     assert all(on_disk == claimed for on_disk, claimed in claims)
@@ -308,7 +308,7 @@ async def test_what_cannot_be_written_down_is_not_claimed(folder, tmp_path, poli
     file = KeptWork(tmp_path / "kept.db")
     file._db.execute("PRAGMA query_only = ON")  # as on a disk that is full
     committing = Committing(CUSTOMER, None, None, SimpleNamespace(committee=None), file)
-    driver._commit = lambda roots: committing.commit(roots, 20)
+    driver._settling._commit = lambda roots: committing.commit(roots, 20)
     with pytest.raises(ExceptionGroup) as ended:
         await asyncio.wait_for(served(market), 20)
     assert ended.group_contains(BadConfig)
@@ -536,7 +536,7 @@ async def test_what_nobody_closed_of_a_job_that_a_neighbour_ended_keeps_its_cust
     market.hub.on_control = None  # the driver's closes do not arrive
     running = await begun(market, 1)
     async with asyncio.timeout(20):
-        while len(stage._units) < 2:  # of the second chunk something has come
+        while len(stage._chunks.units) < 2:  # of the second chunk something has come
             await asyncio.sleep(0.005)
     fail(stage)
     with pytest.raises(PaymentRequired):
@@ -570,7 +570,7 @@ async def test_a_call_that_others_ended_while_it_waited_for_money_is_no_debt(mar
     """A call's claims are as these are: whether anything came of it is not known."""
     for run in market.runs.values():
         run.credit._patience_s = 0.2
-        run._ask = partial(ask_as_of_a_call, run, run._ask)
+        run._settling._ask = partial(ask_as_of_a_call, run, run._settling._ask)
     running = await begun(market, 1)
     for run in running if others_end_it else ():
         run._mailbox.cancel(NotAllowed("job", "cancelled by a neighbour"))  # which the wait for money does not hear
@@ -583,7 +583,7 @@ async def test_a_call_that_others_ended_while_it_waited_for_money_is_no_debt(mar
 )
 async def test_only_what_others_break_off_counts_against_the_customer(market, ends, counts):
     stage = list(market.runs.values())[1]
-    stage._ask = partial(ask_as_of_a_call, stage, stage._ask)
+    stage._settling._ask = partial(ask_as_of_a_call, stage, stage._settling._ask)
     for n in range(MAX_BROKEN):
         key = Key(f"{n:064x}", stage._keys.public, 0)
         stage._ledger.owe(Due(key, CUSTOMER.public, 1_000, 10**9), under_way=True)
@@ -601,7 +601,7 @@ async def test_only_what_others_break_off_counts_against_the_customer(market, en
 
 
 async def ask_as_of_a_call(run, ask, chunk, *rest):
-    run._unsigned.add(chunk)
+    run._settling.unsigned.add(chunk)
     await ask(chunk, *rest)
 
 

@@ -84,20 +84,20 @@ async def test_a_hedge_to_which_frames_come_after_their_close_commits_to_all_of_
         worker=Direct({task: load(market.registration)[task]}),
         ledger=other._ledger,
         publish=other._telling.publish,
-        commit=other._commit,
+        commit=other._settling._commit,
         statements=statements,
         record=record,
     )
     assert hedge.tasks == (task,)
     market.runs[HEDGE.public] = hedge
     for run in (hedge, other):
-        made = run._root
+        made = run._settling._root
 
         def root(leaves, of, chunk, attempt, made=made, public=run._keys.public):
             said[public][chunk] = leaves
             return made(leaves, of, chunk, attempt)
 
-        run._root = root
+        run._settling._root = root
     heard = market.hub.on_control
 
     async def on_control(sender, peer, document):

@@ -108,16 +108,16 @@ async def test_a_producer_that_signs_something_else_than_it_sent_ends_the_job_at
         taped = driver._mailbox.tape
         if frame.seq == 5 and frame.edge != "tokens":
             taped.write(REQUEST, frame.edge, 0, frame)
-            await market.hub.queues[stage._me].put(corrupt(frame))
+            await market.hub.queues[stage._part.me].put(corrupt(frame))
         else:
             await honest(frame)
 
     driver._mailbox.put = put
     errors = await ended(market)
-    assert isinstance(errors[stage._me], BadHash)
-    assert driver._me[:8] in str(errors[stage._me])
+    assert isinstance(errors[stage._part.me], BadHash)
+    assert driver._part.me[:8] in str(errors[stage._part.me])
     assert [root.chunk for root in market.committed if root.task in stage.tasks] == [0]
-    statuses = [(f.status, f.text) for f in map(market.parsed, market.events) if f and f.provider == stage._me]
+    statuses = [(f.status, f.text) for f in map(market.parsed, market.events) if f and f.provider == stage._part.me]
     assert statuses[-1] == ("error", "bad-hash")
 
 
@@ -127,7 +127,7 @@ async def test_a_producer_that_signs_nothing_is_not_waited_for_without_end(marke
     driver, stage = list(market.runs.values())[:2]
     driver._statements.sign = lambda chunk, attempt, edge: {}
     errors = await ended(market)
-    assert isinstance(errors[stage._me], TimedOut)
+    assert isinstance(errors[stage._part.me], TimedOut)
     assert not [root for root in market.committed if root.task in stage.tasks]
     # nor asked for: a claim without a certified root is held against who made it
     assert not market.due(stage)
@@ -152,13 +152,13 @@ async def test_a_statement_that_was_lost_is_asked_for(market, monkeypatch):
 async def test_a_call_is_signed_when_it_is_put_out_and_not_when_the_nodes_own_part_is_over(market):
     """A node's part of a call may wait for what its consumer makes of it, which waits for the statement."""
     driver, stage = list(market.runs.values())[:2]
-    driver._generates = False
+    driver._part.generates = False
     edge = next(e.name for e in market.manifest.edges if e.target == "stage.0")
     driver.produced("driver", 3, dataclasses.replace(frame(3), edge=edge))
     while not told(market, "sent"):
         await asyncio.sleep(0)
     ((sender, peer, document),) = told(market, "sent")
-    assert (sender, peer) == (driver._me, stage._me)
+    assert (sender, peer) == (driver._part.me, stage._part.me)
     assert [(one["edge"], one["chunk"]) for one in document["sent"]] == [(edge, 3)]
     assert driver._statements.sign(3, 0) == {}
 

@@ -12,13 +12,14 @@ from typing import Any
 from nodewire.protocol.frame import ITEM_BYTES, Array, Frame
 from nodewire.protocol.manifest import CUSTOMER
 from nodewire.protocol.sent import hashed
+from nodewire.provider.hashing import Hashing
 from nodewire.provider.job import JobRun
 from nodewire.wire.sending import Sender
 
 
 def send_otherwise(tasks: Sequence[str]) -> None:
     """From now on every job of this process sends otherwise what `tasks` (all if empty) put out."""
-    produced, hash_it, parcel = JobRun.produced, JobRun._hashed, Sender.parcel
+    produced, hash_it, parcel = JobRun.produced, Hashing._hash, Sender.parcel
     edges: set[tuple[str, str]] = set()
 
     def otherwise(self: Any, task: str, chunk: int, frame: Frame[Array]) -> None:
@@ -29,14 +30,14 @@ def send_otherwise(tasks: Sequence[str]) -> None:
 
     def signed_otherwise(self: Any, task: str, chunk: int, frame: Frame[Array]) -> None:
         hash_it(self, task, chunk, frame)
-        if (self.request.id, frame.edge) in edges and self._statements is not None:
-            self._statements._signing._out[frame.edge, chunk][-1] = hashed(turned(frame))
+        if (self._part.request.id, frame.edge) in edges and self._stating is not None:
+            self._stating.statements._signing._out[frame.edge, chunk][-1] = hashed(turned(frame))
 
     def turned_parcel(self: Any, outgoing: Any, attempt: int, frame: Frame[Array]) -> Any:
         lies = (self._request, frame.edge) in edges
         return parcel(self, outgoing, attempt, turned(frame) if lies else frame)
 
-    JobRun.produced, JobRun._hashed = otherwise, signed_otherwise  # type: ignore[method-assign]
+    JobRun.produced, Hashing._hash = otherwise, signed_otherwise  # type: ignore[method-assign]
     Sender.parcel = turned_parcel  # type: ignore[method-assign]
 
 

@@ -1,0 +1,174 @@
+"""The chunks of a job at this provider: which may begin, what they count as, which are closed, when one is complete.
+
+Where a plan lets its driver guess, the record knows when no row of a closed chunk is lacking; else it is at once, but
+for who computes along and may lag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import takewhile
+
+from nodewire.errors import BadFrame, OverBudget
+from nodewire.protocol.chunk import chunk_of, first_seq
+from nodewire.protocol.close import Close
+from nodewire.provider.beside import Beside
+from nodewire.provider.credit import Credit
+from nodewire.provider.hashing import Hashing
+from nodewire.provider.part import Part
+from nodewire.provider.settling import Settling
+from nodewire.wire.record import MAX_AHEAD, Record
+
+log = logging.getLogger("nodewire.provider")
+
+_Word = tuple[int, bool, int]
+"""Of a close: units, whether the chunk is the last, attempt."""
+
+
+class Chunks:
+    def __init__(
+        self,
+        part: Part,
+        record: Record | None,
+        credit: Credit,
+        *,
+        hashing: Hashing,
+        settling: Settling,
+        beside: Beside,
+    ) -> None:
+        self.units: dict[int, int] = {}
+        """By chunk, what this node's inputs of it count as."""
+        self.broken: BadFrame | None = None
+        """What the driver did wrong."""
+        self.said = -1
+        """The newest chunk that this node says is over, as the driver. Rows of it may be on their way to it."""
+        self._part = part
+        self._record = record
+        self._credit = credit
+        self._hashing = hashing
+        self._settling = settling
+        self._beside = beside
+        self._all_units = 0
+        self._made = -1
+        """The newest frame that was put out."""
+        self._closed = set(range(part.first))
+        self._closes = asyncio.Event()
+        """Set with every chunk that is closed."""
+        self._is_over = False
+        """Whether the last one is."""
+        self._closing: dict[int, _Word] = {}
+        """By chunk that the driver has closed, and of which rows may be lacking here."""
+        self._late: dict[int, tuple[int, _Word]] = {}
+        """By chunk that the driver has closed before it was all computed along: its last frame, and its close."""
+        self._turn = asyncio.Lock()
+        """Held by the chunk that is closed."""
+        self._finishing: list[asyncio.Task[None]] = []
+
+    def first_open(self) -> int:
+        """The first chunk that has not been closed: who enters now has what follows, and hears no earlier close."""
+        return max(self.said, *self._closed, -1) + 1
+
+    async def admit(self, chunk: int, units: int) -> None:
+        """An input of `units` begins; waits while there is no credit for it, or it guesses beyond the budget.
+
+        Raises:
+            BadFrame: the chunk has been closed.
+            OverBudget: it would cost more than the plan allows.
+        """
+        if chunk < self._part.replayed:
+            return  # paid to who did it first
+        if chunk in self._closed and self._record is None:
+            raise BadFrame("chunk", f"{chunk} has been closed")
+        plan = self._part.request.plan
+        while (self._all_units + units - self.units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
+            is_guess = chunk - 1 not in self._closed or self._is_over  # which may never come true
+            if self._record is not None and is_guess:
+                self._closes.clear()
+                await self._closes.wait()
+                continue
+            raise OverBudget(
+                "max_total_msat", f"the job's budget is used up: what follows chunk number {chunk - 1} would cost more"
+            )
+        await self._credit.admit(chunk)
+        self._all_units += max(0, units - self.units.get(chunk, 0))
+        self.units[chunk] = max(units, self.units.get(chunk, 0))
+
+    def produced(self, seq: int) -> None:
+        """Frame `seq` was put out, and noted: chunks that were closed before may lack nothing any more."""
+        self._made = max(self._made, seq)
+        for chunk in sorted(chunk for chunk, (last, _) in self._late.items() if last <= self._made):
+            _, word = self._late.pop(chunk)
+            if word[0] == self.units.get(chunk):
+                self._complete(chunk, word)
+            else:
+                log.info("job %s: chunk %d was closed with %d units", self._part.request.id[:8], chunk, word[0])
+
+    async def heard(self, close: Close) -> None:
+        """The driver says that a chunk is over.
+
+        Raises BadFrame: it counts what was computed here as something else, or cannot be true.
+        """
+        if close.units != self.units.get(close.chunk, close.units):
+            raise BadFrame("units", f"{close.units}, chunk {close.chunk} had {self.units[close.chunk]} here")
+        if close.positions is not None and not (
+            close.end and close.chunk and 0 < close.positions <= self._part.manifest.chunk
+        ):
+            raise BadFrame(
+                "positions", f"{close.positions} of chunk {close.chunk}, which is not the last, or not so long"
+            )
+        await self.finish(close.chunk, (close.units, close.end, close.attempt), close.positions)
+
+    async def finish(self, chunk: int, word: _Word, positions: int | None = None) -> None:
+        """A chunk is over: when this node's part of it is complete, it is committed to and asked for."""
+        if chunk in self._closed or chunk in self._closing:
+            return
+        if self._record is None:
+            await self._finish_plain(chunk, word, positions)
+            return
+        self._record.check(chunk)
+        self._closing[chunk] = word
+        try:
+            self._record.close(chunk, positions)
+        except BadFrame as error:  # the driver's word contradicts what it sent
+            self.broken = error
+            self._beside.ended.set()
+
+    async def _finish_plain(self, chunk: int, word: _Word, positions: int | None) -> None:
+        """The same where nobody guesses. The ring waits for its providers, and for nobody who computes along."""
+        manifest = self._part.manifest
+        last = first_seq(manifest, chunk + 1) - 1 if positions is None else first_seq(manifest, chunk) + positions - 1
+        if not self._part.hedged or last <= self._made:
+            await self._finished(chunk, word)
+        elif chunk < chunk_of(manifest, max(self._made, 0)) + MAX_AHEAD:
+            self._late.setdefault(chunk, (last, word))
+        else:
+            raise BadFrame("chunk", f"{chunk} is closed, frame {self._made} is the newest here")
+
+    def complete(self, chunk: int) -> None:
+        """No row of a chunk that the driver has closed is lacking, by the record."""
+        self._complete(chunk, self._closing.pop(chunk))
+
+    def _complete(self, chunk: int, word: _Word) -> None:
+        self._closed.add(chunk)  # at once: its close may come twice
+        self._finishing.append(self._beside.spawn(self._finished(chunk, word)))
+
+    async def _finished(self, chunk: int, word: _Word) -> None:
+        units, end, attempt = word
+        self._closed.add(chunk)
+        self._is_over = self._is_over or end
+        self._closes.set()
+        async with self._turn:  # the chunks in their order
+            await self._hashing.all()
+            await self._settling.take(chunk, units, self._hashing.take(chunk), end=end, attempt=attempt)
+
+    async def claim_unclosed(self) -> None:
+        """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
+        if not self._part.generates or self._part.drives:
+            return
+        left = sorted(set(self.units) - self._closed)
+        complete = left[:-1] if self._record is None else list(takewhile(self._record.is_past, left))
+        for chunk in complete:
+            self._settling.unsigned.add(chunk)
+            await self.finish(chunk, (self.units[chunk], False, self._part.attempt))
+        await asyncio.gather(*self._finishing)

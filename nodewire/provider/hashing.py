@@ -1,0 +1,83 @@
+"""Outputs on their way into commitments: hashed after they have been sent, that no consumer waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from nodewire.errors import NodewireError
+from nodewire.protocol.chunk import Leaf, leaf_of
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.sent import Hashed, hashed, tensors_of
+from nodewire.provider.beside import Beside
+from nodewire.provider.part import Part
+from nodewire.provider.stating import Stating
+
+NOTED, NOTED_BYTES = 16, 65_536
+"""How many outputs of at most so many bytes wait to be hashed, if nobody is to sign for them."""
+
+
+class Hashing:
+    def __init__(self, part: Part, stating: Stating | None, beside: Beside) -> None:
+        self._part = part
+        self._stating = stating
+        self._beside = beside
+        self._noted: deque[tuple[str, int, Frame[Array]]] = deque()
+        """Task, chunk and frame of outputs that are not hashed."""
+        self._is_due = False
+        self._leaves: dict[tuple[int, str], list[Leaf]] = {}
+
+    def note(self, task: str, chunk: int, frame: Frame[Array]) -> None:
+        """Take note of an output for its chunk's commitment, and its statement. It is hashed when it has been sent, and
+        in a generation that nobody judges with others of its positions: what is done in a row takes a fraction."""
+        self._noted.append((task, chunk, frame))
+        is_small = sum([array.nbytes for array in frame.tensors]) <= NOTED_BYTES
+        waits = is_small and self._part.generates and self._stating is None
+        if not waits or len(self._noted) >= NOTED:
+            self._hash_soon()
+
+    async def all(self) -> None:
+        """Hash what is noted now."""
+        for _ in range(len(self._noted)):
+            if self._noted:
+                self._hash(*self._noted.popleft())
+            await asyncio.sleep(0)
+
+    def take(self, chunk: int) -> dict[str, list[Leaf]]:
+        """By task of this node the leaves of a chunk, of which nothing is kept."""
+        tasks = {task: self._leaves.pop((chunk, task), None) for task in self._part.tasks}
+        return {task: leaves for task, leaves in tasks.items() if leaves is not None}
+
+    def _hash_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._hash_oldest)
+
+    def _hash_oldest(self) -> None:
+        """Hash the oldest output that is noted, and the next one when others have had their turn."""
+        self._is_due = False
+        if not self._noted:
+            return
+        try:
+            self._hash(*self._noted.popleft())
+        except NodewireError as error:
+            self._beside.fail(error)
+        if self._noted:
+            self._hash_soon()
+
+    def _hash(self, task: str, chunk: int, frame: Frame[Array]) -> None:
+        part, stating = self._part, self._stating
+        if chunk < part.entered.get(task, 0) and task not in part.hedged:
+            # Committed by who did it first, who may have died before it signed it.
+            if stating is not None:
+                stating.statements.produced(chunk, frame.edge, hashed(frame))
+                stating.whole(frame.edge)
+            return
+        leaf = leaf_of(part.request.plan.manifest, frame)
+        self._leaves.setdefault((chunk, task), []).append(leaf)
+        if stating is not None:
+            stating.statements.produced(chunk, frame.edge, Hashed(leaf.seq, tensors_of(leaf), frame.meta))
+            if task in part.entered:
+                stating.whole(frame.edge)
+            if not part.generates:  # a call's part is whole; who waits for it may be whom this node's close waits for
+                stating.chunk(chunk, part.attempt)

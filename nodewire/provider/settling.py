@@ -1,0 +1,136 @@
+"""A chunk that is closed: committed to, and asked for. One after the other, beside the job's work.
+
+In a job that may be judged, that waits until its inputs' producers have signed what they sent (`provider.statements`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from nodewire.errors import NodewireError
+from nodewire.nostr.keys import Keys
+from nodewire.pay.debts import Key
+from nodewire.pay.dues import Due
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol import feedback
+from nodewire.protocol.cached import due_msat
+from nodewire.protocol.chunk import Leaf, claim, opening
+from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.takeover import price_msat
+from nodewire.provider.beside import Beside
+from nodewire.provider.credit import Credit
+from nodewire.provider.part import Part
+from nodewire.provider.prefixes import Finding
+from nodewire.provider.stating import Stating
+from nodewire.provider.telling import Telling
+
+log = logging.getLogger("nodewire.provider")
+
+Commit = Callable[[Sequence[ChunkRoot]], Awaitable[None]]
+"""Takes the roots of a chunk; they are on disk when it returns. Only then their payment is asked for."""
+
+
+class Settling:
+    def __init__(
+        self,
+        keys: Keys,
+        part: Part,
+        ledger: Ledger,
+        credit: Credit,
+        *,
+        commit: Commit,
+        telling: Telling,
+        stating: Stating | None,
+        finding: Finding,
+        cached_ppm: int,
+        patience_s: int,
+        beside: Beside,
+    ) -> None:
+        """`finding` knows what of a prompt was found, which costs `cached_ppm` of the price; `patience_s`: when what is
+        asked for is due."""
+        self.roots: list[ChunkRoot] = []
+        """That were committed to."""
+        self.unsigned: set[int] = set()
+        """Chunks of a generation that are claimed without the driver's close."""
+        self._keys = keys
+        self._part = part
+        self._ledger = ledger
+        self._credit = credit
+        self._commit = commit
+        self._telling = telling
+        self._stating = stating
+        self._finding = finding
+        self._cached_ppm = cached_ppm
+        self._patience_s = patience_s
+        self._beside = beside
+        self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]], int]] = {}
+        """By chunk that is closed and not asked for: its units, what its tasks put out, its close's attempt."""
+        self._turn = asyncio.Lock()
+        """Held by the chunk that is settled."""
+
+    async def take(self, chunk: int, units: int, made: dict[str, list[Leaf]], *, end: bool, attempt: int) -> None:
+        """Settle a chunk of which this node `made` this. It is not waited for what others must sign first: what is
+        waited for comes by those that called this."""
+        self._unsettled[chunk] = units, made, attempt
+        if self._stating is None:
+            await self._settle(chunk, end)
+            return
+        self._stating.chunk(chunk, attempt)
+        self._beside.spawn(self._settle(chunk, end))
+
+    async def stop(self, error: NodewireError) -> None:
+        """The job failed: what cannot be committed to without its inputs' producers' word is not asked for either."""
+        if self._stating is None:
+            return
+        self._beside.fault = self._beside.fault or error
+        self._stating.statements.stop(error)
+        async with self._turn:
+            left, self._unsettled = self._unsettled, {}
+        if chunks := sorted(chunk for chunk, (_, made, _) in left.items() if made):
+            job = self._part.request.id
+            log.info("job %s: not asked for: chunks %s, whose inputs nobody signed", job[:8], chunks)
+
+    async def _settle(self, chunk: int, end: bool) -> None:
+        """Commit to a chunk, and ask for its payment, when what it was computed from is signed."""
+        async with self._turn:
+            if self._beside.fault is not None:
+                return
+            units, made, attempt = self._unsettled[chunk]
+            if made:
+                if self._stating is not None:  # what its inputs are signed by, it is judged by
+                    attempt = await self._stating.statements.complete(chunk, self._stating.tell)
+                roots = [self._root(leaves, task, chunk, attempt) for task, leaves in made.items()]
+                await self._commit(roots)
+                self.roots += roots
+                cached = min(units, self._finding.units(made)) if self._part.generates and chunk == 0 else 0
+                await self._ask(chunk, units, cached, claim(roots), attempt)
+            del self._unsettled[chunk]
+            if end:
+                self._beside.ended.set()
+
+    def _root(self, leaves: Sequence[Leaf], task: str, chunk: int, attempt: int) -> ChunkRoot:
+        job = self._part.request.id
+        made = opening(self._keys, self._part.manifest, leaves, request=job, task=task, chunk=chunk, attempt=attempt)
+        return ChunkRoot(request=job, task=task, chunk=chunk, attempt=attempt, root=made.root())
+
+    async def _ask(self, chunk: int, units: int, cached: int, root: str, attempt: int) -> None:
+        part, request = self._part, self._part.request
+        amount_msat = due_msat(price_msat(request.plan, part.takeover, part.me, chunk), units, cached, self._cached_ppm)
+        if not amount_msat:
+            await self._credit.paid(chunk)
+            return
+        key = Key(request.id, part.me, chunk, attempt)
+        due_by_s = int(time.time() + self._patience_s)
+        said = self._telling.claim(feedback.Due(chunk, attempt, units, amount_msat, root, cached))
+        # What the driver has signed for came out; of all else the customer need not have got anything.
+        self._ledger.owe(
+            Due(key, request.customer, amount_msat, due_by_s),
+            under_way=not part.generates or chunk in self.unsigned,
+            claim=said.to_json(),
+        )
+        await self._credit.due(chunk)
+        await self._telling.publish(said)
+        self._ledger.told(key)
