@@ -20,8 +20,9 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.guesses import AGAIN, MAX_LIVE, Step, is_computed, rows_of, step_of, without_rows
 from nodewire.protocol.manifest import CUSTOMER
 
-KEEP_S = 5.0
-"""Within which a driver that enters has the next return, of what the one before it had sent to the ring."""
+KEEP_S = 1.5
+"""Within which a driver that enters has the next return, of what the one before it had sent to the ring. What a stage
+had sent comes again at once, and what was under way follows as quickly as the ring computes."""
 
 
 class Guessing:

@@ -19,8 +19,9 @@ def may_begin(error: NodewireError, purchase: Purchase, *, failures: int, came: 
     if not purchase.is_underway or failures >= MAX_AGAIN:
         return False
     if isinstance(error, PaymentRequired):
-        # Who asks for money before anything came means an old debt, which is being settled; else it means this job's.
-        return not came
+        # Who asks for money before anything came, or before it asked for any of this job's, means an old debt, which is
+        # being settled; else it means this job's.
+        return not came or (bool(error.by) and not purchase.payments.has_claimed(error.by))
     return isinstance(error, BEGINS_ANEW) or is_one_word(error)
 
 

@@ -173,7 +173,9 @@ class Answers:
             )
         if said.text == PaymentRequired.code:
             reason = f"{who} waits for a payment, of this job or of an earlier one; see `nodewire wallet settle`"
-            return PaymentRequired("provider", reason)
+            unpaid = PaymentRequired("provider", reason)
+            unpaid.by = said.provider
+            return unpaid
         kind, why = TABLE.get(said.text, WorkerFailed), self._why(said)
         if why is not None:
             error = kind(why.field or "provider", f"{why.reason} (says {who})")

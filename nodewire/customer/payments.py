@@ -90,6 +90,8 @@ class JobPayments:
         self._takeovers: list[Takeover] = []
         """All that were accepted, the newest last."""
         self._delivered = -1
+        self._is_over = False
+        """Whether the customer takes no more outputs: what its driver has closed until then is owed."""
         self._payees: dict[tuple[str, int], str] = {}
         """By task and chunk, who is paid for it: nobody else is, whatever a later takeover says."""
         self._claims: dict[tuple[str, int], str] = {}
@@ -137,6 +139,10 @@ class JobPayments:
         closed = self._closed
         return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
 
+    def has_claimed(self, provider: str) -> bool:
+        """Whether it has asked for a payment of this job's."""
+        return any(claimed == provider for claimed, _ in self._claims)
+
     def may_be_used_up(self) -> bool:
         """Whether the budget may be too small for a chunk that is computed now: none is further than `AHEAD` before
         those that have come."""
@@ -161,6 +167,12 @@ class JobPayments:
         """Output of `chunk` has come: it may be paid, and so may those before it."""
         async with self._changed:
             self._delivered = max(self._delivered, chunk)
+            self._changed.notify_all()
+
+    async def over(self) -> None:
+        """No more output is taken, whatever has come: of a generation all that is closed may be paid (see `came`)."""
+        async with self._changed:
+            self._is_over = True
             self._changed.notify_all()
 
     async def closed(self, chunk: int, units: int) -> None:
@@ -302,7 +314,9 @@ class JobPayments:
             self._changed.notify_all()
 
     def _may_pay(self, chunk: int) -> bool:
-        return self._delivered >= chunk and (self._closed is None or chunk in self._closed)
+        if self._closed is None:
+            return self._delivered >= chunk
+        return chunk in self._closed and (self._delivered >= chunk or self._is_over)
 
     def _then(self, due: Due) -> Takeover | None:
         """The takeover by whose assignment it was claimed."""

@@ -157,15 +157,14 @@ class Purchase:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        breaks_off = self._running is not None and self._running.is_open and not (error is None and self._done)
         try:
             if error is None and self._done:
                 await self._settle()
-            elif self._running is not None and self._running.is_open:
-                self._running.cancel()
-                if self.timing.outputs:
-                    await ending.pay_what_came(self.payments, self._running.left)
+            elif breaks_off:
+                self.running.cancel()
         finally:
-            await self._end(error)
+            await self._end(error, pays=breaks_off and bool(self.timing.outputs))
 
     async def outputs(self) -> AsyncIterator[Frame[Array]]:
         """The frames on the edges to the customer, until one on each is marked as the end.
@@ -264,14 +263,16 @@ class Purchase:
             self._session.keys, self.request.id, self.plan, running.payments, running.answers, running.publish
         )
 
-    async def _end(self, error: BaseException | None = None) -> None:
-        """`error`: what ended the job, if it broke off."""
+    async def _end(self, error: BaseException | None = None, *, pays: bool = False) -> None:
+        """`error`: what ended the job, if it broke off. `pays`: for what came; who is gone is not waited for."""
         if self._running is None:
             return
         try:
             if error is None or isinstance(error, NodewireError):
                 self._gone = await self._running.gone(error)
                 self._session.planner.missed(self._gone)
+            if pays:
+                await ending.pay_what_came(self.payments, self._running.left | self._gone)
         finally:
             await self._running.end()
 

@@ -318,6 +318,7 @@ class Running:
         if self.is_open:
             self.is_open = False
             self._mailbox.close()
+            await self.payments.over()
             self._session.settler.over(self.request.id, self.payments)
             self._session.spool.remove(self.request.id)
 

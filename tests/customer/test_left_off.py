@@ -1,0 +1,90 @@
+"""A job that its customer leaves, or that ends before it is through: what is still paid, and who is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nodewire.customer.again import may_begin
+from nodewire.customer.ending import LINGER_S
+from nodewire.customer.purchase import Purchase
+from nodewire.errors import BadInput, LinkLost, PaymentRequired
+from tests.attacks.inside.test_inside_paid_twice import DRIVER, FRIEND, HONEST, PRICE_MSAT, asked, asks, closed, job
+
+
+async def test_what_its_driver_has_closed_is_paid_though_the_customer_takes_no_more_output():
+    """Its stages count on the driver's word, and give no credit to who leaves a chunk unpaid."""
+    payments, payer = job()
+    await closed(payments, 0)
+    await payments.closed(1, 1)  # whose output stays unread
+    claim = asks(HONEST, 1)
+    assert payments.expects(claim)
+    paying = asyncio.create_task(payments.asked(claim))
+    await asyncio.sleep(0.05)
+    assert not paying.done()
+    await payments.over()
+    await asyncio.wait_for(paying, 5)
+    assert payments.came() == 2
+    assert payer.paid_msat == {HONEST.public: PRICE_MSAT}
+
+
+async def test_what_nobody_closed_is_not_paid_when_the_customer_leaves():
+    payments, payer = job()
+    await closed(payments, 0)
+    await payments.over()
+    claim = asks(HONEST, 1)
+    assert payments.expects(claim)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(payments.asked(claim), 0.1)
+    with pytest.raises(BadInput):  # and nobody is ever further ahead
+        payments.expects(asks(HONEST, 9))
+    assert not payer.paid_msat
+
+
+async def left(purchase, error):
+    started = time.monotonic()
+    await purchase.__aexit__(type(error), error, None)
+    return time.monotonic() - started
+
+
+async def test_who_died_with_the_job_is_paid_when_it_can_be_and_keeps_nobody_waiting():
+    payments, _ = job()
+    await closed(payments, 0)
+    assert payments.expects(asks(HONEST, 0))  # its wallet died with it
+    error, done = LinkLost(HONEST.public, "gone, and standby: none is left for stage.0"), []
+
+    async def gone(ended_by):
+        assert ended_by is error and not done
+        return {HONEST.public}
+
+    async def end():
+        done.append("end")
+
+    purchase = Purchase.__new__(Purchase)
+    purchase._running = SimpleNamespace(
+        is_open=True, payments=payments, left=set(), gone=gone, end=end, cancel=lambda: done.clear()
+    )
+    purchase._done, purchase._gone, purchase.timing = False, set(), SimpleNamespace(outputs=[1.0])
+    purchase._session = SimpleNamespace(planner=SimpleNamespace(missed=lambda whom: None))
+    assert await left(purchase, error) < LINGER_S / 2
+    assert done == ["end"]
+    assert purchase._gone == {HONEST.public}
+    assert not payments.failed
+
+
+async def test_who_asks_for_money_of_which_none_is_this_jobs_means_an_earlier_one():
+    """It stood by, refused for an old debt, and was called in mid-job: others can go on."""
+    payments, _ = job()
+    await closed(payments, 0)
+    await asked(payments, asks(DRIVER, 0))
+    purchase = SimpleNamespace(is_underway=True, payments=payments)
+    error = PaymentRequired("provider", "waits for a payment")
+    assert not may_begin(error, purchase, failures=0, came=True)  # this customer's own
+    error.by = FRIEND.public
+    assert may_begin(error, purchase, failures=0, came=True)
+    error.by = DRIVER.public
+    assert not may_begin(error, purchase, failures=0, came=True)
+    assert may_begin(error, purchase, failures=0, came=False)
