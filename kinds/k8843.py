@@ -22,7 +22,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.kinds import INFERENCE
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.positions import count
-from nodewire.protocol.refusal import refusal
+from nodewire.protocol.refusal import driven, refusal
 
 MERGED_POSITIONS = 512
 """Of a decoder's earlier inputs that are computed at once."""
@@ -260,11 +260,14 @@ async def _distribute(mailbox: Mailbox, manifest: Manifest, inboxes: Inboxes) ->
 
 
 async def _admit(frame: Frame[Array], manifest: Manifest, desk: Desk) -> None:
-    """As Desk.admit. Raises BadFrame, naming the edge."""
+    """As Desk.admit. Raises BadFrame, naming the edge, or one of the driver's if it has closed the frame's chunk."""
+    edge = frame.edge
     try:
-        await desk.admit(*_share(frame, manifest))
+        share = _share(frame, manifest)
+        edge = driven(manifest) if manifest.mode == "generate" else edge
+        await desk.admit(*share)
     except BadFrame as error:
-        raise BadFrame(frame.edge, str(error)) from error
+        raise BadFrame(edge, str(error)) from error
 
 
 def _refusal(error: NodewireError, manifest: Manifest, task: str, frame: Frame[Array]) -> NodewireError:

@@ -17,6 +17,9 @@ from nodewire.protocol.frame import Array, Frame, Meta, bytes_of
 from nodewire.protocol.guesses import AHEAD_CHUNKS, DEPTH, SLACK_ROWS, Step, is_again, rows_of, step_of
 from nodewire.protocol.resending import Edge, Plain, Settled, open_again, settled_again
 
+CLOSED = "closed"
+"""The field of the error about a frame that comes for what the driver has said is over."""
+
 
 class History:
     """One edge between tasks. Give it every frame in order (`take`), and every chunk that is closed (`close`)."""
@@ -205,7 +208,7 @@ class History:
             raise BadFrame("pos", f"{step.pos}, with what is kept the run has {length}")
         floor = self._first if self._again is None and not begins_anew else self._first - self._chunk
         if step.pos < floor or (step.pos < self._first and step.is_tree):
-            raise BadFrame("pos", f"{step.pos} is of a chunk that is closed")
+            raise BadFrame(CLOSED, f"{step.pos} is of a chunk that is closed")
         if step.pos >= self._first + AHEAD_CHUNKS * self._chunk + DEPTH * self._lookahead:
             raise BadFrame("pos", f"{step.pos}, and {self._first} is not closed")
         return begins_anew

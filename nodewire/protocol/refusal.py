@@ -37,6 +37,11 @@ def suspects(manifest: Manifest, now: Mapping[str, str], who: str, edge: str = "
     return frozenset(found - {LOCAL})
 
 
+def driven(manifest: Manifest) -> str:
+    """The edge that is named where what came breaks with what the driver has closed: who passes it on need not know."""
+    return next((edge.name for edge in manifest.edges if is_driven(manifest, edge.name)), "frames")
+
+
 def is_driven(manifest: Manifest, edge: str) -> bool:
     """Whether the driver sends to another task on an edge."""
     driver = manifest.driver.name

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterator
 
 from nodewire.errors import BadFrame
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.history import History
+from nodewire.protocol.history import CLOSED, History
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import Plan
+from nodewire.protocol.refusal import driven
 from nodewire.protocol.takeover import Takeover
 from nodewire.wire.edges import RESTART, Tape
 
@@ -76,7 +77,8 @@ class Record:
     # What the job tells.
 
     def came(self, edge: str, attempt: int, frame: Frame[Array]) -> None:
-        """A frame has come on an inner edge. Raises BadFrame, naming the edge; LinkLost: as History.take."""
+        """A frame has come on an inner edge. Raises BadFrame, naming the edge, or one of the driver's if it is of a chunk
+        that this has closed; LinkLost: as History.take."""
         if not self._made.setdefault(edge, False):
             self._take(edge, attempt, frame)
 
@@ -89,7 +91,8 @@ class Record:
         try:
             history.take(frame)
         except BadFrame as error:
-            raise BadFrame(edge, str(error)) from error
+            named = driven(self._manifest) if error.field == CLOSED else edge
+            raise BadFrame(named, str(error)) from error
         self._histories[edge], self._attempts[edge] = history, attempt
         self._advance()
 
@@ -177,9 +180,7 @@ class Record:
             return True
         if chunk > self._newest:
             return False
-        driver = self._manifest.driver.name
-        edge = next(one.name for one in self._manifest.edges if one.name in self.inner and one.source == driver)
-        raise BadFrame(edge, f"makes rows of chunk {chunk} void, which the driver has closed")
+        raise BadFrame(driven(self._manifest), f"makes rows of chunk {chunk} void, which the driver has closed")
 
     def _number(self, seq: int) -> int:
         return 0 if self._restarted and seq < RESTART else seq
