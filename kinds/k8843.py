@@ -260,7 +260,7 @@ async def _distribute(mailbox: Mailbox, manifest: Manifest, inboxes: Inboxes) ->
 
 
 async def _admit(frame: Frame[Array], manifest: Manifest, desk: Desk) -> None:
-    """As Desk.admit. Raises BadFrame, naming the edge, or one of the driver's if it has closed the frame's chunk."""
+    """As Desk.admit. Raises BadFrame, naming the edge, or one of the driver's if the frame is not of what it closes."""
     edge = frame.edge
     try:
         share = _share(frame, manifest)

@@ -19,6 +19,7 @@ from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.guesses import AGAIN, MAX_LIVE, Step, is_computed, rows_of, step_of, without_rows
 from nodewire.protocol.manifest import CUSTOMER
+from nodewire.protocol.refusal import driven
 
 KEEP_S = 1.5
 """Within which a driver that enters has the next return, of what the one before it had sent to the ring. What a stage
@@ -63,7 +64,7 @@ class Guessing:
             BadFrame: the frame cannot follow those before it, or is no answer to what was sent.
             LinkLost: this node drives in place of another, of which the customer had no token yet, or whose word of
                 what it kept is lost.
-            PaymentRequired, OverBudget: as Desk.admit.
+            PaymentRequired, OverBudget, BadFrame: as Desk.admit; the last names an edge of the driver's.
         """
         if self._drives:
             return await self._returned(frame), []
@@ -147,6 +148,8 @@ class Guessing:
             if not admitting.done():
                 return False
             admitting.result()
+        except BadFrame as error:
+            raise BadFrame(driven(self._job.manifest), str(error)) from error
         finally:
             admitting.cancel()
             voided.cancel()

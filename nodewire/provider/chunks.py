@@ -10,11 +10,11 @@ import asyncio
 import logging
 from itertools import takewhile
 
-from nodewire.errors import BadFrame, OverBudget
+from nodewire.errors import BadFrame, OverBudget, PaymentRequired
 from nodewire.protocol.chunk import chunk_of, first_seq
 from nodewire.protocol.close import Close
 from nodewire.provider.beside import Beside
-from nodewire.provider.credit import Credit
+from nodewire.provider.credit import AHEAD, Credit
 from nodewire.provider.hashing import Hashing
 from nodewire.provider.part import Part
 from nodewire.provider.settling import Settling
@@ -73,7 +73,8 @@ class Chunks:
         """An input of `units` begins; waits while there is no credit for it, or it guesses beyond the budget.
 
         Raises:
-            BadFrame: the chunk has been closed.
+            BadFrame: the chunk has been closed; or the driver has not closed one before, so that nothing is asked for.
+            PaymentRequired: the customer has not paid one before.
             OverBudget: it would cost more than the plan allows.
         """
         if chunk < self._part.replayed:
@@ -90,7 +91,14 @@ class Chunks:
             raise OverBudget(
                 "max_total_msat", f"the job's budget is used up: what follows chunk number {chunk - 1} would cost more"
             )
-        await self._credit.admit(chunk)
+        try:
+            await self._credit.admit(chunk)
+        except PaymentRequired as error:
+            before, part = chunk - AHEAD, self._part
+            if self._credit.is_owed or before in self._closed or not part.generates or part.drives:
+                raise
+            # The customer was asked for nothing: it is no debtor, and others can do better.
+            raise BadFrame("chunk", f"{chunk} comes, and the driver has not closed {before}") from error
         self._all_units += max(0, units - self.units.get(chunk, 0))
         self.units[chunk] = max(units, self.units.get(chunk, 0))
 

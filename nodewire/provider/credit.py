@@ -38,6 +38,11 @@ class Credit:
         except TimeoutError as error:
             raise PaymentRequired(f"chunk {chunk - AHEAD}", f"not paid within {self._patience_s:.0f} s") from error
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether anything that was asked for is not paid."""
+        return not self._due <= self._paid
+
     async def due(self, chunk: int) -> None:
         async with self._changed:
             self._due.add(chunk)
