@@ -84,7 +84,8 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
     owed = []
     for key, said in claims.items():
         request = requests.get(said.request)
-        if request is not None and said.due is not None and _is_in_plan(said, request):
+        booked = payer.debts_of(said.request)
+        if request is not None and said.due is not None and _is_in_plan(said, request, booked):
             if said.provider not in endpoints:
                 endpoints[said.provider] = await _endpoint(pool, said.provider)
             plan = request.plan
@@ -92,7 +93,7 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
             ended = payer.has_ended(request.id)
             came = payer.came(request.id)
             broken = came is not None and said.due.chunk >= came
-            evident = not broken and is_evident(said, request, payer.debts_of(request.id), ended=ended)
+            evident = not broken and is_evident(said, request, booked, ended=ended)
             owed.append(Owed(key, said.due.amount_msat, endpoints[said.provider], evident, broken, budget_msat))
     return owed
 
@@ -173,20 +174,39 @@ def _claims(events: Iterable[Event]) -> Iterable[Feedback]:
 
 
 def _unknown(claims: Iterable[Feedback], payer: Payer) -> dict[Key, Feedback]:
-    found: dict[Key, Feedback] = {}
+    """Of a provider's claims for a chunk the one of the lowest attempt; none if the ledger has that chunk of its, by
+    whatever attempt: it is paid once."""
+    first: dict[tuple[str, str, int], Feedback] = {}
     for said in claims:
         assert said.due is not None
-        key = Key(said.request, said.provider, said.due.chunk, said.due.attempt)
-        if key not in found and not payer.has(key):
-            found[key] = said
+        known = first.setdefault((said.request, said.provider, said.due.chunk), said)
+        if known.due is not None and said.due.attempt < known.due.attempt:
+            first[said.request, said.provider, said.due.chunk] = said
+    booked = {
+        (debt.key.job, debt.key.payee, debt.key.chunk)
+        for job in {said.request for said in first.values()}
+        for debt in payer.debts_of(job)
+    }
+    found = {}
+    for at, said in first.items():
+        assert said.due is not None
+        if at not in booked:
+            found[Key(*at, said.due.attempt)] = said
     return found
 
 
-def _is_in_plan(said: Feedback, request: Request) -> bool:
-    """Whether the request's plan has this provider ask for such an amount."""
+def _is_in_plan(said: Feedback, request: Request, booked: Sequence[Debt]) -> bool:
+    """Whether the request's plan has this provider ask for such an amount. Who stands by for a task is owed nothing of
+    a chunk for which the ledger, `booked`, has the task's provider, unless it computes along."""
     assert said.due is not None
     plan, due = request.plan, said.due
-    price_msat = sum(a.price_msat for a in plan.tasks if said.provider in (a.provider, a.standby))
+    did = {debt.key.payee for debt in booked if debt.key.chunk == due.chunk}
+    price_msat = sum(
+        a.price_msat
+        for a in plan.tasks
+        if said.provider == a.provider
+        or (said.provider == a.standby and (a.task in plan.hedges or a.provider not in did))
+    )
     fair = price_msat > 0 and due.amount_msat <= due.units * price_msat and (due.units == 1 or due.chunk == 0)
     return fair and due.units * plan.chunk_msat <= plan.terms.max_total_msat
 

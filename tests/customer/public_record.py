@@ -20,7 +20,7 @@ from nodewire.protocol.chunk import claim
 from nodewire.protocol.commitment import ChunkRoot, Commitment, Committed
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.feedback import Due
-from nodewire.protocol.plan import Assignment, Verification
+from nodewire.protocol.plan import Assignment, Plan, Verification
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.verdict import Verdict
 from tests.protocol import documents
@@ -61,6 +61,10 @@ class PublicRecord:
             ),
             verification=Verification(policy="sampled", rate_ppm=1_000_000, share_ppm=150_000),
         )
+        self.requested(plan)
+
+    def requested(self, plan: Plan) -> None:
+        """The job's request, with this plan."""
         tags, content = job.tags_and_content(
             plan,
             manifest_address=f"38840:{'cd' * 32}:tiny",

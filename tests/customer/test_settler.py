@@ -302,3 +302,30 @@ async def test_what_broke_off_before_it_came_is_shown_as_such_and_not_told_as_ow
         old = one.take_old()
     assert (old["chunks"], old["unpaid_chunks"], len(wallet.paid)) == (1, 0, 1)
     assert "still owed" not in caplog.text
+
+
+async def test_a_chunk_that_is_asked_for_by_another_attempt_is_paid_once_whoever_says_yes(relays, book, wallet):
+    """A provider that was paid asks once more, as if there had been takeovers; one asks twice for what was not paid."""
+    relays.pay(book, 0, 0)
+    for number, attempt in ((0, 1), (0, 7), (1, 3), (1, 0), (1, 2)):
+        relays.claimed(number, 0, attempt=attempt)
+    payer = Payer(CUSTOMER, wallet, book)
+    owed = await debts.on_relays(relays, payer, CUSTOMER.public)
+    assert [(one.key.payee, one.key.attempt) for one in owed] == [(PROVIDERS[1].public, 0)]
+    await debts.settle(payer, owed, relays=("ws://r",), network=NETWORK, private_endpoints=False)
+    assert await debts.on_relays(relays, payer, CUSTOMER.public) == []
+    assert len(wallet.paid) == 1
+
+
+async def test_who_stood_by_is_owed_nothing_of_a_chunk_that_the_tasks_provider_was_paid_for(relays, book, wallet):
+    plan = relays.request.plan
+    driver, stage, last = plan.tasks
+    guard = PROVIDERS[2].public
+    tasks = driver, stage.model_copy(update={"standby": guard}), last.model_copy(update={"provider": driver.provider})
+    relays.requested(plan.model_copy(update={"tasks": tasks}))
+    relays.pay(book, 1, 0)
+    for chunk in (0, 1):
+        relays.claimed(2, chunk, attempt=1)
+    payer = Payer(CUSTOMER, wallet, book)
+    owed = await debts.on_relays(relays, payer, CUSTOMER.public)
+    assert [(one.key.payee, one.key.chunk) for one in owed] == [(guard, 1)]
