@@ -68,7 +68,8 @@ class History:
 
         Raises:
             BadFrame: it cannot follow those before it; the field says why, and nothing has changed.
-            LinkLost: it says other numbers of live cells than those before it: the job has to begin anew.
+            LinkLost: it says other numbers of live cells than those before it, or another driver's first goes on from
+                what the one before it has taken back: the job has to begin anew.
         """
         step = step_of(frame, self._lookahead)
         if self.last_seq < 0:
@@ -202,6 +203,8 @@ class History:
         if step.keep and self._chunk_at(self._length) != chunk:
             raise BadFrame("keep", f"goes beyond the end of chunk {self._chunk_at(self._length)}")
         length = self._length + len(step.keep)
+        if step.rows and step.pos > length and begins_anew:  # who begins there has the other's word for what was before
+            raise LinkLost(self._rows.name, "gone after it took back what its customer has")
         if step.rows and step.pos > length:
             raise BadFrame("pos", f"{step.pos}, the run has {length}")
         if step.keep and step.pos != length:

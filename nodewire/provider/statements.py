@@ -17,11 +17,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from itertools import takewhile
 
-from nodewire.errors import BadFrame, BadHash, LinkLost, NodewireError, NotAllowed, TimedOut
+from nodewire.errors import BadFrame, LinkLost, NodewireError, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.chunk import chunk_of, first_seq, leaf_of
 from nodewire.protocol.compare import alike
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.guesses import AHEAD_CHUNKS
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.plan import LOCAL
@@ -152,8 +153,8 @@ class Statements:
         The attempt of the takeover by which that is so, which is to be committed to with the chunk; 0 for none.
 
         Raises:
-            BadHash: a producer signed something else than it sent.
-            TimedOut: one does not sign for the patience.
+            BadFrame: a producer signed something else than it sent, or nothing for the patience; names the edge.
+            LinkLost: so did who entered for one that was replaced.
             NodewireError: what ended the job.
         """
         try:
@@ -172,9 +173,7 @@ class Statements:
         except TimeoutError as error:
             if lacking := self._lacking(chunk):
                 edge, first = next(iter(lacking.items()))
-                raise TimedOut(
-                    "sent", f"the producer of {edge} has not signed what it sent in chunk {first}"
-                ) from error
+                raise self._unsaid(edge, first, f"its producer has not signed what it sent in chunk {first}") from error
         finally:
             self._patience = None
         self._keep(chunk)
@@ -236,7 +235,7 @@ class Statements:
 
     def _lacking(self, chunk: int) -> dict[str, int]:
         """By edge the first chunk of which a statement must still come: up to `chunk`, which has a state, in a
-        generation. Raises BadHash."""
+        generation. Raises BadFrame, LinkLost."""
         lacking: dict[str, int] = {}
         for edge, number in self._due(chunk):
             if not self._agrees(edge, number):
@@ -249,7 +248,7 @@ class Statements:
         return [at for at in sorted(self._came) if at[1] == chunk or (generates and at[1] < chunk)]
 
     def _agrees(self, edge: str, chunk: int) -> bool:
-        """Whether what came is what its producer signed; False if that is to come. Raises BadHash."""
+        """Whether what came is what its producer signed; False if that is to come. Raises as `complete`."""
         if self._word(edge, chunk) is not None:
             return True
         came, last = self._came[edge, chunk], self._signers(edge, chunk)[-1]
@@ -259,7 +258,16 @@ class Statements:
                 return all(frame.seq in mine for frame in came)
         elif last not in self._said.get(edge, {}).get(chunk, {}) or (edge, chunk) in self._unseen:
             return False
-        raise BadHash("sent", f"{last[:8]} signed something else than was sent on {edge} in chunk {chunk}")
+        raise self._unsaid(edge, chunk, f"{last[:8]} signed something else than was sent in chunk {chunk}")
+
+    def _unsaid(self, edge: str, chunk: int, reason: str) -> NodewireError:
+        """What came has nobody's word: its producer lies, or this node does, so the edge is named. If part of it came of
+        one that was replaced, nobody can tell."""
+        replaced = self._takeover.replaced if self._takeover is not None else ()
+        first = next((one for task, _, _, one in replaced if task == self._edges[edge].source), None)
+        if first is not None and chunk < first + AHEAD_CHUNKS:
+            return LinkLost(edge, f"gone, and {reason}")
+        return BadFrame(edge, reason)
 
     async def _compared(self, chunk: int) -> bool:
         """Have standbys show what they signed, where it is not bit by bit what came of who died: on other hardware it

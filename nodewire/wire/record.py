@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from nodewire.errors import BadFrame
+from nodewire.errors import BadFrame, LinkLost
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.history import CLOSED, History
 from nodewire.protocol.manifest import CUSTOMER, Manifest
@@ -78,7 +78,7 @@ class Record:
 
     def came(self, edge: str, attempt: int, frame: Frame[Array]) -> None:
         """A frame has come on an inner edge. Raises BadFrame, naming the edge, or one of the driver's if it is of a chunk
-        that this has closed; LinkLost: as History.take."""
+        that this has closed; LinkLost: if it is one that was replaced, and as History.take."""
         if not self._made.setdefault(edge, False):
             self._take(edge, attempt, frame)
 
@@ -91,6 +91,8 @@ class Record:
         try:
             history.take(frame)
         except BadFrame as error:
+            if error.field == CLOSED and self._restarted and frame.seq < RESTART:
+                raise LinkLost(edge, f"gone with a driver that took back what it had closed: {error}") from error
             named = driven(self._manifest) if error.field == CLOSED else edge
             raise BadFrame(named, str(error)) from error
         self._histories[edge], self._attempts[edge] = history, attempt
