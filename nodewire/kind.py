@@ -220,7 +220,7 @@ class Desk(Protocol):
 
         Raises:
             PaymentRequired: they are not, for the desk's patience.
-            BadFrame: the chunk has been closed; or the driver has not closed that predecessor, so that nothing is asked for.
+            BadFrame: the chunk has been closed; or the driver has not closed that predecessor: nothing is asked for.
         """
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:

@@ -331,7 +331,7 @@ class JobRun:
     async def _tell(self, peer: str, close: Close) -> None:
         try:
             await self._mailbox.control(peer, close.control())
-        except LinkLost as error:
+        except (LinkLost, NotAllowed) as error:  # it is gone, or replaced since this was to be told
             log.info("job %s: close for %s: %s", self.request.id[:8], peer[:8], error)
 
     async def joined(self) -> str:

@@ -261,8 +261,8 @@ class Statements:
         raise self._unsaid(edge, chunk, f"{last[:8]} signed something else than was sent in chunk {chunk}")
 
     def _unsaid(self, edge: str, chunk: int, reason: str) -> NodewireError:
-        """What came has nobody's word: its producer lies, or this node does, so the edge is named. If part of it came of
-        one that was replaced, nobody can tell."""
+        """What came has nobody's word: its producer lies, or this node does, so the edge is named. If part of it may be
+        by who was replaced, nobody can tell."""
         replaced = self._takeover.replaced if self._takeover is not None else ()
         first = next((one for task, _, _, one in replaced if task == self._edges[edge].source), None)
         if first is not None and chunk < first + AHEAD_CHUNKS:

@@ -77,8 +77,8 @@ class Record:
     # What the job tells.
 
     def came(self, edge: str, attempt: int, frame: Frame[Array]) -> None:
-        """A frame has come on an inner edge. Raises BadFrame, naming the edge, or one of the driver's if it is of a chunk
-        that this has closed; LinkLost: if it is one that was replaced, and as History.take."""
+        """A frame has come on an inner edge. Raises BadFrame, naming the edge, or one of the driver's if it is of a
+        chunk that this has closed; LinkLost: if that was replaced since, and as History.take."""
         if not self._made.setdefault(edge, False):
             self._take(edge, attempt, frame)
 

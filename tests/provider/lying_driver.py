@@ -1,7 +1,7 @@
 """A driver that lies by the book: every frame of it can follow those before it, and none means what it says.
 
-It rewinds within an epoch, keeps cells that it makes void, sends void rows and trees that stand on them, jumps in epochs, and tells tokens that
-nothing stands for. What no edge takes is left out, since that is refused at once and is no attack.
+It rewinds within an epoch, keeps cells that it makes void, sends frames without rows and trees that stand on void ones,
+jumps in epochs, and tells tokens that nothing stands for. What no edge takes is left out: that is refused at once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class _Lies:
     seq: int = 0
     epoch: int = 0
     told: int = 0
-    back: int = 0
-    """Frames that have come back."""
+    back: int = -1
+    """The number of the last that has come back."""
     waits: bool = False
     """It sends nothing until all has come back."""
     ended: bool = False
@@ -72,14 +72,16 @@ class LyingDriver:
         far = _rows(lies) > lies.told + 12
         lies.waits = flying > 0 and (lies.waits or far or not self.random.randrange(12))
         told = self._told(lies) if flying == 0 else []
-        return [*self._lie(lies, 0 if lies.waits else 1 if flying > 8 else 2 + 6 * (flying == 0)), *told]
+        if lies.ended:
+            return told
+        return [*self._lie(lies, 0 if lies.waits else 1 if flying > 8 else 2 + 2 * (flying == 0)), *told]
 
     def _told(self, lies):
         """Tokens, as far as chunks may be closed: rows of them are there now, and may be void the next moment."""
         history, chunk = lies.history, self.program.chunk
         made = _rows(lies)
         out = []
-        while not lies.ended and lies.told <= made and (not out or self.random.randrange(4)):
+        while not lies.ended and lies.told <= made and (not self.takes_back or not out or self.random.randrange(4)):
             number = lies.told
             lies.ended = lies.seq >= self.frames
             meta = {"text": "", "pos": lies.prompt + number, "chunk": self._chunk(number), "end": lies.ended}
@@ -98,6 +100,8 @@ class LyingDriver:
         outs = []
         for _ in range(100 * bool(most)):
             out = self._drawn(lies, self.random.choice(self.kinds))
+            if not self.takes_back and out.meta["pos"] + out.meta["tokens"] > lies.prompt + lies.told + 14:
+                continue
             with suppress(BadFrame):
                 lies.history.take(to_arrays(out))
                 lies.seq, lies.epoch = out.seq, out.meta["epoch"]

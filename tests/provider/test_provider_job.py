@@ -617,3 +617,25 @@ async def test_a_chunk_counts_as_closed_for_who_enters_as_soon_as_its_close_is_t
     await driver.completed(1, 1, end=False)
     members = [*(task.provider for task in market.plan.tasks[1:]), CUSTOMER.public]
     assert sorted(told) == sorted((peer, chunk) for peer in members for chunk in (1, 2))
+
+
+async def test_who_is_replaced_while_a_close_goes_out_keeps_nobody_from_the_others_work(market):
+    """The wire has no such member any more; the driver had begun to tell it."""
+    driver, gone = list(market.runs.values())[:2]
+    control, refused = driver._mailbox.control, []
+
+    async def replaced(peer, document):
+        await control(peer, document)
+        if peer == gone._keys.public and document["t"] == "close":
+            refused.append(document)
+            raise NotAllowed("document", "for a stranger")
+
+    driver._mailbox.control = replaced
+    running = {run: asyncio.create_task(run.run()) for run in market.runs.values()}
+    paying = asyncio.create_task(market.pay_everything())
+    text = PROMPT.encode()
+    await market.box.put(Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0}))
+    async with asyncio.timeout(20):
+        await running[driver]
+    assert refused
+    await stop({**running, None: paying})
