@@ -248,7 +248,10 @@ class Ledger:
 
     def forgo(self, key: Key) -> None:
         """Forget a due that no invoice was made for: nobody can pay it any more. Others stay as they are."""
-        self._db.execute(f"DELETE FROM dues WHERE {_KEY} AND state = 'due'", astuple(key))
+        with self._transaction():
+            if self._db.execute(f"DELETE FROM dues WHERE {_KEY} AND state = 'due'", astuple(key)).rowcount:
+                for table in ("untold", "broken"):
+                    self._db.execute(f"DELETE FROM {table} WHERE {_KEY}", astuple(key))
 
     def due(self, key: Key) -> Due:
         """Raises NotFound."""
@@ -300,6 +303,7 @@ class Ledger:
                 sql = "UPDATE quotes SET overpaid_msat = ? WHERE payment_hash = ?"
                 self._db.execute(sql, (amount_msat, payment_hash))
                 return due
+            self._db.execute(f"DELETE FROM untold WHERE {_KEY}", astuple(due.key))  # who paid has heard of it
             return self._apply(due, dues.Settled(payment_hash, preimage, at_s))
 
     def receipted(self, key: Key, receipt: str) -> Due:

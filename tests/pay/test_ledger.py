@@ -414,3 +414,23 @@ def test_no_more_than_three_of_any_day_are_borne(broken_at_s):
         assert sum(at <= other < at + DAY_S for other in left) <= dues.MAX_BROKEN
     if all(sum(at <= other < at + DAY_S for other in broken_at_s) <= dues.MAX_BROKEN for at in broken_at_s):
         assert left == broken_at_s
+
+
+def test_a_claim_that_was_paid_or_forgone_is_kept_by_nobody_and_may_be_owed_anew(tmp_path):
+    """It was told, and the process died before it noted so; or what is forgone is asked for a second time."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    for chunk in range(2):
+        due = Due(Key(JOB, ALICE, chunk), CUSTOMER, 1_000, 100)
+        ledger.owe(due, under_way=True, claim="{}")
+    ledger.quoted(Quote(Key(JOB, ALICE, 0), HASHES[0], "{}", "lnbcrt1"))
+    ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=1)
+    ledger.forgo(Key(JOB, ALICE, 0))
+    ledger.forgo(due.key)
+    assert ledger.due(Key(JOB, ALICE, 0)).state == "settled"
+    assert ledger.untold() == []
+    book = sqlite3.connect(tmp_path / "ledger.db")
+    assert book.execute("SELECT count(*) FROM untold").fetchone() == (0,)
+    book.close()
+    assert ledger.owe(due, under_way=True, claim="{}") == due
+    assert [key for key, _ in ledger.untold()] == [due.key]
+    ledger.close()

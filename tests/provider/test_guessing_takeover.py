@@ -184,7 +184,8 @@ class Ring:
         )
         handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self.published)
         run.handover = handover
-        peers = {c for r in member.routes.values() if r.producer == place.keys.public for c in r.consumers}
+        mine = [r for r in member.routes.values() if r.producer == place.keys.public]
+        peers = {c for r in mine for c in (*r.consumers, *r.aside)}
         if run.drives:
             peers |= set(handover.others())
         work = [member.link(peer) for peer in peers - {place.keys.public, CUSTOMER.public}]
