@@ -275,7 +275,7 @@ class History:
         for came in self._open:
             if came.step.seq > last or not all(row.closed or row.was_void(self._cut) for row in came.rows):
                 break
-            self._settled.note(came)
+            self._settled.note(came, self._end)
             done += 1
         del self._open[:done]
 

@@ -49,12 +49,13 @@ class Settled:
     def note_prompt(self) -> None:
         self._note(Step(0, 0, 1, 0), 0, 1, 0)
 
-    def note(self, came: Came) -> None:
-        """The next frame, of which no row is open, or was void only behind the cut."""
+    def note(self, came: Came, end: int) -> None:
+        """The next frame, of which no row is open, or was void only behind the cut. `end`: the prompt's."""
         step = came.step
         rows = sum(row.closed for row in came.rows)
         kept = sum(row.closed for row in came.keep)
-        self._note(step, 1 + self.positions - came.repeated, rows, kept)
+        begin = 1 + (step.pos - end if came.repeated else self.positions)
+        self._note(step, begin, rows, kept)
         self.positions += rows - came.repeated
         self.live += (rows if step.parents is not None else 0) - kept
         for row in came.keep:

@@ -126,6 +126,20 @@ def test_of_cells_that_were_kept_those_that_are_void_are_left_out_and_so_is_what
     assert [numbers(one.tensors[0]) for one in entering.close(1)] == [[1], [2], [6], [7]]
 
 
+def test_rows_of_closed_positions_that_came_again_one_by_one_are_sent_again_as_those_that_they_are():
+    """A customer may lack more than one of the tokens of a chunk that stages have closed when its driver dies."""
+    producer = begun()
+    producer.take(frame(1, 3, [1, 2, 3, 4, 5, 6]))
+    kept = [one for chunk in range(2) for one in producer.close(chunk)]
+    for seq, number in enumerate([3, 4, 15, 16, 17, 18, 19]):
+        producer.take(frame(2**32 + seq, 5 + seq, [number], epoch=2**32))
+    for _ in range(2):  # the second time all but the last are settled
+        again = producer.again(0, lambda seq: (one for one in kept if one.seq >= seq))
+        came = [(one.meta["pos"], numbers(one.tensors[0])) for one in again]
+        assert came[1:] == [(3, [1, 2, 3, 4]), *((5 + i, [n]) for i, n in enumerate([3, 4, 15, 16, 17, 18, 19]))]
+        kept += producer.close(2) if producer.closed == 1 else []
+
+
 class Edge:
     """Its frames as they came, and what is kept of them."""
 
