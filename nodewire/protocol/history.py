@@ -45,6 +45,8 @@ class History:
         self._rows = Edge(edge, "", 0, 0, self._chunk_at)
         self._first = 0
         """The first position that is not closed."""
+        self._floor = 0
+        """The first that rows may come for: below `first` where a driver entered since."""
         self._run: list[Row] = []
         """From there on."""
         self._live: list[Row] = []
@@ -68,8 +70,8 @@ class History:
 
         Raises:
             BadFrame: it cannot follow those before it; the field says why, and nothing has changed.
-            LinkLost: it says other numbers of live cells than those before it, or another driver's first goes on from
-                what the one before it has taken back: the job has to begin anew.
+            LinkLost: it says other numbers of live cells than those before it, or a driver that entered builds on what has
+                not come: the job has to begin anew.
         """
         step = step_of(frame, self._lookahead)
         if self.last_seq < 0:
@@ -137,7 +139,7 @@ class History:
             self._first += count
             for row in rows:
                 row.closed = True
-            self._cut = rows[-1].seq
+            self._floor, self._cut = self._first, rows[-1].seq
         self._settle()
         return plain
 
@@ -178,7 +180,7 @@ class History:
         if step.seq != 0 or step.chunk != 0:
             raise BadFrame("chunk", "the first frame is 0, of chunk 0")
         tensor = frame.tensors[0]
-        self._end = self._first = step.pos + step.rows
+        self._end = self._first = self._floor = step.pos + step.rows
         self._rows.dtype, self._rows.width = tensor.dtype, tensor.shape[2]
         self._rows.nbytes = bytes_of(tensor.dtype, (1, 1, tensor.shape[2]))
         meta: Meta = {"pos": step.pos, "chunk": 0, "tokens": step.rows}
@@ -186,7 +188,7 @@ class History:
         self.last_seq, self._epoch = 0, step.epoch
 
     def _check(self, step: Step, frame: Frame[Array]) -> bool:
-        """Whether the numbers begin anew with this frame. Raises BadFrame."""
+        """Whether the numbers begin anew with this frame. Raises BadFrame, LinkLost."""
         begins_anew = step.seq > self.last_seq + 1
         tensor = frame.tensors[0]
         if step.seq <= self.last_seq or (begins_anew and self._began_anew):
@@ -203,13 +205,13 @@ class History:
         if step.keep and self._chunk_at(self._length) != chunk:
             raise BadFrame("keep", f"goes beyond the end of chunk {self._chunk_at(self._length)}")
         length = self._length + len(step.keep)
-        if step.rows and step.pos > length and begins_anew:  # who begins there has the other's word for what was before
-            raise LinkLost(self._rows.name, "gone after it took back what its customer has")
+        floor = self._first - self._chunk if begins_anew else self._floor
+        if begins_anew and not floor <= step.pos <= length:
+            raise LinkLost(self._rows.name, "gone with what the driver builds on that entered")
         if step.rows and step.pos > length:
             raise BadFrame("pos", f"{step.pos}, the run has {length}")
         if step.keep and step.pos != length:
             raise BadFrame("pos", f"{step.pos}, with what is kept the run has {length}")
-        floor = self._first if self._again is None and not begins_anew else self._first - self._chunk
         if step.pos < floor or (step.pos < self._first and step.is_tree):
             raise BadFrame(CLOSED, f"{step.pos} is of a chunk that is closed")
         if step.pos >= self._first + AHEAD_CHUNKS * self._chunk + DEPTH * self._lookahead:
@@ -244,7 +246,9 @@ class History:
             self._void({*self._run[max(0, step.pos - self._first) :], *self._live}, step.seq)
             del self._run[max(0, step.pos - self._first) :]
             self._live = []
-        if step.pos < self._first and (begins_anew or self._again is not None):
+        if begins_anew:
+            self._floor = self._first - self._chunk
+        if step.pos < self._first:
             self._again = min(step.pos, again)
         if step.parents is not None:
             came.rows = grown(step, self._live, data)

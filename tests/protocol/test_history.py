@@ -303,9 +303,36 @@ def test_a_driver_that_enters_may_begin_within_the_last_closed_chunk_and_that_co
         history.take(frame(2**32, 2, [9], chunk=0))
     history.take(frame(2**32, 5, [13, 14, 15], epoch=2**32))
     history.take(frame(2**32 + 1, 8, [16, 17, 18], epoch=2**32))
-    with pytest.raises(BadFrame):
-        history.take(frame(2**32 + 2, 6, [13], epoch=2**32))
     assert closed(history, 2) == shown([plain(5, 15), plain(6, 16), plain(7, 17), plain(8, 18)])
+
+
+def test_what_it_guesses_there_it_may_take_back_until_the_next_chunk_is_closed():
+    """It has not seen that the chunk was closed: its customer has not all of the tokens that were."""
+    history = begun()
+    history.take(frame(1, 3, [1, 2, 3, 4, 5, 6]))
+    history.close(0)
+    history.close(1)
+    history.take(frame(2**32, 5, [3, 14, 15, 16], epoch=2**32))
+    history.take(frame(2**32 + 1, 6, [4, 25], epoch=2**32 + 1))
+    history.take(frame(2**32 + 2, 8, [26, 27, 28], epoch=2**32 + 1))
+    with pytest.raises(BadFrame):
+        history.take(frame(2**32 + 3, 2, [], chunk=0, epoch=2**32 + 2))
+    assert closed(history, 2) == shown([plain(5, 25), plain(6, 26), plain(7, 27), plain(8, 28)])
+    with pytest.raises(BadFrame):
+        history.take(frame(2**32 + 3, 10, [9], epoch=2**32 + 2))
+
+
+def test_where_a_driver_that_enters_builds_on_what_is_not_here_nobody_is_to_blame():
+    """Who was being sent frames again when the driver died lacks the rest; a customer may lack more than a chunk."""
+    for pos, near in ((6, 7), (15, 14)):
+        history = begun()
+        history.take(frame(1, 3, [1, 2, 3, 4, 5, 6, 7, 8]))
+        history.take(frame(2, 11, [9, 10, 11]))
+        for chunk in range(3):
+            history.close(chunk)
+        with pytest.raises(LinkLost):
+            history.take(frame(2**32, pos, [9], epoch=2**32))
+        history.take(frame(2**32, near, [9], epoch=2**32))
 
 
 @st.composite
