@@ -164,19 +164,22 @@ class Guessing:
 
 class Led:
     """A driver that takes over from another. Its own numbers go on where its customer is: frame `had` is its first that
-    the ring has not seen, and goes out as `base`.
+    the ring has not seen, and goes out as `base`. As long as what it sends is of chunks that are closed, it guesses nothing.
 
     What the other has accepted of a tree it has kept before its customer heard of it, so that comes back with a keep,
     unless it is lost with who sent it.
     """
 
-    def __init__(self, job: Job, base: int, had: int) -> None:
+    def __init__(self, job: Job, base: int, had: int, chunk: int) -> None:
+        """As `Resumed`."""
         if had == 0:
             raise LinkLost("driver", "gone before its customer had a token: there is nothing to go on from")
         self.base = base
         self._manifest = job.manifest
         self._lookahead = job.lookahead
         self._had = had
+        self._alone = max(had, (chunk - 1) * job.manifest.chunk)
+        """Frames below this have one row, and no guess."""
         self._end = 0
         """Of the prompt."""
         self._next = 0
@@ -207,7 +210,7 @@ class Led:
             array = Array(frame.tensors[0].dtype, (1, 1, frame.tensors[0].shape[2]), row)
             meta: dict[str, int | str | bytes | bool | None] = {"pos": pos, "tokens": 1}
             meta["chunk"] = chunk_of(self._manifest, self._next)
-            if self._next + 1 < self._had:
+            if self._next + 1 < self._alone:
                 meta["replay"] = True
             found.append(Frame(frame.edge, self._next, (array,), meta))
             self._next += 1
@@ -243,7 +246,10 @@ class Led:
         meta = {name: value for name, value in frame.meta.items() if name != "epoch"}
         if epoch := epoch_of(frame) - self.base:
             meta["epoch"] = epoch
-        return replace(frame, seq=frame.seq - self.base + self._had, meta=meta)
+        seq = frame.seq - self.base + self._had
+        if seq + 1 < self._alone:
+            meta["replay"] = True
+        return replace(frame, seq=seq, meta=meta)
 
     def sent(self, out: Frame[Array]) -> Frame[Array]:
         """What the driver sends, as the ring knows it."""

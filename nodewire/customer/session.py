@@ -14,7 +14,7 @@ from nodewire.customer.planning import Planner
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.settler import Settler
 from nodewire.errors import BadFrame, LinkLost, NodewireError, NotAllowed, first_of
-from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
+from nodewire.kind import Job, JobKind, MakeWorker, Params, Resumed, Worker
 from nodewire.market import Market
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.relaying import Relaying
@@ -248,7 +248,7 @@ class _LocalDesk:
         if self._signing is not None and edge in self._outputs:
             self._signing.produced(chunk, edge, hashed(frame))
 
-    async def resumed(self, task: str) -> tuple[int, int] | None:
+    async def resumed(self, task: str) -> Resumed | None:
         return None
 
     async def joined(self) -> str:

@@ -23,7 +23,7 @@ from nodewire.errors import (
     WorkerFailed,
     first_of,
 )
-from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
+from nodewire.kind import Job, JobKind, Mailbox, Params, Resumed, Worker
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import sent
@@ -304,11 +304,11 @@ class JobRun:
         if task in self.tasks:
             self._hashing.note(task, chunk, frame)
 
-    async def resumed(self, task: str) -> tuple[int, int] | None:
+    async def resumed(self, task: str) -> Resumed | None:
         if task not in self._part.entered:
             return None
         tokens = next(one for one in self._job.manifest.outputs(task) if one.target == CUSTOMER)
-        return self._part.base, await self._mailbox.resumed(tokens.name)
+        return Resumed(self._part.base, await self._mailbox.resumed(tokens.name), self._part.entered[task])
 
     async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
         if chunk < self._part.replayed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from kinds import k8843_guessing
 from kinds.k8843_guessing import Guessing
 from kinds.k8843_waiting import Inboxes, Waiting
 from nodewire.errors import LinkLost
-from nodewire.kind import Job
+from nodewire.kind import Job, Resumed
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.guesses import packed, rows_of
 from nodewire.wire.edges import RESTART
@@ -23,13 +24,13 @@ TREE = {"pos": PROMPT, "parents": packed((-1, 0))}
 
 
 class Desk:
-    """Of a driver that entered when the customer had so many tokens."""
+    """Of a driver that entered when the customer had so many tokens, and `chunk` was the first that was not closed."""
 
-    def __init__(self, had):
-        self.had, self.admitted = had, []
+    def __init__(self, had, chunk):
+        self.had, self.chunk, self.admitted = had, chunk, []
 
     async def resumed(self, task):
-        return RESTART, self.had
+        return Resumed(RESTART, self.had, self.chunk)
 
     async def admit(self, chunk, units=1):
         self.admitted.append(chunk)
@@ -46,10 +47,10 @@ def back(seq, values=(), *, pos, **meta):
 
 
 class Entered:
-    def __init__(self, had):
-        manifest = documents.manifest()
+    def __init__(self, had, chunk=1):
+        manifest = documents.manifest().model_copy(update={"chunk": 4})
         job = Job("cd" * 32, manifest, ("driver",), {}, lookahead=8)
-        self.inboxes, self.desk = Inboxes(Waiting(), in_order_of_calls=False), Desk(had)
+        self.inboxes, self.desk = Inboxes(Waiting(), in_order_of_calls=False), Desk(had, chunk)
         self.guessing = Guessing("driver", job, self.inboxes, self.desk)
 
     async def given(self, frame):
@@ -108,3 +109,18 @@ async def test_every_return_that_is_no_keep_has_the_next_waited_for_anew(monkeyp
     assert await entered.inboxes.get("driver") is frames[1]
     with pytest.raises(LinkLost):
         await entered.given(frames[1])
+
+
+async def test_of_chunks_that_are_closed_it_sends_one_row_after_the_other_and_guesses_nothing():
+    """Who enters with it closes them as their rows come, whether the driver has accepted them or not."""
+    entered = Entered(had=2, chunk=2)
+    assert await entered.given(back(0, [1], pos=PROMPT - 1)) == [(0, PROMPT - 1, 1, True)]
+    returns = [back(1, [2], pos=PROMPT)]
+    said = []
+    for seq in (2, 3, 4):
+        said += await entered.given(returns[-1])
+        own = replace(back(seq, [0], pos=PROMPT + seq - 1), edge="hidden.0")
+        (out,) = entered.guessing.outs(returns[-1], [own])
+        assert (out.seq, out.meta["epoch"]) == (RESTART + seq - 2, RESTART)
+        returns.append(back(out.seq, [seq + 1], pos=PROMPT + seq - 1, epoch=RESTART))
+    assert said == [(1, PROMPT, 2, True), (2, PROMPT + 1, 3, True), (3, PROMPT + 2, 4, False)]
