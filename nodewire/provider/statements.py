@@ -74,8 +74,8 @@ class Statements:
         self._said: dict[str, dict[int, dict[str, Sent]]] = {}
         """By edge, chunk and signer."""
         self._settled: set[tuple[str, int]] = set()
-        self._unseen: set[tuple[str, int]] = set()
-        """Of which a standby has signed something else than came, and has not shown it."""
+        self._shown: set[tuple[str, int, str]] = set()
+        """By edge, chunk and signer: something else was signed than came, and has been shown."""
         self._changed = asyncio.Event()
         self._patience: asyncio.Timeout | None = None
         """Of who waits for statements."""
@@ -256,7 +256,7 @@ class Statements:
             mine = {frame.seq: frame for frame in self._signing.unsigned(edge, chunk)}
             if all(mine.get(frame.seq, frame) == frame for frame in came):
                 return all(frame.seq in mine for frame in came)
-        elif last not in self._said.get(edge, {}).get(chunk, {}) or (edge, chunk) in self._unseen:
+        elif last not in self._said.get(edge, {}).get(chunk, {}) or self._may_show(edge, chunk, last):
             return False
         raise self._unsaid(edge, chunk, f"{last[:8]} signed something else than was sent in chunk {chunk}")
 
@@ -270,20 +270,19 @@ class Statements:
         return BadFrame(edge, reason)
 
     async def _compared(self, chunk: int) -> bool:
-        """Have standbys show what they signed, where it is not bit by bit what came of who died: on other hardware it
-        need not be. If it is the same work it takes the place of what came, for whoever judges this node's; True."""
-        for edge, number in self._due(chunk) if self._again is not None else ():
-            standby = self._signers(edge, number)[-1]
-            said = self._said.get(edge, {}).get(number, {}).get(standby)
-            if said is not None and self._was_replaced(edge) and self._word(edge, number) is None:
-                self._unseen.add((edge, number))
+        """Have it shown what was signed, where that is not bit by bit what came, and need not be. If it is the same work it
+        takes the place of what came, for whoever judges this node's; True."""
+        for edge, number in self._due(chunk):
+            last = self._signers(edge, number)[-1]
+            said = self._said.get(edge, {}).get(number, {}).get(last)
+            if said is not None and self._may_show(edge, number, last) and self._word(edge, number) is None:
                 with suppress(NodewireError):  # it may answer when it is asked again
                     await self._take_again(edge, number, said)
-                    self._unseen.discard((edge, number))
+                    self._shown.add((edge, number, last))
         return True
 
     async def _take_again(self, edge: str, chunk: int, said: Sent) -> None:
-        """Take the standby's frames for those that came if they are the same work, and what it signed."""
+        """Take the signer's frames for those that came if they are the same work, and what it signed."""
         assert self._again is not None
         first = first_seq(self._manifest, chunk)
         read = (frame for _, frame in self._spool.read(self._request.id, edge, first))
@@ -295,13 +294,20 @@ class Statements:
             return
         digest, both = self._plan.manifest, list(zip(mine, theirs, strict=True))
         if all(a.meta == b.meta and alike(self._manifest, leaf_of(digest, a), leaf_of(digest, b)) for a, b in both):
-            log.info("job %s: %s of chunk %d comes of a standby now", self._request.id[:8], edge, chunk)
+            log.info("job %s: %s of chunk %d is what was signed of it now", self._request.id[:8], edge, chunk)
             self._spool.amend(self._request.id, edge, theirs)
             self._came[edge, chunk] = shown
 
-    def _was_replaced(self, edge: str) -> bool:
-        replaced = self._takeover.replaced if self._takeover is not None else ()
-        return any(task == self._edges[edge].source for task, *_ in replaced)
+    def _may_show(self, edge: str, chunk: int, signer: str) -> bool:
+        """Whether what somebody signed may be what came though it is not the same bits, and it has not been compared."""
+        return self._again is not None and (edge, chunk, signer) not in self._shown and self._may_differ(edge)
+
+    def _may_differ(self, edge: str) -> bool:
+        """Whether an edge's frames were computed more than once, and so need not be the same bits: by who died and its
+        standby, on other hardware; or for a driver that died and the one that entered, not as many rows at once."""
+        replaced = {task for task, *_ in self._takeover.replaced} if self._takeover is not None else set()
+        driver = self._manifest.driver.name
+        return self._edges[edge].source in replaced or (driver in replaced and self._edges[edge].target == driver)
 
     def _word(self, edge: str, chunk: int) -> Sent | None:
         """The statement that says what came."""
