@@ -69,6 +69,12 @@ class Chunks:
         """The first chunk that has not been closed: who enters now has what follows, and hears no earlier close."""
         return max(self.said, *self._closed, -1) + 1
 
+    def took_over(self) -> None:
+        """The assignment has changed. Raises BadFrame, as Record.close."""
+        if self._record is not None:
+            for chunk in self._record.took_over(self._part.closed_before, restarted=self._part.is_restarted):
+                del self._closing[chunk]
+
     async def admit(self, chunk: int, units: int) -> None:
         """An input of `units` begins; waits while there is no credit for it, or it guesses beyond the budget.
 

@@ -144,7 +144,7 @@ class JobRun:
         self._chunks = Chunks(part, record, self.credit, hashing=self._hashing, settling=self._settling, beside=beside)
         if record is not None:
             record.attend(lambda: part.inner_edges, self._plain, self._chunks.complete)
-            record.took_over(part.first_open, restarted=part.is_restarted)
+            self._chunks.took_over()
         self._failed = False
         """Whether this node cannot go on, and settles what it did."""
         self._frames = 0
@@ -182,8 +182,8 @@ class JobRun:
     async def took_over(self, takeover: Takeover) -> None:
         """The assignment changes: tasks come here, or are another's now. Called before frames take their new ways."""
         come, changed = self._part.took_over(takeover)
+        self._chunks.took_over()
         if self._record is not None:
-            self._record.took_over(self._part.first_open, restarted=self._part.is_restarted)
             if (edge := self._record.torn(changed - {*self.tasks})) is not None:
                 self._mailbox.cancel(LinkLost(edge, "gone while a tree of guesses was sent again"))
         if self._statements is not None:

@@ -57,7 +57,7 @@ class Part:
         return self.attempt * RESTART
 
     @property
-    def first_open(self) -> int:
+    def closed_before(self) -> int:
         """The first chunk that had not been closed when the newest takeover was signed; 0 without one."""
         return max((first for *_, first in self.takeover.replaced), default=0) if self.takeover is not None else 0
 

@@ -109,12 +109,20 @@ class Record:
         self._wanted[chunk] = positions
         self._advance()
 
-    def took_over(self, first: int, *, restarted: bool) -> None:
+    def took_over(self, first: int, *, restarted: bool) -> set[int]:
         """By a takeover, all chunks before `first` are closed. `restarted`: the driver was replaced, too. What the new
-        one puts out of what the other had sent before has numbers of its own; edges of one node may have either."""
+        one puts out of what the other had sent before has numbers of its own; edges of one node may have either.
+
+        The chunks that the other had closed, and of which rows are lacking here: they are not closed any more. The new
+        one guesses in them, and says again that they are over.
+        """
         self._before = max(self._before, first)
+        open_again = {chunk for chunk in self._wanted if chunk >= first} if restarted and not self._restarted else set()
+        for chunk in open_again:
+            del self._wanted[chunk]
         self._restarted = self._restarted or restarted
         self._advance()
+        return open_again
 
     def torn(self, tasks: Collection[str]) -> str | None:
         """An edge from one of these tasks, whose producer has just been replaced, on which this node has a part of what

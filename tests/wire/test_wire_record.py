@@ -154,3 +154,33 @@ def test_what_cannot_follow_is_refused_with_its_edge_and_leaves_nothing(kept):
         kept.record.came("hidden.0", 0, frame(1, 3, 1))
     assert refused.value.field == "hidden.0"
     kept.record.came("hidden.0", 0, frame(0, 0, 1, 2, 3))
+
+
+def test_what_a_driver_closed_of_which_rows_are_lacking_here_is_open_again_when_another_enters(kept):
+    """It guesses in that chunk, as its customer lacks tokens of it: the old word would have guesses counted."""
+    both_ends(kept)
+    kept.record.close(0)
+    kept.record.write(JOB, "hidden.0", 0, frame(2, 6, epoch=1))
+    kept.record.write(JOB, "hidden.1", 0, frame(2, 6, epoch=1, edge="hidden.1"))
+    kept.record.close(1)
+    assert kept.record.took_over(1, restarted=True) == {1}
+    for seq, pos, numbers in ((2**32, 5, (6, 9)), (2**32 + 1, 6, (7,))):
+        for edge in ("hidden.0", "hidden.1"):
+            kept.record.write(JOB, edge, 1, frame(seq, pos, *numbers, epoch=seq, edge=edge))
+        assert kept.closed == [0]
+    kept.record.close(1)
+    assert kept.closed == [0, 1]
+    assert kept.kept()[1:] == [(1, (4,)), (2, (5,)), (3, (6,)), (4, (7,))]
+    assert kept.record.took_over(2, restarted=True) == set()
+
+
+def test_what_a_takeover_counts_as_closed_stays_so(kept):
+    both_ends(kept)
+    kept.record.close(0)
+    kept.record.write(JOB, "hidden.0", 0, frame(2, 6, epoch=1))
+    kept.record.close(1)
+    assert kept.record.took_over(2, restarted=True) == set()
+    kept.record.write(JOB, "hidden.1", 0, frame(2, 6, epoch=1, edge="hidden.1"))
+    for edge in ("hidden.0", "hidden.1"):
+        kept.record.write(JOB, edge, 1, frame(2**32, 6, 7, epoch=2**32, edge=edge))
+    assert kept.closed == [0, 1]
