@@ -164,7 +164,7 @@ class Guessing:
 
 class Led:
     """A driver that takes over from another. Its own numbers go on where its customer is: frame `had` is its first that
-    the ring has not seen, and goes out as `base`. As long as what it sends is of chunks that are closed, it guesses nothing.
+    the ring has not seen, and goes out as `base`. As long as that is of chunks that are closed, it guesses nothing.
 
     What the other has accepted of a tree it has kept before its customer heard of it, so that comes back with a keep,
     unless it is lost with who sent it.

@@ -70,8 +70,8 @@ class History:
 
         Raises:
             BadFrame: it cannot follow those before it; the field says why, and nothing has changed.
-            LinkLost: it says other numbers of live cells than those before it, or a driver that entered builds on what has
-                not come: the job has to begin anew.
+            LinkLost: it says other numbers of live cells than those before it, or a driver that entered builds on what
+                is not here: the job has to begin anew.
         """
         step = step_of(frame, self._lookahead)
         if self.last_seq < 0:

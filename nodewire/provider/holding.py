@@ -79,7 +79,7 @@ class Holding:
         self._verified: OrderedDict[tuple[str, str, int, int], bytes] = OrderedDict()
         self._verified_bytes = 0
         self.feeds: dict[str, Callable[[str], str | None]] = {}
-        """By request of a job under way: given an edge of a task that this node took over, who it leads to now."""
+        """By request of a job under way: given an edge, who may see what this node put out there (`Part.feeds`)."""
 
     def keep(self, job: Kept) -> None:
         """A job begins here."""

@@ -176,16 +176,15 @@ class JobRun:
         return self._chunks.first_open()
 
     def feeds(self, edge: str) -> str | None:
-        """Who has now what comes of an edge of a task that this node took over; None of others."""
+        """As Part.feeds."""
         return self._part.feeds(edge)
 
     async def took_over(self, takeover: Takeover) -> None:
         """The assignment changes: tasks come here, or are another's now. Called before frames take their new ways."""
         come, changed = self._part.took_over(takeover)
         self._chunks.took_over()
-        if self._record is not None:
-            if (edge := self._record.torn(changed - {*self.tasks})) is not None:
-                self._mailbox.cancel(LinkLost(edge, "gone while a tree of guesses was sent again"))
+        if self._record is not None and (edge := self._record.torn(changed - {*self.tasks})) is not None:
+            self._mailbox.cancel(LinkLost(edge, "gone while a tree of guesses was sent again"))
         if self._statements is not None:
             self._statements.took_over(takeover)
         if self._failed and self._part.entered:  # who calls has not heard that it cannot

@@ -28,6 +28,7 @@ from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import LACKING, Hashed, Sent, digest_of, hashed
 from nodewire.protocol.takeover import Takeover, assigned, hedges, signers
+from nodewire.wire.record import restarted
 from nodewire.wire.signing import ASK_S, Signing, Tell
 from nodewire.wire.spool import Spool
 
@@ -270,8 +271,8 @@ class Statements:
         return BadFrame(edge, reason)
 
     async def _compared(self, chunk: int) -> bool:
-        """Have it shown what was signed, where that is not bit by bit what came, and need not be. If it is the same work it
-        takes the place of what came, for whoever judges this node's; True."""
+        """Have it shown what was signed, where that is not bit by bit what came, and need not be. If it is the same
+        work it takes the place of what came, for whoever judges this node's; True."""
         for edge, number in self._due(chunk):
             last = self._signers(edge, number)[-1]
             said = self._said.get(edge, {}).get(number, {}).get(last)
@@ -299,15 +300,17 @@ class Statements:
             self._came[edge, chunk] = shown
 
     def _may_show(self, edge: str, chunk: int, signer: str) -> bool:
-        """Whether what somebody signed may be what came though it is not the same bits, and it has not been compared."""
+        """Whether what somebody signed may be what came though not bit by bit, and has not been compared."""
         return self._again is not None and (edge, chunk, signer) not in self._shown and self._may_differ(edge)
 
     def _may_differ(self, edge: str) -> bool:
         """Whether an edge's frames were computed more than once, and so need not be the same bits: by who died and its
         standby, on other hardware; or for a driver that died and the one that entered, not as many rows at once."""
-        replaced = {task for task, *_ in self._takeover.replaced} if self._takeover is not None else set()
-        driver = self._manifest.driver.name
-        return self._edges[edge].source in replaced or (driver in replaced and self._edges[edge].target == driver)
+        replaced = self._takeover.replaced if self._takeover is not None else ()
+        ends, driver = self._edges[edge], self._manifest.driver.name
+        if any(task == ends.source for task, *_ in replaced):
+            return True
+        return ends.target == driver and edge in restarted(self._manifest, self._plan, self._takeover)
 
     def _word(self, edge: str, chunk: int) -> Sent | None:
         """The statement that says what came."""

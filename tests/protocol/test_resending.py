@@ -134,7 +134,7 @@ def test_rows_of_closed_positions_that_came_again_one_by_one_are_sent_again_as_t
     for seq, number in enumerate([3, 4, 15, 16, 17, 18, 19]):
         producer.take(frame(2**32 + seq, 5 + seq, [number], epoch=2**32))
     for _ in range(2):  # the second time all but the last are settled
-        again = producer.again(0, lambda seq: (one for one in kept if one.seq >= seq))
+        again = producer.again(0, lambda first, kept=tuple(kept): (one for one in kept if one.seq >= first))
         came = [(one.meta["pos"], numbers(one.tensors[0])) for one in again]
         assert came[1:] == [(3, [1, 2, 3, 4]), *((5 + i, [n]) for i, n in enumerate([3, 4, 15, 16, 17, 18, 19]))]
         kept += producer.close(2) if producer.closed == 1 else []

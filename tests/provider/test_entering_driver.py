@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -70,9 +71,7 @@ async def test_where_a_driver_dies_amid_what_it_sent_again_nobody_is_to_blame(
 
     async with ring:
         ring.beside.append(asyncio.create_task(strike()))
-        try:
+        with suppress(LinkLost):
             assert await ring.tokens("stage.0", at=33) == truth.ids
-        except LinkLost:
-            pass
         failed = [error for place in ring.places.values() for error in place.failed]
         assert all(isinstance(error, LinkLost) for error in failed)

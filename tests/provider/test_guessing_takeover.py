@@ -194,6 +194,7 @@ class Ring:
 
     async def again(self, signer, edge, chunk, most):
         """What a standby shows: it computed the same rows, but not always as many at once."""
+        assert self.places[signer].run.feeds(edge.name) is not None
         for _, frame in self.places[signer].spool.read(REQUEST, edge.name):
             if chunk_of(self.manifest, frame.seq) == chunk:
                 yield frame
