@@ -68,8 +68,8 @@ class Part:
         return {edge.name for edge in self.manifest.edges if edge.name in inner and {edge.source, edge.target} & mine}
 
     def feeds(self, edge: str) -> str | None:
-        """Who has now what comes of an edge of a task of this node's, and may have other bits of it than were signed: this
-        node took the task over, or who has it drives in place of another. None of other edges."""
+        """Who has now what comes of an edge of a task of this node's, and may have other bits of it than were signed:
+        this node took the task over, or who has it drives in place of another. None of other edges."""
         found = next((one for one in self.manifest.edges if one.name == edge), None)
         if found is None or found.source not in self.tasks:
             return None
