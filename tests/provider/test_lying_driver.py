@@ -95,7 +95,7 @@ def blames_nobody_honest(error):
 
 
 @pytest.mark.parametrize("takes_back", [False, True], ids=["closes what came back", "takes back what it closed"])
-@pytest.mark.parametrize(("seed", "at"), [(0, 5), (1, 20), (2, 33), (4, 40), (5, 20), (8, 60)])
+@pytest.mark.parametrize(("seed", "at"), [(1, 20), (2, 33), (5, 20), (8, 60)])
 @pytest.mark.parametrize("task", ["stage.0", "stage.1", "stage.2", "driver"])
 async def test_who_dies_while_the_driver_lies_has_nobody_honest_blamed_and_nobody_waits(
     folder,  # noqa: F811
