@@ -70,10 +70,15 @@ class Chunks:
         return max(self.said, *self._closed, -1) + 1
 
     def took_over(self) -> None:
-        """The assignment has changed. Raises BadFrame, as Record.close."""
+        """The assignment has changed. What it counts as closed is over here, too: a driver that died may have told some
+        and not all. Raises BadFrame, as Record.close."""
+        part = self._part
         if self._record is not None:
-            for chunk in self._record.took_over(self._part.closed_before, restarted=self._part.is_restarted):
+            for chunk in self._record.took_over(part.closed_before, restarted=part.is_restarted):
                 del self._closing[chunk]
+        for chunk in sorted(one for one in self.units if one < part.closed_before):
+            if chunk not in self._closed and chunk not in self._late:
+                self._beside.spawn(self.finish(chunk, (self.units[chunk], False, part.attempt)))
 
     async def admit(self, chunk: int, units: int) -> None:
         """An input of `units` begins; waits while there is no credit for it, or it guesses beyond the budget.

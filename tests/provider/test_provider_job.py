@@ -34,6 +34,7 @@ from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
+from nodewire.protocol.takeover import Takeover
 from nodewire.provider.committing import Committing
 from nodewire.provider.job import JobRun
 from nodewire.provider.kept import KeptWork
@@ -603,6 +604,22 @@ async def test_only_what_others_break_off_counts_against_the_customer(market, en
 async def ask_as_of_a_call(run, ask, chunk, *rest):
     run._settling.unsigned.add(chunk)
     await ask(chunk, *rest)
+
+
+@pytest.mark.parametrize("first", [1, 0])
+async def test_what_a_takeover_counts_as_closed_is_claimed_though_its_driver_died_before_it_told_all(market, first):
+    """The new driver says nothing of it, and the customer has had it: whoever did not hear would wait for its money."""
+    driver, stage = list(market.runs.values())[:2]
+    task = stage.tasks[0]
+    await stage.admit(0)
+    edge = next(one.name for one in market.manifest.outputs(task))
+    stage.produced(task, 0, Frame(edge, 0, (Array("float32", (1, 1, 1), bytes(4)),), {"pos": 0, "chunk": 0}))
+    replaced = (("driver", driver._keys.public, Keys(b"\x77" * 32).public, first),)
+    takeover = Takeover.sign(CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced)
+    await stage.took_over(takeover)
+    await asyncio.sleep(0.1)
+    assert [(f.due.chunk, f.due.attempt, f.due.units) for f in market.due(stage)] == [(0, 1, 1)] * first
+    assert stage._beside.fault is None
 
 
 async def test_a_chunk_counts_as_closed_for_who_enters_as_soon_as_its_close_is_told(market):
