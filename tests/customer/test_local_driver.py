@@ -144,7 +144,8 @@ async def test_a_customer_that_signs_nothing_has_nothing_committed_to_nor_asked_
     driving.signing.sign = lambda chunk, attempt: {}
     errors = await driving.run()
     first = next(iter(market.runs))
-    assert errors[first].code == "timed-out"
+    assert errors[first].code == "bad-frame"
+    assert "not signed" in str(errors[first])
     assert not [root for root in market.committed if root.task == "stage.0"]
 
 
