@@ -27,6 +27,7 @@ class Beside:
         task = asyncio.create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # of one that was cancelled before it began
         return task
 
     def fail(self, error: NodewireError) -> None:
