@@ -18,8 +18,9 @@ from nodewire.pay.payer import Payer
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol import ad, feedback, job, kinds
 from nodewire.protocol.cached import may_be_due
-from nodewire.protocol.feedback import Feedback
+from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.job import Request
+from nodewire.protocol.plan import Assignment, Plan
 from nodewire.protocol.takeover import price_msat
 
 MAX_BRIEFLY = 500
@@ -196,19 +197,35 @@ def _unknown(claims: Iterable[Feedback], payer: Payer) -> dict[Key, Feedback]:
 
 
 def _is_in_plan(said: Feedback, request: Request, booked: Sequence[Debt]) -> bool:
-    """Whether the request's plan has this provider ask for such an amount. Who stands by for a task is owed nothing of
-    a chunk for which the ledger, `booked`, has the task's provider, unless it computes along."""
+    """Whether the request's plan has this provider ask for such an amount, for what the ledger, `booked`, does not say
+    was another's."""
     assert said.due is not None
     plan, due = request.plan, said.due
-    did = {debt.key.payee for debt in booked if debt.key.chunk == due.chunk}
     price_msat = sum(
         a.price_msat
         for a in plan.tasks
-        if said.provider == a.provider
-        or (said.provider == a.standby and (a.task in plan.hedges or a.provider not in did))
+        if (said.provider == a.provider and not _was_replaced(plan, a, due, booked))
+        or (said.provider == a.standby and (a.task in plan.hedges or not _was_there(a, due, booked)))
     )
     fair = price_msat > 0 and due.amount_msat <= due.units * price_msat and (due.units == 1 or due.chunk == 0)
     return fair and due.units * plan.chunk_msat <= plan.terms.max_total_msat
+
+
+def _was_there(task: Assignment, due: Due, booked: Sequence[Debt]) -> bool:
+    """Whether a task's provider is paid for this chunk, or for a later one: nobody had entered for it."""
+    return any(debt.key.payee == task.provider and debt.key.chunk >= due.chunk for debt in booked)
+
+
+def _was_replaced(plan: Plan, task: Assignment, due: Due, booked: Sequence[Debt]) -> bool:
+    """Whether a task's standby is paid more of this chunk, or of an earlier one, than all else that it may have done
+    comes to: it had entered. Of one that computes along nobody can tell, nor how many units a first chunk was."""
+    if task.task in plan.hedges:
+        return False
+    else_msat = sum(
+        a.price_msat for a in plan.tasks if a.provider != task.provider and task.standby in (a.provider, a.standby)
+    )
+    theirs = [debt for debt in booked if debt.key.payee == task.standby and debt.key.chunk <= due.chunk]
+    return any(debt.amount_msat > else_msat if debt.key.chunk else not else_msat for debt in theirs)
 
 
 async def _endpoint(pool: Relaying, provider: str) -> str:

@@ -134,10 +134,10 @@ class PublicRecord:
         self.certifies[body.digest()] = tuple(commitment.parse(event) for event in commitments)
         return body
 
-    def pay(self, ledger: Ledger, number: int, chunk: int) -> None:
-        key = Key(self.request.id, PROVIDERS[number].public, chunk)
+    def pay(self, ledger: Ledger, number: int, chunk: int, *, attempt: int = 0, amount_msat: int = PRICE_MSAT) -> None:
+        key = Key(self.request.id, PROVIDERS[number].public, chunk, attempt)
         preimage = bytes([number]) * 16 + chunk.to_bytes(16, "big")
-        ledger.plan(key, PRICE_MSAT)
+        ledger.plan(key, amount_msat)
         ledger.record(key, debts.Invoiced("lnbcrt1", debts.hashlib.sha256(preimage).hexdigest()))
         ledger.record(key, debts.Paying())
         ledger.record(key, debts.Paid(preimage.hex(), 1))

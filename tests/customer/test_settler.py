@@ -317,15 +317,57 @@ async def test_a_chunk_that_is_asked_for_by_another_attempt_is_paid_once_whoever
     assert len(wallet.paid) == 1
 
 
-async def test_who_stood_by_is_owed_nothing_of_a_chunk_that_the_tasks_provider_was_paid_for(relays, book, wallet):
+def with_a_standby(relays, *, beside=False, hedged=False):
+    """Provider 2 stands by for the stage of provider 1, or computes it along; `beside`: it has a stage of its own."""
     plan = relays.request.plan
     driver, stage, last = plan.tasks
-    guard = PROVIDERS[2].public
-    tasks = driver, stage.model_copy(update={"standby": guard}), last.model_copy(update={"provider": driver.provider})
-    relays.requested(plan.model_copy(update={"tasks": tasks}))
-    relays.pay(book, 1, 0)
-    for chunk in (0, 1):
+    other = last if beside else last.model_copy(update={"provider": driver.provider})
+    tasks = driver, stage.model_copy(update={"standby": last.provider}), other
+    terms = plan.terms.model_copy(update={"hedge": (stage.task,) if hedged else ()})
+    more_msat = PRICE_MSAT if hedged else 0
+    chunk_msat = plan.chunk_msat + more_msat
+    relays.requested(plan.model_copy(update={"tasks": tasks, "terms": terms, "chunk_msat": chunk_msat}))
+    return stage.provider, last.provider
+
+
+async def test_who_stood_by_is_owed_nothing_of_a_chunk_that_the_tasks_provider_was_paid_for(relays, book, wallet):
+    _, guard = with_a_standby(relays)
+    relays.pay(book, 1, 1)
+    for chunk in (0, 1, 2):
         relays.claimed(2, chunk, attempt=1)
+    owed = await debts.on_relays(relays, Payer(CUSTOMER, wallet, book), CUSTOMER.public)
+    assert [(one.key.payee, one.key.chunk) for one in owed] == [(guard, 2)]
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["that stood by alone", "that has a part of its own"])
+async def test_who_was_replaced_is_owed_nothing_from_the_chunk_on_that_its_standby_was_paid_for(
+    relays, book, wallet, beside
+):
+    """It had asked for the chunk amid which it died; nothing but its price tells that another was paid for it."""
+    left, _ = with_a_standby(relays, beside=beside)
+    for chunk in (0, 1, 2, 3):
+        relays.claimed(1, chunk)
+    if beside:  # for its own part
+        relays.pay(book, 2, 0, amount_msat=5 * PRICE_MSAT)
+        relays.pay(book, 2, 1)
+    relays.pay(book, 2, 2, attempt=1, amount_msat=(1 + beside) * PRICE_MSAT)
+    owed = await debts.on_relays(relays, Payer(CUSTOMER, wallet, book), CUSTOMER.public)
+    assert [(one.key.payee, one.key.chunk) for one in owed] == [(left, 0), (left, 1)]
+
+
+async def test_whom_somebody_computes_along_with_is_owed_its_price_and_so_is_that_one_and_nobody_twice(
+    relays, book, wallet
+):
+    """The customer died amid a job with a hedge: some of what either asked for was paid, and some was not."""
+    provider, hedge = with_a_standby(relays, hedged=True)
+    relays.pay(book, 2, 0)
+    relays.pay(book, 1, 1)
+    for number, chunk, attempt in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (2, 1, 0), (2, 0, 1), (2, 1, 1), (1, 1, 1)):
+        relays.claimed(number, chunk, attempt=attempt)
     payer = Payer(CUSTOMER, wallet, book)
-    owed = await debts.on_relays(relays, payer, CUSTOMER.public)
-    assert [(one.key.payee, one.key.chunk) for one in owed] == [(guard, 1)]
+    async with settling(relays, payer) as one:
+        one.begin()
+        await one.caught_up()
+    assert await debts.on_relays(relays, payer, CUSTOMER.public) == []
+    booked = [(debt.key.payee, debt.key.chunk) for debt in payer.debts_of(relays.request.id)]
+    assert sorted(booked) == sorted((who, chunk) for who in (provider, hedge) for chunk in (0, 1))
