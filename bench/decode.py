@@ -1,4 +1,4 @@
-"""Decoding: `python -m bench.decode [--json] [--quick] [--only one,ring,wan,crowd,codec,lossless] [--chart FILE]`.
+"""Decoding: `python -m bench.decode [--json] [--quick] [--only one,ring,wan,crowd,swarm,codec,lossless] [--chart SVG]`.
 
 In `one` and `ring` the model is a Llama of 8 layers (of 12 in `ring`), 512 wide, with random weights, float32, the same
 safetensors.
@@ -16,6 +16,8 @@ safetensors.
   began with (each result goes back the way it came), speculation turn by turn, Shard's overlapping chunks, and
   nodewire's own, each at the best settings that a simulation found, over drafters that are right as often as said.
 - crowd: on the same ring 16 streams beside one, and a running stream while prompts of 4,096 tokens enter.
+- swarm: `nodewire provider --swarm` on six of those machines, which compute for real: plain, by the text's own guesses
+  and by the demo's draft model besides.
 - codec: a prompt's bytes and what narrowing them spoils, on the demo's decoder.
 - lossless: generations with guesses, in company and broken off, on small models of every family, beside transformers'.
 """
@@ -40,6 +42,7 @@ from bench.decoding.crowd import measure_crowd
 from bench.decoding.lossless import QUICK_RUNS, RUNS, measured
 from bench.decoding.plot import plot
 from bench.decoding.ring import Ring, measure_speculation
+from bench.decoding.swarm import measure_swarm
 from bench.lines import said, tell
 from bench.report import Report, percentile, run
 from bench.wan import unavailable
@@ -48,7 +51,7 @@ from nodewire.llm.quant.directory import quantize
 from nodewire.llm.split import split_decoder
 from processes.saying import say
 
-ARMS = ["one", "ring", "wan", "crowd", "codec", "lossless"]
+ARMS = ["one", "ring", "wan", "crowd", "swarm", "codec", "lossless"]
 STAGES, QUICK_STAGES = (2, 4, 6), (2,)
 RING_LAYERS = 12
 """As many as divide evenly among so many stages."""
@@ -62,7 +65,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     arms = options.only.split(",") if options.only else ARMS
     if unknown := set(arms) - set(ARMS):
         raise BadInput("only", f"{min(unknown)!r} is not one of {', '.join(ARMS)}")
-    if not {"wan", "crowd"}.isdisjoint(arms):
+    if not {"wan", "crowd", "swarm"}.isdisjoint(arms):
         await _over_the_internet(report, arms, options.chart)
     if "codec" in arms:
         _codec(report)
@@ -83,11 +86,14 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
 async def _over_the_internet(report: Report, arms: Sequence[str], chart: Path | None) -> None:
     if (why := unavailable()) is not None:
         return report.skip(why)
-    async with Ring(report.seed) as ring:
-        if "wan" in arms:
-            await measure_speculation(report, ring)
-        if "crowd" in arms:
-            await measure_crowd(report, ring)
+    if not {"wan", "crowd"}.isdisjoint(arms):
+        async with Ring(report.seed) as ring:
+            if "wan" in arms:
+                await measure_speculation(report, ring)
+            if "crowd" in arms:
+                await measure_crowd(report, ring)
+    if "swarm" in arms:
+        await measure_swarm(report)
     if chart is not None and "wan" in arms:
         plot(report.arms["wan"], chart)
 
