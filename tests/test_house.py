@@ -19,24 +19,47 @@ def requirements() -> list[Requirement]:
     return [r for r in map(Requirement, lines) if r.name != "nodewire"]
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+FILES = ("constraints.txt", "constraints-dev.txt", "constraints-interop.txt", "demo/constraints.txt")
+PIN = re.compile(r"^([a-z0-9-]+)==([^ ;]+)", re.MULTILINE)
+
+
+def pins(name: str) -> dict[str, str]:
+    return dict(PIN.findall((ROOT / name).read_text()))
+
+
+def versions(package: str) -> set[str]:
+    """The versions that the lock files name, and for torch the one that is installed beside them."""
+    found = {version for name in FILES for pinned, version in pins(name).items() if pinned == package}
+    return found or set(re.findall(rf"{package}==([\w.+]+)", (ROOT / "Makefile").read_text()))
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda r: r.name)
-def test_every_dependency_is_pinned_inside_its_range(requirement):
-    assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
+def test_every_dependency_is_pinned_to_one_version_inside_its_range(requirement):
+    (version,) = versions(canonicalize_name(requirement.name))
+    assert requirement.specifier.contains(version)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_pinned_package_has_hashes(name):
+    parts = re.split(PIN, (ROOT / name).read_text())[3::3]
+    assert parts
+    assert all("--hash=sha256:" in part for part in parts)
 
 
 def test_torch_is_pinned_alike_everywhere_and_to_no_build():
     named = {
         version
-        for name in ("Makefile", "Dockerfile", "constraints.txt")
+        for name in ("Makefile", "Dockerfile")
         for version in re.findall(r"torch==([\w.+]+)", (ROOT / name).read_text())
     }
-    assert len(named) == 1
-    assert "+" not in named.pop()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (metadata,) = project["tool"]["uv"]["dependency-metadata"]
+    assert named == {metadata["version"]}
+    assert "+" not in metadata["version"]
+
+
+def test_the_image_is_based_on_a_digest():
+    assert re.search(r"^FROM \S+@sha256:[0-9a-f]{64}$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
 
 
 def compose() -> dict:

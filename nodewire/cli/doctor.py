@@ -121,7 +121,7 @@ async def _python() -> str:
 
 async def _packages() -> str:
     if int(importlib.metadata.version("bitstring").split(".")[0]) >= 5:
-        raise BadConfig("bitstring", "5 breaks bolt11; install with -c constraints.txt")
+        raise BadConfig("bitstring", "version 5 breaks bolt11; install what constraints.txt names")
     return f"torch {importlib.metadata.version('torch')}"
 
 
