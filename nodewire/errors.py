@@ -250,12 +250,18 @@ class RelayRefused(NodewireError):
     retryable = True
 
 
-class WorkerFailed(NodewireError):
+class NodeFailed(NodewireError):
+    """A node cannot serve for a reason of its own: a full disk, its database, its memory, an error of its software."""
+
+    code = "node-failed"
+    retryable = True
+    pays = "provider"
+
+
+class WorkerFailed(NodeFailed):
     """A worker process died or broke its memory cap."""
 
     code = "worker-failed"
-    retryable = True
-    pays = "provider"
 
 
 class OverMemory(NodewireError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.rejected import BEGINS_ANEW, Rejected, is_one_word
-from nodewire.errors import LinkLost, NodewireError, PaymentRequired, TimedOut
+from nodewire.errors import LinkLost, NodeFailed, NodewireError, PaymentRequired, TimedOut
 from nodewire.protocol.plan import MAX_EXCLUDED, Terms
 
 MAX_AGAIN = 3
@@ -18,6 +18,8 @@ def may_begin(error: NodewireError, purchase: Purchase, *, failures: int, came: 
     """Whether others may do better than those who failed with `error`; `came`: there was output before."""
     if not purchase.is_underway or failures >= MAX_AGAIN:
         return False
+    if type(error) is NodeFailed and not error.by:
+        return False  # this customer's own machine failed, which no other provider mends
     if isinstance(error, PaymentRequired):
         # Who asks for money before anything came, or before it asked for any of this job's, means an old debt, which is
         # being settled; else it means this job's.

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from nodewire import errors
-from nodewire.customer.background import Background
 from nodewire.customer.claims import Claims
 from nodewire.customer.payments import Paid
 from nodewire.customer.receipts import ZapReceipts
@@ -16,12 +15,14 @@ from nodewire.errors import (
     TABLE,
     BadFrame,
     LinkLost,
+    NodeFailed,
     NodewireError,
     NotAllowed,
     OverBudget,
     PaymentRequired,
     WorkerFailed,
 )
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.nostr import nip44, nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -35,7 +36,7 @@ from nodewire.protocol.plan import LOCAL, Plan
 
 WORD_S = 3.0
 """Within which who ended a job must have said so itself, once others say that it has."""
-_REPLACEABLE = frozenset({WorkerFailed.code, LinkLost.code})
+_REPLACEABLE = frozenset({NodeFailed.code, WorkerFailed.code, LinkLost.code})
 log = logging.getLogger("nodewire.customer")
 
 
@@ -60,7 +61,7 @@ class Answers:
         manifest: Manifest,
         now: Callable[[], Mapping[str, str]],
         claims: Claims,
-        background: Background,
+        background: JobTaskGroup,
         *,
         network: str,
         grace_s: float,
@@ -155,7 +156,7 @@ class Answers:
     async def _fail_unless_said(self, said: Feedback) -> None:
         """A provider repeats what another one is to have said, which is heard first."""
         await asyncio.sleep(WORD_S)
-        if said.provider in self._here() and self._background.failure is None:
+        if said.provider in self._here() and self._background.fault is None:
             self.blamed.add(said.by)
             self._background.fail(self.reported(said))
 
@@ -176,7 +177,7 @@ class Answers:
             unpaid = PaymentRequired("provider", reason)
             unpaid.by = said.provider
             return unpaid
-        kind, why = TABLE.get(said.text, WorkerFailed), self._why(said)
+        kind, why = TABLE.get(said.text, NodeFailed), self._why(said)
         if why is not None:
             error = kind(why.field or "provider", f"{why.reason} (says {who})")
         else:

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Set
 
-from nodewire.customer.background import Background
 from nodewire.customer.payments import JobPayments
 from nodewire.errors import BadInput, NodewireError
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.feedback import Feedback
 
 _PAY_AGAIN_S = (0.2, 1.0, 3.0)
@@ -18,7 +18,7 @@ log = logging.getLogger("nodewire.customer")
 class Claims:
     """`here` says who works on the job now. A claim that cannot be paid ends the job."""
 
-    def __init__(self, payments: JobPayments, here: Callable[[], Set[str]], background: Background) -> None:
+    def __init__(self, payments: JobPayments, here: Callable[[], Set[str]], background: JobTaskGroup) -> None:
         self.unpaid: dict[str, NodewireError] = {}
         """Why a claim (`payment-required`, by event id) is not paid yet."""
         self._payments = payments

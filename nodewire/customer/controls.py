@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from nodewire.customer.background import Background
 from nodewire.customer.payments import JobPayments
 from nodewire.errors import BadFrame, BadInput, NotAllowed
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.close import Close
 from nodewire.protocol.sent import LACKING
 from nodewire.wire.handover import Handover
@@ -22,7 +22,7 @@ async def follow(
     handover: Handover,
     payments: JobPayments,
     signing: Signing | None,
-    background: Background,
+    background: JobTaskGroup,
 ) -> None:
     """Take note of what the driver signs off, which is what may be charged, and of takeovers; say again in the
     background what was signed of tasks that run here (`signing`)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodewire.errors import BadFrame, LinkLost, NodewireError, PaymentRequired, TimedOut, WorkerFailed
+from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, PaymentRequired, TimedOut
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
@@ -29,7 +29,7 @@ class Rejected(BadFrame):
         return {*self.producers, self.refuser} - {""}
 
 
-BEGINS_ANEW = (LinkLost, TimedOut, WorkerFailed, PaymentRequired, Rejected)
+BEGINS_ANEW = (LinkLost, TimedOut, NodeFailed, PaymentRequired, Rejected)
 """What others may do better at, whoever says it."""
 
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 from nodewire.customer import controls
 from nodewire.customer.answers import WORD_S, Answers
-from nodewire.customer.background import Background
 from nodewire.customer.claims import Claims
 from nodewire.customer.payments import AHEAD, JobPayments, most_units
 from nodewire.customer.planning import Draw
@@ -18,7 +17,8 @@ from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Handed, Timing
-from nodewire.errors import BadFrame, Busy, LinkLost, NodewireError, NotAllowed, TimedOut, WorkerFailed
+from nodewire.errors import BadFrame, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
 from nodewire.protocol.chunk import chunk_of
@@ -52,7 +52,7 @@ class Running:
         timing: Timing,
     ) -> None:
         self.drawn, self.request, self.plan = drawn, request, drawn.plan
-        self.background = Background()
+        self.background = JobTaskGroup()
         self.payments = JobPayments(
             request.id,
             self.plan,
@@ -205,9 +205,9 @@ class Running:
             return self.noticed(error, error.field) if isinstance(error, BadFrame) else None
         with suppress(TimeoutError):
             async with asyncio.timeout(WORD_S):
-                await self.background.failed.wait()
+                await self.background.ended.wait()
         said = Feedback("", error.by, self.request.id, self.plan.customer, "error", error.code)
-        meant = self.background.failure or self.answers.reported(said)
+        meant = self.background.fault or self.answers.reported(said)
         if isinstance(meant, Rejected) or meant.code != error.code or not meant.by:
             return meant
         error.by = meant.by
@@ -253,7 +253,7 @@ class Running:
 
     def blamed(self) -> set[str]:
         """Providers that left, or for whose fault the job ended."""
-        failure = self.background.failure
+        failure = self.background.fault
         named = {failure.field} & set(self.plan.members()) if failure is not None else set()
         return self.handover.gone | self.payments.disowned | self.answers.blamed | named | self._named
 
@@ -263,11 +263,11 @@ class Running:
         What others say of one of them is not believed before this node has asked it. Where nobody is named, all are.
         """
         found = self.handover.gone - self.payments.wronged
-        if isinstance(error, WorkerFailed):
+        if isinstance(error, NodeFailed):
             found |= self.answers.blamed
         elif isinstance(error, LinkLost | TimedOut):
             self._named = {error.field} & set(self.plan.members())
-            if self._named and error is self.background.failure:  # this node's own link
+            if self._named and error is self.background.fault:  # this node's own link
                 found |= self._named
             else:
                 asked = sorted((self._named or set(self.plan.providers())) - found)
@@ -325,13 +325,13 @@ class Running:
     async def _arrived(self) -> Frame[Array]:
         """The next frame of the job, or what ended it."""
         getting = asyncio.ensure_future(self._mailbox.get())
-        failing = asyncio.ensure_future(self.background.failed.wait())
+        failing = asyncio.ensure_future(self.background.ended.wait())
         try:
             done, _ = await asyncio.wait((getting, failing), return_when=asyncio.FIRST_COMPLETED)
             if getting in done:
                 return getting.result()
-            assert self.background.failure is not None
-            raise self.background.failure
+            assert self.background.fault is not None
+            raise self.background.fault
         finally:
             for task in (getting, failing):
                 task.cancel()

@@ -54,7 +54,7 @@ SHAPES: dict[str, Shape] = {
             *("bad-event", "bad-tag", "bad-signature", "bad-hash", "bad-version", "bad-manifest", "bad-recipe"),
             *("bad-data", "bad-task", "bad-update", "bad-plan", "bad-frame", "bad-peer", "bad-ciphertext"),
             *("bad-invoice", "bad-zap", "bad-quorum", "withheld", "not-carried", "link-lost", "relay-refused"),
-            *("worker-failed", "over-memory"),
+            *("node-failed", "worker-failed", "over-memory"),
         ),
         _OTHERS,
     ),

@@ -11,9 +11,9 @@ import logging
 from itertools import takewhile
 
 from nodewire.errors import BadFrame, OverBudget, PaymentRequired
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.chunk import chunk_of, first_seq
 from nodewire.protocol.close import Close
-from nodewire.provider.beside import Beside
 from nodewire.provider.credit import AHEAD, Credit
 from nodewire.provider.hashing import Hashing
 from nodewire.provider.part import Part
@@ -35,7 +35,7 @@ class Chunks:
         *,
         hashing: Hashing,
         settling: Settling,
-        beside: Beside,
+        task_group: JobTaskGroup,
     ) -> None:
         self.units: dict[int, int] = {}
         """By chunk, what this node's inputs of it count as."""
@@ -48,7 +48,7 @@ class Chunks:
         self._credit = credit
         self._hashing = hashing
         self._settling = settling
-        self._beside = beside
+        self._task_group = task_group
         self._all_units = 0
         self._made = -1
         """The newest frame that was put out."""
@@ -78,7 +78,7 @@ class Chunks:
                 del self._closing[chunk]
         for chunk in sorted(one for one in self.units if one < part.closed_before):
             if chunk not in self._closed and chunk not in self._late:
-                self._beside.spawn(self.finish(chunk, (self.units[chunk], False, part.attempt)))
+                self._task_group.spawn(self.finish(chunk, (self.units[chunk], False, part.attempt)))
 
     async def admit(self, chunk: int, units: int) -> None:
         """An input of `units` begins; waits while there is no credit for it, or it guesses beyond the budget.
@@ -151,7 +151,7 @@ class Chunks:
             self._record.close(chunk, positions)
         except BadFrame as error:  # the driver's word contradicts what it sent
             self.broken = error
-            self._beside.ended.set()
+            self._task_group.ended.set()
 
     async def _finish_plain(self, chunk: int, word: _Word, positions: int | None) -> None:
         """The same where nobody guesses. The ring waits for its providers, and for nobody who computes along."""
@@ -170,7 +170,7 @@ class Chunks:
 
     def _complete(self, chunk: int, word: _Word) -> None:
         self._closed.add(chunk)  # at once: its close may come twice
-        self._finishing.append(self._beside.spawn(self._finished(chunk, word)))
+        self._finishing.append(self._task_group.spawn(self._finished(chunk, word)))
 
     async def _finished(self, chunk: int, word: _Word) -> None:
         units, end, attempt = word

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
+from nodewire.errors import BadInput, NodeFailed, NodewireError, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import commitment as commitments
@@ -68,7 +68,7 @@ class Committing:
         """Write down roots that epoch `deadline` is the last to certify: whatever happens now, they are published.
 
         Raises:
-            BadConfig: they cannot be written down.
+            NodeFailed: they cannot be written down.
         """
         await asyncio.to_thread(self._kept.add, roots, deadline)
 
@@ -79,7 +79,7 @@ class Committing:
             try:
                 if epoch >= 0:
                     await self.turn(epoch)
-            except BadConfig as error:  # a full disk may have room again
+            except NodeFailed as error:  # a full disk may have room again
                 log.error("commitments: %s", error)
             await asyncio.sleep(self._committee.beat_ms / 1000)
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from nodewire.errors import BadConfig, BadInput, Busy, LinkLost, NodewireError, NotAllowed
+from nodewire.errors import BadInput, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed
+from nodewire.job_task_group import typed_fault
 from nodewire.kind import Params
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
@@ -281,13 +282,11 @@ class Provider:
             with self.figures.job(job.event.kind):
                 await self._proof.begins(job)
                 await self._run(request, job.manifest, served, job.params, call if entered is None else None, entered)
-        except BadConfig as error:  # what cannot be shown later is not computed
-            log.error("job %s ended: %s", request.id[:8], error)
-            await self._refuse(request.id, request.customer, error)
-        except NodewireError as error:
+        except Exception as raised:
+            error = typed_fault(raised)
             log.warning("job %s ended: %s", request.id[:8], error)
-        except Exception:
-            log.exception("job %s ended by a fault of this software", request.id[:8])
+            if isinstance(error, NodeFailed) and request.id not in self._jobs:  # a job that began has said so itself
+                await self._refuse(request.id, request.customer, error)
         finally:
             served.give(pages)
             self._jobs.pop(request.id, None)
@@ -385,18 +384,26 @@ class Provider:
         if run.drives:
             peers |= set(handover.others())
         links = [link(peer) for peer in peers - {self._keys.public, request.customer}]
-        beside = [asyncio.create_task(work) for work in (*links, run.listen(), member.follow_losses(handover))]
+        works = [*links, run.listen(), member.follow_losses(handover)]
         if call is not None and member.hands_over:
-            beside.append(asyncio.create_task(handover.heard(call[0], call[1].control())))
+            works.append(handover.heard(call[0], call[1].control()))
+
+        async def guarded(work: Coroutine[Any, Any, None]) -> None:
+            try:
+                await work
+            except NodewireError as error:  # the mailbox knows, or another node goes on
+                log.info("job %s: %s", request.id[:8], error)
+            except Exception as error:
+                run.fail(error)
+
+        beside = [asyncio.create_task(guarded(work)) for work in works]
         try:
             await run.run()
         finally:
             member.close()
             for task in beside:
                 task.cancel()
-            for outcome in await asyncio.gather(*beside, return_exceptions=True):
-                if isinstance(outcome, NodewireError):
-                    log.info("job %s: %s", request.id[:8], outcome)
+            await asyncio.gather(*beside, return_exceptions=True)
             await worker.end()
             if chunks:
                 earned = self._ledger.earned_msat(job=request.id) / 1000

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from nodewire.errors import NodewireError
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.chunk import Leaf, leaf_of
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.sent import Hashed, hashed, tensors_of
-from nodewire.provider.beside import Beside
 from nodewire.provider.part import Part
 from nodewire.provider.stating import Stating
 
@@ -18,10 +17,10 @@ NOTED, NOTED_BYTES = 16, 65_536
 
 
 class Hashing:
-    def __init__(self, part: Part, stating: Stating | None, beside: Beside) -> None:
+    def __init__(self, part: Part, stating: Stating | None, task_group: JobTaskGroup) -> None:
         self._part = part
         self._stating = stating
-        self._beside = beside
+        self._task_group = task_group
         self._noted: deque[tuple[str, int, Frame[Array]]] = deque()
         """Task, chunk and frame of outputs that are not hashed."""
         self._is_due = False
@@ -60,8 +59,8 @@ class Hashing:
             return
         try:
             self._hash(*self._noted.popleft())
-        except NodewireError as error:
-            self._beside.fail(error)
+        except Exception as error:
+            self._task_group.fail(error)
         if self._noted:
             self._hash_soon()
 

@@ -16,13 +16,13 @@ from nodewire.errors import (
     BadFrame,
     BadInput,
     LinkLost,
+    NodeFailed,
     NodewireError,
     NotAllowed,
     PaymentRequired,
     TimedOut,
-    WorkerFailed,
-    first_of,
 )
+from nodewire.job_task_group import JobTaskGroup, typed_fault
 from nodewire.kind import Job, JobKind, Mailbox, Params, Resumed, Worker
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
@@ -36,7 +36,6 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.sent import LACKING
 from nodewire.protocol.takeover import LOST, Takeover
-from nodewire.provider.beside import Beside
 from nodewire.provider.chunks import Chunks
 from nodewire.provider.credit import Credit
 from nodewire.provider.hashing import Hashing
@@ -125,9 +124,9 @@ class JobRun:
         self._job = Job(request.id, manifest, part.tasks, params, narrowed, request.plan.terms.lookahead)
         self._statements = statements
         self._record = record
-        self._beside = beside = Beside()
-        self._stating = Stating(part, statements, mailbox.control, beside) if statements is not None else None
-        self._hashing = Hashing(part, self._stating, beside)
+        self._task_group = task_group = JobTaskGroup()
+        self._stating = Stating(part, statements, mailbox.control, task_group) if statements is not None else None
+        self._hashing = Hashing(part, self._stating, task_group)
         self._settling = Settling(
             keys,
             part,
@@ -139,9 +138,11 @@ class JobRun:
             finding=self._finding,
             cached_ppm=cached_ppm,
             patience_s=patience_s,
-            beside=beside,
+            task_group=task_group,
         )
-        self._chunks = Chunks(part, record, self.credit, hashing=self._hashing, settling=self._settling, beside=beside)
+        self._chunks = Chunks(
+            part, record, self.credit, hashing=self._hashing, settling=self._settling, task_group=task_group
+        )
         if record is not None:
             record.attend(lambda: part.inner_edges, self._plain, self._chunks.complete)
             self._chunks.took_over()
@@ -206,16 +207,16 @@ class JobRun:
         broke = own = True  # if it is cancelled, or this software is at fault
         await self._telling.say("processing")
         serving = asyncio.create_task(self._kind.serve(self._job, self._mailbox, self._worker, self))
-        ended = asyncio.create_task(self._beside.ended.wait())
+        ended = asyncio.create_task(self._task_group.ended.wait())
         watching = asyncio.create_task(self._watch())
         try:
             await asyncio.wait((serving, ended, watching), return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()
             if serving.done() and (error := serving.exception()) is not None:
-                raise first_of(error)
-            await self._beside.ended.wait()
-            if (broken := self._chunks.broken or self._beside.fault) is not None:
+                raise error
+            await self._task_group.ended.wait()
+            if (broken := self._chunks.broken or self._task_group.fault) is not None:
                 raise broken
             serving.cancel()
             text = "".join(self._text) if self.drives else ""
@@ -223,27 +224,51 @@ class JobRun:
             await self.credit.all_paid(None if self._part.generates else self._mailbox.failed)
             broke = False
             await self._telling.say("success")
-        except NodewireError as error:
-            broke, own = broke and self._broke_by(error), isinstance(error, WorkerFailed) and not error.by
+        except Exception as raised:
+            error = typed_fault(raised)
+            own = isinstance(error, NodeFailed) and not error.by
+            broke = broke and self._broke_by(error)
             self._failed = True
             if not await self._gives_up_alone(error):
                 self._mailbox.cancel(error)
                 self._mailbox.close()  # what comes from now on is the node's to answer
-            await self._chunks.claim_unclosed()
-            await self._settling.stop(error)
-            await self._telling.failed(error, self.tasks)
-            raise
+            try:
+                await self._settle_failed(error)
+            finally:  # whatever else fails here: its customer and the job's other nodes must not wait for this node
+                await self._telling.failed(error, self.tasks)
+            if error is raised:
+                raise
+            raise error from raised
         finally:
             for task in (serving, ended, watching):
                 task.cancel()
-            await asyncio.gather(serving, ended, watching, *self._beside.cancel(), return_exceptions=True)
+            await asyncio.gather(serving, ended, watching, *self._task_group.cancel(), return_exceptions=True)
             self._mailbox.close()
+            self._book_end(broke=broke, own=own)
+
+    def fail(self, error: Exception) -> None:
+        """End the job by an error of a task that runs beside it."""
+        self._task_group.fail(error)
+
+    async def _settle_failed(self, error: NodewireError) -> None:
+        """Claim the complete chunks of a job that failed by `error`, as far as this node still can."""
+        try:
+            await self._chunks.claim_unclosed()
+            await self._settling.stop(error)
+        except Exception as also:
+            log.error("job %s: what is complete cannot be claimed: %s", self.request.id[:8], typed_fault(also))
+
+    def _book_end(self, *, broke: bool, own: bool) -> None:
+        """Keep in the ledger how the job ended."""
+        try:
             if not broke:
                 self._ledger.went_through(self.request.id)
             elif own:
                 self._ledger.interrupted(self.request.id)
             else:
                 self._ledger.broke_off(self.request.id, time.time())
+        except Exception as error:
+            log.error("job %s: its end is not in the ledger: %s", self.request.id[:8], typed_fault(error))
 
     def _broke_by(self, error: NodewireError) -> bool:
         """Whether the job broke off, and is not just unpaid: it has waited for money while others had ended it, too."""
@@ -251,7 +276,7 @@ class JobRun:
 
     async def _gives_up_alone(self, error: NodewireError) -> bool:
         """Whether it is only this node that cannot go on, and who replaces it has been told."""
-        if self.handover is None or not isinstance(error, WorkerFailed):
+        if self.handover is None or not isinstance(error, NodeFailed):
             return False
         self._mailbox.give_up()
         return await self._say_lost()

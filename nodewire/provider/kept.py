@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodewire.database import open_versioned
-from nodewire.errors import BadConfig
+from nodewire.errors import NodeFailed
 from nodewire.nostr.event import Event, parse
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.job import Ticket
@@ -67,7 +67,7 @@ class KeptWork:
     """One provider's file (":memory:" for none). Used by any thread; every method is on disk before it returns.
 
     Raises:
-        BadConfig: here and by every method, when the file is damaged, or cannot be read or written.
+        NodeFailed: here and by every method, when the file is damaged, or cannot be read or written.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -211,11 +211,11 @@ class KeptWork:
             except sqlite3.IntegrityError:
                 raise  # this software's own fault
             except (sqlite3.OperationalError, sqlite3.ProgrammingError, OSError) as error:
-                raise BadConfig(str(self._path), f"cannot be read or written: {error}") from error
+                raise NodeFailed(str(self._path), f"cannot be read or written: {error}") from error
             except sqlite3.Error as error:
                 lost = "the roots that no certificate holds yet, and what shows the work of sampled jobs, are lost"
                 what = f"damaged ({error}). Bring back a copy, or move it away to start without: {lost}"
-                raise BadConfig(str(self._path), what) from error
+                raise NodeFailed(str(self._path), what) from error
 
     @contextmanager
     def _transaction(self, synchronous: str = "FULL") -> Iterator[sqlite3.Connection]:

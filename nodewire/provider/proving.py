@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from nodewire.errors import BadConfig
+from nodewire.errors import NodeFailed
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.plan import Plan
 from nodewire.provider.committing import Committing
@@ -29,7 +29,7 @@ Feeds = Callable[[str], str | None]
 
 class Proof(Protocol):
     async def begins(self, job: Standing) -> None:
-        """A job begins here. Raises BadConfig: what would have to be shown later cannot be kept."""
+        """A job begins here. Raises NodeFailed: what would have to be shown later cannot be kept."""
 
     def runs(self, request: str, feeds: Feeds) -> None:
         """It is under way."""
@@ -68,7 +68,7 @@ class Proven:
         self._spool.keep_until(request, until_s)
         try:
             await asyncio.to_thread(self._kept.ended, request, until_s)
-        except BadConfig as error:
+        except NodeFailed as error:
             log.warning("job %s counts as interrupted when this daemon starts anew: %s", request[:8], error)
 
     async def run(self) -> None:
@@ -77,6 +77,6 @@ class Proven:
             try:
                 await asyncio.to_thread(self._kept.sweep, time.time())
                 self._spool.sweep(time.time(), but=await asyncio.to_thread(self._kept.jobs))
-            except BadConfig as error:
+            except NodeFailed as error:
                 log.error("jobs are kept on: %s", error)
             await asyncio.sleep(self._epoch_ms / 1000)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from nodewire.errors import NodewireError
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.nostr.keys import Keys
 from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
@@ -20,7 +21,6 @@ from nodewire.protocol.cached import due_msat
 from nodewire.protocol.chunk import Leaf, claim, opening
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.takeover import price_msat
-from nodewire.provider.beside import Beside
 from nodewire.provider.credit import Credit
 from nodewire.provider.part import Part
 from nodewire.provider.prefixes import Finding
@@ -47,7 +47,7 @@ class Settling:
         finding: Finding,
         cached_ppm: int,
         patience_s: int,
-        beside: Beside,
+        task_group: JobTaskGroup,
     ) -> None:
         """`finding` knows what of a prompt was found, which costs `cached_ppm` of the price; `patience_s`: when what is
         asked for is due."""
@@ -65,7 +65,7 @@ class Settling:
         self._finding = finding
         self._cached_ppm = cached_ppm
         self._patience_s = patience_s
-        self._beside = beside
+        self._task_group = task_group
         self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]], int]] = {}
         """By chunk that is closed and not asked for: its units, what its tasks put out, its close's attempt."""
         self._turn = asyncio.Lock()
@@ -79,13 +79,13 @@ class Settling:
             await self._settle(chunk, end)
             return
         self._stating.chunk(chunk, attempt)
-        self._beside.spawn(self._settle(chunk, end))
+        self._task_group.spawn(self._settle(chunk, end))
 
     async def stop(self, error: NodewireError) -> None:
         """The job failed: what cannot be committed to without its inputs' producers' word is not asked for either."""
         if self._stating is None:
             return
-        self._beside.fault = self._beside.fault or error
+        self._task_group.fault = self._task_group.fault or error
         self._stating.statements.stop(error)
         async with self._turn:
             left, self._unsettled = self._unsettled, {}
@@ -96,7 +96,7 @@ class Settling:
     async def _settle(self, chunk: int, end: bool) -> None:
         """Commit to a chunk, and ask for its payment, when what it was computed from is signed."""
         async with self._turn:
-            if self._beside.fault is not None:
+            if self._task_group.fault is not None:
                 return
             units, made, attempt = self._unsettled[chunk]
             if made:
@@ -109,7 +109,7 @@ class Settling:
                 await self._ask(chunk, units, cached, claim(roots), attempt)
             del self._unsettled[chunk]
             if end:
-                self._beside.ended.set()
+                self._task_group.ended.set()
 
     def _root(self, leaves: Sequence[Leaf], task: str, chunk: int, attempt: int) -> ChunkRoot:
         job = self._part.request.id

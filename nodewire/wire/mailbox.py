@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NodewireError, NotAllowed, WorkerFailed
+from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed
 from nodewire.protocol import canonical
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import frames, sending
@@ -402,7 +402,7 @@ class JobMailbox:
             elif peer in self.neighbours:
                 error = frames.reported(document)
                 error.by = peer
-                if self._on_lost is not None and isinstance(error, WorkerFailed):
+                if self._on_lost is not None and isinstance(error, NodeFailed):
                     if peer not in self._without_worker:
                         self._without_worker.add(peer)
                         self.lost(peer, error)

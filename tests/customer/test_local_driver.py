@@ -9,8 +9,8 @@ import pytest
 
 from kinds.k8843 import KIND
 from nodewire.customer import controls
-from nodewire.customer.background import Background
 from nodewire.customer.session import LocalMailbox, Session, signing_of
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.provider import statements
 from nodewire.wire import signing
 from nodewire.wire.record import Record
@@ -55,7 +55,7 @@ class Driving:
 
     async def run(self):
         """The whole generation; how every provider's run ended, None or its error."""
-        market, background = self.market, Background()
+        market, background = self.market, JobTaskGroup()
         running = {public: asyncio.create_task(run.run()) for public, run in market.runs.items()}
         beside = [asyncio.create_task(market.pay_everything())]
         box = LocalMailbox(market.box, market.manifest, market.plan)
@@ -98,7 +98,7 @@ class Driving:
             task.cancel()
         await asyncio.gather(*running.values(), *beside, return_exceptions=True)
         await background.end()
-        assert background.failure is None
+        assert background.fault is None
         return {public: None if task.cancelled() else task.exception() for public, task in running.items()}
 
 

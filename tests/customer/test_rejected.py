@@ -13,7 +13,6 @@ from nodewire.customer import answers as answering
 from nodewire.customer import called
 from nodewire.customer.again import MAX_AGAIN, SecondChances, blamed, may_begin, silent
 from nodewire.customer.answers import Answers
-from nodewire.customer.background import Background
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.rejected import Rejected, noticed, reported
 from nodewire.errors import (
@@ -29,6 +28,7 @@ from nodewire.errors import (
     Unsupported,
     WorkerFailed,
 )
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.nostr import nip44
 from nodewire.protocol import feedback
 from nodewire.protocol.feedback import Feedback
@@ -78,25 +78,25 @@ def test_what_the_customer_cannot_use_itself_is_its_producers_fault_alone():
 def heard(monkeypatch):
     """Answers to a request under way, whose providers may be quoted for a moment."""
     monkeypatch.setattr(answering, "WORD_S", 0.05)
-    background = Background()
+    background = JobTaskGroup()
     made = Answers(
         documents.CUSTOMER, REQUEST, documents.plan(), RING, lambda: NOW, None, background, network="bcrt", grace_s=0.0
     )
     return made, background
 
 
-async def ended(background: Background) -> NodewireError:
+async def ended(background: JobTaskGroup) -> NodewireError:
     async with asyncio.timeout(5):
-        await background.failed.wait()
+        await background.ended.wait()
     await background.end()
-    return background.failure
+    return background.fault
 
 
 async def test_who_passes_a_refusal_on_is_not_blamed_whatever_comes_first(heard):
     made, background = heard
     made._feedback(says(0, by=SECOND))
     made._feedback(says(1, by=SECOND))
-    assert not background.failed.is_set()
+    assert not background.ended.is_set()
     made._feedback(says(2, edge="hidden.1"))
     assert (await ended(background)).whom == {FIRST, SECOND}
     assert made.blamed == set()
@@ -117,7 +117,7 @@ async def test_who_ends_a_job_that_its_customer_has_given_up_is_not_blamed_for_i
     made._feedback(says(0, "not-allowed"))
     made._feedback(says(1, "not-allowed", by=FIRST))
     await asyncio.sleep(0.1)
-    assert made.blamed == set() and background.failure is None
+    assert made.blamed == set() and background.fault is None
     made._feedback(says(2, "bad-frame", edge="hidden.1"))
     assert (await ended(background)).whom == {FIRST, SECOND}
 
@@ -171,7 +171,7 @@ async def test_a_word_that_another_key_would_open_is_no_word(heard):
 async def test_quoting_a_stranger_is_a_word_of_ones_own(heard):
     made, background = heard
     made._feedback(says(2, edge="hidden.1", by="ee" * 32))
-    assert background.failure.whom == {FIRST, SECOND}
+    assert background.fault.whom == {FIRST, SECOND}
     await background.end()
 
 

@@ -1,6 +1,8 @@
 """A whole generation over desks, credit, closes and commitments, with queues for wires."""
 
 import asyncio
+import errno
+import sqlite3
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,9 +13,9 @@ import pytest
 
 from kinds.k8843 import KIND
 from nodewire.errors import (
-    BadConfig,
     BadFrame,
     BadSignature,
+    NodeFailed,
     NodewireError,
     NotAllowed,
     PaymentRequired,
@@ -312,8 +314,46 @@ async def test_what_cannot_be_written_down_is_not_claimed(folder, tmp_path, poli
     driver._settling._commit = lambda roots: committing.commit(roots, 20)
     with pytest.raises(ExceptionGroup) as ended:
         await asyncio.wait_for(served(market), 20)
-    assert ended.group_contains(BadConfig)
+    assert ended.group_contains(NodeFailed)
     assert market.due(driver) == []
+
+
+@pytest.mark.parametrize("policy", ["none", "sampled"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        KeyError("a programming fault"),
+        sqlite3.OperationalError("database or disk is full"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        MemoryError(),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+async def test_a_providers_own_fault_beside_its_job_ends_the_job_as_its_own(folder, tmp_path, policy, fault):
+    """The ledger fails, which is asked in a task beside the job. Nobody is asked for a payment because of it."""
+    market = make_market(folder, tmp_path, policy)
+    driver = next(r for r in market.runs.values() if r.drives)
+    book, ended = driver._ledger, []
+
+    class Broken:
+        def owe(self, *_, **__):
+            raise fault
+
+        def interrupted(self, job):
+            ended.append(job)
+            raise fault
+
+        def __getattr__(self, name):
+            return getattr(book, name)
+
+    driver._ledger = driver._settling._ledger = Broken()
+    with pytest.raises(ExceptionGroup) as ended_by:
+        await asyncio.wait_for(served(market), 60)
+    assert ended_by.group_contains(NodeFailed)
+    said = [f for f in map(market.parsed, market.events) if f and f.provider == driver._keys.public]
+    assert [f.status for f in said if f.status == "payment-required"] == []
+    assert (said[-1].status, said[-1].text) == ("error", "node-failed")
+    assert ended == [REQUEST]  # not counted against the customer
 
 
 async def test_the_third_chunk_waits_for_the_first_ones_payment(market):
@@ -619,7 +659,7 @@ async def test_what_a_takeover_counts_as_closed_is_claimed_though_its_driver_die
     await stage.took_over(takeover)
     await asyncio.sleep(0.1)
     assert [(f.due.chunk, f.due.attempt, f.due.units) for f in market.due(stage)] == [(0, 1, 1)] * first
-    assert stage._beside.fault is None
+    assert stage._task_group.fault is None
 
 
 async def test_a_chunk_counts_as_closed_for_who_enters_as_soon_as_its_close_is_told(market):

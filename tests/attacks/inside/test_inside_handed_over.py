@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer.again import SecondChances
-from nodewire.customer.background import Background
 from nodewire.customer.payments import most_units
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.running import Running
 from nodewire.customer.timing import Timing
 from nodewire.errors import BadInput, LinkLost, NotAllowed
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol import takeover as takeovers
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import Terms
@@ -92,7 +92,7 @@ class Market:
         where = await self.stage.listen("127.0.0.1")
         self.payments, self.payer = job()
         self.running = running = object.__new__(Running)
-        running._timing, running.background = Timing(), Background()
+        running._timing, running.background = Timing(), JobTaskGroup()
         running._asked_after, running._named, running._lost_s = set(), set(), 0.0
         running._deadline, running._patient_until = None, 0.0
         running._local = running._claims = None
@@ -124,8 +124,8 @@ async def test_a_job_whose_driver_has_a_live_stage_replaced_is_over_and_goes_on_
             mailbox.cancel(NotAllowed("job", "taken over"))
             mailbox.close()
         await market.running._took_over(takeover(first=1))
-        await asyncio.wait_for(market.running.background.failed.wait(), 3)
-        assert isinstance(market.running.background.failure, LinkLost)
+        await asyncio.wait_for(market.running.background.ended.wait(), 3)
+        assert isinstance(market.running.background.fault, LinkLost)
         assert market.bought.blamed >= {DRIVER.public, FRIEND.public}
         assert market.bought.wronged == {HONEST.public}
 
@@ -144,7 +144,7 @@ async def test_a_takeover_from_one_that_is_gone_costs_nobody_anything(how):
                 market.stage.stood_still()
         await market.running._took_over(takeover(first=1))
         await asyncio.wait_for(asyncio.gather(*market.running.background._tasks), 4)
-        assert market.running.background.failure is None
+        assert market.running.background.fault is None
         assert not market.payments._doubted and not market.bought.wronged
 
 
