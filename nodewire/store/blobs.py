@@ -43,6 +43,7 @@ MAX_BYTES = 4 * 1024**3
 SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 262_144
 _AUTHORIZED_S = 3_600  # an upload of gigabytes takes its time; the authorization is for this one hash only
+_TAKEN = (200, 201, 202)
 _BUSY = (429, 503)
 _BUSY_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses after which a server that has too much to do is asked again, each half to one and a half as long: a round's
@@ -218,10 +219,13 @@ class Blobs:
                     headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}
                     async with (
                         asyncio.timeout(SLOW_S + ref.bytes / LEAST_BYTES_S),
-                        self._http().put(f"{server}/upload", data=file, headers=headers) as response,
+                        # A redirect would carry the blob and its signature wherever the store says.
+                        self._http().put(
+                            f"{server}/upload", data=file, headers=headers, allow_redirects=False
+                        ) as response,
                     ):
                         if response.status not in _BUSY or tries == len(_BUSY_S):
-                            return None if response.ok else _refusal(server, response)
+                            return None if response.status in _TAKEN else _refusal(server, response)
                 await asyncio.sleep(_BUSY_S[tries] * (0.5 + random.random()))
                 tries += 1
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -29,12 +29,12 @@ async def server(tmp_path):
 
 @pytest.fixture
 async def strange():
-    """start(handler) -> the URL of a server that answers every GET with `handler`."""
+    """start(handler) -> the URL of a server that answers every GET with `handler`; or `every` request."""
     runners = []
 
-    async def start(handler):
-        app = web.Application()
-        app.router.add_get("/{sha256}", handler)
+    async def start(handler, *, every=False):
+        app = web.Application(client_max_size=2 * len(BODY))
+        app.router.add_route("*" if every else "GET", "/{path:.*}", handler)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -212,6 +212,24 @@ async def test_a_redirect_to_elsewhere_is_not_followed(strange, tmp_path):
     async with Blobs([await strange(elsewhere)], tmp_path) as blobs:
         with pytest.raises(NotAllowed):
             await blobs.get(REF)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_an_upload_is_not_redirected_elsewhere(strange, tmp_path, status):
+    came = []
+
+    async def inside(request):
+        came.append(request.path)
+        return web.Response()
+
+    async def redirecting(request):
+        return web.Response(status=status, headers={"Location": f"{internal}/admin"})
+
+    internal = await strange(inside, every=True)
+    async with Blobs([await strange(redirecting, every=True)], tmp_path, KEYS) as blobs:
+        with pytest.raises(NotAllowed, match=str(status)):
+            await blobs.put(BODY)
+    assert came == []
 
 
 async def test_an_upload_that_every_server_refuses_says_why(tmp_path, unused_tcp_port):
