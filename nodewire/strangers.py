@@ -1,6 +1,6 @@
-"""Connections that have yet to show what they are good for: how many, and who makes room for the next.
+"""Slots that strangers share: how many, and which one makes room for the next.
 
-Nobody is turned away at the door. When the room is full, the oldest connection goes of the address that has most of
+No new address is turned away. When the room is full, one connection goes of the address that has most of
 them: so one address, however many connections it opens and whatever it does not say on them, displaces only its own,
 and honest peers behind one NAT have the whole room if nobody else wants it.
 """
@@ -14,10 +14,13 @@ _G = TypeVar("_G")
 
 
 class Strangers(Generic[_G]):
-    """At most `most` guests, each from an address."""
+    """At most `most` guests, each from an address. With `keeps_old` the newest guest makes room, not the oldest.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    Age is a merit of a guest that works, and none of one that says nothing.
+    """
+
+    def __init__(self, most: int, *, keeps_old: bool = False) -> None:
+        self._most, self._keeps_old = most, keeps_old
         self._from: dict[_G, str] = {}
         self._of: dict[str, dict[_G, None]] = {}
         """By origin, the oldest first."""
@@ -25,18 +28,21 @@ class Strangers(Generic[_G]):
     def __len__(self) -> int:
         return len(self._from)
 
+    def __contains__(self, guest: object) -> bool:
+        return guest in self._from
+
     def enter(self, guest: _G, address: str) -> _G | None:
-        """Let `guest` in; who must go for it, if anybody."""
+        """Let `guest` in. The guest that must go for it is returned; it may be the same one."""
         origin = origin_of(address)
         self._from[guest] = origin
         self._of.setdefault(origin, {})[guest] = None
         if len(self._from) <= self._most:
             return None
-        # Of origins that have equally many the one goes first that came first; of one origin the oldest.
+        # Of origins that have equally many, the one that came first makes room.
         crowd = max(self._of.values(), key=len)
-        oldest = next(iter(crowd))
-        self.leave(oldest)
-        return oldest
+        displaced = next(reversed(crowd) if self._keeps_old else iter(crowd))
+        self.leave(displaced)
+        return displaced
 
     def leave(self, guest: _G) -> None:
         """The guest is no stranger any more, or gone."""

@@ -6,17 +6,26 @@ https://github.com/hzrd149/blossom (BUD-01, BUD-02; HEAD /upload of BUD-06)
 from __future__ import annotations
 
 import asyncio
+import errno
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from nodewire.budget import Budget
 from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, TimedOut, TooLarge
 from nodewire.nostr import nipb7
 from nodewire.nostr.event import Event
-from relay.limits import Config
+from nodewire.strangers import origin_of
+from relay import informing
+from relay.counting import Counts
+from relay.limits import BlobLimits, Config
+from relay.sharing import Slots, address_of
 from relay.shelving import Blob, Shelf
 
+_SHARE = "this address has uploaded all that it may; its share grows back within days"
 _HASH = "{sha256:[0-9a-f]{64}}"
 _STATUS: tuple[tuple[type[NodewireError], int], ...] = (
     (NotFound, 404),
@@ -30,9 +39,20 @@ _STATUS: tuple[tuple[type[NodewireError], int], ...] = (
 
 
 def add_routes(
-    app: web.Application, shelf: Shelf, config: Config, http_url: Callable[[], str], clock: Callable[[], float]
+    app: web.Application,
+    shelf: Shelf,
+    config: Config,
+    http_url: Callable[[], str],
+    clock: Callable[[], float],
+    counts: Counts,
 ) -> None:
     """Serve `shelf` from the root of `app`; `http_url()` is the prefix of blobs' URLs."""
+    limits = config.blob_limits
+    uploads, downloads = Slots("uploads", limits.uploads, counts), Slots("downloads", limits.downloads, counts)
+    shares = Budget(limits.address_bytes / limits.kept_s, limits.address_bytes, time.monotonic)
+
+    def longest_s(size: int) -> float:
+        return 2 * limits.stall_s + size / limits.least_bytes_s
 
     def described(blob: Blob) -> dict[str, object]:
         url = f"{http_url()}/{blob.sha256}.bin"
@@ -46,11 +66,14 @@ def add_routes(
 
     async def upload(request: web.Request) -> web.StreamResponse:
         grant = authorized(request, "upload", int(clock()), config)
-        chunks = _read(request, config.blob_limits.stall_s)
+        address = address_of(request, config.proxies)
+        origin, size = origin_of(address), request.content_length
+        if size is not None and size > shares.left(origin):
+            raise TooLarge("quota", _SHARE)
+        chunks = _charged(_read(request, limits), shares, origin)
         type_ = request.content_type[:100]
-        blob = await shelf.take(
-            chunks, request.content_length, grant.pubkey, set(grant.values("x")), type_, int(clock())
-        )
+        async with uploads.one(address, longest_s(min(size or limits.blob_bytes, limits.blob_bytes))):
+            blob = await shelf.take(chunks, size, grant.pubkey, set(grant.values("x")), type_, int(clock()))
         return web.json_response(described(blob))
 
     async def may_upload(request: web.Request) -> web.StreamResponse:
@@ -63,7 +86,7 @@ def add_routes(
 
     async def fetch(request: web.Request) -> web.StreamResponse:
         blob = shelf.use(request.match_info["sha256"], int(clock()))
-        return web.FileResponse(
+        response = web.FileResponse(
             shelf.path(blob.sha256),
             headers={
                 "Content-Type": blob.type,
@@ -71,8 +94,17 @@ def add_routes(
                 # Strangers' files come from the same origin as the relay's own pages: they must not act as one.
                 "Content-Security-Policy": "default-src 'none'; sandbox",
                 "X-Content-Type-Options": "nosniff",
+                **informing.CORS,
             },
         )
+        try:
+            async with downloads.one(address_of(request, config.proxies), longest_s(blob.bytes)):
+                await response.prepare(request)  # sends all of it
+        except (Busy, TimedOut):
+            if response.prepared and request.transport is not None:
+                request.transport.abort()  # its status has gone out: nothing else tells the client
+            raise
+        return response
 
     async def delete(request: web.Request) -> web.StreamResponse:
         sha256 = request.match_info["sha256"]
@@ -112,16 +144,29 @@ def authorized(request: web.Request, verb: nipb7.Verb, now_s: int, config: Confi
     return token
 
 
-async def _read(request: web.Request, stall_s: float) -> AsyncIterator[bytes]:
-    """The body as it comes; an uploader who sends nothing for `stall_s` is let go."""
+async def _read(request: web.Request, limits: BlobLimits) -> AsyncIterator[bytes]:
+    """The body as it comes. An uploader that brings too little in a span of `stall_s` is let go."""
+    clock = asyncio.get_running_loop().time
+    came, until_s = 0, clock() + limits.stall_s
     while True:
         try:
-            async with asyncio.timeout(stall_s):
+            async with asyncio.timeout_at(until_s):
                 chunk = await request.content.readany()
         except TimeoutError as error:
-            raise TimedOut("body", f"nothing came for {stall_s:g} s") from error
+            if came < limits.least_bytes_s * limits.stall_s:
+                raise TimedOut("body", f"{came} bytes came in {limits.stall_s:g} s; send faster") from error
+            came, until_s = 0, clock() + limits.stall_s
+            continue
         if not chunk:
             return
+        came += len(chunk)
+        yield chunk
+
+
+async def _charged(chunks: AsyncIterator[bytes], shares: Budget, origin: str) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
+        if not shares.take(origin, len(chunk)):
+            raise TooLarge("quota", _SHARE)
         yield chunk
 
 
@@ -134,11 +179,26 @@ async def _errors_as_json(
     except NodewireError as error:
         status = next(status for cls, status in _STATUS if isinstance(error, cls))
         return _error(status, str(error))
+    except (OSError, sqlite3.Error) as error:
+        if not is_full(error):
+            raise
+        return _error(507, "the store's disk is full; try another store, or later")
+
+
+def is_full(error: OSError | sqlite3.Error) -> bool:
+    """Whether a disk or a quota of the system's was full."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL if hasattr(error, "sqlite_errorcode") else False
 
 
 def _error(status: int, reason: str) -> web.Response:
     reason = reason.encode("ascii", "replace").decode()[:200].replace("\r", " ").replace("\n", " ")
-    return web.json_response({"message": reason}, status=status, headers={"X-Reason": reason})
+    return web.json_response(
+        {"message": reason},
+        status=status,
+        headers={"X-Reason": reason} | ({"Retry-After": "1"} if status == 503 else {}),
+    )
 
 
 def _seconds(text: str) -> int:

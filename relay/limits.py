@@ -18,7 +18,7 @@ class Limits:
     tag_value_bytes: int = 1_024  # of indexed (single-letter) tags
     future_s: int = 900  # how far ahead of our clock created_at may be
     ephemeral_age_s: int = 60
-    connections: int = 2_048
+    connections: int = 2_048  # shared by the addresses they come from
     idle_connections: int = 256  # that have no request under way; a websocket is one
     idle_s: float = 20.0  # after which such a connection is closed
     subscriptions: int = 200  # per connection
@@ -34,7 +34,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BlobLimits:
-    """Caps of the blob store. `quota_bytes` is for all blobs together, `key_quota_bytes` for one uploader's.
+    """Caps of the blob store. `quota_bytes` is for all blobs together, `key_quota_bytes` for one uploader's, and
+    `address_bytes` for what one address uploads in `kept_s`.
 
     Where more than `full_ppm` of the quota is taken, blobs that nobody uploaded or asked for in `kept_s` go, the
     longest unused first; what is younger stays, and uploads are refused before it goes.
@@ -43,16 +44,19 @@ class BlobLimits:
     blob_bytes: int = 2 * 1024**3
     quota_bytes: int = 64 * 1024**3
     key_quota_bytes: int = 32 * 1024**3
-    uploads: int = 16  # at the same time
-    stall_s: float = 30.0
+    address_bytes: int = 32 * 1024**3
+    uploads: int = 64  # at the same time, shared by the addresses they come from
+    downloads: int = 512  # likewise
+    stall_s: float = 30.0  # an upload brings `least_bytes_s` on average over each such span, or is let go
+    least_bytes_s: int = 16_384
     list_length: int = 1_000
     full_ppm: int = 900_000
     kept_s: int = 7 * 86_400
 
     @classmethod
     def of(cls, quota_bytes: int) -> Self:
-        """For so much in all, half of it of one uploader."""
-        return cls(quota_bytes=quota_bytes, key_quota_bytes=quota_bytes // 2)
+        """For so much in all, half of it of one uploader or one address."""
+        return cls(quota_bytes=quota_bytes, key_quota_bytes=quota_bytes // 2, address_bytes=quota_bytes // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,8 @@ class Config:
     `db` is the SQLite file of events. `blobs` is the directory of the Blossom store; without it there is none. `site`
     is a directory of static files served to browsers. `url` is the public ws(s) URL where it differs from host and port
     (behind a proxy): AUTH events must name it. `wraps_need_auth` serves kinds 1059 and 21059 only to the keys they are
-    addressed to, once these have authenticated. `permanent_kinds` cannot be deleted by NIP-09 nor carry an expiration:
+    addressed to, once these have authenticated. `proxies` are addresses of the operator's own reverse proxies: their
+    X-Forwarded-For is believed. `permanent_kinds` cannot be deleted by NIP-09 nor carry an expiration:
     evidence must persist. `synchronous` is SQLite's: FULL means that an OK survives a power cut, NORMAL that it
     survives a crash of this process only.
     """
@@ -77,6 +82,7 @@ class Config:
     description: str = "Events, and blobs by hash, for a nodewire market"
     operator: str | None = None  # hex public key, shown by NIP-11
     wraps_need_auth: bool = False
+    proxies: frozenset[str] = frozenset()
     permanent_kinds: frozenset[int] = frozenset(range(8850, 8858))
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     sweep_s: float = 60.0

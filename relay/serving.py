@@ -15,6 +15,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 
 import orjson
@@ -23,6 +24,7 @@ from aiohttp import WSMsgType, web
 from nodewire.errors import LinkLost
 from nodewire.nostr import nip01
 from nodewire.nostr.event import Event
+from nodewire.strangers import Strangers
 from relay import blossom, informing
 from relay.admitting import Door
 from relay.conversing import Conversation
@@ -32,6 +34,7 @@ from relay.limits import Config
 from relay.policing import POLICIES, Policy
 from relay.querying import Archive
 from relay.sending import Outbox
+from relay.sharing import address_of
 from relay.shelving import Shelf
 from relay.storing import Sweep, Writer
 
@@ -54,6 +57,7 @@ class Relay:
         limits = config.limits
         self.archive = Archive(config.db, query_s=limits.query_s, most=limits.query_limit)
         self._clients: dict[web.WebSocketResponse, web.Request] = {}
+        self._sockets: Strangers[_Socket] = Strangers(limits.connections, keeps_old=True)
         self._port = config.port
 
     @property
@@ -117,33 +121,37 @@ class Relay:
         self._port = port
 
     async def _converse(self, request: web.Request) -> web.StreamResponse:
-        limits = self.config.limits
-        if len(self._clients) >= limits.connections:
+        reading = asyncio.current_task()
+        assert reading is not None
+        socket = _Socket(reading)
+        displaced = self._sockets.enter(socket, address_of(request, self.config.proxies))
+        if displaced is socket:
             self.counts.turned_away += 1
-            raise web.HTTPServiceUnavailable(text="too many connections")
+            raise web.HTTPServiceUnavailable(text="too many connections", headers={"Retry-After": "5"})
+        if displaced is not None:
+            displaced.end("its address has most of the connections, and another needs one")
+        try:
+            return await self._talk(request, socket)
+        finally:
+            self._sockets.leave(socket)
+
+    async def _talk(self, request: web.Request, socket: _Socket) -> web.StreamResponse:
+        limits = self.config.limits
         ws = web.WebSocketResponse(
             heartbeat=_PING_S, timeout=_CLOSE_S, max_msg_size=limits.frame_bytes, compress=False, decode_text=True
         )
         await ws.prepare(request)
         self._clients[ws] = request
-        reading = asyncio.current_task()
-        assert reading is not None
-        cut: list[str] = []
-
-        def end(reason: str) -> None:
-            cut.append(reason)
-            reading.cancel()
-
-        outbox = Outbox(ws.send_str, end, limits.outbox_bytes, limits.stall_s)
+        outbox = Outbox(ws.send_str, socket.end, limits.outbox_bytes, limits.stall_s)
         talk = Conversation(self, outbox, self.config.url or f"ws://{request.host}")
         sending = asyncio.create_task(outbox.run())
         try:
             talk.begin()
             await _listen(ws, talk)
         except asyncio.CancelledError:
-            if not cut:
+            if not socket.cut:
                 raise
-            reading.uncancel()
+            socket.reading.uncancel()
         except (LinkLost, ConnectionError):
             pass  # the client is gone, or has been cut off: `cut` says why
         finally:
@@ -151,11 +159,24 @@ class Relay:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             del self._clients[ws]
-        if cut:
+        if socket.cut:
             self.counts.cut += 1
-            _LOG.info("closed a connection: %s", cut[0])
-            await _close(ws, request, _POLICY_VIOLATION, cut[0])
+            _LOG.info("closed a connection: %s", socket.cut)
+            await _close(ws, request, _POLICY_VIOLATION, socket.cut)
         return ws
+
+
+@dataclass(eq=False, slots=True)
+class _Socket:
+    """A websocket's place among all. `reading` is the task that serves it, `cut` why it was ended from here."""
+
+    reading: asyncio.Task[object]
+    cut: str = ""
+
+    def end(self, reason: str) -> None:
+        if not self.cut:
+            self.cut = reason
+            self.reading.cancel()
 
 
 async def _listen(ws: web.WebSocketResponse, talk: Conversation) -> None:
@@ -193,7 +214,7 @@ async def serve(
     app.router.add_get("/", relay.root)
     if config.blobs is not None:
         shelf = Shelf(config.blobs, config.blob_limits)
-        blossom.add_routes(app, shelf, config, lambda: relay.http_url, clock)
+        blossom.add_routes(app, shelf, config, lambda: relay.http_url, clock, relay.counts)
     app.router.add_get("/{path:.+}", relay.page)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S, handle_signals=False)
     await runner.setup()

@@ -1,8 +1,8 @@
 """Blobs by hash on disk: blobs/ab/<sha256>, written aside, fsynced and renamed; who uploaded what stands in SQLite.
 
 A blob is kept as long as one of its uploaders wants it, or until the store is nearly full and nobody has asked for it
-for long (sweeping.py): its file's mtime says when it was used. Room is reserved before the first byte is taken, so that
-uploads at the same time cannot together exceed a quota.
+for long (sweeping.py): its file's mtime says when it was used. Room is reserved step by step before bytes are written,
+so that uploads at the same time cannot together exceed a quota, and an upload that is only announced holds none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodewire.errors import BadHash, Busy, NotFound, TooLarge
+from nodewire.errors import BadHash, NotFound, TooLarge
 from relay import sweeping
 from relay.limits import BlobLimits
 
@@ -31,6 +31,8 @@ CREATE TABLE IF NOT EXISTS owner (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS owner_by_key ON owner (pubkey, uploaded_at);
 """
+
+_STEP_BYTES = 16 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,6 @@ class Shelf:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(_TABLES)
         self._reserved = {"": 0}  # bytes promised to uploads under way: in all (""), and by uploader
-        self._uploads = 0
         self._placing = asyncio.Lock()
         self._going: set[str] = set()
         sweeping.remove_strays(directory, self._db)
@@ -107,12 +108,12 @@ class Shelf:
 
         Raises:
             TooLarge: above the cap for one blob, or for an uploader or all together (field "quota").
-            Busy: too many uploads at the same time.
             BadHash: the bytes have another hash; nothing is kept.
             TimedOut, ConnectionError: whatever `chunks` raise; nothing is kept.
         """
         room = self._limits.blob_bytes if announced_bytes is None else announced_bytes
-        self._reserve(pubkey, room)
+        self.fits(announced_bytes or 0, pubkey)
+        reserved = 0  # grows with what has come: what is only announced takes no room from others
         try:
             descriptor, name = tempfile.mkstemp(dir=self._aside)
             try:
@@ -122,6 +123,10 @@ class Shelf:
                         size += len(chunk)
                         if size > room:
                             raise TooLarge("blob", f"more than {room} bytes")
+                        while size > reserved:
+                            more = min(_STEP_BYTES, room - reserved)
+                            self._reserve(pubkey, more)
+                            reserved += more
                         digest.update(chunk)
                         file.write(chunk)
                     file.flush()
@@ -135,14 +140,12 @@ class Shelf:
                 with contextlib.suppress(FileNotFoundError):  # it has been moved to its place
                     os.unlink(name)
         finally:
-            self._release(pubkey, room)
+            self._release(pubkey, reserved)
 
     def fits(self, size: int, pubkey: str) -> None:
-        """Raises TooLarge or Busy if an upload of `size` bytes by `pubkey` would not be taken now."""
+        """Raises TooLarge if an upload of `size` bytes by `pubkey` would not be taken now."""
         if size > self._limits.blob_bytes:
             raise TooLarge("blob", f"{size} bytes, at most {self._limits.blob_bytes}")
-        if self._uploads >= self._limits.uploads:
-            raise Busy("uploads", f"{self._uploads} are under way")
         used = self._db.execute("SELECT coalesce(sum(bytes), 0) FROM blob").fetchone()[0] + self._reserved[""]
         own = self._db.execute(
             "SELECT coalesce(sum(b.bytes), 0) FROM owner o JOIN blob b USING (sha256) WHERE o.pubkey = ?", (pubkey,)
@@ -160,12 +163,12 @@ class Shelf:
 
     def _reserve(self, pubkey: str, room: int) -> None:
         self.fits(room, pubkey)
-        self._uploads += 1
         self._reserved[""] += room
         self._reserved[pubkey] = self._reserved.get(pubkey, 0) + room
 
     def _release(self, pubkey: str, room: int) -> None:
-        self._uploads -= 1
+        if not room:
+            return
         self._reserved[""] -= room
         self._reserved[pubkey] -= room
         if not self._reserved[pubkey]:

@@ -1,0 +1,173 @@
+"""One address takes all it can of what the relay shares, and another address still gets its part.
+
+Loopback has many addresses: each is an origin here.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+
+import aiohttp
+import pytest
+from talking import ALICE, BOB, NOW, Talk, note, talk
+from websockets.asyncio.client import connect
+
+from nodewire.nostr import nipb7
+from relay import BlobLimits, Config, Limits, serve
+
+HONEST, GREEDY = "127.0.0.7", "127.0.0.8"
+BODY = b"honest" * 100
+
+
+@pytest.fixture
+def running(tmp_path):
+    def start(**settings):
+        return serve(Config(db=tmp_path / "e.sqlite", port=0, blobs=tmp_path / "b", **settings), clock=lambda: NOW)
+
+    return start
+
+
+def grant(body, keys=ALICE):
+    sha256 = hashlib.sha256(body).hexdigest()
+    return nipb7.to_header(nipb7.build_token(keys, "upload", now_s=NOW, expires_at_s=NOW + 600, hashes=[sha256]))
+
+
+@contextlib.asynccontextmanager
+async def talk_from(address, url):
+    async with connect(url, compression=None, max_queue=None, local_addr=(address, 0)) as socket:
+        yield Talk(socket)
+
+
+async def put_from(address, relay, body=BODY, keys=ALICE):
+    connector = aiohttp.TCPConnector(local_addr=(address, 0))
+    async with aiohttp.ClientSession(relay.http_url, connector=connector) as http:
+        answer = await http.put("/upload", data=body, headers={"Authorization": grant(body, keys)})
+        return answer.status, answer.headers.get("Retry-After")
+
+
+async def held_upload(address, relay, length=1_000_000):
+    """An upload of which one byte comes."""
+    port = int(relay.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+    head = (
+        f"PUT /upload HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {grant(b'x')}\r\nContent-Length: {length}\r\n\r\n"
+    )
+    writer.write(head.encode() + b"x")
+    await writer.drain()
+    return reader, writer
+
+
+def under_way(tmp_path):
+    return len(list((tmp_path / "b" / "incoming").iterdir()))
+
+
+async def until(condition):
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_held_uploads_take_no_slot_from_another_address(running, tmp_path):
+    async with running(blob_limits=BlobLimits(uploads=4)) as relay:
+        held = [await held_upload(GREEDY, relay) for _ in range(4)]
+        await until(lambda: under_way(tmp_path) == 4)
+        assert await put_from(GREEDY, relay) == (503, "1")
+        assert await put_from(HONEST, relay) == (200, None)
+        assert relay.counts.refusals["uploads"] == 2  # the one turned away, and the one that made room
+        for _, writer in held:
+            writer.close()
+
+
+async def test_an_upload_below_the_least_rate_is_let_go_however_often_bytes_come(running):
+    async with running(blob_limits=BlobLimits(stall_s=0.3, least_bytes_s=1_000)) as relay:
+        reader, writer = await held_upload(GREEDY, relay)
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof() and not reader._buffer:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        assert b" 408 " in await reader.readline()
+        writer.close()
+
+
+async def test_an_upload_that_is_announced_takes_no_room_from_others(running, tmp_path):
+    limits = BlobLimits(quota_bytes=2_000_000, key_quota_bytes=2_000_000, address_bytes=2_000_000)
+    async with running(blob_limits=limits) as relay:
+        held = await held_upload(GREEDY, relay, 1_999_999)
+        await until(lambda: under_way(tmp_path) == 1)
+        assert (await put_from(HONEST, relay, b"x" * 1_500, BOB))[0] == 413  # a step of the other's is reserved
+        held[1].close()
+        await until(lambda: under_way(tmp_path) == 0)
+        assert (await put_from(HONEST, relay, b"x" * 1_500, BOB))[0] == 200
+
+
+async def test_an_address_has_a_share_of_the_store_whatever_its_keys(running):
+    async with running(blob_limits=BlobLimits(address_bytes=1_000)) as relay:
+        assert (await put_from(GREEDY, relay, b"1" * 900))[0] == 200
+        assert (await put_from(GREEDY, relay, b"2" * 900, BOB))[0] == 413
+        assert (await put_from(HONEST, relay, b"3" * 900))[0] == 200
+
+
+async def test_downloads_that_are_not_read_end_and_take_no_slot_from_another_address(running):
+    body = bytes(16_000_000)
+    limits = BlobLimits(downloads=3, stall_s=1_000)
+    async with running(blob_limits=limits) as relay:
+        assert (await put_from(HONEST, relay, body))[0] == 200
+        path = f"/{hashlib.sha256(body).hexdigest()}"
+        port = int(relay.url.rpartition(":")[2])
+        held = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(GREEDY, 0), limit=1_000)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            await reader.readline()
+            held.append(writer)
+        for address, status in ((GREEDY, 503), (HONEST, 200)):
+            connector = aiohttp.TCPConnector(local_addr=(address, 0))
+            async with aiohttp.ClientSession(relay.http_url, connector=connector) as http, http.get(path) as answer:
+                assert answer.status == status
+                if status == 200:
+                    assert await answer.read() == body
+        for writer in held:
+            writer.transport.abort()
+
+
+async def test_a_download_that_takes_too_long_for_its_size_is_cut_off(running):
+    body = bytes(16_000_000)
+    async with running() as relay:
+        assert (await put_from(HONEST, relay, body))[0] == 200
+    async with running(blob_limits=BlobLimits(stall_s=0, least_bytes_s=10**9)) as relay:
+        port = int(relay.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1_000)
+        writer.write(f"GET /{hashlib.sha256(body).hexdigest()} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        await until(lambda: relay.counts.refusals["slow"])
+        with contextlib.suppress(ConnectionError):
+            came = 0
+            while chunk := await reader.read(100_000):
+                came += len(chunk)
+            assert came < len(body)
+        writer.close()
+
+
+async def test_websockets_of_one_address_take_none_from_another(running):
+    async with running(limits=Limits(connections=8)) as relay, contextlib.AsyncExitStack() as stack:
+        greedy = [await stack.enter_async_context(talk_from(GREEDY, relay.url)) for _ in range(8)]
+        with pytest.raises(Exception, match="503"):
+            async with talk_from(GREEDY, relay.url):
+                pass
+        for _ in range(4):
+            honest = await stack.enter_async_context(talk_from(HONEST, relay.url))
+            assert (await honest.publish(note()))[0]
+        assert (await greedy[0].publish(note()))[0]  # who came first stays
+        await until(lambda: relay.counts.cut == 4 and relay.connections == 8)
+
+
+async def test_a_proxys_clients_are_told_apart_by_what_it_says(running):
+    async with running(limits=Limits(connections=2), proxies=frozenset({"127.0.0.1"})) as relay:
+        async with contextlib.AsyncExitStack() as stack:
+            for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2"):
+                headers = {"X-Forwarded-For": f"203.0.113.9, {address}"}
+                socket = connect(relay.url, compression=None, additional_headers=headers)
+                await stack.enter_async_context(socket)
+            await until(lambda: relay.counts.cut == 1)
+        async with connect(relay.url, local_addr=(HONEST, 0), additional_headers=headers), talk(relay.url) as client:
+            assert (await client.publish(note()))[0]
