@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from nodewire.oracle.ballots import sample_of
 from nodewire.oracle.case import (
+    FRAMES,
     KEPT_EPOCHS,
     OPEN_EPOCHS,
     VERIFIED_EPOCHS,
     Case,
     Drawn,
+    FramesShown,
     Opened,
     PublishSampled,
     Recomputed,
@@ -185,6 +187,14 @@ def recomputed(what: Recomputed, state: State) -> State:
     if unopened is not None and unopened.provider != case.sample.provider and unopened.key not in state.cases:
         state = state.with_case(Case(unopened, case.epoch, case.manifest, witness=True))
     return state
+
+
+def frames_shown(what: FramesShown, state: State) -> State:
+    """The provider's own frames, by their leaves."""
+    case = state.cases.get(what.key)
+    if case is None:
+        return state
+    return state.with_case(replace(case, waiting=case.waiting - {FRAMES}, frames=what.leaves or case.frames))
 
 
 def swept(state: State) -> State:

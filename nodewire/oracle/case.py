@@ -26,6 +26,8 @@ OPEN_EPOCHS = 6
 """What was drawn can be pulled up to this many epochs after the draw."""
 AGAIN_EPOCHS = 9
 """So many epochs after the draw every honest oracle has voted, and the second ballot begins."""
+FRAMES = "frames"
+"""Among what a case waits for: the provider's own frames."""
 KEPT_EPOCHS = 16
 """A sample and the votes on it are forgotten this many epochs after its draw."""
 
@@ -92,6 +94,15 @@ class Recomputed:
 
 
 @dataclass(frozen=True, slots=True)
+class FramesShown:
+    """How a `PullFrames` ended: the leaves of the frames that the provider shows, which hash to those of its opening;
+    None: it shows none, or others."""
+
+    key: str
+    leaves: tuple[Leaf, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class VoteCame:
     """A verified vote (kind 8850, `t` = vote, `n` = verdict/...), anybody's."""
 
@@ -124,7 +135,7 @@ class Unfounded:
     task: str
 
 
-Input = Tick | Drawn | SampledCame | Opened | Recomputed | VoteCame | Said | VerdictCame | Unfounded
+Input = Tick | Drawn | SampledCame | Opened | Recomputed | FramesShown | VoteCame | Said | VerdictCame | Unfounded
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 
@@ -160,6 +171,16 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True)
+class PullFrames:
+    """Ask the provider for its own frames of the sample's chunk, which `opening` is of; comes back as FramesShown,
+    whatever happens."""
+
+    sample: Sample
+    epoch: int
+    opening: Opening
+
+
+@dataclass(frozen=True, slots=True)
 class SayVote:
     """Put the vote on record and publish it, or what is on record already. `verdict` is None if others are joined."""
 
@@ -188,7 +209,7 @@ class Convict:
     certificate: Certificate
 
 
-Action = PublishSampled | PullOpening | Recompute | SayVote | PublishVerdict | PublishFault | Convict
+Action = PublishSampled | PullOpening | PullFrames | Recompute | SayVote | PublishVerdict | PublishFault | Convict
 
 # ---- state --------------------------------------------------------------------------------------------------------
 
@@ -219,6 +240,8 @@ class Case:
     checked: Opening | None = None
     """The verifier's."""
     mine: Opening | None = None
+    frames: tuple[Leaf, ...] | None = None
+    """The leaves of the provider's own frames, recomputed here."""
     disputed: bool = False
     """The provider's opening and the verifier's are not alike."""
     withheld: bool = False
@@ -227,7 +250,7 @@ class Case:
     grey: bool = False
     """Computed again, the provider's work is neither alike nor apart."""
     waiting: frozenset[str] = frozenset()
-    """What was asked for and has not come back: a node's pubkey, or "" for one's own result."""
+    """What was asked for and has not come back: a node's pubkey, "" for one's own result, or FRAMES."""
     asked: Mapping[str, int] = field(default_factory=dict)
     """When it was last asked for (unix ms)."""
     said: bool = False

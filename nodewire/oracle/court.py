@@ -19,11 +19,13 @@ from nodewire.oracle.case import (
     OPEN_EPOCHS,
     Action,
     Convict,
+    FramesShown,
     Input,
     Opened,
     PublishFault,
     PublishSampled,
     PublishVerdict,
+    PullFrames,
     PullOpening,
     Recompute,
     Recomputed,
@@ -80,6 +82,10 @@ class Evidence(Protocol):
 
     async def opening(self, sample: Sample, epoch: int, node: str) -> Opening:
         """`node`'s opening of the sample's chunk, of whatever content. Raises a NodewireError if there is none."""
+
+    async def frames(self, sample: Sample, epoch: int, opening: Opening) -> tuple[Leaf, ...]:
+        """The leaves of the provider's own frames, which hash to those of its `opening`. Raises a NodewireError if it
+        shows none."""
 
     async def recompute(self, sample: Sample, epoch: int, *, last: bool, within_s: float) -> tuple[Leaf, ...]:
         """The chunk's leaves, computed here from checked inputs; `last` as in `case.Recompute`.
@@ -219,6 +225,8 @@ class Court:
                 self._spawn(self._publish(verification.build(self._keys, sampled, created_at=now_s)))
             case PullOpening():
                 self._spawn(self._pull(action))
+            case PullFrames(sample, epoch, opening):
+                self._spawn(self._pull_frames(sample, epoch, opening))
             case Recompute(sample, epoch, last):
                 self._spawn(self._recompute(sample, epoch, last))
             case SayVote():
@@ -265,6 +273,17 @@ class Court:
         except Exception:
             _log.exception("opening of sample %s by %s: a fault of this software", sample.key[:8], node[:8])
         self._feed(Opened(of.key, node, opening, sample.key if sample.key != of.key else ""))
+
+    async def _pull_frames(self, sample: Sample, epoch: int, opening: Opening) -> None:
+        leaves = None
+        try:
+            async with self._pulls, asyncio.timeout(self._committee.epoch_ms / 1000):
+                leaves = await self._evidence.frames(sample, epoch, opening)
+        except (NodewireError, OSError, TimeoutError) as error:
+            self._lacks(sample.key, f"the frames of {sample.provider[:8]}: {_said(error)}")
+        except Exception:
+            _log.exception("frames of sample %s: a fault of this software", sample.key[:8])
+        self._feed(FramesShown(sample.key, leaves))
 
     async def _recompute(self, sample: Sample, epoch: int, last: bool) -> None:
         leaves, equivocation, withheld, unopened = None, None, False, None

@@ -10,6 +10,8 @@ root of a verifier       the first certified after e, up to e + 4 (of one epoch 
                          (from e + 5 on the next one's, if the first shows nothing)
 both openings            alike, and the beacon does not have it audited: pass. Else, or with no verifier (none by e + 4,
                          or its opening withheld up to e + 5), the oracle computes the task itself
+alike, not identical     nothing passes, or is in doubt, by a sketch of the provider alone: its own frames are
+                         pulled, and a sketch that is not theirs convicts it. Frames not shown are withheld
 own result               provider apart: fail, the provider is convicted. Provider alike: pass. In both cases a verifier
                          that is apart is convicted. If the producer of an input signed something else than it
                          committed to, it is convicted, and the sample itself is unsure
@@ -36,12 +38,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from nodewire.oracle.arrivals import drawn, opened, publish_due, published, recomputed, swept
+from nodewire.oracle.arrivals import drawn, frames_shown, opened, publish_due, published, recomputed, swept
 from nodewire.oracle.ballots import again, certify, joins_unknown, sample_of, verdict_came, vote_came
 from nodewire.oracle.case import (
     Action,
     Case,
     Drawn,
+    FramesShown,
     Input,
     Opened,
     Recomputed,
@@ -78,6 +81,8 @@ def apply(what: Input, state: State) -> Step:
             state, keys = opened(what, state), (key,)
         case Recomputed(key, unopened=witness):
             state, keys = recomputed(what, state), (key,) if witness is None else (key, witness.key)
+        case FramesShown(key):
+            state, keys = frames_shown(what, state), (key,)
         case VoteCame(event):
             state, actions, keys = vote_came(event, state)
         case Said(ballot, verdict):

@@ -6,19 +6,23 @@ from dataclasses import replace
 
 from nodewire.oracle.ballots import join, vote
 from nodewire.oracle.case import (
+    FRAMES,
     LAST_EPOCHS,
     OPEN_EPOCHS,
     VERIFIED_EPOCHS,
     Action,
     Case,
+    PullFrames,
     PullOpening,
     Recompute,
+    SayVote,
     State,
     Step,
     Unfounded,
 )
 from nodewire.protocol.chunk import Opening
 from nodewire.protocol.compare import Outcome, compare
+from nodewire.protocol.forgery import forged
 from nodewire.protocol.verification import Sample
 
 
@@ -59,6 +63,8 @@ def _compared(case: Case, state: State) -> Step:
     """With the provider's opening at hand."""
     theirs, sample = case.theirs, case.sample
     assert theirs is not None
+    if FRAMES in case.asked and case.frames is None:  # nothing is compared anew meanwhile
+        return _ask_frames(case, state)
     if case.verifier is not None:
         verifier = case.verifier[0]
         is_silent = case.checked is None and verifier in case.asked and verifier not in case.waiting
@@ -72,7 +78,7 @@ def _compared(case: Case, state: State) -> Step:
                 return joined
         if case.checked is not None and not case.disputed:
             if not case.audited and _outcome(case, case.checked, theirs) == "pass":
-                return vote(case, "pass", ((verifier, True),), (), state)
+                return _found("pass", case, case.checked, state)
             case = replace(case, disputed=True)
             state = state.with_case(case)
     if case.grey or (case.mine is None and not state.can_recompute):
@@ -92,24 +98,46 @@ def _compared(case: Case, state: State) -> Step:
 
 def _decided(case: Case, state: State) -> Step:
     """With the provider's opening and one's own result."""
-    sample = case.sample
     assert case.theirs is not None
     assert case.mine is not None
-    found = _outcome(case, case.mine, case.theirs)
+    return _found(_outcome(case, case.mine, case.theirs), case, case.mine, state)
+
+
+def _found(found: Outcome, case: Case, beside: Opening, state: State) -> Step:
+    """Vote by what the provider's work is beside another's, once the provider's sketches are known to be true."""
+    assert case.theirs is not None
+    if _lacks_frames(found, case, beside):
+        return _ask_frames(case, state)
+    if case.frames is not None and forged(case.theirs.leaves, case.frames):
+        found = "fail"
     if found == "grey":
         return state.with_case(replace(case, grey=True)), ()  # another oracle's result may say more (`_doubt`)
     verifiers, lied = _verified(case)
-    return vote(case, found, verifiers, ((sample.provider,) if found == "fail" else ()) + lied, state)
+    return vote(case, found, verifiers, ((case.sample.provider,) if found == "fail" else ()) + lied, state)
+
+
+def _ask_frames(case: Case, state: State) -> Step:
+    assert case.theirs is not None
+    return _ask(case, FRAMES, PullFrames(case.sample, case.epoch, case.theirs), state)
+
+
+def _lacks_frames(found: Outcome, case: Case, beside: Opening) -> bool:
+    """Whether nothing but sketches that the provider made speaks for it. They need not be looked into against it."""
+    assert case.theirs is not None
+    return found != "fail" and case.frames is None and case.theirs.leaves != beside.leaves
 
 
 def _verified(case: Case) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
-    """The verifier that decides, with whether it did its part; and again, if its work is apart from one's own."""
+    """The verifier that decides, with whether it did its part; and again, if it lied: its work is apart from one's own,
+    or it has the provider's very bytes with a sketch that is not theirs."""
     if case.verifier is None:
         return (), ()
-    assert case.mine is not None
     verifier = case.verifier[0]
-    own = "silent" if case.checked is None else _outcome(case, case.mine, case.checked)
-    return ((verifier, own in ("pass", "grey")),), (verifier,) if own == "fail" else ()
+    if case.checked is None:
+        return ((verifier, False),), ()
+    has_lied = case.frames is not None and bool(forged(case.checked.leaves, case.frames))
+    has_lied = has_lied or (case.mine is not None and _outcome(case, case.mine, case.checked) == "fail")
+    return ((verifier, not has_lied),), (verifier,) if has_lied else ()
 
 
 def _outcome(case: Case, mine: Opening, theirs: Opening) -> Outcome:
@@ -136,9 +164,10 @@ def _doubt(case: Case, state: State) -> Step:
         return state, ()
     if case.mine is not None and case.theirs is not None:
         decided = _decided(case, state)
-        if decided[1]:
+        if any(isinstance(action, SayVote) for action in decided[1]):
             return decided
-    return vote(case, "withheld" if case.theirs is None or case.withheld else "unsure", (), (), state)
+    has_hidden = case.withheld or (FRAMES in case.asked and case.frames is None)
+    return vote(case, "withheld" if case.theirs is None or has_hidden else "unsure", (), (), state)
 
 
 def unfounded(what: Unfounded, state: State) -> Step:

@@ -47,6 +47,11 @@ def sketch(manifest: str, edge: str, index: int, array: Array) -> bytes:
     return np.ascontiguousarray(found, "<f4").tobytes()
 
 
+def is_float(dtype: str) -> bool:
+    """Whether a tensor's sketch is of rows of numbers, not its raw bytes."""
+    return dtype in _FLOATS
+
+
 def distance_ppm(dtype: str, mine: bytes, theirs: bytes) -> int:
     """How far `theirs` is from `mine`, in millionths, at most 1,000,000.
 

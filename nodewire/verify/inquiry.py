@@ -22,6 +22,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
 from nodewire.verify.finality import Relays, final_roots
+from nodewire.verify.own_frames import shown_leaves
 from nodewire.verify.recompute import pull_opening, recompute
 from nodewire.wire.node import Node
 
@@ -109,6 +110,20 @@ class Inquiry:
             raise NotFound("wire", f"no ad says where {node[:8]} is")
         manifest = await self._market.manifest(request.manifest_address, request.plan.manifest)
         return await pull_opening(self._node, node, addresses[node], sample, manifest)
+
+    async def frames(self, sample: Sample, epoch: int, opening: Opening) -> tuple[Leaf, ...]:
+        """The leaves of the provider's own frames, which hash to those of its `opening`.
+
+        Raises:
+            BadHash: they do not.
+            NotFound, TooLarge, LinkLost ...: they are not to be had.
+        """
+        request = await self._draws.request(sample.request)
+        addresses = await self._addresses(request, sample, epoch)
+        if not addresses.get(sample.provider):
+            raise NotFound("wire", f"no ad says where {sample.provider[:8]} is")
+        manifest = await self._market.manifest(request.manifest_address, request.plan.manifest)
+        return await shown_leaves(self._node, addresses[sample.provider], sample, manifest, opening)
 
     async def recompute(
         self, sample: Sample, epoch: int, *, last: bool = False, within_s: float | None = None

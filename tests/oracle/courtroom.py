@@ -20,10 +20,12 @@ from nodewire.oracle import judging
 from nodewire.oracle.case import (
     Convict,
     Drawn,
+    FramesShown,
     Opened,
     PublishFault,
     PublishSampled,
     PublishVerdict,
+    PullFrames,
     PullOpening,
     Recompute,
     Recomputed,
@@ -91,6 +93,8 @@ class Courtroom:
     """By node; who is not here is silent."""
     computes: Callable[[str], tuple[Leaf, ...] | Withheld | Equivocation | None] = lambda oracle: leaves()
     """An oracle's own result."""
+    sent: Callable[[str, Opening], tuple[Leaf, ...] | None] = lambda oracle, opening: opening.leaves
+    """By oracle and the provider's opening: the leaves of the frames that the provider shows; None: it shows none."""
     without_worker: frozenset[str] = frozenset()
     faults: dict[str, Fault] = field(default_factory=dict)
     delay_ms: tuple[int, int] = (1, 60)
@@ -103,6 +107,8 @@ class Courtroom:
         self.journals: dict[str, dict[str, tuple[Verdict | None, Event]]] = {}
         self.asked: dict[tuple[str, str], int] = {}
         self.recomputed: list[str] = []
+        self.pulled: list[str] = []
+        """Oracles that asked for the provider's own frames."""
         self.stored: list[Event] = []
         self.convicted: dict[str, set[str]] = {}
         self.queue: list[tuple[int, int, str, object]] = []
@@ -190,6 +196,9 @@ class Courtroom:
                 self._later(
                     self.random.randint(5, 200), me, Opened(key, node, shown, sample.key if sample.key != key else "")
                 )
+            case PullFrames(sample, _, shown):
+                self.pulled.append(me)
+                self._later(self.random.randint(5, 200), me, FramesShown(sample.key, self.sent(me, shown)))
             case Recompute(sample, _):
                 self.recomputed.append(me)
                 own = self.computes(me)

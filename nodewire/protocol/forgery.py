@@ -1,0 +1,41 @@
+"""A sketch that is not of the bytes whose hash stands beside it. NIPS.md, "Judging".
+
+A hash binds its author to bytes, and a sketch to nothing: whoever compares by a sketch must have recomputed it. The
+root that an author signed contradicts its own bytes then, so one such leaf convicts, and no tolerance of work is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from nodewire.protocol.chunk import Leaf, Shown
+from nodewire.protocol.fingerprint import distance_ppm, is_float
+
+ROUNDING_PPM = 50
+"""How far two machines' sketches of the same bytes may be apart: of float32 sums, measured up to 4."""
+
+
+def forged(committed: Iterable[Leaf], true: Iterable[Leaf]) -> tuple[Leaf, ...]:
+    """The committed leaves of which a sketch is not that of their bytes, by `true`: leaves recomputed from frames.
+
+    Nothing is said of tensors whose bytes are not among the true ones.
+    """
+    known = {(leaf.edge, leaf.seq): leaf for leaf in true}
+    return tuple(
+        leaf
+        for leaf in committed
+        if (own := known.get((leaf.edge, leaf.seq))) is not None
+        and any(_is_forged(*pair) for pair in zip(leaf.tensors, own.tensors, strict=False))
+    )
+
+
+def _is_forged(committed: Shown, true: Shown) -> bool:
+    if (committed.dtype, committed.shape, committed.sha256) != (true.dtype, true.shape, true.sha256):
+        return False
+    if committed.sketch == true.sketch:
+        return False
+    if is_float(true.dtype) and not np.isfinite(np.frombuffer(true.sketch, "<f4")).all():
+        return False  # no machine's sketch of such numbers need be another's, and none passes
+    return distance_ppm(true.dtype, true.sketch, committed.sketch) > ROUNDING_PPM

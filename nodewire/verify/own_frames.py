@@ -1,0 +1,68 @@
+"""What a provider sent, as it shows it itself: the frames whose hashes it committed to, sketched anew.
+
+Whoever shows them need not be believed, for they hash to what was committed. NIPS.md, "Judging".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from nodewire.errors import BadHash, NotFound, TooLarge
+from nodewire.protocol.chunk import Leaf, Opening, leaf_of
+from nodewire.protocol.frame import ITEM_BYTES, bytes_of
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.sent import tensors_of
+from nodewire.protocol.verification import Sample
+from nodewire.wire.node import Node
+from nodewire.wire.pull import Want, pull
+
+MAX_BYTES = 2**30
+"""Of one chunk's frames."""
+_HEADER_BYTES = 4_096
+"""The most that stands beside a frame's tensors."""
+
+
+async def shown_leaves(
+    node: Node, addresses: Sequence[str], sample: Sample, manifest: Manifest, opening: Opening
+) -> tuple[Leaf, ...]:
+    """The leaves of the provider's own frames of the sampled chunk, in the opening's order, one held at a time.
+
+    Raises:
+        TooLarge: the opening has more than 1 GiB of tensors, or more bytes come than it has.
+        BadHash: a frame is not the one that was committed to.
+        NotFound: not all frames are shown.
+        NotAllowed, Busy, LinkLost ...: the provider refuses, or cannot be reached.
+    """
+    committed = {(leaf.edge, leaf.seq): leaf for leaf in opening.leaves}
+    expected = sum(_bytes_of(leaf) for leaf in opening.leaves)
+    if expected > MAX_BYTES:
+        raise TooLarge("frames", f"the opening has {expected} bytes of tensors, at most {MAX_BYTES} are pulled")
+    edges = tuple(dict.fromkeys(leaf.edge for leaf in opening.leaves))
+    want = Want(
+        what="frames",
+        request=sample.request,
+        task=sample.task,
+        edges=edges,
+        attempt=sample.attempt,
+        first=sample.chunk,
+        last=sample.chunk,
+    )
+    largest = max((_bytes_of(leaf) for leaf in opening.leaves), default=0)
+    shown: dict[tuple[str, int], Leaf] = {}
+    pulled = pull(node, sample.provider, addresses, want, max_bytes=expected, max_frame_bytes=largest + _HEADER_BYTES)
+    async for _, frame in pulled:
+        place = frame.edge, frame.seq
+        if place not in committed or place in shown:
+            raise BadHash(frame.edge, f"frame {frame.seq} was not committed to")
+        leaf = await asyncio.to_thread(leaf_of, manifest.digest(), frame)
+        if tensors_of(leaf) != tensors_of(committed[place]):
+            raise BadHash(frame.edge, f"frame {frame.seq} is not the one that was committed to")
+        shown[place] = leaf
+    if len(shown) != len(committed):
+        raise NotFound("frames", f"{len(shown)} of {len(committed)} that were committed to are shown")
+    return tuple(shown[leaf.edge, leaf.seq] for leaf in opening.leaves)
+
+
+def _bytes_of(leaf: Leaf) -> int:
+    return sum(bytes_of(one.dtype, one.shape) for one in leaf.tensors if one.dtype in ITEM_BYTES)
