@@ -41,7 +41,7 @@ from nodewire.oracle.state import (
     Tick,
     start,
 )
-from nodewire.protocol import beacon, beat, certificate, commitment, inventory, verdict
+from nodewire.protocol import beacon, beat, bond, certificate, commitment, inventory, verdict
 from nodewire.protocol import committee as _committee
 from nodewire.protocol import tags as _tags
 from nodewire.protocol.commitment import Commitment
@@ -54,6 +54,7 @@ MAX_ASKING = 16_384
 
 _FETCH_TOGETHER_S = 0.02
 _IDS_PER_FETCH = 256
+_BONDS_AT_ONCE = 64
 _BLOBS_TOGETHER = 4
 """Commitments' blobs, at most 8 MiB each, that are fetched at a time."""
 _PUTS_TOGETHER = 2
@@ -68,6 +69,8 @@ class Relays(Protocol):
     def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]: ...
 
     async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
+
+    async def fetch_all(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
 
 
 class Blobs(Protocol):
@@ -139,6 +142,7 @@ class Oracle:
         # who leads a round must know what was certified before; with all relays silent, it goes on without
         self._state = self._begun(self._now_ms())
         await self._guarded(self._fetch(self._newest_certificates()))
+        self._spawn(self._fetch_bonds())
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
@@ -164,6 +168,8 @@ class Oracle:
             Filter(kinds={certificate.KIND}, tags=ours, since=long_since),  # of epochs, and of verdicts
             Filter(kinds={inventory.KIND}, authors=oracles, tags=ours, since=since),
         ]
+        if self._committee.bond_holders:
+            filters.append(Filter(kinds={bond.KIND}, authors=set(self._committee.bond_holders), since=since))
         async for event in self._relays.subscribe(filters):
             if event.kind == certificate.KIND and (event.tag("n") or "").startswith(verdict.topic("")):
                 self._verdict_came(event)
@@ -279,6 +285,15 @@ class Oracle:
     async def _fetch(self, filters: Sequence[Filter]) -> None:
         for event in await self._relays.fetch(filters):
             self._feed(Received(event))
+
+    async def _fetch_bonds(self) -> None:
+        """Learn whom a bond backs: nobody else is sure of a place among strangers."""
+        if self._committee.bond_holders:
+            holders = Filter(kinds={bond.KIND}, authors=set(self._committee.bond_holders))
+            for number, event in enumerate(await self._relays.fetch_all([holders])):
+                self._feed(Received(event))
+                if number % _BONDS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
     async def _put(self, data: bytes) -> None:
         async with self._putting:

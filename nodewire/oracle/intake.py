@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from nodewire.errors import BadInput
 from nodewire.nostr.event import Event
+from nodewire.oracle import places
 from nodewire.oracle.state import (
     Action,
     FetchBlob,
-    FetchCertificates,
-    FetchEvents,
     KeepBlob,
     KeepEvent,
     KeepJudged,
@@ -36,8 +35,6 @@ from nodewire.protocol.commitment import Commitment
 from nodewire.protocol.committee import VALID_EPOCHS
 from nodewire.protocol.inventory import Listed, Proposal, Supply, Vote
 
-MAX_NODES = 2 * _snapshot.MAX_NODES
-BEATS_PER_NODE = 8
 KEPT_CERTIFICATES = 16
 MAX_SUPPLIES = 8
 STRANGERS = _inventory.MAX_COMMITMENTS // 2
@@ -52,19 +49,11 @@ def receive(event: Event, state: State) -> Step:
     """The state with what a verified event says. Raises BadInput if it is malformed."""
     match event.kind:
         case _beat.KIND:
-            return _beat_came(event, state)
+            return places.beat_came(event, state)
         case _ad.KIND:
-            if not any(beat.ad == event.id for _, beat in state.beats.get(event.pubkey, ())):
-                return state, ()
-            ad = _ad.parse(event)
-            if state.digest not in ad.committees:
-                return state, ()
-            return _want(event.pubkey, replace(state, ads={**state.ads, event.id: (event, ad)}))
+            return places.ad_came(event, state)
         case _bond.KIND:
-            provider = _bond.parse(event).provider
-            if event.id not in _named_bonds(provider, state):
-                return state, ()
-            return replace(state, bonds={**state.bonds, event.id: event}), ()
+            return places.bond_came(event, state)
         case _commitment.KIND:
             return _commitment_came(event, state)
         case _inventory.KIND:
@@ -76,38 +65,6 @@ def receive(event: Event, state: State) -> Step:
     return state, ()
 
 
-def _beat_came(event: Event, state: State) -> Step:
-    beat, mine = _beat.parse(event), state.beats.get(event.pubkey, ())
-    oldest, newest = state.epoch - state.committee.live_epochs - 1, state.epoch + 1
-    if beat.committee != state.digest or not oldest <= beat.epoch <= newest:
-        return state, ()
-    if any(known.id == event.id for known, _ in mine) or (not mine and len(state.beats) >= MAX_NODES):
-        return state, ()
-    beats = sorted((*mine, (event, beat)), key=lambda pair: (-pair[1].epoch, -pair[0].created_at, pair[0].id))
-    state = replace(state, beats={**state.beats, event.pubkey: tuple(beats[:BEATS_PER_NODE])})
-    state, actions = _want(event.pubkey, state)
-    if beat.last != state.digest and all(beat.last != certificate.digest for certificate in state.certified):
-        state, ask = state.ask("certificates", FetchCertificates())
-        actions += ask
-    return state, actions
-
-
-def _want(pubkey: str, state: State) -> Step:
-    """Ask for what a node's newest beat names and this oracle does not hold."""
-    ad = state.beats[pubkey][0][1].ad
-    if ad not in state.ads:
-        return state.ask(f"ad/{pubkey}", FetchEvents((ad,)))
-    bond = state.ads[ad][1].bond
-    if bond is not None and bond not in state.bonds:
-        return state.ask(f"bond/{pubkey}", FetchEvents((bond,)))
-    return state, ()
-
-
-def _named_bonds(provider: str, state: State) -> set[str]:
-    ads = (state.ads.get(beat.ad) for _, beat in state.beats.get(provider, ()))
-    return {pair[1].bond for pair in ads if pair is not None and pair[1].bond is not None}
-
-
 def _commitment_came(event: Event, state: State) -> Step:
     committed = _commitment.parse(event)
     epoch, provider = committed.epoch, committed.provider
@@ -116,12 +73,12 @@ def _commitment_came(event: Event, state: State) -> Step:
     mine, bare = state.commitments.get(epoch, {}), state.bare.get(epoch, {})
     if provider in mine or provider in bare or len(mine) + len(bare) >= _inventory.MAX_COMMITMENTS:
         return state, ()
-    if len(mine) + len(bare) >= STRANGERS and not _is_bonded(provider, state):
+    if len(mine) + len(bare) >= STRANGERS and not state.backed.get(provider, 0):
         return state, ()
     keep = KeepEvent(event)
     if committed.commitment is not None:
         return replace(state, commitments={**state.commitments, epoch: {**mine, provider: event.id}}), (keep,)
-    if len(bare) >= MAX_UNBONDED_BLOBS and not _is_bonded(provider, state):
+    if len(bare) >= MAX_UNBONDED_BLOBS and not state.backed.get(provider, 0):
         return state, ()
     state, ask = fetch_commitments(replace(state, bare={**state.bare, epoch: {**bare, provider: committed}}))
     return state, (keep, *ask)
@@ -135,14 +92,6 @@ def fetch_commitments(state: State) -> Step:
         state, ask = state.ask(f"commitment/{sha256}", FetchBlob(sha256, Commitment.MAX_BYTES))
         actions += ask
     return state, tuple(actions)
-
-
-def _is_bonded(pubkey: str, state: State) -> bool:
-    """By the newest certified snapshot that is at hand."""
-    known = (state.snapshots.get(certificate.body.snapshot) for certificate in reversed(state.certified))
-    newest = next((one for one in known if one is not None), None)
-    node = newest.node(pubkey) if newest is not None else None
-    return node is not None and node.bond_msat >= state.committee.bond_unit_msat
 
 
 def _said(event: Event, state: State) -> Step:

@@ -12,21 +12,23 @@ certificate          each oracle publishes its partial of the beacon
 
 An epoch without quorum is skipped: nothing carries over but what beats say next. There is no view change and no lock:
 two conflicting certificates need 2f+1 votes each, hence f+1 oracles that voted twice, and each of these is proven by
-two signed votes (kind 8853). Ads and bond statements are not listened for but fetched when a beat names them, so what
-is held stays in proportion to who is alive. What certified verdicts say of a node is listed when it is due for counting
-(`protocol.account`). Whom one convicts (`judging`) is listed no more: as soon as at most f oracles do not know the
-verdict, no snapshot has that node.
+two signed votes (kind 8853). Ads are not listened for but fetched when a beat names them, and nodes have places
+(`places`), so what is held is bounded, whoever beats. What certified verdicts say of a node is listed when it is due
+for counting (`protocol.account`). Whom one convicts (`judging`) is listed no more: as soon as at most f oracles do not
+know the verdict, no snapshot has that node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Literal
 
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
-from nodewire.oracle import intake
+from nodewire.oracle import intake, places
+from nodewire.oracle.persistent_map import PersistentMap
 from nodewire.oracle.state import (
     Action,
     BlobCame,
@@ -47,7 +49,9 @@ from nodewire.oracle.state import (
     Tick,
 )
 from nodewire.protocol import account as _account
+from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
+from nodewire.protocol import bond as _bond
 from nodewire.protocol import commitment as _commitment
 from nodewire.protocol import inventory as _inventory
 from nodewire.protocol import snapshot as _snapshot
@@ -62,6 +66,7 @@ LISTED_PER_NODE = 2
 FRESH = 4
 """A beat's `last` may be any of the newest four certified bodies."""
 MAX_ASKED_IDS = 256
+_HELD_KINDS = frozenset({_beat.KIND, _ad.KIND, _bond.KIND, _commitment.KIND})
 
 
 def apply(what: Input, state: State) -> Step:
@@ -76,7 +81,7 @@ def apply(what: Input, state: State) -> Step:
                 state, first = intake.receive(event, state)
             except BadInput:
                 return state, ()
-            if event.kind in (_beat.KIND, _commitment.KIND):  # they change no round before its time has come
+            if event.kind in _HELD_KINDS:  # they change no round before its time has come
                 return state, first
             actions += first
         case Convicted(pubkey):
@@ -99,16 +104,16 @@ def _list(epoch: int, state: State) -> Step:
     round_ = state.rounds[epoch]
     if round_.listed or not _is_open(epoch, state) or state.now_ms < _close(epoch, state, skews=1):
         return state, ()
-    beats = {event.id: event for pubkey in state.beats for event in _listable(pubkey, epoch, state)}
-    chosen = sorted(beats)[: _inventory.MAX_BEATS]
+    listable = (event for _, _, pubkey in state.order for event in _listable(pubkey, epoch, state))
+    beats = {event.id: event for event in islice(listable, _inventory.MAX_BEATS)}
     inventory = Inventory(
         committee=state.digest,
         epoch=epoch,
-        beats=tuple(chosen),
+        beats=tuple(sorted(beats)),
         commitments=tuple(sorted(state.commitments.get(epoch, {}).values())),
         judged=_account.due(state.judged.values(), epoch, _last(epoch, state)),
     )
-    round_ = replace(round_, listed=True, extra={**round_.extra, **{id_: beats[id_] for id_ in chosen}})
+    round_ = replace(round_, listed=True, extra={**round_.extra, **beats})
     return state.with_round(epoch, round_), (SayInventory(inventory),)
 
 
@@ -153,7 +158,7 @@ def _with_closure(event: Event, state: State) -> Iterable[Event]:
     if ad_event is not None and ad is not None:
         yield ad_event
         if ad.bond is not None and ad.bond in state.bonds:
-            yield state.bonds[ad.bond]
+            yield state.bonds[ad.bond][0]
 
 
 def _propose(epoch: int, state: State) -> Step:
@@ -341,7 +346,8 @@ def _known(round_: Round, state: State) -> dict[str, Event]:
     """Every beat, ad and bond statement at hand, by id."""
     known = {event.id: event for beats in state.beats.values() for event, _ in beats}
     known.update((event.id, event) for event, _ in state.ads.values())
-    return {**known, **state.bonds, **round_.extra}
+    known.update((event.id, event) for event, _ in state.bonds.values())
+    return {**known, **round_.extra}
 
 
 def _is_open(epoch: int, state: State) -> bool:
@@ -359,27 +365,16 @@ def _open_round(state: State) -> State:
         return state
     rounds = {e: round_ for e, round_ in state.rounds.items() if e >= epoch - VALID_EPOCHS}
     rounds.setdefault(epoch - 1, Round())
-    oldest = epoch - state.committee.live_epochs - 2
-    beats = {pubkey: kept for pubkey, all_ in state.beats.items() if (kept := _since(oldest, all_))}
-    used = {beat.ad for kept in beats.values() for _, beat in kept}
-    ads = {id_: pair for id_, pair in state.ads.items() if id_ in used}
-    bonds = {ad.bond for _, ad in ads.values()}
     snapshots = {c.body.snapshot for c in state.certified[-FRESH:]}
     snapshots |= {p.body.snapshot for round_ in rounds.values() for p in round_.proposals.values()}
+    asked = {key: at for key, at in state.asked.items() if at > state.now_ms - 2 * state.committee.epoch_ms}
     return replace(
-        state,
+        places.pruned(state),
         rounds=rounds,
-        beats=beats,
-        ads=ads,
-        bonds={id_: event for id_, event in state.bonds.items() if id_ in bonds},
         opened=epoch - 1,
         commitments={e: ids for e, ids in state.commitments.items() if e >= epoch - 1},
         bare={e: bare for e, bare in state.bare.items() if e >= epoch - 1},
         judged={key: one for key, one in state.judged.items() if one.epoch >= epoch - intake.JUDGED_EPOCHS},
         snapshots={sha256: s for sha256, s in state.snapshots.items() if sha256 in snapshots},
-        asked={key: at for key, at in state.asked.items() if at > state.now_ms - 2 * state.committee.epoch_ms},
+        asked=PersistentMap(asked),
     )
-
-
-def _since(oldest: int, beats: tuple[tuple[Event, _beat.Beat], ...]) -> tuple[tuple[Event, _beat.Beat], ...]:
-    return tuple(pair for pair in beats if pair[1].epoch >= oldest)

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from nodewire.nostr.event import Event
+from nodewire.oracle.persistent_map import PersistentMap
 from nodewire.protocol.account import Judged
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.body import Body
+from nodewire.protocol.bond import BondStatement
 from nodewire.protocol.certificate import Certificate, Fault
 from nodewire.protocol.commitment import Committed
 from nodewire.protocol.committee import Committee
@@ -183,6 +185,18 @@ class Round:
     """When 2f+1 votes were first there."""
 
 
+Rank = tuple[int, str, str]
+"""Of a node, the best first: minus its bond's units, the id of its ad, its key. See `places`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The beats of a stranger whose ad was asked for at `asked_ms` and has not come."""
+
+    beats: tuple[tuple[Event, Beat], ...]
+    asked_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Everything that one oracle (`me`) knows. Mappings are never changed in place."""
@@ -191,11 +205,22 @@ class State:
     digest: str
     me: str
     now_ms: int = 0
-    beats: Mapping[str, tuple[tuple[Event, Beat], ...]] = field(default_factory=dict)
-    """By pubkey, newest first."""
-    ads: Mapping[str, tuple[Event, Ad]] = field(default_factory=dict)
+    beats: PersistentMap[tuple[tuple[Event, Beat], ...]] = field(default_factory=PersistentMap)
+    """By pubkey, newest first, of the nodes that have a place."""
+    ads: PersistentMap[tuple[Event, Ad]] = field(default_factory=PersistentMap)
     """By event id."""
-    bonds: Mapping[str, Event] = field(default_factory=dict)
+    bonds: PersistentMap[tuple[Event, BondStatement]] = field(default_factory=PersistentMap)
+    """By event id."""
+    backed: PersistentMap[int] = field(default_factory=PersistentMap)
+    """By pubkey, the units of the bond that a listed holder has stated."""
+    ranks: PersistentMap[Rank] = field(default_factory=PersistentMap)
+    """By pubkey, of the nodes that have a place."""
+    order: tuple[Rank, ...] = ()
+    """The same ranks, the best first."""
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    """By pubkey, the longest there first."""
+    crowded_out: int = 0
+    """How many beats and ads found no place so far, and how many nodes lost theirs to others."""
     commitments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """By epoch and provider: the id of the first commitment seen, all of which is at hand."""
     bare: Mapping[int, Mapping[str, Committed]] = field(default_factory=dict)
@@ -210,7 +235,7 @@ class State:
     """What certified verdicts say, by sample: the first that came."""
     opened: int = -1
     """The last epoch whose round was opened."""
-    asked: Mapping[str, int] = field(default_factory=dict)
+    asked: PersistentMap[int] = field(default_factory=PersistentMap)
     """When something was last asked for (unix ms)."""
 
     @property
@@ -222,10 +247,13 @@ class State:
 
     def ask(self, key: str, action: Action) -> Step:
         """The action, unless the same (by `key`) was asked for less than a skew ago."""
-        last_ms = self.asked.get(key)
-        if last_ms is not None and self.now_ms < last_ms + self.committee.skew_ms:
+        if self.is_recent(self.asked.get(key)):
             return self, ()
-        return replace(self, asked={**self.asked, key: self.now_ms}), (action,)
+        return replace(self, asked=self.asked.including(key, self.now_ms)), (action,)
+
+    def is_recent(self, asked_ms: int | None) -> bool:
+        """Whether that was less than a skew ago."""
+        return asked_ms is not None and self.now_ms < asked_ms + self.committee.skew_ms
 
 
 Step = tuple[State, tuple[Action, ...]]

@@ -18,7 +18,7 @@ Rules of derivation for epoch e, over beats that f+1 of the cited inventories li
    has the points above 0 of all others: at most 4,096 accounts, those with the most withheld, then the most passed,
    then the least pubkey.
 8. At most 4,096 nodes, and 24 MiB of ads, bond statements and counting beats: nodes are taken by descending bond, then
-   by pubkey, until one does not fit.
+   by the id of their ad, in which a small id is work (NIP-13), until one does not fit.
 `nodes` and `absent` are sorted by pubkey. `events` holds the JSON text (NIP-01 field order, no spaces) of all listed
 beats, sorted by id, then of the taken nodes' ads and bond statements, sorted by id.
 """
@@ -47,7 +47,7 @@ from nodewire.protocol.ad import Ad, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
 from nodewire.protocol.coordinates import Coordinates
-from nodewire.protocol.inventory import MAX_BEATS, MAX_COMMITMENTS, Inventory
+from nodewire.protocol.inventory import MAX_BEATS, Inventory
 from nodewire.protocol.published_profile import PublishedProfile
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
 
@@ -55,7 +55,7 @@ MAX_NODES = 4_096
 MAX_ABSENT = 4_096
 REMEMBERED_EPOCHS = 16
 MAX_EVENT_BYTES = 25_165_824
-_MAX_EVENTS = MAX_BEATS + 2 * MAX_NODES
+_MAX_EVENTS = 3 * MAX_BEATS + 2 * MAX_NODES
 
 
 class Held(Schema):
@@ -146,20 +146,15 @@ def unpack(blob: bytes, expected: str) -> Snapshot:
 def listed(committee: Committee, inventories: Sequence[Inventory]) -> tuple[list[str], list[str]]:
     """The ids of beats and of commitments that f+1 of these inventories (of distinct oracles) list, sorted.
 
-    Above the caps of one inventory (8,192 and 4,096) the most listed are kept, then the smallest ids.
+    Of each that is fewer than three times what one inventory holds: 3f+1 lists give no more places than that. No cut is
+    made among them, since a cut by ids or by how many list them is for strangers to bend.
     """
 
-    def popular(lists: Iterable[tuple[str, ...]], most: int) -> list[str]:
-        count: dict[str, int] = {}
-        for ids in lists:
-            for id_ in ids:
-                count[id_] = count.get(id_, 0) + 1
-        chosen = sorted((id_ for id_, n in count.items() if n > committee.f), key=lambda id_: (-count[id_], id_))
-        return sorted(chosen[:most])
+    def popular(lists: Iterable[tuple[str, ...]]) -> list[str]:
+        count = Counter(id_ for ids in lists for id_ in ids)
+        return sorted(id_ for id_, n in count.items() if n > committee.f)
 
-    return popular((i.beats for i in inventories), MAX_BEATS), popular(
-        (i.commitments for i in inventories), MAX_COMMITMENTS
-    )
+    return popular(i.beats for i in inventories), popular(i.commitments for i in inventories)
 
 
 def judged(committee: Committee, inventories: Sequence[Inventory]) -> list[Judged]:
@@ -374,7 +369,7 @@ def _is_full(snapshot: Snapshot) -> bool:
 
 def _fitting(found: list[_Found]) -> list[_Found]:
     taken, room = [], MAX_EVENT_BYTES
-    for one in sorted(found, key=lambda f: (-f.node.bond_msat, f.node.pubkey))[:MAX_NODES]:
+    for one in sorted(found, key=lambda f: (-f.node.bond_msat, f.node.ad))[:MAX_NODES]:
         room -= one.nbytes
         if room < 0:
             break

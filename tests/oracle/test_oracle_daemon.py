@@ -47,6 +47,9 @@ class Relay:
     async def fetch(self, filters):
         return [event for event in self.stored.values() if any(f.matches(event) for f in filters)]
 
+    async def fetch_all(self, filters):
+        return await self.fetch(filters)
+
     async def until(self, condition, timeout_s=20):
         async with asyncio.timeout(timeout_s), self.changed:
             await self.changed.wait_for(lambda: condition(list(self.stored.values())))
