@@ -30,6 +30,7 @@ from nodewire.customer.embedding import Embedding
 from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.generation import Generation
 from nodewire.customer.hedging import hedged
+from nodewire.customer.model_text import ModelText
 from nodewire.customer.moving import MAX_MOVES, Moved
 from nodewire.customer.people import people
 from nodewire.customer.piece import Piece
@@ -54,7 +55,7 @@ _USE = {
     "run": "`nodewire run --input` sends it tensors",
 }
 MAX_READ = 4
-"""Models whose programs a customer keeps in mind."""
+"""Models whose programs, or tokenizers, a customer keeps in mind."""
 
 
 class Customer:
@@ -71,6 +72,8 @@ class Customer:
         """The newest that were begun, the last one last: as many as one call may begin."""
         self._config = config
         self._batchings: dict[str, Batching] = {}
+        """By manifest's digest, the newest last."""
+        self._texts: dict[str, ModelText] = {}
         """By manifest's digest, the newest last."""
         self._session: Session | None = None
         self._stack = AsyncExitStack()
@@ -161,6 +164,7 @@ class Customer:
             kind,
             model,
             manifest,
+            await self._text(manifest),
             prompt,
             terms,
             checked,
@@ -335,9 +339,16 @@ class Customer:
         digest = manifest.digest()
         if digest not in self._batchings:
             self._batchings[digest] = await Batching.of(manifest, Programs(self.session.record))
-            while len(self._batchings) > MAX_READ:
-                del self._batchings[next(iter(self._batchings))]
+            _forget_oldest(self._batchings)
         return self._batchings[digest]
+
+    async def _text(self, manifest: Manifest) -> ModelText:
+        """How a model's ids are read, fetched once for many generations."""
+        digest = manifest.digest()
+        if digest not in self._texts:
+            self._texts[digest] = await ModelText.of(manifest, self.session.record)
+            _forget_oldest(self._texts)
+        return self._texts[digest]
 
     async def _manifest(self, address: str, mode: str, digest: str | None = None) -> Manifest:
         manifest = await self.session.record.manifest(address, digest)
@@ -364,6 +375,11 @@ class Customer:
             "step_ms_p50": round(timing.step_ms(), 2),
             "hop_ms_p50": round(max(0.0, timing.step_ms() - compute_ms) / hops, 3),
         }
+
+
+def _forget_oldest(read: dict[str, Any]) -> None:
+    while len(read) > MAX_READ:
+        del read[next(iter(read))]
 
 
 def _check(prompt: str) -> None:

@@ -13,15 +13,17 @@ from nodewire.customer.again import SecondChances, blamed, may_begin, silent, wi
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
 from nodewire.customer.leg import Leg
 from nodewire.customer.likely import Likely
+from nodewire.customer.model_text import ModelText
 from nodewire.customer.moving import Moved, Moving
 from nodewire.customer.payments import most_positions
-from nodewire.customer.piece import Piece, piece_of
+from nodewire.customer.piece import Piece
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.race import Outcome, Race
 from nodewire.customer.session import Session
+from nodewire.customer.token_reader import TokenReader
 from nodewire.customer.verified import Verified
-from nodewire.errors import BadFrame, NodewireError, NoProvider, PaymentRequired
+from nodewire.errors import NodewireError, NoProvider, PaymentRequired
 from nodewire.kind import JobKind
 from nodewire.plan.codec import CHARS_PER_TOKEN, EdgeCodec, Wish
 from nodewire.protocol.frame import Array, Frame
@@ -38,6 +40,7 @@ class Generation:
     kind: JobKind
     address: str
     manifest: Manifest
+    text: ModelText
     prompt: str
     terms: Terms
     params: dict[str, Any]
@@ -183,30 +186,19 @@ class Generation:
             history = np.array(self.ids, np.int64)
             tensors += (Array("int64", history.shape, history.tobytes()),)
         edge = next(e for e in self.manifest.edges if e.source == "customer")
-        most, came = self.left(), 0
+        most = self.left()
         inputs = [Frame(edge.name, 0, tensors, {"chunk": 0})]
-        positions = most_positions(self.manifest, inputs, most)
-
-        alternatives = self.params.get("logprobs")
-
-        def accept(out: Frame[Array]) -> None:
-            nonlocal came
-            piece = piece_of(out)
-            came += len(piece.ids)
-            if came > most:
-                raise BadFrame("tokens", "more came than were asked for")
-            if alternatives is not None and not 1 <= len(piece.likely) <= 1 + alternatives:
-                raise BadFrame("logprobs", f"{len(piece.likely)} came, {1 + alternatives} were asked for")
-
+        params = {"positions": most_positions(self.manifest, inputs, most), **self.params, "max_tokens": most}
+        reader = TokenReader(self.text, params, self.ids, most_positions(self.manifest, inputs))
         return Purchase(
             self.session,
             self.kind,
             self.address,
             self.manifest,
             terms,
-            {"positions": positions, **self.params, "max_tokens": most},
+            params,
             inputs,
-            accept,
+            reader.piece,
             patience=patience,
             wish=self._wish(most),
         )

@@ -9,7 +9,7 @@ from math import ceil
 
 from nodewire.customer.bought import Bought
 from nodewire.customer.pace import Pace
-from nodewire.customer.piece import Piece, piece_of
+from nodewire.customer.piece import Piece
 from nodewire.pay.settlement import share_msat
 
 
@@ -98,7 +98,7 @@ class Leg:
             self.is_begun = True
             self._begun(self)
             asked_s = requested_s = time.monotonic()
-            async for out in purchase.outputs():
+            async for piece in purchase.outputs():
                 now_s = time.monotonic()
                 self.started_s = self.started_s or now_s - requested_s
                 self.pace.came(now_s, now_s - asked_s)
@@ -106,7 +106,7 @@ class Leg:
                     if self._is_whole():
                         break
                     continue
-                self._piece = piece_of(out)
+                self._piece = piece
                 self._taken.clear()
                 self.changed.set()
                 await self._taken.wait()

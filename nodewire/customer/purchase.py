@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from nodewire.customer import ending, requesting
 from nodewire.customer.answers import Answers, Refused
@@ -30,10 +31,10 @@ SILENCE_S = 4.0
 
 
 class Purchase:
-    """Buys one job: `async with Purchase(...) as bought: async for frame in bought.outputs(): ...`.
+    """Buys one job: `async with Purchase(...) as bought: async for output in bought.outputs(): ...`.
 
-    `inputs` are the frames for the manifest's edges from the customer; outputs are the frames on its edges to the
-    customer. After the last output the block's end pays what is still due and publishes receipts.
+    `inputs` are the frames for the manifest's edges from the customer; outputs are what `accept` makes of the frames on
+    its edges to the customer. After the last output the block's end pays what is still due and publishes receipts.
     """
 
     def __init__(
@@ -45,13 +46,14 @@ class Purchase:
         terms: Terms,
         params: Params,
         inputs: Sequence[Frame[Array]],
-        accept: Callable[[Frame[Array]], None] = lambda frame: None,
+        accept: Callable[[Frame[Array]], Any] = lambda frame: frame,
         *,
         patience: int = PATIENCE_EPOCHS,
         wish: Wish | None = None,
     ) -> None:
-        """`accept` raises a typed error for an output that is not worth its money. `patience`: for how many further
-        epochs a plan is tried when a task has no provider. `wish`: for edges that the terms do not name."""
+        """`accept` makes of a frame what `outputs` gives. It raises BadFrame for one that is not worth its money.
+        `patience`: for how many further epochs a plan is tried when a task has no provider. `wish`: for edges that the
+        terms do not name."""
         self.manifest = manifest
         self.timing = Timing()
         self.receipts: list[Event] = []
@@ -166,8 +168,8 @@ class Purchase:
         finally:
             await self._end(error, pays=breaks_off and bool(self.timing.outputs))
 
-    async def outputs(self) -> AsyncIterator[Frame[Array]]:
-        """The frames on the edges to the customer, until one on each is marked as the end.
+    async def outputs(self) -> AsyncIterator[Any]:
+        """The outputs on the edges to the customer, until one on each is marked as the end.
 
         Raises:
             TimedOut: the plan's deadline passed without an output.
@@ -189,7 +191,7 @@ class Purchase:
             self.timing.output()
             if self.manifest.mode != "run":  # of which every call begins anew, with what the customer sends
                 deadline_s = self.plan.next_result_ms / 1000 + grace_s
-            chunk = self._checked(frame)
+            chunk, output = self._checked(frame)
             self._last_chunk = max(self._last_chunk, chunk)
             if whole.with_one_of(chunk):
                 await self.payments.delivered(chunk)
@@ -197,20 +199,21 @@ class Purchase:
             if frame.meta.get("end") is True:
                 open_edges.discard(frame.edge)
                 self._done = not open_edges
-            yield frame
+            yield output
 
-    def _checked(self, frame: Frame[Array]) -> int:
-        """An output's chunk. Raises Rejected: it is no output, or says another; its producer knew before it sent it."""
+    def _checked(self, frame: Frame[Array]) -> tuple[int, Any]:
+        """A frame's chunk, and the output that it is. Raises Rejected: it is no output, or says another chunk; its
+        producer knew before it sent it."""
         chunk = chunk_of(self.manifest, frame.seq)
         try:
-            self._accept(frame)
+            output = self._accept(frame)
             if frame.meta.get("chunk", 0) != chunk:  # what has come may be paid: it is counted here
                 raise BadFrame("chunk", f"{frame.meta.get('chunk')!r} on frame {frame.seq}, which is of chunk {chunk}")
         except BadFrame as error:
             if (meant := self.running.noticed(error, frame.edge)) is None:
                 raise
             raise meant from error
-        return chunk
+        return chunk, output
 
     async def _redraw(self, refusal: Refused) -> None:
         """Begin anew without the provider that has no free slot.

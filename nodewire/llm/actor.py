@@ -19,7 +19,8 @@ from nodewire.llm.graphs import Graphing, graphing
 from nodewire.llm.loader import Fill, filler, open_weights
 from nodewire.llm.programs import DriverProgram, StageProgram
 from nodewire.llm.stage import Stage
-from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
+from nodewire.llm.tokenizer import Tokenizer
+from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 
 
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:

@@ -15,8 +15,8 @@ from nodewire.llm import meta_directory
 from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families import end_tensors, json_object, parse_config, stage_tensors
 from nodewire.llm.families.naming import NUMBERS, Piece
-from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES
 from nodewire.protocol.stored_dtypes import CODE_OF
+from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors
 from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, Stored
 

@@ -27,11 +27,11 @@ from nodewire.llm.speculation.drafter import Drafter
 from nodewire.llm.speculation.flight import Flight, Sent
 from nodewire.llm.speculation.ngram import NgramDrafter
 from nodewire.llm.speculation.router import Router
-from nodewire.llm.textstream import TextStream
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.pages import Room
+from nodewire.text.stream import TextStream
 from nodewire.weights.tensorfile import DTYPES
 
 Reason = Literal["length", "stop", "eos"]

@@ -10,7 +10,7 @@ from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families import json_object, meta
 from nodewire.llm.families.fields import Fields
 from nodewire.llm.meta_tokenizer import converted
-from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES
+from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 from nodewire.weights.directory import read_bounded, read_tokenizer
 from nodewire.weights.tensorfile import MAX_HEADER_BYTES, Stored, read_header
 

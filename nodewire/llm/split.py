@@ -26,6 +26,7 @@ from nodewire.protocol import borders
 from nodewire.protocol.borders import Border
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.schema import Schema
+from nodewire.text.detokenizer import Detokenizer
 from nodewire.weights.blob_folder import BlobFolder, BlobSizes, blobs_in
 from nodewire.weights.tensorfile import Stored
 
@@ -89,6 +90,8 @@ def split_decoder(
         return _weights(checkpoint, pieces, blobs, is_kept=kept is None or task in kept)
 
     common = {"config": config, "dtype": dtype, "slots": slots, "positions": positions}
+    if out is not None:
+        Detokenizer(checkpoint.tokenizer)  # one that customers cannot read would be sold to nobody
     tokenizer = blobs.blob(checkpoint.tokenizer)
     ids = {"lends": True} if lend else {}
     tensors, weights = ({}, None) if lend else weights_of("driver", end_tensors(config))

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Tokenizer
 
-from nodewire.errors import BadInput, BadTask, TooLarge
+from nodewire.errors import BadInput, TooLarge
+from nodewire.text.detokenizer import Detokenizer, guarded
 
-MAX_TOKENIZER_BYTES = 64 * 1_048_576
 MAX_PROMPT_BYTES = 4 * 1_048_576
 _LEAST = 16
 """Characters to a token, at least: some tokenizers leave out blanks, or join what they do not know."""
 
 
 class Tokenizer:
-    """A loaded tokenizer.json.
-
-    Raises:
-        TooLarge: over 64 MiB.
-        BadTask: not a tokenizer.
-    """
+    """A loaded tokenizer.json. Its customers decode with the same `Detokenizer`. Raises as that."""
 
     def __init__(self, data: bytes) -> None:
-        if len(data) > MAX_TOKENIZER_BYTES:
-            raise TooLarge("tokenizer", f"{len(data)} bytes, at most {MAX_TOKENIZER_BYTES}")
-        with _guarded("not a tokenizer.json"):
+        self._detokenizer = Detokenizer(data)
+        with guarded("not a tokenizer.json"):
             self._tokenizer = _Tokenizer.from_str(data.decode())
         # Truncation and padding are the caller's business: a prompt that is too long is refused, not cut.
         self._tokenizer.no_truncation()
@@ -48,38 +41,26 @@ class Tokenizer:
             raise BadInput("text", "not UTF-8") from error
         if size > MAX_PROMPT_BYTES:
             raise TooLarge("text", f"{size} bytes, at most {MAX_PROMPT_BYTES}")
-        with _guarded("cannot encode"):
+        with guarded("cannot encode"):
             return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
 
     def document(self) -> str:
         """The tokenizer.json that it would be loaded from."""
-        with _guarded("cannot be written"):
+        with guarded("cannot be written"):
             return str(self._tokenizer.to_str())
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's id, added ones included."""
-        with _guarded("has no vocabulary"):
+        with guarded("has no vocabulary"):
             return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
     def with_token(self, text: str) -> tuple[str, int]:
         """The tokenizer.json of a copy that has one more special token, and that one's id."""
-        with _guarded("takes no further token"):
+        with guarded("takes no further token"):
             copy = _Tokenizer.from_str(self._tokenizer.to_str())
             copy.add_special_tokens([AddedToken(text, special=True)])
             return str(copy.to_str()), int(copy.get_vocab(with_added_tokens=True)[text])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out; bytes that are no UTF-8 (yet) become U+FFFD."""
-        with _guarded("cannot decode"):
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-@contextmanager
-def _guarded(reason: str) -> Iterator[None]:
-    """The library raises bare Exception for malformed files, and panics (a BaseException) on hostile ones."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        raise BadTask("tokenizer", reason) from error
+        return self._detokenizer.decode(ids)

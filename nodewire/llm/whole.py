@@ -23,9 +23,9 @@ from nodewire.llm.loader import filler
 from nodewire.llm.sampler import Sampler
 from nodewire.llm.sampling import Sampling, parse_params
 from nodewire.llm.split import BLOCK
-from nodewire.llm.textstream import TextStream
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
+from nodewire.text.stream import TextStream
 from nodewire.weights.tensorfile import DTYPES
 
 

@@ -13,7 +13,6 @@ from nodewire.customer import called
 from nodewire.customer.embedding import _matrix
 from nodewire.customer.evaluation import Evaluation
 from nodewire.customer.payments import JobPayments
-from nodewire.customer.piece import piece_of
 from nodewire.customer.planning import draw
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.rejected import noticed
@@ -30,6 +29,7 @@ from nodewire.protocol.manifest import CUSTOMER
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
 from nodewire.protocol.signature import Signature
 from tests.customer import models as dag
+from tests.customer.token_frames import reader
 from tests.plan import markets
 
 PROVIDER, ME, REQUEST, ROOT = Keys(b"\x05" * 32), Keys(b"\x06" * 32), "cd" * 32, "ab" * 32
@@ -204,7 +204,7 @@ def test_a_root_with_a_line_break_does_not_get_into_a_receipt():
 )
 def test_a_token_that_is_none_is_an_error_with_a_name(tensors):
     with pytest.raises(BadFrame):
-        piece_of(Frame("tokens", 0, tensors))
+        reader().piece(Frame("tokens", 0, tensors, {"pos": 1, "end": False}))
 
 
 @pytest.mark.parametrize(

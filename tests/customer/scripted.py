@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-import numpy as np
-
 from nodewire.customer.bought import Bought
 from nodewire.customer.leg import Leg
+from nodewire.customer.piece import Piece
 from nodewire.customer.timing import Timing
-from nodewire.protocol.frame import Array, Frame
 from tests.protocol import documents
 
 CHUNK = 8
@@ -48,12 +46,11 @@ class Scripted:
             if isinstance(given, Exception):
                 raise given
             self.timing.output()
-            yield frame(given)
+            yield piece(given)
 
 
-def frame(token):
-    ids = np.array([token], np.int64)
-    return Frame("tokens", 0, (Array("int64", (1,), ids.tobytes()),), {"text": str(token)})
+def piece(token):
+    return Piece(str(token), (token,), False, "")
 
 
 def leg(first=0, *, tokens=100, begun=lambda leg: None, **changes):

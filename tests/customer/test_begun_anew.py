@@ -60,7 +60,8 @@ def generating(monkeypatch):
         session = SimpleNamespace(log=logging.getLogger("nodewire.customer"))
         terms = Terms(max_chunk_msat=10_000, max_total_msat=BUDGET_MSAT)
         params = {"max_tokens": 20}
-        return Generation(session, None, "", documents.manifest(), "a", terms, params, lambda purchase: None), bought
+        made = Generation(session, None, "", documents.manifest(), None, "a", terms, params, lambda purchase: None)
+        return made, bought
 
     return make
 

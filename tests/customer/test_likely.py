@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewire.customer.likely import MAX_ROWS, Likely, likely_of
-from nodewire.customer.piece import piece_of
 from nodewire.errors import BadFrame
-from nodewire.protocol.frame import Array, Frame
+from tests.customer.token_frames import frame, reader
 
 ROW = st.tuples(st.integers(0, 2**31 - 1), st.floats(-9999, 0), st.text(max_size=8))
 
@@ -49,12 +48,20 @@ def test_rows_are_read_as_they_were_written(rows):
     ids=lambda said: str(said)[:30],
 )
 def test_what_is_none_is_refused(said):
-    frame = Frame("tokens", 0, (Array("int64", (1,), (7).to_bytes(8, "little")),), {"logprobs": said})
     with pytest.raises(BadFrame) as refused:
-        piece_of(frame)
+        likely_of(said, 7)
     assert refused.value.field == "logprobs"
 
 
-def test_a_token_without_any_has_none():
-    frame = Frame("tokens", 0, (Array("int64", (1,), (7).to_bytes(8, "little")),), {})
-    assert piece_of(frame).likely == ()
+def test_a_token_without_any_has_none_and_is_refused_where_they_were_asked_for():
+    assert reader().piece(frame(7)).likely == ()
+    with pytest.raises(BadFrame) as refused:
+        reader(logprobs=2).piece(frame(7))
+    assert refused.value.field == "logprobs"
+
+
+def test_more_than_were_asked_for_are_refused():
+    said = json.dumps([[7, -1.0, "a"], [8, -2.0, "b"], [9, -3.0, "c"]])
+    assert len(reader(logprobs=2).piece(frame(7, logprobs=said)).likely) == 3
+    with pytest.raises(BadFrame):
+        reader(logprobs=1).piece(frame(7, logprobs=said))

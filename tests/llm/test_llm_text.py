@@ -10,8 +10,9 @@ from tokenizers import decoders, models, processors
 
 from nodewire.errors import BadTask, TooLarge
 from nodewire.llm.sampling import Sampling, choose
-from nodewire.llm.textstream import TextStream
-from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
+from nodewire.llm.tokenizer import Tokenizer
+from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
+from nodewire.text.stream import TextStream
 
 BYTES = Tokenizer(byte_tokenizer().to_str().encode())
 

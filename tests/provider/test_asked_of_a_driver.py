@@ -7,7 +7,9 @@ import json
 
 import pytest
 
-from nodewire.customer.piece import piece_of
+from nodewire.customer.model_text import ModelText
+from nodewire.customer.payments import most_positions
+from nodewire.customer.token_reader import TokenReader
 from nodewire.errors import BadInput, NodewireError, Unsupported
 from nodewire.llm import grammar
 from nodewire.nostr import nip44
@@ -34,6 +36,17 @@ def folder(tmp_path_factory):
     return make_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=400, seed=5, eos_token_id=299)
 
 
+async def reader_of(market, inputs):
+    class Record:
+        async def fetch_blob(self, sha256, max_bytes):
+            return market.registration.blobs[sha256]
+
+    run = next(iter(market.runs.values()))
+    params = {"positions": market.manifest.context, **run._job.params}
+    most = most_positions(market.manifest, inputs)
+    return TokenReader(await ModelText.of(market.manifest, Record()), params, (), most)
+
+
 async def pieces(market, max_pieces=10**6):
     """What the customer is told of a job that is served and paid."""
     found = []
@@ -42,9 +55,11 @@ async def pieces(market, max_pieces=10**6):
             group.create_task(run.run())
         paying = asyncio.create_task(market.pay_everything())
         text = PROMPT.encode()
-        await market.box.put(Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0}))
+        prompt = Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0})
+        reader = await reader_of(market, [prompt])
+        await market.box.put(prompt)
         while not found or not found[-1].end:
-            found.append(piece_of(await asyncio.wait_for(market.box.get(), 20)))
+            found.append(reader.piece(await asyncio.wait_for(market.box.get(), 20)))
     paying.cancel()
     return found
 

@@ -3,6 +3,18 @@
 SENDING = ("late", "twice", "silent")
 """Those of whoever computes honestly, and sends as it should not."""
 CHEATS = (
-    *("wrong", "scaled", "skipped", "other", "stale", "copied", "equivocating", "uncommitted", "nan", "short"),
+    *(
+        "wrong",
+        "scaled",
+        "skipped",
+        "other",
+        "stale",
+        "copied",
+        "equivocating",
+        "uncommitted",
+        "nan",
+        "short",
+        "misquoted",
+    ),
     *SENDING,
 )

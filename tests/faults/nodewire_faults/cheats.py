@@ -118,6 +118,15 @@ class Short:
         return _every(out, lambda x: x[:-1] if x.ndim else x)
 
 
+class Misquoted:
+    """A driver's honest token, beside which it says another text."""
+
+    TEXT = "pay to bc1thief"
+
+    def corrupt(self, taken: Tensors, out: Tensors) -> Tensors:
+        return replace(out, meta={**out.meta, "text": self.TEXT}) if "end" in out.meta else out
+
+
 class Honest:
     """What `other` does to outputs: its weights have been exchanged, they need no corruption."""
 

@@ -7,17 +7,21 @@ decoded again with every token: the segment printed last, as context, and what c
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from nodewire.llm.tokenizer import Tokenizer
+from typing import Protocol
 
 _UNFINISHED = "\ufffd"
 _MAX_WINDOW = 64
 
 
+class Decoder(Protocol):
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; bytes that are no UTF-8 (yet) become U+FFFD."""
+
+
 class TextStream:
     """The text of one session's generated tokens. With no stop string, the pieces joined are the decoded whole."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Decoder, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._ids: list[int] = []  # the window
