@@ -73,7 +73,7 @@ async def _unread(reader: Reader) -> None:
 async def _documents(reader: Reader) -> None:
     reader.open()
     nothing: list[Any] = []
-    piece = Piece(plain.CONTROL, payload={"job": JOB, "t": "sent", "x": [nothing] * 65_000}).pack()
+    piece = Piece(plain.CONTROL, payload={"job": JOB, "t": "sent", "x": [nothing] * 4_000}).pack()
     for _ in range(mailbox.MAX_CONTROLS):
         _send(reader.producer, piece)
 

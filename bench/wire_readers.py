@@ -21,7 +21,7 @@ from nodewire.errors import NodewireError, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import JobMailbox, Link, Node, Patience, Route, frames, identity
-from nodewire.wire.decoder import Decoder
+from nodewire.wire.decoder import Decoder, Landing
 from nodewire.wire.headers import DataHeader
 from nodewire.wire.identity import Identity
 from nodewire.wire.pull import Want
@@ -48,11 +48,13 @@ class Noting:
         self.found: list[Any] = []
         self.held_bytes = 0
 
-    def data_begins(self, header: DataHeader) -> memoryview | None:
+    def stray(self, nbytes: int) -> None: ...
+
+    def data_begins(self, header: DataHeader) -> Landing:
         if header.nbytes > streams.LARGEST_FRAME:
-            return None
+            return Landing(None, is_expected=False)
         self.held_bytes += header.nbytes
-        return memoryview(bytearray(header.nbytes))
+        return Landing(memoryview(bytearray(header.nbytes)), is_expected=True)
 
     def data_ends(self, header: DataHeader, buffer: memoryview) -> None:
         self.found.append(

@@ -1,4 +1,4 @@
-"""How much of something a key or an address may have: so many a minute, so many at a time, so many bytes a second."""
+"""How much of something a key, an address or a link may have: a minute, at a time, in bytes, in bytes a second."""
 
 from __future__ import annotations
 
@@ -52,6 +52,54 @@ class AtATime:
         self._held[name] -= 1
         if not self._held[name]:
             del self._held[name]
+
+
+_FRAME_BYTES = 4_096
+_PARSED = 8
+_MAX_EXCUSED_BYTES = 512 * 2**20
+
+
+def stray_bytes(parsed_bytes: int, payload_bytes: int) -> int:
+    """The price of a frame that no job expects: its bytes, those that are parsed eightfold, and 4 KiB for the frame.
+
+    That is about the work on it: an empty frame takes as long as the decryption of its price.
+    """
+    return _FRAME_BYTES + _PARSED * parsed_bytes + payload_bytes
+
+
+class Allowance:
+    """Bytes that may come though no job expects them: `per_s` of them, saved up to `most`.
+
+    `above` is the allowance of all links of one origin, and pays the same.
+    """
+
+    def __init__(self, per_s: int, most: int, clock: Callable[[], float], above: Allowance | None = None) -> None:
+        self.above = above
+        self._per_s, self._most, self._clock = per_s, most, clock
+        self._left = float(most)
+        self._at_s = clock()
+
+    @property
+    def left_bytes(self) -> int:
+        """What may come now."""
+        now_s = self._clock()
+        self._left = max(self._left, min(self._most, self._left + (now_s - self._at_s) * self._per_s))
+        self._at_s = now_s
+        return int(self._left)
+
+    def spend(self, nbytes: int) -> None:
+        """Raises Busy: so much may not come."""
+        if self.left_bytes < nbytes:
+            raise Busy("link", f"more than {self._per_s} bytes a second that no job expects")
+        if self.above is not None:
+            self.above.spend(nbytes)
+        self._left -= nbytes
+
+    def excuse(self, nbytes: int) -> None:
+        """So much more may come: a job has expected it after all, or did when it was sent."""
+        self._left = min(self.left_bytes + nbytes, self._most + _MAX_EXCUSED_BYTES)
+        if self.above is not None:
+            self.above.excuse(nbytes)
 
 
 class Meter:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nodewire.errors import BadFrame, BadVersion, TooLarge
+from nodewire.wire.allowance import stray_bytes
 from nodewire.wire.frames import CAPS, MAX_STREAMS, PREFIX, SEGMENT_BYTES, VERSION, Document, Type, parse_document
 from nodewire.wire.headers import DataHeader, unpack_credit, unpack_header
 
@@ -13,11 +14,22 @@ _SEGMENTS = (Type.DATA, Type.MORE)  # other frames under way may have the same n
 _STAGING_BYTES = 20_992  # holds any prefix and header, and a TLS record
 
 
+class Landing(NamedTuple):
+    """Where the tensors of a frame go."""
+
+    memory: memoryview | None
+    """Of as many bytes as the header says; None lets them pass by."""
+    is_expected: bool
+    """A job's edge here has admitted the frame, and its window has paid for it."""
+
+
 class Receiver(Protocol):
     """What a decoder calls. Any method may raise a NodewireError, which ends the channel."""
 
-    def data_begins(self, header: DataHeader) -> memoryview | None:
-        """Memory of header.nbytes for the tensors, or None to let them pass by."""
+    def stray(self, nbytes: int) -> None:
+        """A frame, or a segment of one, comes that no job expects; its price (`allowance.stray_bytes`)."""
+
+    def data_begins(self, header: DataHeader) -> Landing: ...
 
     def data_ends(self, header: DataHeader, buffer: memoryview) -> None: ...
 
@@ -145,8 +157,10 @@ class Decoder:
                 fields = unpack_header(header)
                 if payload_bytes != min(fields.nbytes, SEGMENT_BYTES):
                     raise BadFrame("payload", f"{payload_bytes} bytes are not the first segment of {fields.nbytes}")
-                memory = self._receiver.data_begins(fields)
-                self._streams[stream] = _Assembly(fields, memory)
+                landing = self._receiver.data_begins(fields)
+                if not landing.is_expected:
+                    self._receiver.stray(stray_bytes(len(header), payload_bytes))
+                self._streams[stream] = _Assembly(fields, landing.memory, landing.is_expected)
                 self._expect(kind, stream, payload_bytes)
             case Type.MORE:
                 assembly = self._streams.get(stream)
@@ -154,21 +168,27 @@ class Decoder:
                     raise BadFrame("stream", f"no frame was begun on {stream}")
                 if payload_bytes != min(assembly.header.nbytes - assembly.filled, SEGMENT_BYTES):
                     raise BadFrame("payload", f"{payload_bytes} bytes are not the next segment")
+                if not assembly.is_expected:
+                    self._receiver.stray(stray_bytes(0, payload_bytes))
                 self._expect(kind, stream, payload_bytes)
             case Type.CONTROL:
+                self._receiver.stray(stray_bytes(payload_bytes, 0))
                 self._document = bytearray(payload_bytes)
                 self._target = memoryview(self._document)
                 if not payload_bytes:
                     self._finish(kind, stream)
             case Type.CREDIT:
+                self._receiver.stray(stray_bytes(len(header), 0))
                 job, edge, attempt, limit = unpack_credit(header)
                 self._prefix = None
                 self._receiver.credit(job, edge, attempt, limit)
             case Type.FILLER:
+                self._receiver.stray(stray_bytes(0, payload_bytes))
                 self._skip = payload_bytes
                 if not payload_bytes:
                     self._prefix = None
             case _:
+                self._receiver.stray(stray_bytes(0, 0))
                 self._prefix = None
                 self._receiver.ping(stream) if kind == Type.PING else self._receiver.pong(stream)
 
@@ -211,4 +231,5 @@ class _Assembly:
 
     header: DataHeader
     memory: memoryview | None
+    is_expected: bool
     filled: int = 0

@@ -56,6 +56,8 @@ __all__ = [
 VERSION = 1
 PREFIX = struct.Struct("!BBHIQ")
 MAX_DOCUMENT_BYTES = 65_536
+MAX_DOCUMENT_VALUES = 4_096
+"""64 KiB of empty lists would take a link 80 ms to read."""
 MAX_FILLER_BYTES = 131_072
 SEGMENT_BYTES = 262_144
 MAX_STREAMS = 64
@@ -132,7 +134,7 @@ def control(document: Document) -> bytes:
 def parse_document(packed: bytearray) -> Document:
     """What a CONTROL frame says. Raises BadFrame, TooLarge."""
     try:
-        document = canonical.decode(bytes(packed), max_bytes=MAX_DOCUMENT_BYTES)
+        document = canonical.decode(bytes(packed), max_bytes=MAX_DOCUMENT_BYTES, max_values=MAX_DOCUMENT_VALUES)
     except TooLarge:
         raise
     except BadInput as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 from nodewire.errors import BadFrame, NotAllowed, TooLarge
@@ -158,6 +159,14 @@ class JobEdges:
         for outgoing in self.outgoing.values():
             if (window := outgoing.aside.pop(peer, None)) is not None:
                 window.leave()
+
+    @property
+    def granted(self) -> Counter[str]:
+        """By producer, the bytes that its windows here have room for."""
+        found: Counter[str] = Counter()
+        for incoming in self.incoming.values():
+            found[incoming.producer] += max(0, incoming.granted - incoming.received)
+        return found
 
     def window(self, edge: str, consumer: str) -> Window | None:
         outgoing = self.outgoing.get(edge)

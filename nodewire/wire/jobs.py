@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, NotFound
+from nodewire.wire.allowance import stray_bytes
+from nodewire.wire.decoder import Landing
 from nodewire.wire.early import Early
 from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.link import Link
@@ -81,6 +83,7 @@ class Jobs:
             except NodewireError as error:
                 self._fence(link, job, held.header, error)
             else:
+                link.allowance.excuse(stray_bytes(0, held.header.cost))
                 if held.done:
                     job.end(held.header, held.memory)
         job.opened()
@@ -98,12 +101,12 @@ class Jobs:
         self._over[job.request] = job.attempt
         while len(self._over) > _MAX_OVER:
             self._over.popitem(last=False)
-        self._exchange.rearranged(job, job.members)
+        self._exchange.rearranged(job, job.members, job.granted)
 
-    def data_begins(self, link: Link, header: DataHeader) -> memoryview | None:
-        """Memory for a frame that may come; None lets it pass by."""
+    def data_begins(self, link: Link, header: DataHeader) -> Landing:
+        """Where a frame goes: what no job expects is the link's own affair, whether it is kept or passes by."""
         if (link.peer, header.job) in self._fences:
-            return None
+            return Landing(None, is_expected=False)
         job = self._open.get(header.job)
         try:
             if job is None and header.attempt <= self._over.get(header.job, -1):
@@ -116,12 +119,12 @@ class Jobs:
                 memory, first = self.early.begin(link.peer, origin, header)
                 if first:
                     asyncio.get_running_loop().call_later(self._early_s, self._expire, link, header.job, header.attempt)
-                return memory
+                return Landing(memory, is_expected=False)
             job.begin(link.peer, header)
-            return self._memory.take(header.nbytes)
+            return Landing(self._memory.take(header.nbytes), is_expected=True)
         except NodewireError as error:
             self._fence(link, job, header, error)
-            return None
+            return Landing(None, is_expected=False)
 
     def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None:
         job = self._open.get(header.job)

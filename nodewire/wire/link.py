@@ -23,9 +23,9 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array
 from nodewire.strangers import origin_of
 from nodewire.wire import frames, identity, transport
-from nodewire.wire.allowance import PerMinute
+from nodewire.wire.allowance import Allowance
 from nodewire.wire.awake import timeout_awake
-from nodewire.wire.decoder import Decoder
+from nodewire.wire.decoder import Decoder, Landing
 from nodewire.wire.frames import Buffer, DataHeader, Document
 from nodewire.wire.identity import Identity
 from nodewire.wire.outbox import Outbox, Transfer
@@ -35,8 +35,8 @@ from nodewire.wire.tcp_info import TcpInfo
 UNPROVEN_BYTES = 4_096
 WARM_UP_BYTES = 100_000
 MAX_URGENT_BYTES = 2**20
-WORDS_PER_MINUTE = 60_000
-"""Control documents, credits and heartbeats that a peer may send: each is work, however few its bytes."""
+STRAY_BYTES_PER_S, MAX_STRAY_BYTES = 4 * 2**20, 16 * 2**20
+"""What a peer may send that no job expects, at the prices of `allowance.stray_bytes`: saved up to the latter."""
 _TURNS_PER_WRITE = 8  # segments written before other links get the event loop
 
 
@@ -69,7 +69,7 @@ class Patience:
 class Owner(Protocol):
     """What a link calls once it is open. Methods may raise a NodewireError, which ends the link."""
 
-    def data_begins(self, link: Link, header: DataHeader) -> memoryview | None: ...
+    def data_begins(self, link: Link, header: DataHeader) -> Landing: ...
 
     def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None: ...
 
@@ -112,7 +112,9 @@ class Link(asyncio.BufferedProtocol):
         self._bound = b""
         self._writable = True
         self._outbox = Outbox()
-        self._words = PerMinute(self._loop.time)
+        self.allowance = Allowance(STRAY_BYTES_PER_S, MAX_STRAY_BYTES, self._loop.time)
+        self.is_at_fault = False
+        """This end has ended it for what the peer sent."""
         self._is_reading = False
         self._jobs: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -284,6 +286,7 @@ class Link(asyncio.BufferedProtocol):
         try:
             self._decoder.buffer_updated(nbytes)
         except NodewireError as error:
+            self.is_at_fault = True
             self.end(error)
         finally:
             self._is_reading = False
@@ -303,9 +306,13 @@ class Link(asyncio.BufferedProtocol):
 
     # What the decoder calls.
 
-    def data_begins(self, header: DataHeader) -> memoryview | None:
+    def stray(self, nbytes: int) -> None:
+        if self._state != "ended":
+            self.allowance.spend(nbytes)
+
+    def data_begins(self, header: DataHeader) -> Landing:
         if not self._is_heard():
-            return None
+            return Landing(None, is_expected=True)
         was_busy = self._is_busy()
         self._data_at = self._loop.time()
         if not was_busy:
@@ -317,7 +324,6 @@ class Link(asyncio.BufferedProtocol):
             self._owner.data_ends(self, header, buffer)
 
     def control(self, document: Document) -> None:
-        self._words.take("", WORDS_PER_MINUTE)
         kind = document["t"]
         match self._state, kind:
             case "open", "bye":
@@ -342,15 +348,15 @@ class Link(asyncio.BufferedProtocol):
                 raise BadFrame("t", f"{str(kind)[:20]!r} does not belong here")
 
     def credit(self, job: str, edge: str, attempt: int, limit: int) -> None:
-        if self._is_word():
+        if self._is_heard():
             self._owner.credit(self, job, edge, attempt, limit)
 
     def ping(self, tag: int) -> None:
-        if self._is_word():
+        if self._is_heard():
             self._send_urgent(frames.pong(tag))
 
     def pong(self, tag: int) -> None:
-        if self._is_word():
+        if self._is_heard():
             self._pulse.pong(tag, time.perf_counter())
 
     # Inside.
@@ -380,13 +386,6 @@ class Link(asyncio.BufferedProtocol):
         if self._state in ("new", "proven"):
             raise BadPeer("channel", "used before it was open")
         return self._state == "open"
-
-    def _is_word(self) -> bool:
-        """As `_is_heard`, of what is no tensor. Raises Busy if the peer says too much."""
-        if not self._is_heard():
-            return False
-        self._words.take("", WORDS_PER_MINUTE)
-        return True
 
     def _check_open(self) -> None:
         if self.error is not None:

@@ -48,8 +48,8 @@ OnLost = Callable[[str, NodewireError], None]
 class Exchange(sending.Exchange, Protocol):
     """The node as its mailboxes see it."""
 
-    def rearranged(self, job: JobMailbox, left: set[str]) -> None:
-        """Neighbours of the job have been replaced."""
+    def rearranged(self, job: JobMailbox, left: set[str], granted: Mapping[str, int]) -> None:
+        """Members have left the job; `granted`: what each may still send, and may have sent by now."""
 
     def forget(self, job: JobMailbox) -> None: ...
 
@@ -125,6 +125,11 @@ class JobMailbox:
     def neighbours(self) -> set[str]:
         """The other nodes that this one sends to or receives from."""
         return self._edges.neighbours
+
+    @property
+    def granted(self) -> Mapping[str, int]:
+        """By producer, the bytes that its windows here have room for."""
+        return self._edges.granted
 
     @property
     def aside(self) -> set[str]:
@@ -280,13 +285,14 @@ class JobMailbox:
         if not stays or any(routes[edge].producer != me for edge in edges.outgoing):
             self.fail(NotAllowed("job", "this node was replaced by a takeover"))
             return
+        granted = edges.granted
         changed = edges.arrange(routes, attempt)
         edges.restart(restarted)
         self.attempt = attempt
         left = neighbours - self.neighbours
         for peer in left:
             self._hear(peer)
-        self._exchange.rearranged(self, left | (members - self.members))
+        self._exchange.rearranged(self, left | (members - self.members), granted)
         for peer in left & self._attended:
             if (link := self._exchange.open_link(peer)) is not None:
                 link.attend(self.request)

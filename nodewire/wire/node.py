@@ -10,6 +10,7 @@ from typing import Any
 
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
+from nodewire.wire.decoder import Landing
 from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.jobs import Jobs
 from nodewire.wire.keeping import KeptLink
@@ -227,16 +228,16 @@ class Node:
     def replaced(self, job: JobMailbox) -> None:
         self._presence.replaced(job)
 
-    def rearranged(self, job: JobMailbox, left: set[str]) -> None:
+    def rearranged(self, job: JobMailbox, left: set[str], granted: Mapping[str, int]) -> None:
         for peer in left:
             if (link := self.open_link(peer)) is not None:
+                link.allowance.excuse(granted.get(peer, 0))
                 link.leave(job.request)
                 link.discard(job.request)
 
     # What links call.
 
-    def data_begins(self, link: Link, header: DataHeader) -> memoryview | None:
-        """Memory for a frame that may come; None lets it pass by."""
+    def data_begins(self, link: Link, header: DataHeader) -> Landing:
         return self._jobs.data_begins(link, header)
 
     def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodewire.errors import BadFrame, BadInput, BadVersion, TooLarge
 from nodewire.protocol.frame import ITEM_BYTES, Array
 from nodewire.wire import frames
-from nodewire.wire.decoder import Decoder
+from nodewire.wire.decoder import Decoder, Landing
 from nodewire.wire.frames import DataHeader, Type
 
 JOB = "ab" * 32
@@ -23,14 +23,18 @@ class Recorder:
 
     def __init__(self, wanted=lambda header: True):
         self.seen = []
+        self.strays = []
         self.allocated = 0
         self.wanted = wanted
 
     def data_begins(self, header):
         if not self.wanted(header):
-            return None
+            return Landing(None, is_expected=False)
         self.allocated += header.nbytes
-        return memoryview(bytearray(header.nbytes))
+        return Landing(memoryview(bytearray(header.nbytes)), is_expected=True)
+
+    def stray(self, nbytes):
+        self.strays.append(nbytes)
 
     def data_ends(self, header, buffer):
         self.seen.append(("data", header, bytes(buffer)))

@@ -12,11 +12,13 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
-from wire_net import data_frame, job_id, until
+from wire_net import array, data_frame, job_id, until
 
 from nodewire.errors import Busy, LinkLost, WorkerFailed
 from nodewire.nostr.keys import Keys
+from nodewire.protocol.frame import Frame
 from nodewire.wire import Route, early, frames, identity, link, links, mailbox, tls
+from nodewire.wire.allowance import Allowance
 from nodewire.wire.early import Early
 from nodewire.wire.headers import DataHeader
 
@@ -119,22 +121,94 @@ async def test_records_of_one_byte_do_not_hold_the_loop(tmp_path):
     assert most <= 100
 
 
-@pytest.mark.parametrize(
-    "word",
-    [frames.ping(1), frames.pong(1), frames.credit(JOB, "e", 0, 1), frames.control({"t": "no"})],
-    ids=["ping", "pong", "credit", "control"],
-)
-async def test_who_says_too_much_loses_its_link_and_nobody_else_does(net, monkeypatch, word):
-    monkeypatch.setattr(link, "WORDS_PER_MINUTE", 600)
+UNKNOWN = job_id("nobody opened this")
+PASSING = data_frame(UNKNOWN, "e", 0, bytes(2**18), size=2 * early.MAX_LINK_BYTES)
+STRAYS = {
+    "ping": frames.ping(1),
+    "pong": frames.pong(1),
+    "credit": frames.credit(JOB, "e", 0, 1),
+    "control": frames.control({"t": "no"}),
+    "filler of nothing": frames.filler(0),
+    "filler": frames.filler(100_000),
+    "data of no job": data_frame(UNKNOWN, "e", 0),
+    "data that passes by": frames.PREFIX.pack(1, frames.Type.MORE, 0, 0, 2**18) + bytes(2**18),
+}
+
+
+@pytest.mark.parametrize("stray", STRAYS)
+async def test_a_link_that_sends_too_much_for_no_job_is_closed_whatever_it_sends(net, monkeypatch, stray):
+    """FILLER and DATA of unknown jobs counted for nothing: one link kept a provider's loop for itself."""
+    monkeypatch.setattr(link, "MAX_STRAY_BYTES", 2**20)
+    monkeypatch.setattr(link, "STRAY_BYTES_PER_S", 1)
     provider = await net.node()
-    chatty, other = await net.proven(provider), await net.proven(provider)
-    chatty.send(word * 500)
-    await asyncio.sleep(0.05)
-    assert chatty.keys.public in provider.peers
-    chatty.send(word * 500)
-    said = await chatty.document()
+    flooding, other = await net.proven(provider), await net.proven(provider)
+    if "passes by" in stray:
+        flooding.send(PASSING)
+        assert (await flooding.document())["error"]["code"] == Busy.code
+    for _ in range(1 + 2 * 2**20 // max(4_096, len(STRAYS[stray]))):
+        flooding.send(STRAYS[stray])
+    while (said := await flooding.document())["t"] == "error":
+        pass
     assert (said["t"], said["error"]["code"]) == ("bye", Busy.code)
     await until(lambda: set(provider.peers) == {other.keys.public})
+
+
+async def test_a_job_of_two_nodes_takes_next_to_nothing_of_an_allowance(net):
+    """Heartbeats, credit and two warm-ups a second are what an honest link needs."""
+    a, b = await net.pair()
+    routes = {"there": Route(a.public, (b.public,)), "back": Route(b.public, (a.public,))}
+    jobs = [node.open_job(JOB, routes) for node in (a, b)]
+    for seq in range(40):
+        for edge, sender, receiver in (("there", *jobs), ("back", *reversed(jobs))):
+            await sender.put(Frame(edge, seq, (array(bytes(2**20)),), {}))
+            await receiver.get()
+    for node, other in ((a, b), (b, a)):
+        spent = link.MAX_STRAY_BYTES - node.peers[other.public].allowance.left_bytes
+        assert spent < link.STRAY_BYTES_PER_S
+
+
+async def test_frames_that_came_before_their_job_are_its_own_once_it_opens(net, monkeypatch):
+    monkeypatch.setattr(link, "STRAY_BYTES_PER_S", 0)
+    provider = await net.node()
+    peer = await net.proven(provider)
+    allowance = provider.peers[peer.keys.public].allowance
+    before = allowance.left_bytes
+    peer.send(data_frame(JOB, "e", 0, bytes(2**18)))
+    await until(lambda: allowance.left_bytes < before - 2**18)
+    job = provider.open_job(JOB, {"e": Route(peer.keys.public, (provider.public,))})
+    assert (await job.get()).seq == 0
+    assert before - 8_192 < allowance.left_bytes
+
+
+async def test_what_was_granted_may_still_come_when_the_job_is_over(net, monkeypatch):
+    """A window may be larger than all that a link may send for nothing."""
+    monkeypatch.setattr(link, "MAX_STRAY_BYTES", 2**20)
+    monkeypatch.setattr(link, "STRAY_BYTES_PER_S", 0)
+    provider = await net.node()
+    peer = await net.proven(provider)
+    job = provider.open_job(JOB, {"e": Route(peer.keys.public, (provider.public,))})
+    job.close()
+    for seq in range(60):
+        peer.send(data_frame(JOB, "e", seq, bytes(2**18)))
+    opened = provider.peers[peer.keys.public]
+    await until(lambda: opened.bytes_in > 60 * 2**18)
+    assert opened.is_open
+
+
+def test_an_allowance_is_saved_up_and_what_is_excused_does_not_grow():
+    now_s = 0.0
+    shared = Allowance(10, 1_000, lambda: now_s)
+    mine = Allowance(10, 100, lambda: now_s, shared)
+    mine.spend(100)
+    with pytest.raises(Busy):
+        mine.spend(1)
+    now_s = 5.0
+    mine.spend(50)
+    mine.excuse(500)
+    now_s = 1_000.0
+    assert (mine.left_bytes, shared.left_bytes) == (500, 1_400)
+    with pytest.raises(Busy):
+        mine.spend(501)
 
 
 async def test_answers_to_what_came_together_go_together(net):
