@@ -16,16 +16,18 @@ from typing import Any, Protocol
 
 import orjson
 
-from nodewire.errors import BadInput, NodewireError, TimedOut, Unsupported
+from nodewire.budget import Budget
+from nodewire.errors import BadInput, BadSignature, NodewireError, TimedOut, Unsupported
 from nodewire.nostr import event as events
 from nodewire.nostr import nip01, nip40, nip42
 from nodewire.nostr.event import Event
-from relay import authenticating
+from relay import authenticating, working
 from relay.counting import Counts, prefix
 from relay.fanout import Fanout, Subscription
-from relay.limits import Bucket, Config
+from relay.limits import Config
 from relay.policing import Policy, Visit, refusal
-from relay.querying import PAGE, Archive, Reader
+from relay.querying import PAGE, Reader
+from relay.reading import Archive
 from relay.sending import Outbox
 from relay.storing import Job, Outcome, Writer
 
@@ -44,21 +46,24 @@ class House(Protocol):
     fanout: Fanout[Conversation]
     clock: Callable[[], float]
     counts: Counts
+    work: Budget
 
-    def broadcast(self, event: Event, json: str, seq: int | None) -> bool:
-        """Tell everybody who listens; whether anybody did."""
+    def broadcast(self, event: Event, json: str, seq: int | None) -> int:
+        """Tell everybody who listens; how many subscriptions did."""
 
 
 class Conversation:
-    """The relay's side of one connection. `url` is the relay's, as the client dialled it."""
+    """The relay's side of one connection. `url` is the relay's, as the client dialled it. `path` is the client's
+    address (its origin) and a name of the connection."""
 
-    def __init__(self, house: House, outbox: Outbox, url: str) -> None:
-        self._house, self._outbox, self._url = house, outbox, url
+    def __init__(self, house: House, outbox: Outbox, url: str, path: tuple[str, str]) -> None:
+        self._house, self._outbox, self._url, self._path = house, outbox, url, path
         self._subscriptions: dict[str, Subscription[Conversation]] = {}
         self._challenge = authenticating.new_challenge()
         self._authed: set[str] = set()
         limits = house.config.limits
-        self._bucket = Bucket(limits.messages_per_s, limits.messages_burst, asyncio.get_running_loop().time)
+        self._messages = Budget(limits.messages_per_s, limits.messages_burst, asyncio.get_running_loop().time)
+        self._bad_signatures = 0
         self._unanswered = asyncio.Semaphore(limits.unanswered_events)
 
     def begin(self) -> None:
@@ -76,12 +81,13 @@ class Conversation:
         Raises:
             LinkLost: the client was cut off meanwhile.
         """
+        await working.pay(self._house.work, self._path[0], working.of_message(len(text)), self._house.counts)
         try:
             array = nip01.decode(text, max_bytes=self._house.config.limits.frame_bytes)
         except BadInput as error:
             self._house.counts.refusals["invalid"] += 1
             return self._say(nip01.Notice(f"invalid: {error}"))
-        if not self._bucket.take():
+        if not self._messages.take(""):
             return self._refuse(array, "rate-limited: too many messages, slow down")
         try:
             message = nip01.parse_client(array)
@@ -126,9 +132,11 @@ class Conversation:
         try:
             events.verify(event)
         except BadInput as error:
-            return self._answer(event, Outcome(False, f"invalid: {error}"), began_ns)
+            self._answer(event, Outcome(False, f"invalid: {error}"), began_ns)
+            return self._punish(error)
         if nip01.is_ephemeral(event.kind):
             heard = house.broadcast(event, json, None)
+            self._charge(working.of_deliveries(heard))
             return self._answer(event, Outcome(True, "" if heard else _NOBODY), began_ns)
         await self._unanswered.acquire()
         house.writer.submit(Job(event, json, nip40.parse(event.tags), partial(self._stored, event, json, began_ns)))
@@ -137,7 +145,7 @@ class Conversation:
         self._unanswered.release()
         self._answer(event, outcome, began_ns)
         if outcome.seq is not None:
-            self._house.broadcast(event, json, outcome.seq)
+            self._charge(working.of_deliveries(self._house.broadcast(event, json, outcome.seq)))
 
     async def _subscribe(self, name: str, filters: Sequence[nip01.Filter]) -> None:
         self._unsubscribe(name)  # a REQ under a name in use replaces what stood there
@@ -152,14 +160,15 @@ class Conversation:
         self._house.fanout.add(subscription)
         self._house.counts.subscriptions += 1
         try:
-            found = await self._house.archive.find(filters, self._reader())
+            reader = self._reader()
+            found = await self._house.archive.find(filters, reader)
             subscription.seen = found.seen
             page = found.first
             for start in range(PAGE, len(found.seqs) + PAGE, PAGE):
                 for json in page:
                     await self._outbox.put(_event_frame(name, json))
                 if seqs := found.seqs[start : start + PAGE]:
-                    page = await self._house.archive.load(seqs)
+                    page = await self._house.archive.load(seqs, reader)
         except (TimedOut, sqlite3.Error) as error:
             self._unsubscribe(name)
             return self._say(nip01.Closed(name, _unanswerable(error)))
@@ -188,13 +197,27 @@ class Conversation:
             nip42.check(event, relay_url=self._url, challenge=self._challenge, now_s=now_s)
             events.verify(event)
         except BadInput as error:
-            return self._ok(event, Outcome(False, f"invalid: {error}"))
+            self._ok(event, Outcome(False, f"invalid: {error}"))
+            return self._punish(error)
         self._authed.add(event.pubkey)
         self._ok(event, Outcome(True, ""))
 
     def _reader(self) -> Reader:
         hidden = authenticating.WRAPS if self._house.config.wraps_need_auth else frozenset[int]()
-        return Reader(int(self._house.clock()), frozenset(self._authed), hidden)
+        return Reader(int(self._house.clock()), frozenset(self._authed), hidden, self._path)
+
+    def _charge(self, amount: float) -> None:
+        """Charge the client's address; it waits for that before its next message."""
+        self._house.work.charge(self._path[0], amount)
+
+    def _punish(self, error: BadInput) -> None:
+        """A wrong signature costs more than its check; of many the connection ends."""
+        if isinstance(error, BadSignature):
+            self._charge(working.BAD_SIGNATURE)
+            self._bad_signatures += 1
+            if self._bad_signatures >= self._house.config.limits.bad_signatures:
+                self._house.counts.refusals["bad-signatures"] += 1
+                self._outbox.cut(f"{self._bad_signatures} events with wrong signatures")
 
     def _refuses(self, filters: Sequence[nip01.Filter]) -> str | None:
         config = self._house.config

@@ -25,6 +25,8 @@ class Counts:
         self.subscriptions = 0
         """That are open."""
         self.delivered = 0
+        self.waited_s = 0.0
+        """For which messages of addresses in debt were left unread, all together."""
         self.ingest = Durations()
         """From reading an EVENT to its OK: the commit is in it."""
         self.fanout = Durations()

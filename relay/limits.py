@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
@@ -25,6 +24,10 @@ class Limits:
     filters: int = 32  # per REQ or COUNT
     query_limit: int = 500  # stored events per filter; also used where a filter has no `limit`
     query_s: float = 5.0
+    query_steps: int = 20_000_000  # of SQLite's virtual machine: about a second
+    work_per_s: float = 3_000.0  # per address; a unit is about 100 microseconds of a core (working.py)
+    work_burst: int = 30_000
+    bad_signatures: int = 16  # per connection; then it is closed
     messages_per_s: float = 500.0  # per connection, on average
     messages_burst: int = 2_000
     unanswered_events: int = 1_024  # per connection: events read but not yet committed
@@ -88,24 +91,3 @@ class Config:
     sweep_s: float = 60.0
     limits: Limits = field(default_factory=Limits)
     blob_limits: BlobLimits = field(default_factory=BlobLimits)
-
-
-class Bucket:
-    """A token bucket: `take()` is true while the caller stays under `per_s` on average, with bursts of `burst`."""
-
-    __slots__ = ("_burst", "_clock", "_left", "_per_s", "_then_s")
-
-    def __init__(self, per_s: float, burst: int, clock: Callable[[], float]) -> None:
-        self._per_s, self._burst, self._clock = per_s, burst, clock
-        self._left, self._then_s = float(burst), clock()
-
-    def take(self) -> bool:
-        if not self._per_s:
-            return True
-        now_s = self._clock()
-        self._left = min(self._burst, self._left + (now_s - self._then_s) * self._per_s)
-        self._then_s = now_s
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True

@@ -1,47 +1,38 @@
-"""Stored events that match filters, newest first, out of SQLite; small ones at once, others on reader threads.
+"""Stored events that match filters, newest first, out of SQLite.
 
 A filter is answered through one index, chosen here and named in the statement, so that no planner's guess decides how
 long a query takes: ids, else the tag with the fewest values, else authors (with kinds), else kinds, else time. Each
-value of the chosen field is one range of the index, read newest first up to the limit; the ranges are merged. Every
-query has a deadline. What comes back is sequence numbers; the JSON is loaded page by page, as fast as the client reads.
+value of the chosen field is one range of the index, read newest first up to the limit; the ranges are merged. What
+comes back is sequence numbers; the JSON is loaded page by page, as fast as the client reads.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import queue
 import sqlite3
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
 
-from nodewire.errors import TimedOut
 from nodewire.nostr.nip01 import Filter
-from relay import schema
 
-_THREADS = 2
 _MOST_PAIRS = 500  # author-kind pairs read as ranges of their own; above that, all of an author's events are sorted
-_GLANCE_RANGES = 16
-_GLANCE_STEPS = 20_000
-_TICK_STEPS = 1_000
 PAGE = 50  # events whose JSON is in memory at once, per client
 
-T = TypeVar("T")
 Where = tuple[list[str], list[object]]  # conditions and their parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who asks, and when. Kinds in `hidden` are shown only to the keys they p-tag; `authed` are hex public keys."""
+    """Who asks, and when. Kinds in `hidden` are shown only to the keys they p-tag; `authed` are hex public keys.
+
+    `path` is the origin that the query is charged to: an address, and a connection from there.
+    """
 
     now_s: int
     authed: AbstractSet[str] = frozenset()
     hidden: AbstractSet[int] = frozenset()
+    path: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,112 +44,8 @@ class Found:
     seen: int
 
 
-class Archive:
-    """Answers queries from `path` on `threads` threads."""
-
-    def __init__(self, path: Path, *, query_s: float, most: int, threads: int = _THREADS) -> None:
-        self._query_s, self._most = query_s, most
-        self._free: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
-        self._all = [schema.open_reader(path) for _ in range(threads)]
-        for db in self._all:
-            self._free.put(db)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="relay-reader")
-        self._glance = _Glance(schema.open_reader(path))
-
-    async def find(self, filters: Sequence[Filter], reader: Reader) -> Found:
-        """All stored events that match any of `filters`, each filter cut at its own limit.
-
-        Raises:
-            TimedOut: the query ran past its deadline.
-        """
-        return await self._run(lambda db: find(db, filters, reader, self._most), small=_is_small(filters))
-
-    async def load(self, seqs: Sequence[int]) -> list[str]:
-        """The JSON of these events, in this order; those deleted since are left out."""
-        return await self._run(lambda db: load(db, seqs))
-
-    async def count(self, filters: Sequence[Filter], reader: Reader) -> int:
-        """How many stored events match any of `filters`, limits aside (NIP-45).
-
-        Raises:
-            TimedOut: the query ran past its deadline.
-        """
-        return await self._run(lambda db: count(db, filters, reader), small=_is_small(filters))
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._pool.shutdown)
-        for db in (*self._all, self._glance.db):
-            db.close()
-
-    async def _run(self, work: Callable[[sqlite3.Connection], T], *, small: bool = False) -> T:
-        if small:
-            try:
-                return self._glance.run(work)
-            except TimedOut:
-                pass  # it was not so small after all
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._on_a_connection, work)
-
-    def _on_a_connection(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        db = self._free.get()
-        until = time.monotonic() + self._query_s
-        db.set_progress_handler(lambda: time.monotonic() > until, 10_000)
-        try:
-            db.execute("BEGIN")  # one snapshot for all statements of a query
-            return work(db)
-        except sqlite3.OperationalError as error:
-            if time.monotonic() > until:
-                raise TimedOut("query", f"took more than {self._query_s:g} s") from error
-            raise
-        finally:
-            db.set_progress_handler(None, 0)
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            self._free.put(db)
-
-
-class _Glance:
-    """Small queries, on the event loop itself: most take 25 microseconds, and handing them to a thread takes 110 more.
-
-    One that takes more than `_GLANCE_STEPS` of SQLite's virtual machine (about a millisecond) is broken off.
-    """
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self.db = db
-        self._ticks = 0
-        db.set_progress_handler(self._tick, _TICK_STEPS)
-
-    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Raises TimedOut."""
-        self._ticks = 0
-        self.db.execute("BEGIN")
-        try:
-            return work(self.db)
-        except sqlite3.OperationalError as error:
-            if self._ticks > _GLANCE_STEPS // _TICK_STEPS:
-                raise TimedOut("query", "not small") from error
-            raise
-        finally:
-            if self.db.in_transaction:
-                # Or what broke the query off breaks off its end, too, and the connection is lost.
-                self._ticks = -_GLANCE_STEPS
-                self.db.execute("ROLLBACK")
-
-    def _tick(self) -> bool:
-        self._ticks += 1
-        return self._ticks > _GLANCE_STEPS // _TICK_STEPS
-
-
-def _is_small(filters: Sequence[Filter]) -> bool:
-    """Whether so few ranges of an index answer the filters that it is worth a glance."""
-    ranges = 0
-    for filter_ in filters:
-        ranges += len(filter_.authors or "1") * len(filter_.kinds or "1")
-        ranges += sum(len(wanted) for wanted in filter_.tags.values())
-    return ranges <= _GLANCE_RANGES
-
-
 def find(db: sqlite3.Connection, filters: Sequence[Filter], reader: Reader, most: int) -> Found:
-    """As `Archive.find`, on one connection."""
+    """The matching events, each filter cut at its own limit or at `most`."""
     seen = db.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()[0]
     rows: dict[int, tuple[int, bytes]] = {}
     for filter_ in filters:
@@ -172,13 +59,13 @@ def find(db: sqlite3.Connection, filters: Sequence[Filter], reader: Reader, most
 
 
 def load(db: sqlite3.Connection, seqs: Sequence[int]) -> list[str]:
-    """As `Archive.load`, on one connection."""
+    """The JSON of these events, in this order; those deleted since are left out."""
     rows = dict(db.execute(f"SELECT seq, json FROM event WHERE seq IN ({_marks(seqs)})", seqs))
     return [rows[seq] for seq in seqs if seq in rows]
 
 
 def count(db: sqlite3.Connection, filters: Sequence[Filter], reader: Reader) -> int:
-    """As `Archive.count`, on one connection."""
+    """How many events match any of `filters`, limits aside (NIP-45)."""
     alternatives: list[str] = []
     params: list[object] = []
     for filter_ in filters:

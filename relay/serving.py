@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import sqlite3
 import time
@@ -21,18 +22,19 @@ from importlib import metadata
 import orjson
 from aiohttp import WSMsgType, web
 
+from nodewire.budget import Budget
 from nodewire.errors import LinkLost
 from nodewire.nostr import nip01
 from nodewire.nostr.event import Event
-from nodewire.strangers import Strangers
-from relay import blossom, informing
+from nodewire.strangers import Strangers, origin_of
+from relay import blossom, informing, working
 from relay.admitting import Door
 from relay.conversing import Conversation
 from relay.counting import Counts
 from relay.fanout import Fanout
 from relay.limits import Config
 from relay.policing import POLICIES, Policy
-from relay.querying import Archive
+from relay.reading import Archive
 from relay.sending import Outbox
 from relay.sharing import address_of
 from relay.shelving import Shelf
@@ -42,6 +44,8 @@ _LOG = logging.getLogger(__name__)
 _PING_S = 30.0
 _CLOSE_S = 2.0  # what a client gets to take leave in
 _POLICY_VIOLATION = 1008
+_TURN_MESSAGES = 4
+_LONG_BYTES = 8_192
 
 
 class Relay:
@@ -55,7 +59,9 @@ class Relay:
         self.fanout: Fanout[Conversation] = Fanout()
         self.writer = Writer(config, asyncio.get_running_loop())
         limits = config.limits
-        self.archive = Archive(config.db, query_s=limits.query_s, most=limits.query_limit)
+        self.work = Budget(limits.work_per_s, limits.work_burst, asyncio.get_running_loop().time)
+        self.archive = Archive(config.db, limits, self._charge_query)
+        self._numbers = itertools.count()
         self._clients: dict[web.WebSocketResponse, web.Request] = {}
         self._sockets: Strangers[_Socket] = Strangers(limits.connections, keeps_old=True)
         self._port = config.port
@@ -74,13 +80,16 @@ class Relay:
     def http_url(self) -> str:
         return "http" + self.url.removeprefix("ws")
 
-    def broadcast(self, event: Event, json: str, seq: int | None) -> bool:
-        """Tell every subscription that wants `event` and may see it; whether there was one."""
+    def broadcast(self, event: Event, json: str, seq: int | None) -> int:
+        """Tell every subscription that wants `event` and may see it; how many there were."""
         began_ns = time.perf_counter_ns()
         told = [s.listener.deliver(s, event, json, seq) for s in self.fanout.matching(event)]
         self.counts.delivered += sum(told)
         self.counts.fanout.add((time.perf_counter_ns() - began_ns) // 1_000)
-        return any(told)
+        return sum(told)
+
+    def _charge_query(self, path: Sequence[str], steps: int) -> None:
+        self.work.charge(path[0], working.of_query(steps))
 
     async def sweep(self, shelf: Shelf | None) -> None:
         """Have what has expired removed, and blobs that there is no room for, again and again."""
@@ -123,8 +132,10 @@ class Relay:
     async def _converse(self, request: web.Request) -> web.StreamResponse:
         reading = asyncio.current_task()
         assert reading is not None
-        socket = _Socket(reading)
-        displaced = self._sockets.enter(socket, address_of(request, self.config.proxies))
+        address = address_of(request, self.config.proxies)
+        await working.pay(self.work, origin_of(address), working.CONNECTION, self.counts)
+        socket = _Socket(reading, origin_of(address))
+        displaced = self._sockets.enter(socket, address)
         if displaced is socket:
             self.counts.turned_away += 1
             raise web.HTTPServiceUnavailable(text="too many connections", headers={"Retry-After": "5"})
@@ -143,7 +154,9 @@ class Relay:
         await ws.prepare(request)
         self._clients[ws] = request
         outbox = Outbox(ws.send_str, socket.end, limits.outbox_bytes, limits.stall_s)
-        talk = Conversation(self, outbox, self.config.url or f"ws://{request.host}")
+        talk = Conversation(
+            self, outbox, self.config.url or f"ws://{request.host}", (socket.origin, str(next(self._numbers)))
+        )
         sending = asyncio.create_task(outbox.run())
         try:
             talk.begin()
@@ -171,6 +184,7 @@ class _Socket:
     """A websocket's place among all. `reading` is the task that serves it, `cut` why it was ended from here."""
 
     reading: asyncio.Task[object]
+    origin: str
     cut: str = ""
 
     def end(self, reason: str) -> None:
@@ -180,9 +194,14 @@ class _Socket:
 
 
 async def _listen(ws: web.WebSocketResponse, talk: Conversation) -> None:
+    came = 0
     async for message in ws:
         if message.type is WSMsgType.TEXT:
             await talk.hear(message.data)
+            came += 1 + len(message.data) // _LONG_BYTES
+            if came >= _TURN_MESSAGES:
+                came = 0
+                await asyncio.sleep(0)  # what has come on other connections is heard, too
         elif message.type is WSMsgType.BINARY:
             await ws.send_str(nip01.Notice("invalid: binary message").to_json())
 

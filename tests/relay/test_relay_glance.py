@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from nodewire.errors import TimedOut
 from relay import schema
-from relay.querying import _Glance
+from relay.reading import Meter, TooLong
 
 
 def test_glances_that_are_broken_off_for_ever_leave_the_connection_free(tmp_path):
     path = tmp_path / "relay.db"
     schema.open_writer(path, "NORMAL").close()
-    glance = _Glance(schema.open_reader(path))
+    glance = Meter(path)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
     def work(db, before):
@@ -21,7 +20,7 @@ def test_glances_that_are_broken_off_for_ever_leave_the_connection_free(tmp_path
         db.execute(endless).fetchone()
 
     for before in range(1_500):
-        with pytest.raises(TimedOut):
-            glance.run(lambda db, before=before: work(db, before))
+        with pytest.raises(TooLong):
+            glance.run(lambda db, before=before: work(db, before), 20_000, 60.0)
         assert not glance.db.in_transaction
-    assert glance.run(lambda db: db.execute("SELECT count(*) FROM event").fetchone()) == (0,)
+    assert glance.run(lambda db: db.execute("SELECT count(*) FROM event").fetchone(), 20_000, 60.0) == (0,)

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from talking import ALICE, BOB, NOW, Talk, note, talk
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from nodewire.nostr import nipb7
 from relay import BlobLimits, Config, Limits, serve
@@ -171,3 +172,36 @@ async def test_a_proxys_clients_are_told_apart_by_what_it_says(running):
             await until(lambda: relay.counts.cut == 1)
         async with connect(relay.url, local_addr=(HONEST, 0), additional_headers=headers), talk(relay.url) as client:
             assert (await client.publish(note()))[0]
+
+
+async def test_an_address_that_has_spent_its_budget_waits_and_another_does_not(running):
+    async with running(limits=Limits(work_per_s=100, work_burst=100)) as relay, contextlib.AsyncExitStack() as stack:
+        greedy = [await stack.enter_async_context(talk_from(GREEDY, relay.url)) for _ in range(2)]
+        honest = await stack.enter_async_context(talk_from(HONEST, relay.url))
+        for n in range(300):
+            await greedy[n % 2].say("EVENT", note(content=str(n)).as_dict())
+        await until(lambda: relay.counts.waited_s)
+        for n in range(20):
+            assert (await honest.publish(note(BOB, content=str(n))))[0]
+        assert relay.work.left(GREEDY) < 0 < relay.work.left(HONEST)
+        assert relay.counts.answers[True, ""] < 300  # of 320: the greedy one is still at it
+        for client in greedy:
+            assert (await client.until("OK"))[0][2]  # nothing of it is lost
+
+
+async def test_wrong_signatures_cost_more_and_of_many_the_connection_ends(running):
+    limits = Limits(bad_signatures=3, work_per_s=0.001)
+    async with running(limits=limits) as relay, contextlib.AsyncExitStack() as stack:
+        honest = await stack.enter_async_context(talk_from(HONEST, relay.url))
+        whole = relay.work.left(HONEST)
+        async with talk_from(GREEDY, relay.url) as greedy:
+            for n in range(3):
+                forged = note(content=str(n)).as_dict() | {"sig": "0" * 128}
+                await greedy.say("EVENT", forged)
+            with contextlib.suppress(ConnectionClosed):
+                while True:
+                    await greedy.hear()
+            assert greedy.socket.close_code == 1008
+            assert relay.counts.refusals["bad-signatures"] == 1
+            assert whole - relay.work.left(GREEDY) > 30
+            assert (await honest.publish(note()))[0]

@@ -1,5 +1,8 @@
 """Queries out of SQLite and deliveries by the index give what a loop over all events gives."""
 
+import asyncio
+from contextlib import suppress
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -7,9 +10,10 @@ from hypothesis import strategies as st
 from nodewire.errors import TimedOut
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter, newest_first
-from relay import Config, schema
+from relay import Config, Limits, schema
 from relay.fanout import Fanout, Subscription
-from relay.querying import PAGE, Archive, Reader, _ranges, count, find, load
+from relay.querying import PAGE, Reader, _ranges, count, find, load
+from relay.reading import Archive, TooLong
 from relay.storing import Job, store
 
 AUTHORS = [c * 64 for c in "abc"]
@@ -152,19 +156,46 @@ def test_every_filter_is_answered_through_an_index_in_the_order_wanted(archive, 
 async def test_a_query_that_is_not_small_after_all_is_handed_to_a_thread(archive, tmp_path):
     keep, _ = archive
     keep(many(8_000))
-    reading = Archive(tmp_path / "events.sqlite", query_s=5, most=500)
+    reading = Archive(tmp_path / "events.sqlite", Limits())
     wanted = [Filter(kinds=frozenset([1]), tags={"t": frozenset(["none"])}), Filter(kinds=frozenset([7]), since=0)]
-    with pytest.raises(TimedOut, match="small"):
-        reading._glance.run(lambda db: count(db, [Filter(until=10**9)], EVERYBODY))
+    with pytest.raises(TooLong):
+        reading._glance.run(lambda db: count(db, [Filter(until=10**9)], EVERYBODY), 20_000, 5.0)
     assert await reading.count([Filter(until=10**9)], EVERYBODY) == 8_000
     assert (await reading.find(wanted, EVERYBODY)).seqs == []
     await reading.close()
 
 
-async def test_a_query_past_its_deadline_is_given_up(archive, tmp_path):
-    reading = Archive(tmp_path / "events.sqlite", query_s=0.01, most=500)
+@pytest.mark.parametrize("limits", [Limits(query_steps=1_000_000), Limits(query_s=0.0)])
+async def test_a_query_past_its_budget_is_given_up_and_says_what_to_do(archive, tmp_path, limits):
+    charged = []
+    reading = Archive(tmp_path / "events.sqlite", limits, lambda path, steps: charged.append((path, steps)))
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-    with pytest.raises(TimedOut, match="query"):
-        await reading._run(lambda db: db.execute(endless).fetchall())
-    assert await reading.count([Filter()], EVERYBODY) == 0
+    with pytest.raises(TimedOut, match="narrow the filter"):
+        await reading._run(lambda db: db.execute(endless).fetchall(), ("a", "1"), True)
+    assert {path for path, _ in charged} == {("a", "1")}
+    assert len(charged) == 3
+    if limits.query_s:
+        assert sum(steps for _, steps in charged) <= 1_000_000 + 100_000 + 20_000 + 3 * 1_000
+        assert await reading.count([Filter()], EVERYBODY) == 0
+    await reading.close()
+
+
+async def test_a_short_query_waits_for_no_long_one(archive, tmp_path):
+    """Long ones of 50 connections wait; a short one of another address is answered first."""
+    reading = Archive(tmp_path / "events.sqlite", Limits(query_steps=2_000_000))
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    short = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 5000) SELECT count(*) FROM n"
+    ended = []
+
+    async def ask(name, path, sql):
+        with suppress(TimedOut):
+            await reading._run(lambda db: db.execute(sql).fetchall(), path, False)
+        ended.append(name)
+
+    greedy = [asyncio.create_task(ask("long", ("a", str(n)), endless)) for n in range(50)]
+    while not reading._long._running:
+        await asyncio.sleep(0)
+    await ask("short", ("b", "0"), short)
+    assert ended.index("short") <= 3  # long ones that were under way may have ended
+    await asyncio.gather(*greedy)
     await reading.close()

@@ -1,0 +1,45 @@
+"""What each thing that a client asks for costs, in units of about 100 microseconds of a core.
+
+An address that has spent its budget is not refused: its next message is read when its debt is paid. So a flood costs
+the relay no more than the budget, and nobody else anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodewire.budget import Budget
+from relay.counting import Counts
+
+CONNECTION = 20.0
+MESSAGE = 1.0
+BAD_SIGNATURE = 10.0
+"""Checking one costs less: the rest is its price."""
+_BYTES = 2_048
+_STEPS = 2_000
+_DELIVERIES = 10
+_LONGEST_S = 10.0
+"""A client that is not read for longer would miss the relay's ping."""
+
+
+def of_message(size: int) -> float:
+    """To read a message of so many bytes, and to check and store the event in it."""
+    return MESSAGE + size / _BYTES
+
+
+def of_query(steps: int) -> float:
+    """For so many steps of SQLite's virtual machine."""
+    return steps / _STEPS
+
+
+def of_deliveries(count: int) -> float:
+    """To pass an event on to so many subscriptions; its sender pays."""
+    return count / _DELIVERIES
+
+
+async def pay(budget: Budget, origin: str, amount: float, counts: Counts) -> None:
+    """Charge `origin`, and wait until it is out of debt."""
+    debt_s = min(budget.charge(origin, amount), _LONGEST_S)
+    if debt_s:
+        counts.waited_s += debt_s
+        await asyncio.sleep(debt_s)
