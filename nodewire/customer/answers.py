@@ -41,10 +41,13 @@ log = logging.getLogger("nodewire.customer")
 
 
 class Refused(errors.Busy):
-    """A provider of the plan has no free slot; `feedback` is the id of its signed word."""
+    """A provider of the plan takes no job now; `feedback` is the id of its signed word, `text` its reason."""
 
-    def __init__(self, provider: str, feedback: str) -> None:
-        super().__init__("provider", f"{provider[:8]} has no free slot")
+    def __init__(self, provider: str, feedback: str, text: str = "") -> None:
+        self.is_out = text == NodeFailed.code
+        """Whether it cannot serve for a reason of its own; else it has no free slot."""
+        reason = "cannot serve for a reason of its own" if self.is_out else "has no free slot"
+        super().__init__("provider", f"{provider[:8]} {reason}")
         self.provider = provider
         self.feedback = feedback
 
@@ -70,6 +73,8 @@ class Answers:
         """Who has said anything."""
         self.blamed: set[str] = set()
         """Who reported an error of its own."""
+        self.failed: set[str] = set()
+        """Providers that said themselves that they cannot go on for a reason of their own."""
         self.withdrawn = False
         """Whether the customer has given the job up: then who says that it is not allowed has just heard it."""
         self.results: dict[str, result.Said] = {}
@@ -113,6 +118,11 @@ class Answers:
         async with self._said:
             await self._said.wait_for(has_everything)
 
+    async def own_word(self) -> None:
+        """Return when some provider has said itself that it is at fault."""
+        async with self._said:
+            await self._said.wait_for(lambda: bool(self.failed or self.blamed))
+
     def _here(self) -> set[str]:
         return set(self._now().values()) - {LOCAL}
 
@@ -140,8 +150,10 @@ class Answers:
         elif said.status == "error" and said.text == NotAllowed.code and self.withdrawn:
             return
         elif said.status == "busy":
-            self._background.fail(Refused(said.provider, said.id))
+            self._background.fail(Refused(said.provider, said.id, said.text))
         elif said.status == "error" and said.text in _REPLACEABLE and self._grace_s:
+            if said.text != LinkLost.code and not said.by:
+                self.failed.add(said.provider)
             self._background.spawn(self._fail_unless_replaced(said))
         elif said.status == "error" and said.by in self._here() and said.text != LinkLost.code:
             self._background.spawn(self._fail_unless_said(said))

@@ -222,6 +222,8 @@ class Purchase:
             NoProvider: as many plans as there may be were refused, or output has already come.
         """
         self._busy.append(Busy(refusal.feedback, refusal.provider))
+        if refusal.is_out:  # other jobs of this customer avoid it, too; a full one may have room for them
+            self._session.planner.missed([refusal.provider])
         self.running.cancel()
         await self._end()
         if self.timing.outputs or len(self._busy) >= min(MAX_BUSY, MAX_REDRAWS):

@@ -263,8 +263,9 @@ class Running:
         What others say of one of them is not believed before this node has asked it. Where nobody is named, all are.
         """
         found = self.handover.gone - self.payments.wronged
+        found |= self.answers.failed - self.payments.wronged
         if isinstance(error, NodeFailed):
-            found |= self.answers.blamed
+            found |= await self._failed(error)
         elif isinstance(error, LinkLost | TimedOut):
             self._named = {error.field} & set(self.plan.members())
             if self._named and error is self.background.fault:  # this node's own link
@@ -277,6 +278,13 @@ class Running:
             named = ", ".join(sorted(provider[:8] for provider in found))
             self._session.log.info("job %s: %s gone", self.request.id[:8], named)
         return found
+
+    async def _failed(self, error: NodeFailed) -> set[str]:
+        """Providers whose own fault ended the job. A neighbour may only pass it on, so their own word is waited for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WORD_S if error.by else 0):
+                await self.answers.own_word()
+        return self.answers.blamed | self.answers.failed or {error.by} - {""}
 
     async def _is_there(self, provider: str) -> bool:
         """Whether it answers, as far as this node can know: one without an address is for it to come."""

@@ -94,6 +94,10 @@ class Ledger:
     def close(self) -> None:
         self._db.close()
 
+    def check(self) -> None:
+        """Write to the file what stands in it. Raises sqlite3.OperationalError: it cannot be written."""
+        self._db.execute(f"PRAGMA user_version = {_VERSION}")
+
     # The customer's side.
 
     def plan(self, key: Key, amount_msat: int, *, budget_msat: int | None = None, lnurl: str = "") -> Debt:

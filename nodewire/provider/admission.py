@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from nodewire.errors import BadPlan, NodewireError, NotAllowed, NotFound, PaymentRequired, TooLarge
+from nodewire.errors import BadPlan, NodeFailed, NodewireError, NotAllowed, NotFound, PaymentRequired, TooLarge
+from nodewire.errors import Busy as NoRoom
 from nodewire.market import Market
 from nodewire.nostr import nip13
 from nodewire.nostr.event import Event
@@ -158,5 +159,5 @@ def _first_difference(expected: Plan, plan: Plan) -> str:
 
 
 def feedback_for(error: NodewireError) -> tuple[feedback.Status, str]:
-    """Which status a refusal has, and the public text of it."""
-    return ("busy" if error.code == "busy" else "error"), error.code
+    """Which status a refusal has, and the public text of it. A node that cannot serve now is busy, and says why."""
+    return ("busy" if isinstance(error, NoRoom | NodeFailed) else "error"), error.code

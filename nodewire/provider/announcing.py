@@ -131,13 +131,14 @@ class Announcer:
     async def _beat(self, ad: str, epoch: int) -> None:
         offered = self._held.offered
         is_pending = bool(offered) and offered != self._said  # until another ad is out, the one that stands holds
+        free = () if self._held.is_paused else self._said if is_pending else offered
         beat = Beat(
             committee=self._market.committee_digest,
             last=self._market.last_body(),
             epoch=epoch,
             ad=ad,
             load_ppm=self._held.load_ppm(),
-            free={s.digest: s.free if s in offered or is_pending else 0 for s in self._said},
+            free={s.digest: s.free if s in free else 0 for s in self._said},
             coordinates=self._where(),
         )
         expires_at_s = beats.expires_at_s(self._market.committee, epoch)

@@ -29,6 +29,7 @@ from nodewire.protocol.takeover import LOST, Takeover, assigned
 from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.figures import Figures
 from nodewire.provider.job import JobRun
+from nodewire.provider.outage import Outage
 from nodewire.provider.prefixes import Prefixes, whose
 from nodewire.provider.proving import Proof
 from nodewire.provider.serving import OneManifest, Served
@@ -78,6 +79,7 @@ class Provider:
         spool: Spool,
         proof: Proof,
         patience_s: int,
+        outage: Outage,
         prefixes: Prefixes = "own",
         beside: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
@@ -94,7 +96,8 @@ class Provider:
         self._prefixes = prefixes
         self._spool = spool
         self._proof = proof
-        self._services = (*beside, self._follow, proof.run)
+        self._outage = outage
+        self._services = (*beside, self._follow, proof.run, outage.run)
         self.figures = Figures()
         self._standby = Standby()
         self._requests: dict[str, tuple[float, Event, Request, Manifest]] = {}
@@ -189,6 +192,7 @@ class Provider:
 
     async def _serve(self, event: Event, request: Request, manifest: Manifest, ticket: Ticket) -> None:
         try:
+            self._outage.check_admission()
             served = self._held.find(request.plan.manifest, part_in(request.plan, self._keys.public))
             if ticket.seal() != request.ticket:
                 raise BadInput("ticket", "not the one that the request has sealed")
@@ -243,6 +247,7 @@ class Provider:
         """Take over from a provider that died, if the call is good and there is room."""
         request, manifest = standing.request, standing.manifest
         try:
+            self._outage.check_admission()
             served = self._left_for(request)
             await check_call(call, request, manifest, self._relays)
             if self._keys.public not in assigned(request.plan, call).values():
@@ -250,7 +255,7 @@ class Provider:
             pages = served.take(standing.params.get("positions"))
         except NodewireError as error:
             log.info("job %s: not entered: %s", request.id[:8], error)
-            if isinstance(error, Busy):
+            if isinstance(error, Busy | NodeFailed):
                 self._cannot_enter(peer, request.id)
             return
         log.info("job %s: entered at attempt %d", request.id[:8], call.attempt)
@@ -284,6 +289,7 @@ class Provider:
                 await self._run(request, job.manifest, served, job.params, call if entered is None else None, entered)
         except Exception as raised:
             error = typed_fault(raised)
+            self._outage.note(error)
             log.warning("job %s ended: %s", request.id[:8], error)
             if isinstance(error, NodeFailed) and request.id not in self._jobs:  # a job that began has said so itself
                 await self._refuse(request.id, request.customer, error)

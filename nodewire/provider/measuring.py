@@ -20,6 +20,7 @@ from nodewire.pay import takings
 from nodewire.protocol.bond import BondStatement
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.figures import Figures
+from nodewire.provider.outage import Outage
 from nodewire.provider.specializations import Specializations
 
 JOBS = counter(
@@ -50,8 +51,11 @@ LISTED = gauge(
     "1 if the newest certified snapshot that was read lists this provider. One that has come since the last scrape is"
     " read by the next.",
 )
+OUTAGE = gauge(
+    "nodewire_provider_outage", "1 while this node cannot serve for a reason of its own; the cause says which.", "cause"
+)
 JOB_FAMILIES = (JOBS, TIME, IN_FLIGHT, CHUNKS, STEPS, PAID, PAYMENTS, OWED, OVERDUE)
-SERVING_FAMILIES = (SLOTS, BUSY, PRICE, BOND, BOND_UNTIL, EPOCH, CERTIFIED_EPOCH, LISTED)
+SERVING_FAMILIES = (SLOTS, BUSY, PRICE, BOND, BOND_UNTIL, EPOCH, CERTIFIED_EPOCH, LISTED, OUTAGE)
 TRAINING_FAMILIES = (FREE,)
 
 
@@ -103,11 +107,12 @@ class Till:
 class Stall:
     """What is sold here, and on what standing. To be collected on the event loop."""
 
-    def __init__(self, public: str, held: Specializations, bonding: Bonding, market: Market) -> None:
+    def __init__(self, public: str, held: Specializations, bonding: Bonding, market: Market, outage: Outage) -> None:
         self._public = public
         self._held = held
         self._bonding = bonding
         self._market = market
+        self._outage = outage
         self._read = ""
         """The digest of the body whose snapshot was read last."""
         self._reading: asyncio.Task[None] | None = None
@@ -125,6 +130,8 @@ class Stall:
         yield EPOCH.of(self._market.committee.epoch_at(int(time.time() * 1000)))
         yield CERTIFIED_EPOCH.of(newest.epoch if newest is not None else -1)
         yield LISTED.of(self._is_listed)
+        cause = self._outage.cause
+        yield OUTAGE.by({(cause.field,): 1} if cause is not None else {})
         if newest is not None and newest.digest() != self._read and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._look(newest.digest(), newest.snapshot))
 

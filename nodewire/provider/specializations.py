@@ -21,6 +21,8 @@ class Specializations:
     def __init__(self, offered: Iterable[Served] = ()) -> None:
         self.offered = tuple(offered)
         self.changed = asyncio.Event()
+        self.is_paused = False
+        """Whether this node takes no job now, whatever it offers."""
         self._leaving: tuple[Served, ...] = ()
         self._announced = asyncio.Condition()
         self._published: tuple[Served, ...] | None = None
@@ -47,6 +49,11 @@ class Specializations:
         slots = sum(one.slots for one in self._all())
         taken_ppm = sum(one.room.taken * 1_000_000 * one.slots // one.room.pages for one in self._all())
         return taken_ppm // slots if slots else 0
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Have the next beat, which goes out at once, offer no slot; or offer them again."""
+        self.is_paused = is_paused
+        self.changed.set()
 
     def offer(self, one: Served) -> None:
         """Have the next ad offer it, too, be it new or leaving."""

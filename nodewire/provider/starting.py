@@ -43,6 +43,7 @@ from nodewire.provider.daemon import Provider
 from nodewire.provider.grants import Grants
 from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
+from nodewire.provider.outage import Outage, disk_check, ledger_check, worker_check
 from nodewire.provider.proving import SPOOL_EPOCHS, Proven
 from nodewire.provider.reaching import open_wire
 from nodewire.provider.serving import specialize
@@ -238,6 +239,10 @@ async def _open_inference(
         publish=publish_here,
         is_paid=lambda request, chunk: is_share_paid(holder, request, chunk, market.committee),
     )
+    outage = Outage(
+        [disk_check(config.state), ledger_check(ledger), worker_check(lambda: [w.revived() for w in made])],
+        lambda: held.pause(is_paused=outage.cause is not None),
+    )
     admission = Admission(keys.public, Derived(market, pool), ledger, held.manifest, config.pow_bits, config.lookahead)
     services = [market.run, announcer.run, committing.run, verifying.run]
     services += [one.run for one in (follower, presenter) if one is not None]
@@ -253,6 +258,7 @@ async def _open_inference(
         spool=spool,
         proof=Proven(kept, holding, committing, spool, market.committee.epoch_ms),
         patience_s=config.patience_s,
+        outage=outage,
         prefixes=config.prefixes,
         beside=services,
     )
@@ -263,7 +269,7 @@ async def _open_inference(
         "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in served},
         **({"specialize": config.specialize} if follower is not None else {}),
     }
-    stall = measuring.Stall(keys.public, held, bonding, market)
+    stall = measuring.Stall(keys.public, held, bonding, market, outage)
     return provider, ready, [Links(node), Spooled(spool, config.spool), stall], made
 
 

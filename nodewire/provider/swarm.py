@@ -22,6 +22,7 @@ from nodewire.protocol.plan import Plan
 from nodewire.protocol.swarm import RollCall
 from nodewire.provider.admission import Admission
 from nodewire.provider.daemon import Provider
+from nodewire.provider.outage import Outage, disk_check, ledger_check
 from nodewire.provider.proving import Feeds
 from nodewire.provider.serving import specialize
 from nodewire.provider.specializations import Specializations
@@ -134,6 +135,9 @@ async def start(
     stack.push_async_callback(node.close)
     spool = Spool(config.state / "spool", config.spool_bytes)
     stack.callback(spool.close)
+    outage = Outage(
+        [disk_check(config.state), ledger_check(ledger)], lambda: served.pause(is_paused=outage.cause is not None)
+    )
     provider = Provider(
         keys=keys,
         relays=relaying,
@@ -146,6 +150,7 @@ async def start(
         spool=spool,
         proof=Unproven(spool),
         patience_s=_PATIENCE_S,
+        outage=outage,
     )
     running = asyncio.create_task(provider.run())
     stack.callback(running.cancel)

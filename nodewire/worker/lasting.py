@@ -62,6 +62,11 @@ class LastingWorker:
         """Have a process before anything is loaded: starting one takes seconds of computing. Raises as its start."""
         await self._living()
 
+    async def revived(self) -> None:
+        """Have a process where there was one: one that died is replaced now. Raises as its start."""
+        if self._process is not None:
+            await self._living()
+
     async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
         """As the port; what was loaded once is loaded again into every later process."""
         took = await (await self._living()).load(task, engine, program, weights)

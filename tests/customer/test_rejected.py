@@ -19,6 +19,7 @@ from nodewire.errors import (
     BadFrame,
     BadInput,
     LinkLost,
+    NodeFailed,
     NodewireError,
     NoProvider,
     NotAllowed,
@@ -432,3 +433,48 @@ async def test_an_honest_neighbour_that_has_no_other_beside_it_does_the_work_aft
     one, made = buying(lied(FIRST, SECOND), NoProvider("task", "nobody is left"), None)
     await one.buy()
     assert [set(under.excluded) for under in made] == [set(), {FIRST, SECOND}, {FIRST}]
+
+
+async def test_nodes_that_failed_of_themselves_are_no_liars_however_many_say_so(buying):
+    one, made = buying(word(NodeFailed, FIRST), word(NodeFailed, SECOND), None)
+    await one.buy()
+    assert len(made) == 3
+
+
+async def test_a_node_that_failed_of_itself_is_excluded_though_its_neighbour_passes_it_on_first(running, monkeypatch):  # noqa: F811
+    """The wire is faster than relays: the customer waits for the node's own word, and blames nobody in between."""
+    one = running(Pool())
+    monkeypatch.setattr("nodewire.customer.running.WORD_S", 5.0)
+    keys = documents.PROVIDERS[2]
+    said = feedback.build(
+        keys, one.request.id, documents.CUSTOMER.public, "error", created_at=1, text="node-failed", ciphertext=""
+    )
+    asking = asyncio.create_task(one.gone(word(NodeFailed, DRIVER)))
+    await asyncio.sleep(0)
+    one.answers._take(said)
+    async with one.answers._said:
+        one.answers._said.notify_all()
+    assert await asking == {SECOND}
+
+
+async def test_a_node_whose_failure_nobody_signs_for_is_the_one_that_told_it(running, monkeypatch):  # noqa: F811
+    one = running(Pool())
+    monkeypatch.setattr("nodewire.customer.running.WORD_S", 0.0)
+    assert await one.gone(word(NodeFailed, DRIVER)) == {DRIVER}
+
+
+async def test_a_fault_of_the_customers_own_machine_is_told_and_nobody_is_excluded(buying):
+    one, made = buying(NodeFailed("database", "database or disk is full"), None)
+    with pytest.raises(NodeFailed, match="disk is full"):
+        await one.buy()
+    assert len(made) == 1
+
+
+async def test_a_refusal_by_a_node_that_cannot_serve_says_so_and_one_for_room_does_not(heard):
+    made, background = heard
+    keys = documents.PROVIDERS[1]
+    for text, is_out in (("node-failed", True), ("busy", False)):
+        said = feedback.build(keys, REQUEST, documents.CUSTOMER.public, "busy", created_at=1, text=text)
+        background.fault = None
+        made._feedback(feedback.parse(said))
+        assert (background.fault.is_out, background.fault.provider) == (is_out, FIRST)

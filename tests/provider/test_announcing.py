@@ -163,3 +163,16 @@ async def test_what_is_leaving_serves_those_who_planned_with_it_until_it_is_drop
     plan = world.assign()
     mine = {one.task for one in plan.tasks if plan.tasks[0].provider in (one.provider, one.standby)}
     assert part_in(plan, plan.tasks[0].provider) == mine
+
+
+async def test_a_node_that_is_paused_offers_no_slot_in_a_beat_that_goes_out_at_once():
+    one = served("stage.0")
+    held = Specializations([one])
+    async with announcing(held) as pool:
+        await pool.until(lambda seen: seen.beats)
+        assert pool.beats[-1].free == {one.digest: 4}
+        held.pause(is_paused=True)
+        await pool.until(lambda seen: seen.beats[-1].free == {one.digest: 0})
+        held.pause(is_paused=False)
+        await pool.until(lambda seen: seen.beats[-1].free == {one.digest: 4})
+        assert len(pool.ads) == 1
