@@ -15,6 +15,7 @@ from nodewire.oracle.case import (
     Drawn,
     FramesShown,
     Opened,
+    Parties,
     PublishSampled,
     Recomputed,
     State,
@@ -45,6 +46,7 @@ def drawn(what: Drawn, state: State) -> State:
             what.epoch,
             what.manifests[sample.request],
             audited=sample.key in what.audited,
+            parties=what.parties.get(sample.key, Parties()),
             others=what.others.get(sample.key, ()),
         )
         by_request.setdefault(sample.request, []).append(sample)
@@ -185,7 +187,8 @@ def recomputed(what: Recomputed, state: State) -> State:
     state = state.with_case(case)
     unopened = what.unopened
     if unopened is not None and unopened.provider != case.sample.provider and unopened.key not in state.cases:
-        state = state.with_case(Case(unopened, case.epoch, case.manifest, witness=True))
+        parties = replace(case.parties, origins=frozenset())  # it is opened for that sample's sake
+        state = state.with_case(Case(unopened, case.epoch, case.manifest, witness=True, parties=parties))
     return state
 
 

@@ -31,6 +31,18 @@ FRAMES = "frames"
 KEPT_EPOCHS = 16
 """A sample and the votes on it are forgotten this many epochs after its draw."""
 
+
+@dataclass(frozen=True, slots=True)
+class Parties:
+    """Whose sample it is, for the shares of what all samples need."""
+
+    is_bonded: bool = False
+    """The provider has a bond, by the snapshot of the draw's epoch."""
+    customer: str = ""
+    origins: frozenset[str] = frozenset()
+    """Of the provider's addresses (`nodewire.strangers`)."""
+
+
 # ---- inputs -------------------------------------------------------------------------------------------------------
 
 
@@ -59,6 +71,8 @@ class Drawn:
     others: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
     """By the sample's key: what other nodes committed to with the same root, in this epoch or an earlier one. Of all
     these it can be the work of one only."""
+    parties: Mapping[str, Parties] = field(default_factory=dict)
+    """By the sample's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +241,7 @@ class Case:
     """Computed again here in any case."""
     witness: bool = False
     """Not drawn: it must only be opened, for a sample that was cannot be judged without it."""
+    parties: Parties = Parties()
     others: tuple[Sample, ...] = ()
     """What others committed to with the same root."""
     copied: bool = False

@@ -22,6 +22,7 @@ from nodewire.oracle.case import (
     FramesShown,
     Input,
     Opened,
+    Parties,
     PublishFault,
     PublishSampled,
     PublishVerdict,
@@ -51,10 +52,21 @@ from nodewire.protocol.compare import compare
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
 from nodewire.verify.inquiry import Overloaded
-from nodewire.verify.recompute import Equivocated, Unopened
+from nodewire.verify.recompute import MAX_BYTES, Equivocated, Inputs, Unopened, most_input_bytes
+from nodewire.verify.waiting_list import Cap, WaitingList
 
-MAX_PULLS = 16
-"""Openings that are pulled at a time."""
+MAX_ASKING = 32
+"""Cases at a time of which openings are pulled; and as many of which inputs are fetched, or wait to be computed."""
+MAX_INPUT_BYTES = 2 * MAX_BYTES
+"""Of inputs that are in memory."""
+STRANGERS_PART = 2
+"""Of both, and of the bytes, providers without a bond have one in so many among them: keys are free."""
+MAX_OF_A_PROVIDER = 2
+MAX_OF_AN_ORIGIN = 4
+MAX_OF_A_CUSTOMER = 8
+"""Customers' keys are free, too, and so are the samples of their jobs."""
+STRANGERS_EPOCHS = 2
+"""For how long a case of a provider without a bond may hold its turn. Others' may until the sample's time is over."""
 
 MAX_LACKING = 4_096
 """Cases of which it is remembered what they lack."""
@@ -87,12 +99,20 @@ class Evidence(Protocol):
         """The leaves of the provider's own frames, which hash to those of its `opening`. Raises a NodewireError if it
         shows none."""
 
-    async def recompute(self, sample: Sample, epoch: int, *, last: bool, within_s: float) -> tuple[Leaf, ...]:
-        """The chunk's leaves, computed here from checked inputs; `last` as in `case.Recompute`.
+    async def inputs(self, sample: Sample, epoch: int, *, last: bool, within_s: float) -> Inputs:
+        """All that the task was given, checked; `last` as in `case.Recompute`.
+
+        Raises:
+            Equivocated: a producer signed something else than it committed to.
+            Withheld: the provider does not show its part.
+            NodewireError: they are not to be had.
+        """
+
+    async def recompute(self, inputs: Inputs, *, within_s: float) -> tuple[Leaf, ...]:
+        """The chunk's leaves, computed here.
 
         Raises:
             Overloaded: this machine was too slow for it.
-            Equivocated: a producer signed something else than it committed to.
             NodewireError: they cannot be computed.
         """
 
@@ -123,8 +143,7 @@ class Court:
         self.figures = CourtFigures()
         self._complaints = Complaints(market, relays, clock, docket.snapshots, self._feed)
         self._state = start(committee, keys.public, can_recompute=evidence.can_recompute)
-        self._pulls = asyncio.Semaphore(MAX_PULLS)
-        self._computing = asyncio.Lock()
+        self._pulling, self._fetching, self._computing = WaitingList(), WaitingList(), WaitingList()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lacking: dict[str, str] = {}
         """By the case's key: why what it needs is not here, as was last heard."""
@@ -266,7 +285,7 @@ class Court:
     async def _pull(self, of: PullOpening) -> None:
         sample, epoch, node, opening = of.sample, of.epoch, of.node, None
         try:
-            async with self._pulls, asyncio.timeout(self._committee.epoch_ms / 1000):
+            async with self._pulling.turn(*self._asking(of.key, node)), asyncio.timeout(self._epoch_s):
                 opening = await self._evidence.opening(sample, epoch, node)
         except (NodewireError, OSError, TimeoutError) as error:
             self._lacks(of.key, f"the opening of {node[:8]}: {_said(error)}")
@@ -277,7 +296,8 @@ class Court:
     async def _pull_frames(self, sample: Sample, epoch: int, opening: Opening) -> None:
         leaves = None
         try:
-            async with self._pulls, asyncio.timeout(self._committee.epoch_ms / 1000):
+            turn = self._pulling.turn(*self._asking(sample.key, sample.provider))
+            async with turn, asyncio.timeout(self._epoch_s):
                 leaves = await self._evidence.frames(sample, epoch, opening)
         except (NodewireError, OSError, TimeoutError) as error:
             self._lacks(sample.key, f"the frames of {sample.provider[:8]}: {_said(error)}")
@@ -288,11 +308,7 @@ class Court:
     async def _recompute(self, sample: Sample, epoch: int, last: bool) -> None:
         leaves, equivocation, withheld, unopened = None, None, False, None
         try:
-            async with self._computing:
-                left_s = (self._committee.close_ms(epoch + OPEN_EPOCHS) - self._now_ms()) / 1000
-                if left_s <= 0:
-                    raise Overloaded("computing here", "its time passed while others were computed")
-                leaves = await self._evidence.recompute(sample, epoch, last=last, within_s=left_s)
+            leaves = await self._computed(sample, epoch, last)
         except Equivocated as error:
             _log.info("sample %s: %s", sample.key[:8], error)
             equivocation = error.equivocation
@@ -308,6 +324,50 @@ class Court:
         except Exception:
             _log.exception("sample %s is not computed again: a fault of this software", sample.key[:8])
         self._feed(Recomputed(sample.key, leaves, withheld, equivocation, unopened))
+
+    async def _computed(self, sample: Sample, epoch: int, last: bool) -> tuple[Leaf, ...]:
+        """Fetch the inputs beside other cases' fetches, then compute when it is this case's turn.
+
+        Raises:
+            Overloaded: other cases took all of its time, or this machine is too slow.
+            NodewireError: as `Evidence`.
+        """
+        case = self._state.cases.get(sample.key)
+        is_bonded = case is not None and case.parties.is_bonded
+        rank, caps = self._asking(sample.key, sample.provider)
+        if case is not None and case.manifest is not None:
+            size = most_input_bytes(case.manifest, sample.task)
+            caps += _parted("bytes", MAX_INPUT_BYTES, size, is_bonded)
+        async with self._fetching.turn(rank, caps):
+            inputs = await self._evidence.inputs(
+                sample, epoch, last=last, within_s=self._left_s(epoch, math.inf if is_bonded else STRANGERS_EPOCHS)
+            )
+            async with self._computing.turn(rank, [Cap("worker", 1)]):
+                left_s = self._left_s(epoch, math.inf if is_bonded else 1)
+                return await self._evidence.recompute(inputs, within_s=left_s)
+
+    def _asking(self, key: str, node: str) -> tuple[int, list[Cap]]:
+        """The rank of a case where its `node` is asked for something, and the shares that bound it."""
+        case = self._state.cases.get(key)
+        parties = case.parties if case is not None else Parties()
+        caps = [
+            *_parted("cases", MAX_ASKING, 1, parties.is_bonded),
+            Cap(f"provider {node}", MAX_OF_A_PROVIDER),
+            Cap(f"customer {parties.customer}", MAX_OF_A_CUSTOMER),
+            *(Cap(f"origin {origin}", MAX_OF_AN_ORIGIN) for origin in sorted(parties.origins)),
+        ]
+        return (0 if parties.is_bonded else 1), caps
+
+    def _left_s(self, epoch: int, epochs: float) -> float:
+        """What is left of a sample's time, at most so many epochs. Raises Overloaded: nothing."""
+        left_s = (self._committee.close_ms(epoch + OPEN_EPOCHS) - self._now_ms()) / 1000
+        if left_s <= 0:
+            raise Overloaded("computing here", "its time passed while others were looked into")
+        return min(left_s, epochs * self._epoch_s)
+
+    @property
+    def _epoch_s(self) -> float:
+        return self._committee.epoch_ms / 1000
 
     def _lacks(self, key: str, what: str, level: int = logging.INFO) -> None:
         """Say to the log, now and when a vote comes of it, what is not to be had for a case."""
@@ -333,6 +393,12 @@ class Court:
 
     def _now_ms(self) -> int:
         return int(self._clock.time_s() * 1000)
+
+
+def _parted(name: str, most: int, amount: int, is_bonded: bool) -> list[Cap]:
+    """The cap of all, and for a provider without a bond that of all strangers."""
+    caps = [Cap(name, most, amount)]
+    return caps if is_bonded else [*caps, Cap(f"strangers' {name}", most // STRANGERS_PART, amount)]
 
 
 def _said(error: Exception) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
 from typing import Protocol, TypeVar
 
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle.arrivals import MAX_OTHERS
-from nodewire.oracle.case import Drawn, RootKey
+from nodewire.oracle.case import Drawn, Parties, RootKey
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, is_audited, place, turn
 from nodewire.protocol import job
@@ -23,6 +23,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import MAX_JOB_EPOCHS
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.verification import Sample
+from nodewire.strangers import origin_of
 from nodewire.verify.inquiry import Events
 
 MAX_REQUESTS = 4_096
@@ -96,6 +97,7 @@ class Docket:
                 roots.setdefault((committed.provider, *chunk.key), chunk.root)
         samples: tuple[Sample, ...] = ()
         requests: dict[str, Request] = {}
+        parties: dict[str, Parties] = {}
         if roots:
             snapshot = await self._market.snapshot(epoch.snapshot)
             requests = await self._sampled(_by_turns(roots, snapshot, self._market.committee), number)
@@ -103,6 +105,7 @@ class Docket:
                 self._market.committee, epoch.beacon, commitments, requests, snapshot, seen=self._before(number)
             )
             samples = _in_turn(drawn, epoch.beacon, snapshot, self._market.committee)
+            parties = _parties(samples, requests, snapshot, self._market.committee)
         manifests = {}
         for id_ in sorted({sample.request for sample in samples}):
             self._drawn[id_] = requests[id_]
@@ -124,7 +127,7 @@ class Docket:
         others = {sample.key: found for sample in samples if (found := self._others(sample))}
         self._remember((place(*key[:4]) for key in roots), number)
         audited = frozenset(sample.key for sample in samples if is_audited(epoch.beacon, sample.key))
-        return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited, others)
+        return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited, others, parties)
 
     async def _sampled(self, ids: Iterable[str], epoch: int) -> dict[str, Request]:
         """The requests among `ids` that are to be sampled in `epoch`."""
@@ -197,6 +200,26 @@ def _in_turn(samples: Iterable[Sample], beacon: str, snapshot: Snapshot, committ
     for sample in sorted(samples, key=lambda one: turn(beacon, one.key)):
         mine.setdefault(sample.provider, []).append(sample)
     return tuple(_turns(dict(sorted(mine.items())), snapshot, committee))
+
+
+def _parties(
+    samples: Sequence[Sample], requests: Mapping[str, Request], snapshot: Snapshot, committee: Committee
+) -> dict[str, Parties]:
+    """By the sample's key, whose it is."""
+    bonded = {node.pubkey for node in snapshot.nodes if node.bond_msat >= committee.bond_unit_msat}
+    try:
+        ads = snapshot.ads({sample.provider for sample in samples})
+    except BadInput as error:  # certified all the same; addresses are read elsewhere, too
+        _log.warning("ads of epoch %d: %s", snapshot.epoch, error)
+        ads = {}
+    at = {
+        provider: frozenset(origin_of(one.rpartition(":")[0].strip("[]")) for one in ad.wire)
+        for provider, ad in ads.items()
+    }
+    return {
+        one.key: Parties(one.provider in bonded, requests[one.request].customer, at.get(one.provider, frozenset()))
+        for one in samples
+    }
 
 
 def _turns(of: Mapping[str, Iterable[T]], snapshot: Snapshot, committee: Committee) -> Iterator[T]:

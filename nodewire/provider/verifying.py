@@ -35,6 +35,8 @@ from nodewire.provider.serving import loaded_name
 from nodewire.provider.specializations import Specializations
 from nodewire.verify.finality import final_roots
 from nodewire.verify.inquiry import Inquiry
+from nodewire.verify.recompute import MAX_BYTES, most_input_bytes
+from nodewire.verify.waiting_list import Cap, WaitingList
 from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
@@ -47,6 +49,13 @@ MAX_READING = 256
 """Draws, of one job in one epoch each, that are looked up at a time: an equal share for each oracle that says some."""
 READ_EPOCHS = 2
 """For how long what a draw follows from is waited for."""
+
+MAX_FETCHING = 16
+"""Samples whose inputs are fetched, or wait here to be computed, at a time."""
+MAX_OF_A_PROVIDER = 2
+"""Of those, samples of one provider: one that stalls keeps nobody else's waiting."""
+MAX_INPUT_BYTES = 2 * MAX_BYTES
+"""Of their inputs, in memory."""
 
 SHARE_EPOCHS = 1
 """So many epochs after the draw a verification share is waited for: it is owed when the chunk is paid, before that."""
@@ -102,6 +111,7 @@ class Verifying:
         self._reading: dict[tuple[int, str], tuple[str, asyncio.Task[None]]] = {}
         """Those that are being: the oracle that spoke of them, and the task."""
         self._oracles = frozenset(oracle.pubkey for oracle in self._committee.oracles)
+        self._inputs = WaitingList()
         self._computing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -278,19 +288,23 @@ class Verifying:
 
     async def _compute(self, sample: Sample, epoch: int, request: Request) -> Opening:
         served = self._held.find(request.plan.manifest, {sample.task})
-        async with self._computing:
-            while True:
-                if not self._in_time(epoch):
-                    raise Busy("worker", "too late to be certified")
+        room = Cap("bytes", MAX_INPUT_BYTES, most_input_bytes(served.manifest, sample.task))
+        async with self._inputs.turn(0, [room, Cap("inputs", MAX_FETCHING), Cap(sample.provider, MAX_OF_A_PROVIDER)]):
+            left_s = (self._committee.close_ms(epoch + VERIFIED_EPOCHS) / 1000) - time.time()
+            inputs = await self._inquiry.inputs(sample, epoch, last=True, within_s=max(0.0, left_s))
+            async with self._computing:
+                while True:
+                    if not self._in_time(epoch):
+                        raise Busy("worker", "too late to be certified")
+                    try:
+                        pages = served.take()
+                        break
+                    except Busy:  # jobs that pay come first
+                        await asyncio.sleep(self._committee.epoch_ms / 8000)
                 try:
-                    pages = served.take()
-                    break
-                except Busy:  # jobs that pay come first
-                    await asyncio.sleep(self._committee.epoch_ms / 8000)
-            try:
-                leaves = await self._inquiry.recompute(sample, epoch, last=True)
-            finally:
-                served.give(pages)
+                    leaves = await self._inquiry.recompute(inputs)
+                finally:
+                    served.give(pages)
         return opening(
             self._keys,
             served.manifest,

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from nodewire.errors import BadInput, NotAllowed, NotFound, TimedOut
-from nodewire.kind import JobKind, Params, Worker
+from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds, takeover
 from nodewire.protocol.chunk import Leaf, Opening
-from nodewire.protocol.codec import OWN, Codings
-from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
 from nodewire.verify.finality import Relays, final_roots
 from nodewire.verify.own_frames import shown_leaves
-from nodewire.verify.recompute import pull_opening, recompute
+from nodewire.verify.recompute import Inputs, gather, pull_opening, recompute
 from nodewire.wire.node import Node
 
 Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
@@ -48,34 +44,6 @@ class Draws(Protocol):
 
 class Overloaded(TimedOut):
     """This machine has not computed in time what others wait for: nobody else is to blame for it."""
-
-
-@dataclass(slots=True)
-class _Stage:
-    """How far computing a chunk again has come, and whether this machine alone decides how long it takes."""
-
-    what: str = "what was certified"
-    is_own: bool = False
-
-
-class _Watched:
-    """The worker, telling when it begins to compute: then all inputs are there."""
-
-    def __init__(self, worker: Worker, at: _Stage) -> None:
-        self._worker, self._at = worker, at
-
-    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
-        return await self._worker.load(task, engine, program, weights)
-
-    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        return await self._worker.receive(task, session, frame)
-
-    async def close(self, task: str, session: str) -> None:
-        await self._worker.close(task, session)
-
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
-        self._at.what, self._at.is_own = "computing here", True
-        await self._worker.open(task, session, params, codings)
 
 
 class Inquiry:
@@ -125,57 +93,60 @@ class Inquiry:
         manifest = await self._market.manifest(request.manifest_address, request.plan.manifest)
         return await shown_leaves(self._node, addresses[sample.provider], sample, manifest, opening)
 
-    async def recompute(
-        self, sample: Sample, epoch: int, *, last: bool = False, within_s: float | None = None
-    ) -> tuple[Leaf, ...]:
-        """The chunk's leaves, from inputs that were checked.
+    async def inputs(self, sample: Sample, epoch: int, *, last: bool = False, within_s: float | None = None) -> Inputs:
+        """All that the sampled task was given, checked. It takes no computing here.
 
         Raises:
-            Overloaded: there are none after `within_s`, and what took the time is this machine's own work.
-            TimedOut: there are none after `within_s`, for what others show was not there yet.
+            TimedOut: there are none after `within_s`.
             Equivocated: an input's producer signed something else than it committed to.
             Withheld: the provider does not show its part of the inputs.
             NotFound: others' inputs are not to be had, or not certified.
             TimedOut, RelayRefused: relays do not say what was certified.
-            NotAllowed: nothing is computed here, or no installed package computes such a job.
-            BadTask, OverMemory, WorkerFailed ...: the task is refused or fails here.
         """
-        at = _Stage()
+        request = await self._draws.request(sample.request)
+        manifest = await self._market.manifest(request.manifest_address, request.plan.manifest)
         try:
             async with asyncio.timeout(within_s) as limit:
-                return await self._recomputed(sample, epoch, last, at)
+                takeovers = await self._takeovers(request, manifest)
+                final = await final_roots(request.id, request.plan, request.created_at, self._market, self._relays)
+                return await gather(
+                    sample=sample,
+                    request=request,
+                    manifest=manifest,
+                    takeovers=takeovers,
+                    final=final,
+                    node=self._node,
+                    addresses=await self._addresses(request, sample, epoch),
+                    patience_s=self._market.committee.epoch_ms / 1000,
+                    last=last,
+                )
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            kind = Overloaded if at.is_own else TimedOut
-            raise kind(at.what, f"not done in the {within_s:.1f} s that were left") from error
+            raise TimedOut("the inputs", f"not shown in the {within_s:.1f} s that were left") from error
 
-    async def _recomputed(self, sample: Sample, epoch: int, last: bool, at: _Stage) -> tuple[Leaf, ...]:
-        request = await self._draws.request(sample.request)
-        manifest = await self._market.manifest(request.manifest_address, request.plan.manifest)
+    async def recompute(self, inputs: Inputs, *, within_s: float | None = None) -> tuple[Leaf, ...]:
+        """The chunk's leaves, computed here.
+
+        Raises:
+            Overloaded: there are none after `within_s`.
+            NotAllowed: nothing is computed here, or no installed package computes such a job.
+            BadTask, OverMemory, WorkerFailed ...: the task is refused or fails here.
+        """
+        manifest, task = inputs.manifest, inputs.sample.task
         kind = self._kinds.get(manifest.kind)
         if self._loaded is None or kind is None:
             raise NotAllowed("worker", f"jobs of kind {manifest.kind} are not computed here")
-        takeovers = await self._takeovers(request, manifest)
-        final = await final_roots(request.id, request.plan, request.created_at, self._market, self._relays)
-        addresses = await self._addresses(request, sample, epoch)
-        at.what, at.is_own = "loading the task here", True
-        worker, name = await self._loaded(kind, manifest, sample.task)
-        at.what, at.is_own = "the inputs", False
-        return await recompute(
-            sample=sample,
-            request=request,
-            manifest=manifest,
-            takeovers=takeovers,
-            final=final,
-            node=self._node,
-            addresses=addresses,
-            kind=kind,
-            worker=_Watched(worker, at),
-            loaded=name,
-            patience_s=self._market.committee.epoch_ms / 1000,
-            last=last,
-        )
+        step = "loading the task here"
+        try:
+            async with asyncio.timeout(within_s) as limit:
+                worker, name = await self._loaded(kind, manifest, task)
+                step = "computing here"
+                return await recompute(inputs, kind=kind, worker=worker, loaded=name)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise Overloaded(step, f"not done in the {within_s:.1f} s that were left") from error
 
     async def _addresses(self, request: Request, sample: Sample, epoch: int) -> Mapping[str, Sequence[str]]:
         """Where the nodes of the plan and the verifiers are, by what they said last: who crashed may have moved."""

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
 
 from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, TooLarge, Withheld
-from nodewire.kind import JobKind, Worker
+from nodewire.kind import JobKind, Params, Worker
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of, most_bytes
-from nodewire.protocol.codec import codings
+from nodewire.protocol.codec import Codings, codings
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import ITEM_BYTES, Array, Frame, bytes_of
 from nodewire.protocol.job import Request, Ticket, content_of
@@ -47,6 +48,8 @@ _TICKET_BYTES = 65_536
 _RESULT_S = 120.0
 _TRIES = 10
 """How often a busy node is asked again."""
+_SHOWN_BYTES_PER_S = 2**20
+"""A node that shows this much a second may go on."""
 
 T = TypeVar("T")
 
@@ -69,6 +72,39 @@ class Unopened(NotFound):
         self.sample = sample
 
 
+class Patience:
+    """How long each node is waited for: `each_s` in all its answers together, and longer for the bytes that it shows.
+
+    A node that is silent, or trickles, takes no more of an oracle's time than that, however many questions there are.
+    """
+
+    def __init__(self, each_s: float) -> None:
+        self.each_s = each_s
+        self._left_s: dict[str, float] = {}
+        self._limit: asyncio.Timeout | None = None
+
+    @asynccontextmanager
+    async def on(self, node: str) -> AsyncIterator[None]:
+        """Wait for `node`. Raises TimeoutError: its time is over."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._left_s.get(node, self.each_s)) as limit:
+            self._limit = limit
+            try:
+                yield
+            finally:
+                self._limit = None
+                ends_s = limit.when()
+                assert ends_s is not None
+                self._left_s[node] = min(self.each_s, max(0.0, ends_s - loop.time()))
+
+    def shown(self, size: int) -> None:
+        """`size` bytes came from the node that is waited for."""
+        if self._limit is not None and not self._limit.expired():
+            ends_s = self._limit.when()
+            assert ends_s is not None
+            self._limit.reschedule(ends_s + size / _SHOWN_BYTES_PER_S)
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One sample with all that says where its inputs come from."""
@@ -79,7 +115,7 @@ class _Case:
     takeovers: Sequence[Takeover]
     final: Finality
     addresses: Mapping[str, Sequence[str]]
-    patience_s: float
+    patience: Patience
     last: bool
     said: Mapping[tuple[str, int, str], Sent] = field(default_factory=dict)
     """By edge, chunk and signer: what was signed to the provider, by what it shows."""
@@ -119,7 +155,31 @@ def _want(
     )
 
 
-async def recompute(
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that a task was given up to the sampled chunk, checked: it can be computed again from this alone."""
+
+    sample: Sample
+    manifest: Manifest
+    digest: str
+    """The manifest's, by the plan."""
+    params: Params
+    narrowed: Codings
+    before: tuple[Frame[Array], ...]
+    """Of earlier chunks."""
+    frames: tuple[Frame[Array], ...]
+    """Of the sampled chunk."""
+
+
+def most_input_bytes(manifest: Manifest, task: str) -> int:
+    """What the inputs of one of the task's samples may take: MAX_BYTES, or less where the manifest says less."""
+    per_position = sum(edge.bytes_per_position for edge in manifest.inputs(task))
+    if manifest.mode != "generate" or not manifest.context or not per_position:
+        return MAX_BYTES
+    return min(MAX_BYTES, 2 * manifest.context * per_position + _TICKET_BYTES)
+
+
+async def gather(
     *,
     sample: Sample,
     request: Request,
@@ -128,16 +188,13 @@ async def recompute(
     final: Finality,
     node: Node,
     addresses: Mapping[str, Sequence[str]],
-    kind: JobKind,
-    worker: Worker,
-    loaded: str,
     patience_s: float,
     last: bool = False,
-) -> tuple[Leaf, ...]:
-    """The leaves of the sampled chunk, computed by the task `loaded` in `worker`, in the order that an opening has.
+) -> Inputs:
+    """The sampled chunk's inputs, as others show them and certificates hold them. Nothing is computed for it.
 
     `takeovers` are the job's that were accepted, by attempt; `final` what certificates hold of it; `addresses` are of
-    the plan's providers and standbys; `patience_s`: for what one node shows of one chunk. `last`: of inputs that their
+    the plan's providers and standbys; `patience_s`: for one node (`Patience`). `last`: of inputs that their
     producer signed, what it committed to is not waited for any more.
 
     Raises:
@@ -146,44 +203,65 @@ async def recompute(
         Withheld: the provider does not show the ticket, or inputs that only it can show.
         NotFound, BadHash, BadInput: another's input is not to be had, or not what was committed to; or nothing says
             where the provider is.
-        TooLarge: the inputs have more than 1 GiB in all.
-        NodewireError: the worker's error, or a peer's refusal.
+        TooLarge: the inputs have more than `most_input_bytes` in all.
+        NodewireError: a peer's refusal.
     """
-    of = _Case(sample, request, manifest, takeovers, final, addresses, patience_s, last)
+    of = _Case(sample, request, manifest, takeovers, final, addresses, Patience(patience_s), last)
     of.at(sample.provider)
     ticket = await _asked(of, sample.provider, lambda: _ticket(of, node))
     said = await _asked(of, sample.provider, lambda: _statements(of, node))
     of = replace(of, said=said)
     inputs = await _inputs(of, ticket, node)
-    before = [frame for frame in inputs if chunk_of(manifest, frame.seq) < sample.chunk]
+    before = tuple(frame for frame in inputs if chunk_of(manifest, frame.seq) < sample.chunk)
+    return Inputs(
+        sample,
+        manifest,
+        request.plan.manifest,
+        ticket.params,
+        codings(manifest, request.plan.terms.codecs),
+        before,
+        tuple(inputs[len(before) :]),
+    )
+
+
+async def recompute(inputs: Inputs, *, kind: JobKind, worker: Worker, loaded: str) -> tuple[Leaf, ...]:
+    """The leaves of the sampled chunk, computed by the task `loaded` in `worker`, in the order that an opening has.
+
+    Raises:
+        NotFound: it takes longer than 120 s.
+        NodewireError: the worker's error.
+    """
+    manifest, sample = inputs.manifest, inputs.sample
     session = secrets.token_hex(32)
     found: list[Leaf] = []
-    narrowed = codings(manifest, request.plan.terms.codecs)
     # with the defaults, as it was served
-    await worker.open(loaded, session, kind.check(manifest, ticket.params), narrowed)
+    await worker.open(loaded, session, kind.check(manifest, inputs.params), inputs.narrowed)
     try:
         async with asyncio.timeout(_RESULT_S):
-            for frame in (*kind.merged(manifest, sample.task, before), *inputs[len(before) :]):
+            for frame in (*kind.merged(manifest, sample.task, inputs.before), *inputs.frames):
                 for out in await worker.receive(loaded, session, frame):
                     if chunk_of(manifest, out.seq) == sample.chunk:
-                        found.append(leaf_of(request.plan.manifest, out))
+                        found.append(leaf_of(inputs.digest, out))
     except TimeoutError as error:
         raise NotFound("leaves", f"not computed within {_RESULT_S:.0f} s") from error
     finally:
         await worker.close(loaded, session)
-    order = {edge.name: i for i, edge in enumerate(of.manifest.edges)}
+    order = {edge.name: i for i, edge in enumerate(manifest.edges)}
     return tuple(sorted(found, key=lambda leaf: (order[leaf.edge], leaf.seq)))
 
 
 async def _asked(of: _Case, node: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """What `node` shows, asked again while it is busy; silence is withheld, if it is the provider who is judged."""
+    """What `node` shows, asked again while it is busy.
+
+    `of.sample.provider` is waited for, too, where another's frames are to be shown that it should not have relied on.
+    """
     try:
-        async with asyncio.timeout(of.patience_s):
+        async with of.patience.on(node):
             while True:
                 try:
                     return await ask()
                 except Busy:
-                    await asyncio.sleep(of.patience_s / _TRIES)
+                    await asyncio.sleep(of.patience.each_s / _TRIES)
     except (NodewireError, TimeoutError) as error:
         if node == of.sample.provider:
             raise Withheld("inputs", str(error) or "not shown in time") from error
@@ -239,7 +317,7 @@ async def _inputs(of: _Case, ticket: Ticket, node: Node) -> list[Frame[Array]]:
     many).
     """
     found: list[tuple[int, int, Frame[Array]]] = []
-    left = MAX_BYTES
+    left = most_input_bytes(of.manifest, of.sample.task)
     for edge in of.manifest.inputs(of.sample.task):
         alone = of.manifest.mode == "run" or (edge.source != CUSTOMER and of.manifest.mode != "generate")
         for chunk in range(of.sample.chunk if alone else 0, of.sample.chunk + 1):
@@ -262,7 +340,7 @@ async def _customers(
     """The customer's frames of one chunk on one edge, as the provider shows them, checked against the ticket."""
     provider = of.sample.provider
     want = _want(of.sample, "frames", of.sample.task, chunk, (edge.name,))
-    frames = [frame async for _, frame in pull(node, provider, of.at(provider), want, max_bytes=max_bytes)]
+    frames = await _pulled(of, node, provider, want, max_bytes)
     promised = {(name, seq): content for name, seq, content in ticket.inputs}
     expected = sorted(seq for name, seq in promised if name == edge.name and chunk_of(of.manifest, seq) == chunk)
     if sorted(frame.seq for frame in frames) != expected:
@@ -305,7 +383,7 @@ async def _frames(of: _Case, edge: Edge, chunk: int, producer: str, node: Node, 
     want = _want(of.sample, "frames", edge.source, chunk, (edge.name,))
 
     async def pulled() -> list[Frame[Array]]:
-        frames = [frame async for _, frame in pull(node, producer, addresses, want, max_bytes=expected)]
+        frames = await _pulled(of, node, producer, want, expected)
         if shown.keys() != {frame.seq for frame in frames}:
             raise NotFound(edge.name, "not all frames that were committed to")
         for frame in frames:
@@ -315,6 +393,14 @@ async def _frames(of: _Case, edge: Edge, chunk: int, producer: str, node: Node, 
         return frames
 
     return await _asked(of, of.sample.provider, pulled)
+
+
+async def _pulled(of: _Case, node: Node, peer: str, want: Want, max_bytes: int) -> list[Frame[Array]]:
+    found = []
+    async for _, frame in pull(node, peer, of.at(peer), want, max_bytes=max_bytes):
+        of.patience.shown(sum(tensor.nbytes for tensor in frame.tensors))
+        found.append(frame)
+    return found
 
 
 def _bytes(leaves: Iterable[Leaf]) -> int:
@@ -413,9 +499,8 @@ def _is_signed(said: Sent) -> bool:
 
 async def _shown(of: _Case, want: Want, node: Node, max_bytes: int) -> list[Frame[Array]]:
     """What the provider shows; nothing if it says that it has nothing. Raises as `pull`."""
-    provider = of.sample.provider
     try:
-        return [frame async for _, frame in pull(node, provider, of.at(provider), want, max_bytes=max_bytes)]
+        return await _pulled(of, node, of.sample.provider, want, max_bytes)
     except (NotFound, NotAllowed, BadInput):
         return []
 
@@ -427,7 +512,7 @@ async def _committed(of: _Case, edge: Edge, chunk: int, said: Sent, node: Node) 
         return None
     try:
         addresses = of.at(said.signer)
-        async with asyncio.timeout(of.patience_s):
+        async with of.patience.on(said.signer):
             shown = await _opening(
                 of.sample, of.manifest, node, said.signer, addresses, edge.source, chunk, root.attempt
             )

@@ -59,20 +59,17 @@ def record():
     return Record()
 
 
-class Worker:
-    async def open(self, task, session, params, codings=None):
-        pass
-
-
 async def looked_into(record, monkeypatch, *, slow="", within_s=None):
     """With what an inquiry has the chunk computed. What is `slow` takes for ever: loading, inputs, or computing."""
     taken = {}
 
-    async def recompute(**given):
+    async def gather(**given):
         taken.update(given)
         if slow == "inputs":
             await asyncio.sleep(60)
-        await given["worker"].open("task", "session", {})
+        return SimpleNamespace(sample=given["sample"], manifest=given["manifest"])
+
+    async def recompute(inputs, **given):
         if slow == "computing":
             await asyncio.sleep(60)
         return ()
@@ -80,11 +77,12 @@ async def looked_into(record, monkeypatch, *, slow="", within_s=None):
     async def loaded(kind, manifest, task):
         if slow == "loading":
             await asyncio.sleep(60)
-        return Worker(), task
+        return None, task
 
     async def unknown(sha256):
         raise NotFound("snapshot", "gone")
 
+    monkeypatch.setattr(module, "gather", gather)
     monkeypatch.setattr(module, "recompute", recompute)
     monkeypatch.setattr(record, "snapshot", unknown)
     sample = Sample(
@@ -97,7 +95,8 @@ async def looked_into(record, monkeypatch, *, slow="", within_s=None):
         verifiers=(),
     )
     inquiry = Inquiry(record, record, Draws(record.asked), None, {MANIFEST.kind: SimpleNamespace()}, loaded)
-    await inquiry.recompute(sample, 1, within_s=within_s)
+    inputs = await inquiry.inputs(sample, 1, within_s=within_s)
+    await inquiry.recompute(inputs, within_s=within_s)
     return taken
 
 

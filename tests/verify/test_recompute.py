@@ -14,7 +14,7 @@ from nodewire.protocol.plan import Terms, Verification
 from nodewire.protocol.verification import Sample
 from nodewire.verify import recompute as module
 from nodewire.verify.finality import Certified, Finality
-from nodewire.verify.recompute import recompute
+from nodewire.verify.recompute import Patience, gather, most_input_bytes, recompute
 from nodewire.wire.node import Node
 from tests.protocol import documents
 from tests.protocol_committee.actors import keys
@@ -141,7 +141,7 @@ async def computed(
 ):
     sample = Sample(provider=provider.public, request=ID, task=task, chunk=1, attempt=0, root=HASH, verifiers=())
     async with nodes(driver, stage) as (node, addresses):
-        return await recompute(
+        inputs = await gather(
             sample=sample,
             request=request(ticket),
             manifest=MANIFEST,
@@ -149,11 +149,9 @@ async def computed(
             final=certificates or certified(),
             node=node,
             addresses={**addresses, **dict.fromkeys(unknown, ())},
-            kind=Kind(),
-            worker=worker or Adds(),
-            loaded=task,
             patience_s=patience_s,
         )
+        return await recompute(inputs, kind=Kind(), worker=worker or Adds(), loaded=task)
 
 
 def honest_driver(**changes):
@@ -254,3 +252,33 @@ async def test_all_inputs_together_stay_within_one_budget(monkeypatch):
     with pytest.raises(TooLarge):
         await computed(shows, honest_stage())
     assert [chunk for place, chunk in shows.asked if place == "hidden.0"] == [0]  # the second is not even pulled
+
+
+async def test_a_node_is_waited_for_once_however_many_questions_it_is_asked():
+    patience = Patience(0.2)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    for _ in range(50):
+        with pytest.raises(TimeoutError):
+            async with patience.on("silent"):
+                await asyncio.sleep(60)
+    spent_s = loop.time() - began_s
+    async with patience.on("another"):
+        assert spent_s < 50 * 0.2
+
+
+async def test_a_node_that_shows_much_is_waited_for_longer_and_saves_up_nothing():
+    patience = Patience(0.1)
+    async with patience.on("large"):
+        patience.shown(60 * 2**20)
+        await asyncio.sleep(0.3)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(30) as test, patience.on("large"):
+            await asyncio.sleep(60)
+    assert not test.expired()
+
+
+def test_a_samples_inputs_are_bounded_by_the_models_context():
+    assert most_input_bytes(MANIFEST, "stage.0") == 2 * 256 * 32 + 65_536
+    endless = MANIFEST.model_copy(update={"context": 0})
+    assert most_input_bytes(endless, "stage.0") == module.MAX_BYTES

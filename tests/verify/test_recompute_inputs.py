@@ -20,7 +20,7 @@ from nodewire.protocol.verification import Sample
 from nodewire.provider.holding import Holding, Kept
 from nodewire.verify import recompute as module
 from nodewire.verify.finality import Certified, Finality
-from nodewire.verify.recompute import Equivocated, Unopened, recompute
+from nodewire.verify.recompute import Equivocated, Unopened, gather, recompute
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
 from tests.protocol_committee.actors import committee, keys
@@ -116,7 +116,7 @@ class Job:
 
     async def computed(self, last=False):
         """The frames of the sampled chunk that the task was given, as an oracle computes it."""
-        found = await recompute(
+        inputs = await gather(
             sample=self.sample,
             request=self.request,
             manifest=self.manifest,
@@ -124,12 +124,11 @@ class Job:
             final=self.final(),
             node=self,
             addresses=dict.fromkeys(self.holdings, ("x",)),
-            kind=SimpleNamespace(check=lambda manifest, params: params, merged=lambda manifest, task, frames: frames),
-            worker=self.worker,
-            loaded="t",
             patience_s=self.patience_s,
             last=last,
         )
+        kind = SimpleNamespace(check=lambda manifest, params: params, merged=lambda manifest, task, frames: frames)
+        found = await recompute(inputs, kind=kind, worker=self.worker, loaded="t")
         return [[t.sha256 for t in leaf.tensors] for leaf in found]
 
     def final(self):
