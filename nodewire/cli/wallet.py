@@ -91,7 +91,7 @@ async def _settle(role: CustomerConfig, agreed: Callable[[], bool], broken: tupl
     from nodewire.customer import debts
     from nodewire.customer.customer import Customer
 
-    async with Customer.open(role) as customer:  # which buys nothing, and so pays nothing by itself
+    async with Customer.open(role, is_buyer=False) as customer:
         session = customer.session
         owed = debts.in_ledger(session.payer)
         owed += await debts.on_relays(session.pool, session.payer, session.keys.public)

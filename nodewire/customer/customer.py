@@ -61,7 +61,7 @@ MAX_READ = 4
 class Customer:
     """Buys work from the market. Made by `open`, used in `async with`."""
 
-    def __init__(self, config: CustomerConfig | SwarmCustomer) -> None:
+    def __init__(self, config: CustomerConfig | SwarmCustomer, *, is_buyer: bool = True) -> None:
         self.last: dict[str, Any] = {}
         """What the last finished job was and cost: request id, plan, payments, timing. Of several that are under way at
         once each tells its own to the `ended` that it was given."""
@@ -70,7 +70,7 @@ class Customer:
         )
         self.purchases: deque[Purchase] = deque(maxlen=(MAX_AGAIN + 1 + MAX_MOVES) * (MAX_REPAIRS + 1))
         """The newest that were begun, the last one last: as many as one call may begin."""
-        self._config = config
+        self._config, self._is_buyer = config, is_buyer
         self._batchings: dict[str, Batching] = {}
         """By manifest's digest, the newest last."""
         self._texts: dict[str, ModelText] = {}
@@ -79,9 +79,12 @@ class Customer:
         self._stack = AsyncExitStack()
 
     @classmethod
-    def open(cls, config: Path | str | CustomerConfig | SwarmCustomer) -> Self:
-        """A customer with the configuration in a TOML file. Raises BadConfig."""
-        return cls(CustomerConfig.load(Path(config)) if isinstance(config, Path | str) else config)
+    def open(cls, config: Path | str | CustomerConfig | SwarmCustomer, *, is_buyer: bool = True) -> Self:
+        """A customer with the configuration in a TOML file. Raises BadConfig.
+
+        One process at a time buys with a key: entering raises Busy in a second one. Who is no buyer only settles.
+        """
+        return cls(CustomerConfig.load(Path(config)) if isinstance(config, Path | str) else config, is_buyer=is_buyer)
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -96,7 +99,7 @@ class Customer:
     async def _opened(self, config: CustomerConfig | SwarmCustomer) -> Session:
         if isinstance(config, SwarmCustomer):
             return await swarm.start(self._stack, config)
-        return await starting.start(self._stack, config)
+        return await starting.start(self._stack, config, is_buyer=self._is_buyer)
 
     async def _know(self, config: CustomerConfig | SwarmCustomer) -> None:
         """Find out whom the configuration means. Raises as `people`."""

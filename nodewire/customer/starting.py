@@ -18,6 +18,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
+from nodewire.store.held import sole_key
 from nodewire.store.sweeping import sweeping
 from nodewire.wire import congestion, health_log
 from nodewire.wire.node import Node
@@ -35,15 +36,20 @@ SPOOL_BYTES = 2**30
 _DAY_S = 86_400.0
 
 
-async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
+async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool = True) -> Session:
     """Connect to the relays, learn what became of payments that an earlier run was making, and follow the committee.
 
+    Who is no buyer only settles what is owed, beside whatever buys with the same key.
+
     Raises:
+        Busy: another process buys with the same key.
         BadConfig: a file of the configuration cannot be used.
         NotFound: no relay knows the committee.
     """
     congestion.check(config.wire.congestion)
     keys, pool, market = await open_market(stack, config)
+    if is_buyer:
+        stack.enter_context(sole_key(config.key))
     wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
     ledger = Ledger(config.ledger)

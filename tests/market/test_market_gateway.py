@@ -250,3 +250,13 @@ async def test_budget_and_rate_of_a_key_outlive_a_restart(market):
             assert (answer.status, (await answer.json())["error"]["code"]) == (429, "insufficient_quota")
         async with client.post("completions", json=body, headers=poor) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+async def test_one_key_does_not_buy_in_two_processes_and_still_settles(market, gateway):
+    """A provider keeps one link for a key: the second process would be locked out, and would not be told why."""
+    config = ["--config", str(market.config_of("gate"))]
+    command = ["generate", "the cat", "--model", market.decoder["address"], "--max-tokens", "2", *config]
+    second = await asyncio.to_thread(market.run, *command)
+    said = b"is in use by process %d: stop that one, or give this one a key of its own" % market.processes["gate"].pid
+    assert second.returncode and said in b" ".join((second.stdout + second.stderr).split())
+    assert (await asyncio.to_thread(market.run, "wallet", "settle", *config)).returncode == 0
