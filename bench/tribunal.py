@@ -1,6 +1,6 @@
 """One corrupt node among the twelve of a job, in one process: the committee's rules on a clock of their own.
 
-What is real: the plan (`assign/1`), the engine that computes and computes again, the cheats of tests/faults, openings
+What is real: the plan (`assign/2`), the engine that computes and computes again, the cheats of tests/faults, openings
 and commitments, the draw, the state machines of four oracles with signed votes, the certificates, the holder's book of
 bonds. What is not: relays, the wire, processes and the beacon (random here); bench.corrupt has them all.
 

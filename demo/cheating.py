@@ -18,7 +18,7 @@ from screen import note, out, sats
 TOKENS = 24
 BOND_MSAT = 2_000_000
 PRICE_MSAT = 15_000
-"""Less than the honest ask, and it says that it is the fastest: assign/1 likes it."""
+"""Less than the honest ask, and it says that it is the fastest: assign/2 likes it."""
 MAX_TRIES = 4
 """How often it is bought until the beacon has drawn the cheater."""
 LISTED_S = 30.0

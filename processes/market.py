@@ -174,7 +174,7 @@ class Market:
             for i in range(1, 5)
         ]
         for number, tasks in enumerate(self._spread()):
-            # A cheater wants jobs: it says that it is quick, and assign/1 prefers it.
+            # A cheater wants jobs and says that it is quick, which buys it nothing.
             us = 100 if number in self._dishonest else 1_000
             await self.add_provider(tasks, command=self._dishonest.get(number, self._program), us_per_position=us)
         await asyncio.gather(*starting, *(self.start_provider(name) for name in self.providers))

@@ -143,7 +143,7 @@ async def trail_of(role: AnyRole, id_: str) -> dict[str, Any]:
                 busy=busy,
             )
             findings = [{"path": f.path, "expected": f.expected, "found": f.found} for f in found]
-            checks["assign/1 over certificate, beacon and snapshot gives this plan"] = (
+            checks["assign/2 over certificate, beacon and snapshot gives this plan"] = (
                 f"{len(findings)} fields differ" if findings else ""
             )
         except NodewireError as error:

@@ -1,4 +1,4 @@
-"""Draws a plan: the newest certified epoch, its snapshot, and `assign/1` under the customer's terms."""
+"""Draws a plan: the newest certified epoch, its snapshot, and `assign/2` under the customer's terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`assign/1`: the plan that follows from what a committee certified. Pure, integer-only; anyone gets the same bytes.
+"""`assign/2`: the plan that follows from what a committee certified. Pure, integer-only; anyone gets the same bytes.
 
 Integers are unbounded and never negative where divided; `//` rounds down; `isqrt` is the integer square root. H is the
 tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw bytes; u8 and u32 are big-endian.
@@ -11,40 +11,44 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
    "local", no standby, price 0, and it has no place on the network.
 3. Weight of an offer: units * speed * idle * known * repute, with
        units = min(max(bond_msat // bond_unit_msat, 1), 1000)         speed = max(1_000_000 // us, 1)
-       idle  = 1 + (1_000_000 - load_ppm) * 15 // 1_000_000         known = 4 + bit length of min(epochs, 4095)
+       idle  = 16 - load_ppm * 8 // 1_000_000                        known = 4 + bit length of min(epochs, 4095)
        repute = max((16 + 2 * min(bit length of ceil(passed / 4096), 8)) >> min(ceil(withheld / 4096), 4), 1)
-   Many passes give twice the weight of none and no more; each withheld chunk halves it, up to four. A node is bonded
-   if bond_msat >= bond_unit_msat.
-4. Draws. seed = H("nodewire/assign/1", beacon || manifest || customer || u8 k). For task number i (from 0, manifest's
-   order) and draw j = 0 .. 7, as long as offers are left: h = H("nodewire/draw/1", seed || u32 i || u32 j) as a
-   big-endian integer. The pool is the bonded offers; or the unbonded ones if no bonded one is left, or if both are left
-   and h mod 20 = 0. In the pool, by ascending pubkey, the first offer is drawn at which the running sum of weights
-   exceeds (h // 20) mod (the pool's total); it leaves the pool.
-5. Placement, in the manifest's order. An offer's cost is
+   Many passes give twice the weight of none and no more; each withheld chunk halves it, up to four. What a node says of
+   its load counts for a factor of two. A node is bonded if bond_msat >= bond_unit_msat.
+4. The plan's quota. seed = H("nodewire/assign/2", beacon || manifest || customer || u8 k), q = H("nodewire/quota/2",
+   seed) as a big-endian integer. Contested are the tasks with bonded and with unbonded offers. If q mod 20 = 0, the
+   contested task number (q // 20) mod (their number), in the manifest's order, is open to one unbonded node.
+5. Draws. Task number i (from 0, manifest's order) has up to 8 candidates, drawn one after the other from its bonded
+   offers, or from the unbonded ones if none is bonded; of the open task the first is drawn from the unbonded ones, and
+   the others from the bonded. Draw j: h = H("nodewire/draw/2", seed || u32 i || u32 j) as a big-endian integer; by
+   ascending pubkey, the first offer is drawn at which the running sum of weights exceeds h mod (the pool's total); it
+   leaves the pool. Of a contested task with one bonded offer that is not open, draws 1 to 7 are from the unbonded ones:
+   these are reserves, and no candidates.
+6. Placement, in the manifest's order. An offer's cost is
        us + sum over the task's edges, back edges too, whose other end is a task already placed on another node:
             link(node, other) + bytes_per_position * 1000 // 12_500
-       link(a, b) = (isqrt((ax-bx)^2 + (ay-by)^2) + ah + bh) // 2
+       link(a, b) = (isqrt((ax-bx)^2 + (ay-by)^2) + ah + bh) // 2 if others have found both where they say they are
+                    (`is_placed`), else 50_000
    in microseconds: coordinates predict a round trip, a frame takes half of it, and links carry 12,500 bytes per ms.
-   Neighbouring tasks that land on one node have no link between them, so they merge wherever both drew it. Of the drawn
-   offers that leave room under `terms.max_chunk_msat` for the cheapest drawn offer of every later task (the prices of
-   tasks in `terms.hedge` count twice), the least
-   (cost, price) is taken, of equals the one drawn first (so that equal nodes share the work); if none leaves room, or
-   if the sum is above `terms.max_total_msat`, OverBudget.
-6. Standbys, once all tasks are placed. Of a task's other drawn offers whose price is not above the chosen one (a
-   standby that takes over is paid the plan's price), the least (cost, price), of equals the one drawn first, its links
-   now to all placed neighbours. First for the tasks in `terms.hedge`, in the manifest's order: of those who are placed
-   nowhere, are no hedge yet and not all that another task has left to stand by for it, if there are any. Who was found
-   so is a hedge, and stands by for nothing else.
-7. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
+   Whoever is not placed counts as far away. Neighbouring tasks that land on one node have no link between them.
+   Of the candidates that leave room under `terms.max_chunk_msat` for the cheapest candidate of every later task (the
+   prices of tasks in `terms.hedge` count twice), the one drawn first is taken whose cost is at most 5/4 of the least;
+   if none leaves room, or if the sum is above `terms.max_total_msat`, OverBudget. A lower price is no advantage.
+7. Standbys, once all tasks are placed. Of a task's other candidates, and its reserves, whose price is not above the
+   chosen one's (a standby that takes over is paid the plan's price), again the one drawn first whose cost is at most
+   5/4 of the least, its links now to all placed neighbours. First for the tasks in `terms.hedge`, in the manifest's
+   order: of those who are placed nowhere, are no hedge yet and not all that another task has left to stand by for it,
+   if there are any. Who was found so is a hedge, and stands by for nothing else.
+8. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
    600_000) ms; first = min(5000 + next + (sum of us) * max(context, 1) // 1000, 600_000) ms.
-8. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm, or BadPlan where the ring answers
+9. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm, or BadPlan where the ring answers
    tokens; "none": zeros.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -58,10 +62,13 @@ from nodewire.protocol.codec import codings
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Assignment, Plan, Terms, Verification
-from nodewire.protocol.snapshot import Node, Snapshot
+from nodewire.protocol.snapshot import MAX_UNITS, Node, Snapshot
 
 CANDIDATES = 8
 UNBONDED_ONE_IN = 20
+"""Plans, of which one may hold an unbonded node where bonded ones are to be had."""
+FAR_US = 50_000
+"""A link of a node of which nobody else has found where it is: as between continents."""
 _UNSAMPLED = "this model's ring answers tokens; honest nodes may differ where two are as likely, so none is sampled"
 LINK_BYTES_PER_MS = 12_500
 NEXT_FLOOR_MS, NEXT_PER_US = 2_000, 8
@@ -130,10 +137,11 @@ def assign(
         raise BadPlan("terms.verify", _UNSAMPLED)
     _check_hedged(manifest, terms)
     digest = manifest_digest or manifest.digest()
-    seed = tagged_hash("nodewire/assign/1", bytes.fromhex(beacon + digest + customer) + bytes([k]))
+    seed = tagged_hash("nodewire/assign/2", bytes.fromhex(beacon + digest + customer) + bytes([k]))
     offers = _offers(manifest, digest, snapshot, committee, terms, {b.provider for b in busy})
+    open_ = open_task(seed, offers)
     drawn = {
-        task.name: draw(seed, number, offers[task.name])
+        task.name: draw(seed, number, offers[task.name], is_open=task.name == open_)
         for number, task in enumerate(manifest.tasks)
         if task.name in offers
     }
@@ -168,17 +176,39 @@ def assign(
     )
 
 
-def draw(seed: bytes, number: int, offers: Sequence[Offer]) -> list[Offer]:
-    """Up to 8 of the offers (sorted by pubkey) for task `number`, by the verifiable weighted draw of step 4."""
+def open_task(seed: bytes, offers: Mapping[str, Sequence[Offer]]) -> str | None:
+    """The task, if any, that this plan opens to one unbonded node (step 4); `offers` in the manifest's order."""
+    q = int.from_bytes(tagged_hash("nodewire/quota/2", seed), "big")
+    if q % UNBONDED_ONE_IN:
+        return None
+    contested = [task for task, those in offers.items() if len({offer.bonded for offer in those}) == 2]
+    return contested[q // UNBONDED_ONE_IN % len(contested)] if contested else None
+
+
+class Drawn(NamedTuple):
+    """Of one task, in the order of the draw. Reserves only stand by."""
+
+    candidates: list[Offer]
+    reserves: list[Offer]
+
+
+def draw(seed: bytes, number: int, offers: Sequence[Offer], *, is_open: bool = False) -> Drawn:
+    """Up to 8 of the offers (sorted by pubkey) for task `number`, by the verifiable weighted draw of step 5."""
     bonded, unbonded = _Pool([o for o in offers if o.bonded]), _Pool([o for o in offers if not o.bonded])
-    drawn: list[Offer] = []
-    for j in range(min(CANDIDATES, len(offers))):
+    is_open = is_open and bool(bonded.offers and unbonded.offers)
+    is_alone = len(bonded.offers) == 1 and not is_open
+    found = Drawn([], [])
+    pool = bonded if bonded.offers else unbonded
+    for j in range(CANDIDATES):
+        first, kind = j == 0, found.candidates
+        source = unbonded if is_open and first else pool
+        if is_alone and not first:
+            source, kind = unbonded, found.reserves
+        if not source.offers:
+            break
         data = seed + number.to_bytes(4, "big") + j.to_bytes(4, "big")
-        h = int.from_bytes(tagged_hash("nodewire/draw/1", data), "big")
-        either = bonded.offers and unbonded.offers
-        pool = (unbonded if h % UNBONDED_ONE_IN == 0 else bonded) if either else bonded if bonded.offers else unbonded
-        drawn.append(pool.draw(h // UNBONDED_ONE_IN))
-    return drawn
+        kind.append(source.draw(int.from_bytes(tagged_hash("nodewire/draw/2", data), "big")))
+    return found
 
 
 class _Pool:
@@ -195,7 +225,9 @@ class _Pool:
 
 
 def link_us(a: Node, b: Node) -> int:
-    """How long a small frame is expected to take from one node to the other, in microseconds."""
+    """How long a small frame is expected to take from one node to the other, in microseconds, by what is certified."""
+    if not (a.is_placed and b.is_placed):
+        return FAR_US
     return coordinates.rtt_us(a.coordinates, b.coordinates) // 2
 
 
@@ -230,8 +262,8 @@ def _offers(
 
 def _share(node: Node, committee: Committee) -> int:
     """The part of a weight that is the same for all of a node's tasks."""
-    units = min(max(node.bond_msat // committee.bond_unit_msat, 1), 1_000)
-    idle = 1 + (1_000_000 - node.load_ppm) * 15 // 1_000_000
+    units = min(max(node.bond_msat // committee.bond_unit_msat, 1), MAX_UNITS)
+    idle = 16 - node.load_ppm * 8 // 1_000_000
     return units * idle * (4 + min(node.epochs, 4_095).bit_length()) * repute(node)
 
 
@@ -268,36 +300,43 @@ def _links_us(node: Node, links: list[tuple[str, int]], placed: dict[str, Offer]
     return total_us
 
 
-def _rank(links: list[tuple[str, int]], placed: dict[str, Offer]) -> Callable[[Offer], tuple[int, int]]:
-    """A key for `min`, which keeps the first of equals: offers come in the order in which they were drawn."""
-    return lambda offer: (offer.us + _links_us(offer.node, links, placed), offer.price_msat)
+def _first_near_least(offers: Sequence[Offer], links: list[tuple[str, int]], placed: dict[str, Offer]) -> Offer:
+    """Of offers in the order of their draw, the first whose cost is at most 5/4 of the least."""
+    costs = [offer.us + _links_us(offer.node, links, placed) for offer in offers]
+    least = min(costs)
+    return next(offer for offer, cost in zip(offers, costs, strict=True) if 4 * cost <= 5 * least)
 
 
-def _place(manifest: Manifest, drawn: dict[str, list[Offer]], links: Links, terms: Terms) -> dict[str, Offer]:
+def _place(manifest: Manifest, drawn: dict[str, Drawn], links: Links, terms: Terms) -> dict[str, Offer]:
     placed: dict[str, Offer] = {}
     times = {task: 1 + (task in terms.hedge) for task in drawn}
-    later_msat = sum(times[task] * min(offer.price_msat for offer in offers) for task, offers in drawn.items())
+    least_msat = {task: times[task] * min(o.price_msat for o in found.candidates) for task, found in drawn.items()}
+    later_msat = sum(least_msat.values())
     left_msat = terms.max_chunk_msat
     for task in manifest.tasks:
         if task.name not in drawn:
             continue
-        offers, n = drawn[task.name], times[task.name]
-        later_msat -= n * min(offer.price_msat for offer in offers)
+        offers, n = drawn[task.name].candidates, times[task.name]
+        later_msat -= least_msat[task.name]
         affordable = [offer for offer in offers if n * offer.price_msat + later_msat <= left_msat]
         if not affordable:
             raise OverBudget("max_chunk_msat", f"task {task.name} and those after it cost more than what is left")
-        placed[task.name] = min(affordable, key=_rank(links[task.name], placed))
+        placed[task.name] = _first_near_least(affordable, links[task.name], placed)
         left_msat -= n * placed[task.name].price_msat
     return placed
 
 
 def _standbys(
-    drawn: dict[str, list[Offer]], placed: dict[str, Offer], links: Links, terms: Terms
+    drawn: dict[str, Drawn], placed: dict[str, Offer], links: Links, terms: Terms
 ) -> tuple[dict[str, str], set[str]]:
     """By task its standby, if it has one; and the tasks whose standby computes along."""
     here = {offer.node.pubkey for offer in placed.values()}
     others = {
-        task: [o for o in drawn[task] if o is not chosen and o.price_msat <= chosen.price_msat]
+        task: [
+            offer
+            for offer in (*drawn[task].candidates, *drawn[task].reserves)
+            if offer is not chosen and offer.price_msat <= chosen.price_msat
+        ]
         for task, chosen in placed.items()
     }
     found, hedged = dict[str, str](), set[str]()
@@ -311,7 +350,7 @@ def _standbys(
 
     def best(task: str, may: Callable[[str], bool]) -> str | None:
         those = [offer for offer in others[task] if may(offer.node.pubkey)]
-        return min(those, key=_rank(links[task], placed)).node.pubkey if those else None
+        return _first_near_least(those, links[task], placed).node.pubkey if those else None
 
     for task in (task for task in placed if task in terms.hedge):
         if hedge := best(task, lambda one, of=task: one not in here | alone and not deprives(one, of)):  # type: ignore[misc]

@@ -6,7 +6,7 @@ millisecond the link carries, how long it takes anyway, and what narrowing and w
 
     time = frames * latency + bytes * left / bandwidth + frames * per_frame + bytes * per_byte
 
-`left` is the part of the bytes that a codec leaves. `assign/1` does not choose: the outcome stands in the terms, from
+`left` is the part of the bytes that a codec leaves. `assign/2` does not choose: the outcome stands in the terms, from
 which anybody derives the plan.
 """
 
@@ -70,7 +70,7 @@ class Wish:
 
 
 def predicted(a: Node | None, b: Node | None) -> Link:
-    """What `assign/1` counts with: the latency by coordinates, and one bandwidth for all.
+    """What `assign/2` counts with: the latency by coordinates, and one bandwidth for all.
 
     The customer is taken to be beside the other one.
     """

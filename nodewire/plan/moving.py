@@ -61,7 +61,7 @@ class Move:
 
 
 def turn_us(plan: Plan) -> int:
-    """What a turn of the plan's ring was predicted to take, as its deadline says it (`assign/1`, step 7)."""
+    """What a turn of the plan's ring was predicted to take, as its deadline says it (`assign/2`, step 7)."""
     return max((plan.next_result_ms - NEXT_FLOOR_MS) * 1_000 // NEXT_PER_US, 1)
 
 

@@ -26,14 +26,12 @@ from nodewire.protocol.committee import Committee
 from nodewire.protocol.fingerprint import MILLION
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Plan
-from nodewire.protocol.snapshot import Node, Snapshot
+from nodewire.protocol.snapshot import MAX_UNITS, Node, Snapshot
 from nodewire.protocol.verdict import MAX_VERIFIERS, sample_key
 from nodewire.protocol.verification import Sample
 
 AUDITED_PPM = 100_000
 """Of samples on which provider and verifier agree: the oracles compute these again all the same."""
-
-_MOST_UNITS = 1_000
 
 
 def draw(
@@ -137,7 +135,7 @@ def _verifiers(
 
 
 def _units(node: Node, committee: Committee) -> int:
-    return min(node.bond_msat // committee.bond_unit_msat, _MOST_UNITS)
+    return min(node.bond_msat // committee.bond_unit_msat, MAX_UNITS)
 
 
 def _holds(node: Node, manifest: str, task: str) -> bool:

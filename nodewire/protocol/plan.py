@@ -124,7 +124,7 @@ class Plan(Schema):
     ERROR: ClassVar[type[BadInput]] = BadPlan
 
     v: Literal[1] = 1
-    algorithm: Literal["assign/1", "file/1"] = "assign/1"
+    algorithm: Literal["assign/2", "file/1"] = "assign/2"
     manifest: Hex32
     """Manifest.digest()."""
     committee: Hex32

@@ -5,7 +5,7 @@
     ["fit", <call_us>, <slower, in thousandths>, <within, in thousandths>]
     ["measured", <which x tag, from 0>, <task>, <peak bytes>, <us of one position>, <positions>, <us of these at once>]
 
-They are claims that nobody certifies, and `assign/1` does not know of them. So a tag that is not as it should be is
+They are claims that nobody certifies, and `assign/2` does not know of them. So a tag that is not as it should be is
 void, and nothing else is: what remains counts, and the ad stands.
 """
 

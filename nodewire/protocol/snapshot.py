@@ -1,4 +1,4 @@
-"""The snapshot: every integer about every live node that `assign/1` reads, and the signed events it was derived from.
+"""The snapshot: every integer about every live node that `assign/2` reads, and the signed events it was derived from.
 
 A snapshot is a blob (canonical msgpack), cited by plain SHA-256. `derive` makes it from events alone, so every oracle,
 and later every auditor, gets the same bytes.
@@ -7,7 +7,9 @@ Rules of derivation for epoch e, over beats that f+1 of the cited inventories li
 1. A beat counts if it names the committee and its epoch is from e - live_epochs to e (`Committee.live_epochs`).
 2. Of a node's beats the one with the highest (epoch, created_at) counts, then the smallest id.
 3. The ad it names must be the node's own, be well-formed and accept the committee; else the node is left out.
-4. free slots = min(beat, ad); speed = max(ad's us_per_position, committee's min_us_per_position).
+4. free slots = min(beat, ad). The prior of a manifest's task is the least us_per_position by which half of the bond
+   units (at most 1,000 a node) of all nodes that hold it with a bond have claimed no more; one each if none has a bond.
+   us_per_position = max(ad's, prior, min_us_per_position): a claim only ever makes a node slower than its peers.
 5. bond = min(ad's bond_msat, the amount of the statement that the ad names), if a holder listed by the committee signed
    it for this node and it runs to the end of the snapshot's last valid epoch; else 0.
 6. epochs = 1 + what the previous certified snapshot says of the node: in how many certified snapshots it has been. A
@@ -54,6 +56,8 @@ from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
 MAX_NODES = 4_096
 MAX_ABSENT = 4_096
 REMEMBERED_EPOCHS = 16
+MAX_UNITS = 1_000
+"""Of a bond, that count as weight."""
 MAX_EVENT_BYTES = 25_165_824
 _MAX_EVENTS = 3 * MAX_BEATS + 2 * MAX_NODES
 
@@ -81,6 +85,8 @@ class Node(Schema):
     passed: Count = 0
     withheld: Count = 0
     """Points (`account`)."""
+    is_placed: bool = False
+    """Whether others have found it where its coordinates say that it is."""
 
 
 class Snapshot(Schema):
@@ -190,7 +196,7 @@ def derive(
     seen = {node.pubkey: node.epochs for node in previous.nodes} if previous else {}
     fresh = _account.due(judged, epoch, previous.epoch if previous else epoch - 1)
     accounts = _accounts(epoch, previous, fresh)
-    found: list[_Found] = []
+    live: list[_Live] = []
     for event, beat in _counting(committee, epoch, beats).values():
         ad_event = by_id.get(beat.ad)
         ad = _own_ad(committee, event.pubkey, ad_event) if ad_event else None
@@ -198,8 +204,12 @@ def derive(
             continue
         bond_event = by_id.get(ad.bond) if ad.bond else None
         bond_msat = _bond_msat(committee, epoch, event.pubkey, ad, bond_event) if bond_event else 0
-        node = _node(committee, event, beat, ad, bond_msat, seen.get(event.pubkey, 0) + 1, accounts)
-        found.append(_Found(node, ad_event, bond_event, len(event.to_json())))
+        live.append(_Live(event, beat, ad_event, ad, bond_event, bond_msat))
+    least_us = _priors(committee, live)
+    found = [
+        _Found(_node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us), one.ad_event, one.bond, one.beat_bytes)
+        for one in live
+    ]
     taken = _fitting(found)
     closure = {e.id: e for f in taken for e in (f.ad, f.bond) if e is not None}
     events = [*sorted(beats, key=lambda e: e.id), *(closure[id_] for id_ in sorted(closure))]
@@ -253,6 +263,26 @@ def check(
 def _id(text: str) -> str:
     """The id that an event's JSON text claims: it begins with {"id":"."""
     return text[7:71]
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A node whose beat and ad count, with what they say."""
+
+    event: Event
+    beat: Beat
+    ad_event: Event
+    ad: Ad
+    bond: Event | None
+    bond_msat: int
+
+    @property
+    def pubkey(self) -> str:
+        return self.event.pubkey
+
+    @property
+    def beat_bytes(self) -> int:
+        return len(self.event.to_json())
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,38 +354,55 @@ def _absent(accounts: Iterable[Account]) -> tuple[Account, ...]:
     return tuple(sorted(kept, key=lambda a: a.pubkey))
 
 
-def _node(
-    committee: Committee,
-    event: Event,
-    beat: Beat,
-    ad: Ad,
-    bond_msat: int,
-    epochs: int,
-    accounts: Mapping[str, Account],
-) -> Node:
-    account = accounts.get(event.pubkey)
+Speeds = dict[tuple[str, str], int]
+"""By manifest and task, the fastest that any node is credited with (us a position)."""
 
-    def credited(task: TaskOffer) -> TaskOffer:
-        us = max(task.us_per_position, committee.min_us_per_position)
+
+def _priors(committee: Committee, live: Iterable[_Live]) -> Speeds:
+    """The weighted median of claims, by rule 4: whoever would make it faster needs half of the bonds."""
+    claims: dict[tuple[str, str], tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
+    for one in live:
+        units = min(one.bond_msat // committee.bond_unit_msat, MAX_UNITS)
+        for offer in one.ad.manifests:
+            for task in offer.tasks:
+                both = claims.setdefault((offer.manifest, task.task), ([], []))
+                both[units > 0].append((task.us_per_position, max(units, 1)))
+    found: Speeds = {}
+    for key, (unbonded, bonded) in claims.items():
+        said = sorted(bonded or unbonded)
+        left = -(-sum(units for _, units in said) // 2)
+        for us, units in said:
+            left -= units
+            if left <= 0:
+                found[key] = max(us, committee.min_us_per_position)
+                break
+    return found
+
+
+def _node(one: _Live, epochs: int, accounts: Mapping[str, Account], least_us: Speeds) -> Node:
+    account = accounts.get(one.pubkey)
+
+    def credited(manifest: str, task: TaskOffer) -> TaskOffer:
+        us = max(task.us_per_position, least_us[manifest, task.task])
         return TaskOffer(task=task.task, price_msat=task.price_msat, us_per_position=us)
 
     held = tuple(
         Held(
             manifest=offer.manifest,
-            free=min(offer.slots, beat.free.get(offer.manifest, 0)),
-            tasks=tuple(credited(task) for task in offer.tasks),
+            free=min(offer.slots, one.beat.free.get(offer.manifest, 0)),
+            tasks=tuple(credited(offer.manifest, task) for task in offer.tasks),
         )
-        for offer in ad.manifests
+        for offer in one.ad.manifests
     )
     return Node(
-        pubkey=event.pubkey,
-        beat=event.id,
-        ad=beat.ad,
+        pubkey=one.pubkey,
+        beat=one.event.id,
+        ad=one.beat.ad,
         held=held,
-        bond_msat=bond_msat,
-        region=ad.region,
-        load_ppm=beat.load_ppm,
-        coordinates=beat.coordinates,
+        bond_msat=one.bond_msat,
+        region=one.ad.region,
+        load_ppm=one.beat.load_ppm,
+        coordinates=one.beat.coordinates,
         epochs=epochs,
         passed=account.passed if account else 0,
         withheld=account.withheld if account else 0,

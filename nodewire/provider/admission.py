@@ -99,7 +99,7 @@ class Admission:
 
 
 class Derived:
-    """By `assign/1`, from what a committee certified (a Derive)."""
+    """By `assign/2`, from what a committee certified (a Derive)."""
 
     def __init__(self, market: Market, relays: Relaying) -> None:
         self._market, self._relays = market, relays

@@ -26,9 +26,9 @@ pytestmark = pytest.mark.timeout(240)
 PRICE_MSAT, BOND_MSAT = 1_009, 2_000_000
 ALL = ("left", "right", "join")
 SELLERS = {  # by name: tasks, microseconds, bond. The first three are preferred; mia has a part in no plan.
-    "ivy": (("left",), 1_000, 0),
-    "joe": (("right",), 1_000, 0),
-    "kai": (("join",), 1_000, 0),
+    "ivy": (("left",), 1_000, 5_000_000),
+    "joe": (("right",), 1_000, 5_000_000),
+    "kai": (("join",), 1_000, 5_000_000),
     "lou": (ALL, 200_000, BOND_MSAT),
     "mia": (ALL, 600_000, BOND_MSAT),
 }
@@ -187,7 +187,7 @@ async def test_a_cheat_in_one_branch_is_found_and_the_call_made_again_without_it
     now = await dag.live("nat")
     async with dag.market.customer("dora") as dora:
         await dora.session.market.epoch(timeout_s=30, after=now - 1)
-        terms = dora.terms.model_copy(update={"verify": "sampled"})
+        terms = dora.terms.model_copy(update={"verify": "sampled", "excluded": (dag.public["joe"],)})
         check(await dora.run(dag.address, CALLS[:1], terms=terms, wait=True), CALLS[:1])
         done = dora.last
     failed = [one for one in done["verdicts"] if one["outcome"] == "fail"]
@@ -197,8 +197,8 @@ async def test_a_cheat_in_one_branch_is_found_and_the_call_made_again_without_it
 
 
 async def test_who_sends_its_neighbour_what_cannot_be_computed_denies_nothing_and_ruins_nobody(dag):
-    """pat is the fastest, and leaves a row out: kai finds that the order points nowhere. Which of kai's neighbours lies
-    it cannot say, so the call is made by those who had no part in it; the next one is kai's again."""
+    """pat is the fastest without joe, and leaves a row out: kai finds that the order points nowhere. Which of kai's
+    neighbours lies it cannot say, so the call is made by those who had no part in it; the next one is kai's again."""
     market, name = dag.market, "pat"
     await asyncio.to_thread(dag.start, name, ["right"], 100, BOND_MSAT, cheat="short")
     dag.public[name] = (await asyncio.to_thread(market.ready, name))["public"]
@@ -207,7 +207,7 @@ async def test_who_sends_its_neighbour_what_cannot_be_computed_denies_nothing_an
         async with market.customer("rob") as rob:
             await rob.session.market.epoch(timeout_s=30, after=now - 1)
             excluded = (dag.public["nat"],) if "nat" in dag.public else ()
-            terms = rob.terms.model_copy(update={"excluded": excluded})
+            terms = rob.terms.model_copy(update={"excluded": (*excluded, dag.public["joe"])})
             check([await rob.run(dag.address, CALLS[0], terms=terms)], CALLS[:1])
             lied, made = rob.purchases
             assert {one.task: one.provider for one in lied.plan.tasks}["right"] == dag.public[name]

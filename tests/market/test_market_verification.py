@@ -161,7 +161,7 @@ async def test_who_works_for_a_customer_that_drives_itself_is_judged_by_the_cust
     ("name", "cheat", "task", "codec"), [("gil", "scaled", "graph.1", None), ("hal", "wrong", "graph.0", "int8")]
 )
 async def test_a_call_that_a_cheater_had_a_hand_in_is_made_again(market, name, cheat, task, codec):
-    """Its bond makes everybody prefer it. Its output has 5 % of noise, or is random numbers over a narrowed edge."""
+    """It is the fastest that this customer trusts. Its output has 5 % of noise, or is random over a narrowed edge."""
     market.spawn_dishonest(name, cheat, task)
     cheater = (await asyncio.to_thread(market.ready, name))["public"]
     texts = ["a cat", "a kitten"]
@@ -169,7 +169,7 @@ async def test_a_call_that_a_cheater_had_a_hand_in_is_made_again(market, name, c
         epoch = await market.until(lambda s: (node := s.node(cheater)) is not None and node.bond_msat > 0)
         async with market.customer("calling") as customer:
             await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
-            trusted = (*(public for one, public in market.public.items() if one != "bea"), cheater)
+            trusted = (*(public for one, public in market.public.items() if one not in ("bea", "cyd")), cheater)
             wish = {"verify": "sampled", "trusted": trusted}
             codecs = (await narrowed(customer, market.encoder["address"], codec)).codecs if codec else {}
             terms = customer.terms.model_copy(update={**wish, "codecs": codecs})

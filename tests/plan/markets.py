@@ -1,6 +1,6 @@
-"""Manifests, snapshots and certified epochs for planner tests, and the committed vectors of `assign/1`.
+"""Manifests, snapshots and certified epochs for planner tests, and the committed vectors of `assign/2`.
 
-`python -m tests.plan.markets` writes tests/vectors/assign1.json anew.
+`python -m tests.plan.markets` writes tests/vectors/assign2.json anew.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from nodewire.protocol.commitment import certified_root
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.plan import Terms
-from nodewire.protocol.snapshot import Snapshot
+from nodewire.protocol.snapshot import Node, Snapshot
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys
 
-VECTORS = Path(__file__).parent.parent / "vectors" / "assign1.json"
+VECTORS = Path(__file__).parent.parent / "vectors" / "assign2.json"
 CUSTOMER_KEYS = keys("customer")
 
 
@@ -102,6 +102,11 @@ def certified(document: Committee, seats, found: Snapshot) -> tuple[Certificate,
     return Certificate(body, tuple(votes)), partials, blob
 
 
+def _placed(node: Node) -> Node:
+    """Of four nodes, three are where others have found them."""
+    return node.model_copy(update={"is_placed": int(node.pubkey[:2], 16) % 4 > 0})
+
+
 class World:
     """A manifest, its market, and one certified epoch."""
 
@@ -128,6 +133,7 @@ class World:
             bonds=[p.bond for p in self.providers if p.bond],
             judged=judged,
         )
+        self.snapshot = self.snapshot.model_copy(update={"nodes": tuple(map(_placed, self.snapshot.nodes))})
         self.certificate, self.partials, self.blob = certified(self.committee, self.seats, self.snapshot)
         parsed = [beacon.parse(event) for event in self.partials]
         self.beacon = beacon.combine(self.committee, self.certificate.digest, parsed)

@@ -1,4 +1,4 @@
-"""assign/1: the same plan for everybody, from what is certified and nothing else."""
+"""assign/2: the same plan for everybody, from what is certified and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import BadInput, NoProvider, OverBudget
-from nodewire.plan.assign import Busy, Offer, assign, draw, link_us, repute
+from nodewire.plan.assign import FAR_US, Busy, Offer, assign, draw, link_us, open_task, repute
 from nodewire.protocol.account import POINTS
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.snapshot import Node
@@ -51,7 +51,7 @@ def test_equal_nodes_share_the_work(world):
             )
             for h in node.held
         )
-        same = {"held": held, "coordinates": (0, 0, 0), "bond_msat": 0, "load_ppm": 0, "epochs": 1}
+        same = {"held": held, "coordinates": (0, 0, 0), "bond_msat": 0, "load_ppm": 0, "epochs": 1, "is_placed": True}
         return node.model_copy(update=same)
 
     equal = world.snapshot.model_copy(update={"nodes": tuple(alike(n) for n in world.snapshot.nodes[:8])})
@@ -212,31 +212,70 @@ def _offer(name: str, weight: int, bonded: bool) -> Offer:
     return Offer(node, 1, 1, weight, bonded)
 
 
-def test_draws_follow_the_weights_and_unbonded_nodes_share_five_percent():
+def test_draws_follow_the_weights_among_the_bonded():
     offers = sorted(
         [_offer(f"b{i}", 1 + 2 * i, True) for i in range(2)] + [_offer(f"u{i}", 10**6, False) for i in range(50)],
         key=lambda o: o.node.pubkey,
     )
     first = Counter()
     for i in range(4_000):
-        chosen = draw(i.to_bytes(32, "big"), 0, offers)[0]
-        first["unbonded" if not chosen.bonded else chosen.weight] += 1
-    assert 0.04 < first["unbonded"] / 4_000 < 0.06
-    assert 2.6 < first[3] / first[1] < 3.4
+        drawn = draw(i.to_bytes(32, "big"), 0, offers)
+        assert drawn.reserves == [] and len(drawn.candidates) == 2
+        first[drawn.candidates[0].weight] += 1
+    assert set(first) == {1, 3} and 2.6 < first[3] / first[1] < 3.4
 
 
-@given(st.integers(1, 20))
-def test_up_to_eight_different_offers_are_drawn(count):
-    offers = [_offer(f"n{i}", i + 1, i % 3 == 0) for i in range(count)]
-    drawn = draw(b"s" * 32, 4, offers)
-    assert len(drawn) == min(8, count) == len({o.node.pubkey for o in drawn})
+def test_one_plan_of_twenty_is_open_to_one_unbonded_node_for_one_task():
+    mixed = [_offer("b", 1, True), _offer("u", 1, False)]
+    offers = {"x": mixed, "bonded": mixed[:1], "y": mixed, "unbonded": mixed[1:], "z": mixed}
+    opened = Counter(open_task(i.to_bytes(32, "big"), offers) for i in range(6_000))
+    assert set(opened) == {None, "x", "y", "z"}
+    assert 0.04 < 1 - opened[None] / 6_000 < 0.06
+    assert max(opened[task] for task in "xyz") < 1.5 * min(opened[task] for task in "xyz")
+    assert {open_task(i.to_bytes(32, "big"), {"bonded": mixed[:1]}) for i in range(100)} == {None}
 
 
-def test_a_link_takes_half_of_the_round_trip_that_coordinates_predict():
+@given(st.integers(1, 20), st.sampled_from([0, 1, 3, 20]), st.booleans())
+def test_up_to_eight_candidates_of_one_standing_are_drawn(count, bonded, is_open):
+    offers = [_offer(f"n{i}", i + 1, i < bonded) for i in range(count)]
+    candidates, reserves = draw(b"s" * 32, 4, offers, is_open=is_open)
+    bonds = min(bonded, count)
+    if is_open and 0 < bonds < count:
+        assert [o.bonded for o in candidates] == [False, *[True] * min(bonds, 7)]
+    else:
+        assert {o.bonded for o in candidates} == {bonds > 0}
+        assert len(candidates) == min(8, bonds or count)
+    assert len(reserves) == (min(7, count - 1) if bonds == 1 and not is_open else 0)
+    everyone = [o.node.pubkey for o in (*candidates, *reserves)]
+    assert len(set(everyone)) == len(everyone)
+
+
+def test_a_link_takes_half_of_the_round_trip_that_coordinates_predict_where_others_confirm_them():
     a, b = _offer("a", 1, True).node, _offer("b", 1, True).node
-    a = a.model_copy(update={"coordinates": (0, 0, 1_000)})
-    b = b.model_copy(update={"coordinates": (30_000, -40_000, 2_001)})
+    a = a.model_copy(update={"coordinates": (0, 0, 1_000), "is_placed": True})
+    b = b.model_copy(update={"coordinates": (30_000, -40_000, 2_001), "is_placed": True})
     assert link_us(a, b) == link_us(b, a) == 26_500
+    claimed = a.model_copy(update={"coordinates": b.coordinates, "is_placed": False})
+    assert link_us(claimed, b) == link_us(b, claimed) == link_us(claimed, claimed) == FAR_US
+
+
+def test_among_about_equals_the_one_drawn_first_is_placed_and_the_cheapest_has_no_advantage():
+    manifest = ring(0)
+    world = World(manifest, 8, 5, bonded=0)
+
+    def alike(node, us, price_msat):
+        held = node.held[0]
+        offer = held.tasks[0].model_copy(update={"us_per_position": us, "price_msat": price_msat})
+        return node.model_copy(update={"held": (held.model_copy(update={"tasks": (offer,), "free": 1}),), "epochs": 9})
+
+    nodes = [alike(node, 1_000 + 30 * i, 10 - i) for i, node in enumerate(world.snapshot.nodes)]
+    slow = nodes[3] = alike(nodes[3], 1_300, 1)
+    snapshot = world.snapshot.model_copy(update={"nodes": tuple(nodes)})
+    placed = Counter(
+        assign(manifest, snapshot, **{**world.inputs(), "beacon": digest(f"b{i}")}).tasks[0].provider
+        for i in range(400)
+    )
+    assert set(placed) == {node.pubkey for node in nodes} - {slow.pubkey}
 
 
 def test_a_thousand_nodes_and_a_hundred_tasks_are_planned_at_once():
@@ -296,6 +335,8 @@ def test_a_newcomer_is_still_drawn_among_the_renowned():
     node = World(ring(0), 1, 5).snapshot.nodes[0]
     offers = [Offer(node, 1, 1, 16, True), *(Offer(node, 1, 1, 32, True) for _ in range(19))]
     times = Counter(
-        weight for i in range(400) for weight in {o.weight for o in draw(bytes([i % 256, i // 256]), 0, offers)}
+        weight
+        for i in range(400)
+        for weight in {o.weight for o in draw(bytes([i % 256, i // 256]), 0, offers).candidates}
     )
     assert 60 < times[16] < 200

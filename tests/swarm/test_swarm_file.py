@@ -128,7 +128,7 @@ async def test_a_node_takes_the_plan_of_its_own_file_from_those_whom_it_names(fi
     for change in (
         {"tasks": tuple(turned)},
         {"first_result_ms": plan.first_result_ms + 1},
-        {"algorithm": "assign/1"},
+        {"algorithm": "assign/2"},
         {"terms": plan.terms.model_copy(update={"max_total_msat": 1})},
         {"customer": STRANGER.public},
     ):

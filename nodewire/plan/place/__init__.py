@@ -1,7 +1,7 @@
 """Which node should hold which tasks: advice for whoever runs several machines or chooses what to hold next.
 
 Pure: frozen descriptions in, placements out; a generator of random numbers is handed in where a method draws. Nothing
-here is part of `assign/1`, which draws among what is held; so it may use floating point and a solver. `advise` is the
+here is part of `assign/2`, which draws among what is held; so it may use floating point and a solver. `advise` is the
 way in. What is guaranteed:
 
 - a ring on up to 12 nodes, tasks and links unequal: nothing is better (`ring`);

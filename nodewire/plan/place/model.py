@@ -24,7 +24,7 @@ Table = tuple[tuple[int, float], ...]
 Point = tuple[float, float, float]
 """x, y and height in ms: a round trip is the distance and both heights, as in `protocol.coordinates`."""
 UPLINK = 12_500.0
-"""100 Mbit/s, as `assign/1` counts links."""
+"""100 Mbit/s, as `assign/2` counts links."""
 MOST_NODES = 4_096
 MOST_TASKS = 1_024
 MOST_BYTES = 2**50
