@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
@@ -159,13 +160,20 @@ class WorkerConfig(Section):
     draft: Path | None = None
     """A model folder: what drivers here may guess by, beside a session's own text. Needs a `lookahead` above 1."""
 
+    sandbox: Literal["full", "weak"] = "full"
+    """With "weak" workers start where the kernel cannot confine them fully, too; see docs/operating.md."""
     graphs: bool = True
     """Where `device` is a GPU of CUDA's: capture steps of decoding, and replay them."""
 
     @property
     def limits(self) -> Limits:
         compiled, draft = (str(path.absolute()) if path else "" for path in (self.compiled, self.draft))
-        return Limits(self.memory, self.threads, self.device, compiled, draft, self.graphs)
+        return Limits(self.memory, self.threads, self.device, compiled, draft, self.graphs, self.sandbox)
+
+
+def _limits(worker: WorkerConfig, *secrets: Path) -> Limits:
+    """What a role's workers may use, and which of its files no worker may read."""
+    return replace(worker.limits, secrets=tuple(str(path.absolute()) for path in secrets))
 
 
 class BondConfig(Section):
@@ -268,6 +276,11 @@ class ProviderConfig(Role):
     """How long a delivered chunk may stay unpaid before its customer is in debt."""
 
     @property
+    def limits(self) -> Limits:
+        """What its workers may use."""
+        return _limits(self.worker, self.key, self.wallet.token_file)
+
+    @property
     def found_ppm(self) -> int:
         """What the ad says of it."""
         return self.cached_ppm if self.prefixes != "off" else WHOLE_PPM
@@ -322,6 +335,11 @@ class CustomerConfig(Role):
     private_endpoints: bool = False
     """Pay over plain http to loopback and private addresses: for a market on this machine or in this network."""
 
+    @property
+    def limits(self) -> Limits:
+        """What its workers may use."""
+        return _limits(self.worker, self.key, self.wallet.token_file)
+
     @model_validator(mode="after")
     def _guesses_with_its_draft(self) -> Self:
         _check_draft(self.worker, self.lookahead)
@@ -359,6 +377,16 @@ class OracleConfig(File):
     metrics: MetricsConfig = MetricsConfig()
     disk: Size = 50 * 10**9
     """For the blobs that it has read; the longest unused go."""
+
+    @property
+    def limits(self) -> Limits | None:
+        """What its workers may use; None of an oracle that has none."""
+        if self.worker is None:
+            return None
+        secrets = [self.seat / name for name in ("key", "share")]
+        if self.wallet is not None:
+            secrets.append(self.wallet.token_file)
+        return _limits(self.worker, *secrets)
 
     @property
     def key(self) -> Path:

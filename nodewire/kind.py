@@ -37,6 +37,10 @@ class Limits:
     compiled: str = ""
     draft: str = ""
     graphs: bool = True
+    sandbox: str = "full"
+    """What the kernel must be able to confine: a worker under "weak" starts with less than all layers, too."""
+    secrets: tuple[str, ...] = ()
+    """Files that no worker may read, as keys and wallet tokens are."""
 
 
 Say = Callable[[str], None]

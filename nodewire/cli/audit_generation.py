@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +119,9 @@ async def _replayed(stack: AsyncExitStack, role: AnyRole, market: Market, readin
         raise Unsupported("kind", f"no installed package serves {manifest.kind}")
     limits = Limits(round(_SPARE * sum(task.memory_bytes for task in manifest.tasks)))
     if isinstance(role, CustomerConfig):
-        limits = role.worker.limits
+        limits = role.limits
+    elif role.limits is not None:
+        limits = replace(limits, sandbox=role.limits.sandbox, secrets=role.limits.secrets)
     worker = await WorkerProcess.start(kind.worker_entry, limits, readable=[role.blobs])
     stack.push_async_callback(worker.stop)
     for task in manifest.tasks:

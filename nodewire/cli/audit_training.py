@@ -6,7 +6,7 @@ import asyncio
 import sys
 import tempfile
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,9 @@ async def _recomputed(
         raise Unsupported("kind", f"no installed package serves {number}")
     limits = Limits(_ROOM * recipe.memory_bytes() + 4 * reading.transcript.shards * recipe.state_bytes())
     if isinstance(role, CustomerConfig):
-        limits = role.worker.limits
+        limits = role.limits
+    elif role.limits is not None:
+        limits = replace(limits, sandbox=role.limits.sandbox, secrets=role.limits.secrets)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         blobs = await stack.enter_async_context(Blobs(role.blossom, role.blobs, keys=Keys.generate()))

@@ -204,6 +204,13 @@ def provider(
     graphs: Annotated[
         bool | None, typer.Option(help="Capture decode steps, on a CUDA device.", rich_help_panel="With --swarm")
     ] = None,
+    sandbox: Annotated[
+        str | None,
+        typer.Option(
+            help='"weak": start workers where the kernel cannot confine them fully, too.',
+            rich_help_panel="With --swarm",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a provider: serve tasks of models and be paid for them, or your layers of a swarm's model."""
@@ -211,7 +218,8 @@ def provider(
         no_market(config=config)
         lent = swarm_node.Lent(
             swarm, split, key, state, model, listen,
-            {"memory": memory, "threads": threads, "device": device, "draft": draft, "graphs": graphs},
+            {"memory": memory, "threads": threads, "device": device, "draft": draft, "graphs": graphs,
+             "sandbox": sandbox},
         )  # fmt: skip
         run_until_stopped(lambda stack: swarm_node.start(stack, lent), json, swarm_node.ready)
         return

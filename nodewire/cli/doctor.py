@@ -61,9 +61,11 @@ def add_to(app: typer.Typer) -> None:
 
 async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str, Finding]]:
     """What each check found, shown as soon as those before it are; they are made at once, but those of the network."""
-    checks: list[Check] = [("Python", _python), ("packages", _packages), ("worker sandbox", _sandbox)]
+    checks: list[Check] = [("Python", _python), ("packages", _packages), ("worker sandbox", partial(_sandbox, "full"))]
     if config is not None:
         role = load_role(config)
+        if role.worker is not None:
+            checks[-1] = ("worker sandbox", partial(_sandbox, role.worker.sandbox))
         checks += [(f"relay {url}", partial(_relay, url)) for url in role.relays]
         checks += [(f"blob store {url}", partial(_store, url)) for url in role.blossom]
         network = asyncio.Lock()  # they share ports
@@ -125,17 +127,13 @@ async def _packages() -> str:
     return f"torch {importlib.metadata.version('torch')}"
 
 
-async def _sandbox() -> str:
+async def _sandbox(level: str) -> str:
     from nodewire.kind import Limits
     from nodewire.worker.client import WorkerProcess
 
-    worker = await WorkerProcess.start("kinds.k8843_worker", Limits(memory_bytes=50_000_000))
+    worker = await WorkerProcess.start("kinds.k8843_worker", Limits(memory_bytes=50_000_000, sandbox=level))
     said = worker.hello.sandbox
     await worker.stop()
-    if said == "rlimits only":
-        raise BadConfig(
-            "sandbox", "only resource limits hold here; a kernel with seccomp and landlock locks workers in"
-        )
     return said
 
 

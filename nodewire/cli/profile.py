@@ -63,7 +63,7 @@ def profile(
         if config is None:
             limits = Limits(profiling.MACHINE_BYTES, threads, _device(device))
         elif folder is not None:
-            limits = load_provider(config).worker.limits
+            limits = load_provider(config).limits
         if folder is not None:
             made = asyncio.run(_of_folder(folder, limits, limit_bytes, say))
         elif config is None:
@@ -149,7 +149,7 @@ async def _of_role(
             may = [await market.manifest(address) for address in role.auto.manifests]
             asked += [(one, [task.name for task in one.tasks]) for one in may]
         wanted = [(manifest, tasks, _entry(manifest)) for manifest, tasks in asked]
-        made = await profiling.profile(role.worker.limits, wanted, fetch, role.blobs, caps=caps, say=say)
+        made = await profiling.profile(role.limits, wanted, fetch, role.blobs, caps=caps, say=say)
     kept = profiling.keep(role.state, made)
     return made, [f"kept in {kept}", *_claims(made, named, {manifest.digest(): manifest.name for manifest, _ in asked})]
 

@@ -107,7 +107,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
         closings=closings,
         refunds=refunds,
         holder=holder,
-        make_worker=maker(stack, config.worker.limits, config.blobs),
+        make_worker=maker(stack, config.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )
     stack.push_async_callback(session.close)

@@ -79,8 +79,8 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     await stack.enter_async_context(health_log.kept(node.survey, config.state))
     docket, library = Docket(market, pool), Library(market, pool)
     workbench = None
-    if config.worker is not None:
-        workbench = Workbench(market, config.worker.limits, config.state / "blobs")
+    if config.limits is not None:
+        workbench = Workbench(market, config.limits, config.state / "blobs")
         stack.push_async_callback(workbench.close)
         if committee.verify_rate_ppm:
             after_s = (_number(committee, seat.keys.public) - 1) * WARMING_S

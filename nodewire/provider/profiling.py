@@ -113,7 +113,7 @@ class Profile:
         """Plain data for `--json` and for the file."""
         return {
             "at_s": self.at_s,
-            "limits": asdict(self.limits),
+            "limits": asdict(replace(self.limits, secrets=())),
             "torch": self.torch,
             "sandbox": self.sandbox,
             "devices": [asdict(one) for one in self.devices],
@@ -154,7 +154,7 @@ async def profile(
     await check(limits.device)
     say(f"the machine: {limits.device}, {limits.threads} threads")
     found = await devices()
-    machine = Limits(min(limits.memory_bytes, MACHINE_BYTES), limits.threads, limits.device)
+    machine = replace(limits, memory_bytes=min(limits.memory_bytes, MACHINE_BYTES), compiled="", draft="")
     worker = await WorkerProcess.start("kinds.profile_worker", machine, readable=[Path(__file__)])
     try:
         rates = await _rates(worker)
@@ -170,7 +170,7 @@ async def profile(
             one = await _measured(manifest, name, entry, limits, files, readable)
             for cap in caps:
                 say(f"{manifest.name}: {name} under {cap / 1e6:g} MB")
-                capped = Limits(cap, limits.threads, limits.device)
+                capped = replace(limits, memory_bytes=cap, compiled="", draft="")
                 tried = await _measured(manifest, name, entry, capped, files, readable, most=1)
                 one.caps[cap] = tried.refused
             tasks.append(one)

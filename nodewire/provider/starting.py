@@ -149,7 +149,7 @@ async def _open_inference(
 
     def workers_on(stack: AsyncExitStack) -> MakeWorker:
         """Workers that end with `stack`."""
-        make = maker(stack, config.worker.limits, config.blobs, batch=config.worker.batch)
+        make = maker(stack, config.limits, config.blobs, batch=config.worker.batch)
 
         def make_one(entry: str) -> LastingWorker:
             made.append(make(entry))
@@ -158,7 +158,7 @@ async def _open_inference(
 
         return several(make_one, config.worker.processes)
 
-    profiled = profiling.kept(config.state, config.worker.limits)
+    profiled = profiling.kept(config.state, config.limits)
     served = await specialize(market, config.serve, job_kinds, workers_on(stack), profiled.speeds)
     held = Specializations(served)
     swept = asyncio.create_task(sweeping(config.blobs, None, but=lambda: held.blobs))

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ async def start(
     ledger = Ledger(config.state / "ledger.db")
     stack.callback(ledger.close)
     ledger.interrupted()
-    make = maker(stack, config.worker.limits, folder, batch=config.worker.batch)
+    make = maker(stack, replace(config.worker.limits, secrets=(str(config.key),)), folder, batch=config.worker.batch)
     tasks = tuple(task for task, public in swarm.places().items() if public == keys.public)
     wanted = Serve(manifest=swarm.address, digest=digest, tasks=tasks, price_msat=0, slots=file.slots)
     served = Specializations(await specialize(record, (wanted,), installed(), make, {}))

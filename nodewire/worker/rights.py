@@ -9,8 +9,12 @@ Enforced, by layer (the hello names the layers in force, `nodewire doctor` shows
 - `seccomp`: no sockets, no new processes, no exec, no opening for writing, no signals to others, no memory outside of
   the cap's books; see seccomp.py.
 
-Not enforced: CPU time (the daemon's call timeout is that), /proc/PID/cmdline of other processes, and on kernels
-without Landlock, reading what the operator's user may read.
+A kernel that lacks one of the last two confines no worker fully: none starts, unless `sandbox = "weak"` stands in the
+operator's file. Then keys and tokens are kept from it: by Landlock if that is there, else by namespaces (`namespaces`).
+A worker that could read one of them all the same does not start.
+
+Not enforced: CPU time (the daemon's call timeout is that), /proc/PID/cmdline of other processes, and without Landlock
+the reading of other files of the operator's user.
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodewire.errors import WorkerFailed
-from nodewire.worker import landlock, seccomp
+from nodewire.errors import BadConfig, WorkerFailed
+from nodewire.worker import landlock, namespaces, seccomp
 
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
 CAPABILITY_VERSION_3 = 0x20080522
@@ -32,6 +36,53 @@ RESERVE_BYTES = 4 * 2**20
 """On top of a worker's cap, for reading calls and writing answers; actors do not get it."""
 _SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix/store", "/etc/ld.so.cache", "/proc", "/sys")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+
+
+def lacking() -> list[str]:
+    """The kernel's layers that this machine has not."""
+    layers = {"Landlock": landlock.available, "seccomp": seccomp.available}
+    return [name for name, is_available in layers.items() if not is_available()]
+
+
+def refusal(layers: Iterable[str]) -> str:
+    """The sentence for a worker that does not start because the kernel lacks `layers`."""
+    return (
+        f"this kernel has no {' and no '.join(layers)}, so a worker cannot be confined fully;"
+        ' write sandbox = "weak" in [worker] to start it all the same (docs/operating.md says what that gives up)'
+    )
+
+
+def keep_secrets(files: Iterable[Path], daemon: int) -> None:
+    """Make `files` and the memory of the process `daemon` unreadable to this one, which has a single thread.
+
+    With Landlock the fence that follows does it.
+
+    Raises:
+        BadConfig: one of them can be read all the same, so no worker may start here.
+    """
+    if landlock.available():
+        return
+    files = [path for path in files if path.exists()]
+    reason = ""
+    try:
+        namespaces.hide(files)
+    except OSError as error:
+        reason = f" ({error.strerror}: {error.filename or error})"
+    for path in (*files, Path("/proc", str(daemon), "mem"), Path("/proc", str(daemon), "environ")):
+        if _can_read(path):
+            raise BadConfig(
+                "worker.sandbox",
+                f"weak: nothing on this machine keeps {path} from a worker{reason}; allow user namespaces,"
+                " or use a kernel with Landlock",
+            )
+
+
+def _can_read(path: Path) -> bool:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return path.name == "mem" or bool(file.read(1))  # memory is readable where it can be opened
+    except OSError:
+        return False
 
 
 def give_up_privileges(parent: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from nodewire.worker.channel import Channel
 
 _FORWARDED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 _MAX_LINE_BYTES = 8192
+_PR_SET_DUMPABLE = 4
 _log = logging.getLogger("nodewire.worker")
 
 
@@ -46,6 +48,8 @@ class Spawned:
 
 async def spawn(entry: str, limits: Limits, readable: Sequence[Path], arena_bytes: int) -> Spawned:
     """Start the process; it greets over the channel once it is ready."""
+    if limits.sandbox == "weak":
+        _close_to_tracing()
     ours, theirs = socket.socketpair()
     arenas: list[int] = []
     try:
@@ -82,6 +86,12 @@ async def spawn(entry: str, limits: Limits, readable: Sequence[Path], arena_byte
             os.close(descriptor)
     _, channel = await asyncio.get_running_loop().create_unix_connection(Channel, sock=ours)
     return Spawned(process, channel, inward, outward)
+
+
+def _close_to_tracing() -> None:
+    """Have no other process of this user read this one's memory, which holds the keys."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _environment(limits: Limits) -> dict[str, str]:

@@ -89,6 +89,12 @@ def read_a_file(path):
 
 
 @probe
+def read_content(path):
+    if not Path(path).read_bytes():
+        raise OSError(errno.ENODATA, "empty")
+
+
+@probe
 def raise_its_memory_limit(_):
     import resource
 

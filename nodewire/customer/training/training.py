@@ -96,7 +96,7 @@ async def train(
         async def started() -> WorkerProcess:
             readable = [folder, data, *(files.readable(start) if start else ())]
             return await WorkerProcess.start(
-                kind.worker_entry, config.worker.limits, readable=readable, call_timeout_s=LONG_CALL_S
+                kind.worker_entry, config.limits, readable=readable, call_timeout_s=LONG_CALL_S
             )
 
         worker = LastingWorker(started)

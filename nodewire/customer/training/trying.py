@@ -33,7 +33,7 @@ async def try_files(
         (program := folder / "recipe").write_bytes(recipe.pack())
         readable = [folder, data, *(files.readable(start) if start else ())]
         worker = await WorkerProcess.start(
-            kind.worker_entry, config.worker.limits, readable=readable, call_timeout_s=LONG_CALL_S
+            kind.worker_entry, config.limits, readable=readable, call_timeout_s=LONG_CALL_S
         )
         stack.push_async_callback(worker.stop)
         await coordinating.read(worker, program, data, shards, start)

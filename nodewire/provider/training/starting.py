@@ -54,7 +54,7 @@ async def open_training(
     folder.mkdir(exist_ok=True)
     program = folder / "empty"
     program.touch()
-    make = maker(stack, config.worker.limits, folder, LONG_CALL_S)
+    make = maker(stack, config.limits, folder, LONG_CALL_S)
     workers = [make(entry) for _ in range(train.concurrency)]
     tasks = [OUTER_TASK] * (kinds.OUTER in train.kinds) + [TASK] * any(kind != kinds.OUTER for kind in train.kinds)
     await asyncio.gather(*(worker.load(task, task, program, []) for worker in workers for task in tasks))
