@@ -295,6 +295,10 @@ class Market:
 
     # What the committee certifies.
 
+    def epoch_at(self, unix_s: float) -> int:
+        """The committee's epoch at a moment."""
+        return int(self._watch.committee.epoch_at(int(unix_s * 1_000)))
+
     async def until(self, holds: Callable[[Snapshot], bool], *, timeout_s: float) -> Snapshot:
         """The first certified snapshot of an epoch after this one that `holds`. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):

@@ -1,0 +1,93 @@
+"""One flood, in a process of its own: `python -m bench.flood NAME < target.json`, which prints what it did as JSON.
+
+A flood is a function that takes a `Target` and a `Counter`, and goes on until it is cancelled. It comes from loopback
+addresses of its own, which are its origins; it is bounded in number, and ends with its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+GREEDY = tuple(f"127.0.0.{n}" for n in range(66, 82))
+"""The addresses that floods come from; most use the first alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What there is to be flooded. `role` is the configuration file of a customer whose key nobody knows.
+
+    `extra` is what an arm's own preparation told.
+    """
+
+    relay: str
+    blossom: str
+    provider: str
+    """Its public key."""
+    addresses: tuple[str, ...]
+    """Its addresses on the wire."""
+    manifest: str
+    role: str
+    seconds: float
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+Flood = Callable[[Target, Counter[str]], Awaitable[None]]
+
+
+async def flooded(name: str, target: Target) -> Counter[str]:
+    """Run a flood in another process until its time is over; what it counted."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.flood", name, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        out, _ = await process.communicate(json.dumps(asdict(target)).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return Counter(json.loads(out))
+
+
+async def _run(flood: Flood, target: Target) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    try:
+        async with asyncio.timeout(target.seconds):
+            await flood(target, counts)
+    except TimeoutError:
+        pass
+    except Exception as error:
+        counts[f"ended by {type(error).__name__}"] += 1
+        print(f"flood: {type(error).__name__}: {error}", file=sys.stderr)
+    return counts
+
+
+async def together(*tasks: Awaitable[None]) -> None:
+    """Run all, however some of them fail; cancelled, all are."""
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def local(path: str) -> str:
+    """The host and port of a URL, as floods dial them."""
+    return path.split("://", 1)[1].rstrip("/")
+
+
+def _main() -> None:
+    from bench.hostile import ARMS
+
+    said = json.load(sys.stdin)
+    target = Target(**{**said, "addresses": tuple(said["addresses"])})
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16_384) if hard > 0 else 16_384, hard))
+    assert Path(target.role).exists()
+    print(json.dumps(asyncio.run(_run(ARMS[sys.argv[1]].flood, target))), flush=True)
+
+
+if __name__ == "__main__":
+    _main()
