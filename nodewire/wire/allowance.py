@@ -70,7 +70,8 @@ def stray_bytes(parsed_bytes: int, payload_bytes: int) -> int:
 class Allowance:
     """Bytes that may come though no job expects them: `per_s` of them, saved up to `most`.
 
-    `above` is the allowance of all links of one origin, and pays the same.
+    `above` is the allowance of an origin, and pays the same for each of its links. Once it is used up, a link may send
+    half of its own: so a flood's origin is done with, and a neighbour behind the same router keeps its link.
     """
 
     def __init__(self, per_s: int, most: int, clock: Callable[[], float], above: Allowance | None = None) -> None:
@@ -89,17 +90,37 @@ class Allowance:
 
     def spend(self, nbytes: int) -> None:
         """Raises Busy: so much may not come."""
-        if self.left_bytes < nbytes:
+        least = nbytes if self.above is None or self.above.left_bytes >= nbytes else self._most // 2
+        if self.left_bytes < least:
             raise Busy("link", f"more than {self._per_s} bytes a second that no job expects")
+        self.take(nbytes)
+
+    def take(self, nbytes: int) -> None:
+        """So much has come, or was worked for: it need not be left."""
+        self._left = max(0, self.left_bytes - nbytes)
         if self.above is not None:
-            self.above.spend(nbytes)
-        self._left -= nbytes
+            self.above.take(nbytes)
 
     def excuse(self, nbytes: int) -> None:
         """So much more may come: a job has expected it after all, or did when it was sent."""
         self._left = min(self.left_bytes + nbytes, self._most + _MAX_EXCUSED_BYTES)
         if self.above is not None:
             self.above.excuse(nbytes)
+
+
+class Allowances:
+    """One for each origin, of the same size. Of too many origins the oldest is forgotten."""
+
+    def __init__(self, per_s: int, most: int, clock: Callable[[], float]) -> None:
+        self._per_s, self._most, self._clock = per_s, most, clock
+        self._of: OrderedDict[str, Allowance] = OrderedDict()
+
+    def of(self, origin: str) -> Allowance:
+        found = self._of.pop(origin, None) or Allowance(self._per_s, self._most, self._clock)
+        self._of[origin] = found
+        if len(self._of) > _MAX_NAMES:
+            self._of.popitem(last=False)
+        return found
 
 
 class Meter:

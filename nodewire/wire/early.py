@@ -14,6 +14,7 @@ from nodewire.errors import Busy
 from nodewire.wire.frames import DataHeader
 
 MAX_LINK_BYTES = 4 * 2**20
+MAX_LINK_JOBS = 64
 MAX_BYTES = 64 * 2**20
 
 Place = tuple[str, str]
@@ -33,6 +34,8 @@ class Early:
 
     _held: dict[Place, list[Held]] = field(default_factory=dict)
     _bytes: dict[str, int] = field(default_factory=dict)
+    _jobs: Counter[str] = field(default_factory=Counter)
+    """How many each peer has here."""
     _origins: dict[str, str] = field(default_factory=dict)
     """Where the peers come from of which there is something."""
 
@@ -42,7 +45,8 @@ class Early:
         Raises:
             Busy: the peer, or its origin, has too much here already.
         """
-        if self._bytes.get(peer, 0) + header.cost > MAX_LINK_BYTES:
+        is_full = self._jobs[peer] >= MAX_LINK_JOBS and (peer, header.job) not in self._held
+        if is_full or self._bytes.get(peer, 0) + header.cost > MAX_LINK_BYTES:
             raise Busy("job", "not open here, and too much is waiting already")
         while sum(self._bytes.values()) + header.cost > MAX_BYTES:
             shares = Counter({origin: header.cost})
@@ -61,6 +65,7 @@ class Early:
         held = Held(header, memoryview(bytearray(header.nbytes)))
         place = (peer, header.job)
         first = place not in self._held
+        self._jobs[peer] += first
         self._held.setdefault(place, []).append(held)
         return held.memory, first
 
@@ -80,11 +85,13 @@ class Early:
     def drop(self, place: Place) -> list[Held]:
         """Forget what a peer sent for a job."""
         dropped = self._held.pop(place, [])
+        self._jobs[place[0]] -= bool(dropped)
         left = self._bytes.get(place[0], 0) - sum(held.header.cost for held in dropped)
         if left > 0:
             self._bytes[place[0]] = left
         else:
             self._bytes.pop(place[0], None)
+            del self._jobs[place[0]]
             self._origins.pop(place[0], None)
         return dropped
 

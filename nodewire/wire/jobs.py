@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, NotFound
 from nodewire.wire.allowance import stray_bytes
@@ -15,9 +16,12 @@ from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.link import Link
 from nodewire.wire.mailbox import ERROR, Exchange, JobMailbox, OnLost, Route, Tape
 from nodewire.wire.memory import Memory
+from nodewire.wire.turns import Turns
 
 _MAX_FENCES = 4_096
 _MAX_OVER = 4_096
+_REFUSAL_BYTES = 16_384
+"""What a refusal takes of a link's allowance besides the frame: it is written out, and takes as long as four frames."""
 
 _log = logging.getLogger("nodewire.wire")
 
@@ -118,11 +122,14 @@ class Jobs:
                         self._close_to(theirs, name, attempt, Busy("job", "not open here, and others wait"))
                 memory, first = self.early.begin(link.peer, origin, header)
                 if first:
-                    asyncio.get_running_loop().call_later(self._early_s, self._expire, link, header.job, header.attempt)
+                    expire = partial(self._expire, link, header.job, header.attempt)
+                    loop, turns = asyncio.get_running_loop(), Turns.here()
+                    loop.call_later(self._early_s, turns.wait, origin, expire)  # a thousand may be due at once
                 return Landing(memory, is_expected=False)
             job.begin(link.peer, header)
             return Landing(self._memory.take(header.nbytes), is_expected=True)
         except NodewireError as error:
+            link.stray(_REFUSAL_BYTES)
             self._fence(link, job, header, error)
             return Landing(None, is_expected=False)
 

@@ -105,6 +105,8 @@ class Link(asyncio.BufferedProtocol):
         self.error: NodewireError | None = None
         self.over = asyncio.Event()
         """Set once the link has ended."""
+        self.origin = ""
+        """Where it comes from, as `nodewire.strangers` counts; empty where there is no address."""
         self.bytes_in = self.bytes_out = 0
         self._state: Literal["new", "proven", "open", "ended"] = "new"
         self._decoder = Decoder(self, None if self.dialled else UNPROVEN_BYTES)
@@ -157,11 +159,6 @@ class Link(asyncio.BufferedProtocol):
     def address(self) -> str:
         """The peer's end as the kernel sees it; empty where there is none."""
         return transport.peer_address(self._channel) if self._channel is not None else ""
-
-    @property
-    def origin(self) -> str:
-        """Where it comes from, as `nodewire.strangers` counts; empty where there is no address."""
-        return origin_of(self.address.rpartition(":")[0].strip("[]"))
 
     @property
     def has_jobs(self) -> bool:
@@ -262,6 +259,7 @@ class Link(asyncio.BufferedProtocol):
             cast(asyncio.Transport, channel).abort()
             return
         self._channel = cast(asyncio.Transport, channel)
+        self.origin = origin_of(self.address.rpartition(":")[0].strip("[]"))
         self._channel.set_write_buffer_limits(high=0)
         transport.tune(channel)
         try:

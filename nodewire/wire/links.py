@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from nodewire.errors import BadInput, BadPeer, Busy, LinkLost, NodewireError, NotAllowed, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.address import SpliceAddress, is_splice
-from nodewire.strangers import Strangers
+from nodewire.strangers import Strangers, origin_of
 from nodewire.wire import identity, transport
-from nodewire.wire.allowance import AtATime
+from nodewire.wire.allowance import Allowances, AtATime
 from nodewire.wire.identity import Identity
 from nodewire.wire.link import Link, Owner, Patience, Rung
 from nodewire.wire.racing import Way, race
@@ -27,6 +27,10 @@ from nodewire.wire.transport import Arrival, Beside, Listener, TcpTls, Transport
 MAX_HALF_OPEN = 64
 """Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
 MAX_LINKS = 1_024
+ORIGIN_BYTES_PER_S, MAX_ORIGIN_BYTES = 64 * 2**20, 256 * 2**20
+"""What all links of one origin may send that no job expects, and what the work for its handshakes may come to."""
+HANDSHAKE_BYTES, FAULT_BYTES = 2**19, 16 * 2**20
+"""What a handshake takes of its origin's allowance, and what a link that broke the rules does."""
 MAX_SETTLING = 4
 """Proven connections of one key that wait to be welcome or refused."""
 MAX_ADDRESSES = 16
@@ -65,7 +69,9 @@ class Links:
         self.is_closed = False
         self.strangers: Strangers[asyncio.Task[None]] = Strangers(MAX_HALF_OPEN)
         self.turned_away: Counter[str] = Counter()
-        """Who came and got no link: "unproven", "displaced" by other strangers, or why it is not welcome (a code)."""
+        """Who came and got no link: "spent", "unproven", "displaced" by other strangers, or why it is not welcome (a
+        code). "spent" are those whose origin has used up its allowance."""
+        self._allowances = Allowances(ORIGIN_BYTES_PER_S, MAX_ORIGIN_BYTES, time.monotonic)
         self._settling = AtATime("link")
         self._keys = keys
         self._owner = owner
@@ -135,6 +141,8 @@ class Links:
 
     def ended(self, link: Link) -> bool:
         """Forget a link that has ended; whether it was the one to its peer."""
+        if link.is_at_fault and link.origin:
+            self._allowances.of(link.origin).take(FAULT_BYTES)
         if self.open.get(link.peer) is not link:
             return False
         del self.open[link.peer]
@@ -232,6 +240,13 @@ class Links:
         if self.is_closed:
             arrival.refuse()
             return
+        if arrival.address:
+            allowance = self._allowances.of(origin_of(arrival.address))
+            if allowance.left_bytes < HANDSHAKE_BYTES:
+                self.turned_away["spent"] += 1
+                arrival.refuse()
+                return
+            allowance.take(HANDSHAKE_BYTES)
         displaced = self.strangers.enter(self.run(self._serve(arrival)), arrival.address)
         if displaced is not None:
             self.turned_away["displaced"] += 1
@@ -317,6 +332,8 @@ class Links:
         """Raises LinkLost: it has ended since it was opened, and nobody would tell so again."""
         if link.error is not None:
             raise LinkLost(link.peer, str(link.error))
+        if link.origin and link.rung != "splice":  # one splice's address is many peers'
+            link.allowance.above = self._allowances.of(link.origin)
         self.open[link.peer] = link
         dial = self._dials.pop(link.peer, None)
         if dial is not None and not dial.found.done():

@@ -13,7 +13,7 @@ from nodewire.wire.node import Node
 from nodewire.wire.spool import Spool
 
 RUNGS = ("address", "punch", "splice", "shm")
-_REASONS = ("unproven", "displaced", "not-allowed", "busy")
+_REASONS = ("spent", "unproven", "displaced", "not-allowed", "busy")
 
 LINKS = gauge("nodewire_wire_links", "Links that are open, by how they came about.", "rung")
 OPENED = counter("nodewire_wire_links_opened_total", "Links that have been opened.", "rung")

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from nodewire.strangers import origin_of
 from nodewire.wire import openssl
+from nodewire.wire.turns import Turns
 
 _LARGE_BYTES = 32_768  # buffers from here on are filled before they are handed over: a record has 16 KiB at most
-_TURN_S = 0.004  # that reading may take before other links get the event loop
 _SHUTDOWN_S = 1.0
 _RECORD_BYTES = 16_384
 
@@ -30,14 +31,14 @@ async def secured(
 
     The socket is the channel's, and closed if there is none. Raises OSError.
     """
-    loop = asyncio.get_running_loop()
+    loop, turns, origin = asyncio.get_running_loop(), Turns.here(), _origin(connection)
     with connection:  # until it is detached
         tls = context.wrap_socket(connection, server_side=is_server, do_handshake_on_connect=False)
     try:
         openssl.prepare(tls)
         while True:
             try:
-                tls.do_handshake()
+                await turns.done(origin, tls.do_handshake)
                 break
             except ssl.SSLWantReadError:
                 await _ready(loop.add_reader, loop.remove_reader, tls.fileno())
@@ -46,7 +47,14 @@ async def secured(
     except BaseException:
         tls.close()
         raise
-    return Channel(loop, tls, protocol)
+    return Channel(loop, tls, protocol, origin)
+
+
+def _origin(connection: socket.socket) -> str:
+    try:
+        return origin_of(str(connection.getpeername()[0]))
+    except (OSError, IndexError):  # it has gone, or is no connection over IP
+        return ""
 
 
 async def _ready(add: Callable[..., Any], remove: Callable[[int], Any], descriptor: int) -> None:
@@ -61,13 +69,18 @@ async def _ready(add: Callable[..., Any], remove: Callable[[int], Any], descript
 class Channel(asyncio.Transport):
     """Its protocol is paused while it holds anything that has not gone, which it does not copy unless told to."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, tls: ssl.SSLSocket, protocol: asyncio.BufferedProtocol) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, tls: ssl.SSLSocket, protocol: asyncio.BufferedProtocol, origin: str
+    ) -> None:
         super().__init__({"ssl_object": tls, "socket": tls})
         self._loop = loop
         self._tls = tls
         self._bare = openssl.bare(tls)
         self._descriptor = tls.fileno()
         self._protocol = protocol
+        self._turns = Turns.here()
+        self._origin = origin
+        self._is_waiting = False
         self._pending: deque[memoryview] = deque()
         self._paused = False
         self._closing = False
@@ -75,8 +88,8 @@ class Channel(asyncio.Transport):
         self._deadline: asyncio.TimerHandle | None = None
         protocol.connection_made(self)
         if not self._closing:
-            loop.add_reader(self._descriptor, self._read)
-            loop.call_soon(self._read)  # what came with the handshake wakes nobody
+            loop.add_reader(self._descriptor, self._readable)
+            loop.call_soon(self._readable)  # what came with the handshake wakes nobody
 
     # What goes.
 
@@ -131,9 +144,25 @@ class Channel(asyncio.Transport):
 
     # What comes.
 
+    def _readable(self) -> None:
+        if self._is_waiting:
+            return
+        if self._turns.has_time:
+            self._read()
+        else:
+            self._wait(again=False)
+
+    def _wait(self, *, again: bool) -> None:
+        self._is_waiting = True
+        self._turns.wait(self._origin, self._go_on, again=again)
+
+    def _go_on(self) -> None:
+        self._is_waiting = False
+        self._read()
+
     def _read(self) -> None:
         """Hand over what has come: bytes that OpenSSL has read already do not wake the loop again."""
-        until_s = time.perf_counter() + _TURN_S
+        end_s = self._turns.end_s()
         try:
             while not self._closing:
                 filled, is_all = self._fill(memoryview(self._protocol.get_buffer(-1)))
@@ -141,12 +170,14 @@ class Channel(asyncio.Transport):
                     self._protocol.buffer_updated(filled)
                 if is_all:
                     return
-                if time.perf_counter() > until_s:
-                    self._loop.call_soon(self._read)
+                if time.perf_counter() > end_s:
+                    self._wait(again=True)
                     return
         except BaseException:
             self.abort()
             raise
+        finally:
+            self._turns.spent(end_s)
 
     def _fill(self, buffer: memoryview) -> tuple[int, bool]:
         """How much has come into `buffer`, and whether that is all, as far as is known without asking the socket."""

@@ -195,6 +195,52 @@ async def test_what_was_granted_may_still_come_when_the_job_is_over(net, monkeyp
     assert opened.is_open
 
 
+async def test_an_origin_that_broke_the_rules_is_not_let_in_for_a_while_and_others_are(net, monkeypatch):
+    """Keys are free: whoever lost a link came back with another one, and went on."""
+    monkeypatch.setattr(links, "MAX_ORIGIN_BYTES", links.FAULT_BYTES + 3 * links.HANDSHAKE_BYTES + 2**17)
+    monkeypatch.setattr(links, "ORIGIN_BYTES_PER_S", 0)
+    provider = await net.node()
+    neighbour, hostile = await net.proven(provider), await net.proven(provider)
+    hostile.send(b"\xff" * 16)
+    assert (await hostile.document())["t"] == "bye"
+    await net.proven(provider)
+    with pytest.raises(ConnectionError):
+        await net.raw(provider)
+    assert provider.turned_away["spent"] == 1
+    await net.proven(provider, whence=ELSEWHERE)
+    neighbour.send(frames.ping(1) * 1_000)
+    await until(lambda: provider.peers[neighbour.keys.public].bytes_in > 16_000)
+    assert provider.peers[neighbour.keys.public].is_open
+
+
+async def test_all_links_of_an_origin_together_send_no_more_for_nothing_than_it_may(net, monkeypatch):
+    monkeypatch.setattr(links, "MAX_ORIGIN_BYTES", 2 * link.MAX_STRAY_BYTES)
+    monkeypatch.setattr(links, "ORIGIN_BYTES_PER_S", 0)
+    monkeypatch.setattr(links, "FAULT_BYTES", 0)
+    monkeypatch.setattr(link, "STRAY_BYTES_PER_S", 0)
+    provider = await net.node()
+    crowd = [await net.proven(provider) for _ in range(6)]
+    other = await net.proven(provider, whence=ELSEWHERE)
+    opened = [provider.peers[one.keys.public] for one in crowd]
+    for one in crowd:
+        one.send(frames.filler(2**17) * 200)
+    for one in crowd:
+        await one.is_closed()
+    # Half of a link's own is never the others' to take.
+    assert sum(one.bytes_in for one in opened) < (2 + 6 / 2 + 1) * link.MAX_STRAY_BYTES
+    assert set(provider.peers) == {other.keys.public}
+
+
+async def test_jobs_of_one_peer_that_are_not_open_are_few(net):
+    """A thousand expired in one turn of the loop, and each was written about."""
+    provider = await net.node()
+    peer = await net.proven(provider)
+    for number in range(early.MAX_LINK_JOBS + 1):
+        peer.send(data_frame(job_id(str(number)), "e", 0, b""))
+    said = await peer.document()
+    assert (said["job"], said["error"]["code"]) == (job_id(str(early.MAX_LINK_JOBS)), Busy.code)
+
+
 def test_an_allowance_is_saved_up_and_what_is_excused_does_not_grow():
     now_s = 0.0
     shared = Allowance(10, 1_000, lambda: now_s)
