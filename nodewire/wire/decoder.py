@@ -11,7 +11,7 @@ from nodewire.wire.frames import CAPS, MAX_STREAMS, PREFIX, SEGMENT_BYTES, VERSI
 from nodewire.wire.headers import DataHeader, unpack_credit, unpack_header
 
 _SEGMENTS = (Type.DATA, Type.MORE)  # other frames under way may have the same number
-_STAGING_BYTES = 8_192  # holds any prefix and header; what is in it is read in one go
+_STAGING_BYTES = 12_288  # holds any prefix and header; what is in it is read in one go
 
 
 class Landing(NamedTuple):
