@@ -36,16 +36,19 @@ class Clock:
 
 
 class Stalling:
-    """Evidence as an inquiry has it. A third of the stalls shows no opening, a third no input, a third computes on."""
+    """Evidence as an inquiry has it. A third of the stalls computes on, a third shows no input, a third no opening."""
 
     can_recompute = True
 
     def __init__(self, openings, stalls):
-        self.openings, self.stalls = openings, {sample.request: n % 3 for n, sample in enumerate(stalls)}
+        self.openings, self.stalls = (
+            openings,
+            {sample.request: n % 2 if 3 * n < 2 * STALLS else 2 for n, sample in enumerate(stalls)},
+        )
         self.stalled = set()
 
     async def opening(self, sample, epoch, node):
-        if self.stalls.get(sample.request) == 0:
+        if self.stalls.get(sample.request) == 2:
             await self._forever(sample)
         return self.openings[sample.request]
 
@@ -62,7 +65,7 @@ class Stalling:
         return sample
 
     async def recompute(self, inputs, *, within_s):
-        if self.stalls.get(inputs.request) == 2:
+        if self.stalls.get(inputs.request) == 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
                     await self._forever(inputs)
@@ -82,13 +85,13 @@ def _sample(who, name, noise):
 
 
 async def test_a_hundred_stalls_by_free_keys_save_no_cheat(tmp_path):
-    """The stalls are drawn an epoch before the cheats, and of every one an oracle lacks something for an epoch."""
+    """The stalls are under way when the cheats are drawn, and of every one an oracle lacks something for an epoch."""
     openings, stalls, cheats = {}, [], []
     for n in range(STALLS + CHEATS):
         mine, name, noise = (stalls, f"stall {n}", 0.0) if n < STALLS else (cheats, f"cheat {n}", 0.5)
         sample, openings[digest(name)] = _sample(keys(name), name, noise)
         mine.append(sample)
-    strangers = {one.key: Parties(customer=digest("a free customer")) for one in stalls}
+    strangers = {one.key: Parties(customer=digest(one.request)) for one in stalls}
     bonded = {one.key: Parties(True, digest("customer")) for one in cheats}
     manifests = {one.request: MANIFEST for one in (*stalls, *cheats)}
     relay, clock = Relay(), Clock()
@@ -103,7 +106,7 @@ async def test_a_hundred_stalls_by_free_keys_save_no_cheat(tmp_path):
         tasks = [asyncio.create_task(part()) for court in courts for part in (court._listen, court._tick)]
         try:
             for court in courts:
-                court._feed(Drawn(0, digest("b"), tuple(stalls), manifests, {}, parties=strangers))
+                court._feed(Drawn(1, digest("b"), tuple(stalls), manifests, {}, parties=strangers))
             async with asyncio.timeout(2 * EPOCH_S):
                 while not all(set(one.stalls.values()) == {one.stalls[r] for r in one.stalled} for one in evidence):
                     await asyncio.sleep(EPOCH_S / 100)  # until every way of stalling is under way everywhere
