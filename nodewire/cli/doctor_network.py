@@ -7,21 +7,19 @@ import errno
 import socket
 import time
 from collections.abc import Sequence
-from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 from nodewire.cli import doctor_reach
 from nodewire.cli.doctor_reach import Check, parsed
 from nodewire.config import AnyRole, OracleConfig, ProviderConfig
-from nodewire.errors import BadConfig
+from nodewire.errors import BadConfig, NotFound
 from nodewire.store.held import is_held
 from nodewire.wire import congestion
 from nodewire.wire.transport import CONGESTION
 
 CLOCK_S = 2.0
-"""A committee's usual skew. An HTTP date is of whole seconds: one is added."""
+"""A committee's usual skew."""
 LOSSY_PPM = 2_000
 """From here on loss costs a link more than BBR's pacing does."""
 _ANSWER_S = 5.0
@@ -30,8 +28,7 @@ _ANSWER_S = 5.0
 def checks(role: AnyRole) -> list[Check]:
     wanted = CONGESTION if isinstance(role, OracleConfig) else role.wire.congestion
     found: list[Check] = [("TCP of this kernel", partial(_kernel, wanted))]
-    if role.blossom:
-        found.append(("clock", partial(_clock, role.blossom)))
+    found.append(("clock", partial(_clock, (*role.relays, *role.blossom))))
     if isinstance(role, ProviderConfig) and (role.serve or role.specialize):
         found.append((f"wire, listening at {role.wire.listen}", partial(_listening, role.wire.listen, role.state)))
         found += doctor_reach.checks(role)
@@ -53,27 +50,18 @@ async def _kernel(wanted: str = CONGESTION) -> str:
     return said
 
 
-async def _clock(stores: Sequence[str]) -> str:
-    """How far this clock is from those of the blob stores: beats and requests of a wrong one are refused."""
-    import aiohttp
+async def _clock(servers: Sequence[str]) -> str:
+    """How far this clock is from others': beats, requests and votes of a wrong one are refused."""
+    from nodewire.store import clock_offset
 
-    apart_s: list[float] = []
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_ANSWER_S)) as session:
-        for store in stores:
-            began_s = time.time()
-            try:
-                async with session.head(f"{store.rstrip('/')}/{'0' * 64}") as answer:
-                    date = parsedate_to_datetime(answer.headers["Date"])
-            except (aiohttp.ClientError, TimeoutError, KeyError, ValueError):
-                continue  # whether a store answers is another check's matter
-            apart_s.append((began_s + time.time()) / 2 - (date.timestamp() + 0.5))
-    if not apart_s:
-        return "no blob store says what time it is"
-    if abs(apart := median(apart_s)) > CLOCK_S + 1:
-        raise BadConfig(
-            "clock", f"{abs(apart):.0f} s {'ahead' if apart > 0 else 'behind'}: set it by NTP (timedatectl)"
-        )
-    return f"within {CLOCK_S + 1:.0f} s of the blob stores'"
+    most_s = CLOCK_S + clock_offset.HTTP_DATE_S
+    try:
+        apart_s = await clock_offset.measured_s(servers)
+    except NotFound as error:
+        return error.reason
+    if abs(apart_s) > most_s:
+        raise BadConfig("clock", clock_offset.said(apart_s))
+    return f"within {most_s:.0f} s of the relays' and blob stores'"
 
 
 async def _listening(address: str, state: Path) -> str:

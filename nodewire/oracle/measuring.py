@@ -8,6 +8,7 @@ from typing import get_args
 from prometheus_client.core import Metric
 
 from nodewire.metrics.family import counter, gauge, histogram, tallied
+from nodewire.oracle.clock_watch import ClockWatch
 from nodewire.oracle.court import Court
 from nodewire.oracle.daemon import Oracle
 from nodewire.protocol.verdict import Outcome
@@ -24,16 +25,18 @@ CASES = gauge("nodewire_oracle_cases_open", "Samples and complaints without a ce
 CONVICTIONS = counter("nodewire_oracle_convictions_total", "Nodes that certified verdicts have convicted.")
 FAULTS = counter("nodewire_oracle_faults_total", "Times that an oracle was seen to contradict itself.")
 OVERLOADS = counter("nodewire_oracle_overloads_total", "Times that this machine did not keep up (`overloaded`).")
+CLOCK = gauge("nodewire_oracle_clock_offset_seconds", "How far this machine's clock is ahead of relays' and stores'.")
 EPOCH_FAMILIES = (EPOCH, CERTIFIED_EPOCH, EPOCHS, CERTIFICATE, NODES, CROWDED_OUT, VOTES)
-FAMILIES = (*EPOCH_FAMILIES, VERDICTS, CASES, CONVICTIONS, FAULTS, OVERLOADS)
+FAMILIES = (*EPOCH_FAMILIES, VERDICTS, CASES, CONVICTIONS, FAULTS, OVERLOADS, CLOCK)
 
 
 class Committee:
     """One oracle's two halves. To be collected on the event loop."""
 
-    def __init__(self, oracle: Oracle, court: Court) -> None:
+    def __init__(self, oracle: Oracle, court: Court, watch: ClockWatch | None = None) -> None:
         self._oracle = oracle
         self._court = court
+        self._watch = watch
 
     def collect(self) -> Iterator[Metric]:
         state, figures, judged = self._oracle.state, self._oracle.figures, self._court.figures
@@ -49,3 +52,4 @@ class Committee:
         yield CONVICTIONS.of(judged.convictions)
         yield FAULTS.of(figures.faults + judged.faults)
         yield OVERLOADS.of(judged.overloads)
+        yield CLOCK.of(self._watch.offset_s if self._watch is not None else 0.0)

@@ -17,6 +17,7 @@ from nodewire.market import Market
 from nodewire.metrics.endpoint import Exposed
 from nodewire.nostr.pool import Pool
 from nodewire.oracle import measuring
+from nodewire.oracle.clock_watch import ClockWatch
 from nodewire.oracle.court import Court
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.docket import Docket
@@ -30,6 +31,7 @@ from nodewire.pay.presenting import Presenter
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol.committee import Committee
+from nodewire.store import clock_offset
 from nodewire.store.blobs import Blobs
 from nodewire.store.held import held
 from nodewire.store.sweeping import YOUNG_S, sweeping
@@ -106,17 +108,20 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
             collects=config.bonds.token_file is not None,
         )
 
+    watch = ClockWatch(committee, lambda: clock_offset.measured_s((*config.relays, *config.blossom)))
+
     async def all_of_it() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(oracle.run())
             group.create_task(court.run())
             group.create_task(library.run())
+            group.create_task(watch.run())
             if presenter is not None:
                 group.create_task(presenter.run())
 
     running = asyncio.create_task(all_of_it())
     stack.callback(running.cancel)
-    here: list[Collector] = [Links(node), measuring.Committee(oracle, court)]
+    here: list[Collector] = [Links(node), measuring.Committee(oracle, court, watch)]
     apart: list[Collector] = []
     if workbench is not None and config.worker is not None:
         here.append(Workers(partial(_named, workbench)))

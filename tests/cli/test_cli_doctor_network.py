@@ -93,13 +93,17 @@ async def test_a_port_is_free_or_its_daemon_answers_or_it_cannot_be_had(tmp_path
             await doctor_network._listening(f"127.0.0.1:{taken.getsockname()[1]}", tmp_path)
 
 
-async def test_a_clock_is_held_against_the_stores(store):
+async def test_a_clock_is_held_against_the_relays_and_stores(store):
     assert "within" in await doctor_network._clock([await store(0)])
     with pytest.raises(BadConfig, match="behind"):
         await doctor_network._clock([await store(3 * CLOCK_S + 1)])
     with pytest.raises(BadConfig, match="ahead"):
         await doctor_network._clock([await store(-3 * CLOCK_S - 1)])
-    assert "no blob store" in await doctor_network._clock(["http://127.0.0.1:9"])
+    assert "no relay or blob store" in await doctor_network._clock(["http://127.0.0.1:9"])
+    right, wrong = await store(0), (await store(300)).replace("http://", "ws://")
+    assert "within" in await doctor_network._clock([right, wrong, right + "/relay"])  # one liar of three is outvoted
+    with pytest.raises(BadConfig, match="behind"):
+        await doctor_network._clock([wrong])  # a relay's word counts, too
 
 
 async def test_another_congestion_control_is_suggested_only_where_most_links_lose_much(tmp_path):
