@@ -160,14 +160,24 @@ class Market:
         """
         known = self._epochs.certificate(digest)
         if known is None:
-            events = await self._pool.fetch([Filter(ids=frozenset({event_id}))], timeout_s=_FETCH_S)
-            if not events:
-                raise NotFound("certificate", f"no relay has {event_id}")
-            known = certificate.parse(events[0])
+            event = await self.certificate_event(event_id)
+            known = certificate.parse(event)
             if known.digest != digest:
                 raise BadQuorum("certificate", "certifies another body")
-            await self.take(events[0])
+            await self.take(event)
         return known.body
+
+    async def certificate_event(self, id_: str) -> Event:
+        """A certificate's event: of relays, or from the stores when these keep it no longer. It proves itself.
+
+        Raises:
+            NotFound: it is nowhere to be had.
+            RelayRefused, TimedOut: no relay answers.
+        """
+        found = await self._certified_events([id_])
+        if id_ not in found:
+            raise NotFound("certificate", f"no relay and no store has {id_}")
+        return found[id_]
 
     def newest(self) -> Body | None:
         """The newest certified body of a closed epoch that has come; None before the first."""

@@ -70,9 +70,9 @@ class Config:
     is a directory of static files served to browsers. `url` is the public ws(s) URL where it differs from host and port
     (behind a proxy): AUTH events must name it. `wraps_need_auth` serves kinds 1059 and 21059 only to the keys they are
     addressed to, once these have authenticated. `proxies` are addresses of the operator's own reverse proxies: their
-    X-Forwarded-For is believed. `permanent_kinds` cannot be deleted by NIP-09 nor carry an expiration:
-    evidence must persist. `synchronous` is SQLite's: FULL means that an OK survives a power cut, NORMAL that it
-    survives a crash of this process only.
+    X-Forwarded-For is believed. `permanent_kinds` cannot be deleted by NIP-09, `lasting_kinds` cannot carry an
+    expiration: evidence must persist. `synchronous` is SQLite's: FULL means that an OK survives a power cut, NORMAL
+    that it survives a crash of this process only.
     """
 
     db: Path
@@ -87,6 +87,7 @@ class Config:
     wraps_need_auth: bool = False
     proxies: frozenset[str] = frozenset()
     permanent_kinds: frozenset[int] = frozenset(range(8850, 8858))
+    lasting_kinds: frozenset[int] = frozenset({8853, 8856, 8857})
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     sweep_s: float = 60.0
     limits: Limits = field(default_factory=Limits)

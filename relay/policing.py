@@ -80,9 +80,9 @@ def has_not_expired(event: Event, visit: Visit) -> Verdict:
         return True, f"invalid: {error}"
 
 
-def is_permanent_if_evidence(event: Event, visit: Visit) -> Verdict:
-    """Votes, certificates and receipts must outlive their authors' second thoughts."""
-    if event.kind in visit.config.permanent_kinds and event.tag(nip40.TAG) is not None:
+def lasts_if_evidence(event: Event, visit: Visit) -> Verdict:
+    """Faults, receipts and takeovers are needed for as long as anybody asks; a round's events only for their time."""
+    if event.kind in visit.config.lasting_kinds and event.tag(nip40.TAG) is not None:
         return True, f"blocked: kind {event.kind} must not expire"
     return PASS
 
@@ -105,7 +105,7 @@ POLICIES: tuple[Policy, ...] = (
     is_not_ahead_of_time,
     is_fresh_if_ephemeral,
     has_not_expired,
-    is_permanent_if_evidence,
+    lasts_if_evidence,
     is_by_its_author_if_protected,
 )
 

@@ -254,7 +254,8 @@ class Court:
             case PublishVerdict(one):
                 self._lacking.pop(one.verdict.key, None)
                 _log.info("sample %s: %s", one.verdict.key[:8], one.verdict.outcome)
-                self._spawn(self._publish(verdict.build(self._keys, one, created_at=now_s)))
+                until_s = self._committee.kept_until_s(now_s)
+                self._spawn(self._publish(verdict.build(self._keys, one, created_at=now_s, expires_at_s=until_s)))
             case PublishFault(fault):
                 _log.warning("oracle %s contradicts itself on %s", fault.oracle, fault.topic)
                 self.figures.faults += 1
@@ -271,7 +272,8 @@ class Court:
         if action.verdict is not None and lacking is not None and action.verdict.outcome in ("unsure", "withheld"):
             _log.info("sample %s: found %s, for lack of evidence: %s", action.key[:8], action.verdict.outcome, lacking)
         topic = verdict.topic(action.key)
-        event = inventory.build_vote(self._keys, self._digest, topic, action.x, created_at=now_s)
+        until_s = self._committee.kept_until_s(now_s)
+        event = inventory.build_vote(self._keys, self._digest, topic, action.x, created_at=now_s, expires_at_s=until_s)
         document = action.verdict.to_json() if action.verdict is not None else ""
         try:
             document, event = self._journal.record_vote(self._digest, action.key, action.epoch, document, event)

@@ -44,7 +44,6 @@ from nodewire.oracle.state import (
 from nodewire.protocol import beacon, beat, bond, certificate, commitment, inventory, verdict
 from nodewire.protocol import committee as _committee
 from nodewire.protocol import tags as _tags
-from nodewire.protocol.commitment import Commitment
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
 from nodewire.protocol.verdict import Verdict
 
@@ -214,25 +213,28 @@ class Oracle:
 
     def _do(self, action: Action) -> None:
         now_s = int(self._clock.time_s())
+        until_s = self._committee.kept_until_s(now_s)
         match action:
             case SayInventory(document):
-                event, blob = inventory.build_inventory(self._keys, document, created_at=now_s)
+                event, blob = inventory.build_inventory(self._keys, document, created_at=now_s, expires_at_s=until_s)
                 self._say("inventory", document.epoch, event, blob)
             case SayProposal(body, blob):
-                event = inventory.build_proposal(self._keys, body, created_at=now_s)
+                event = inventory.build_proposal(self._keys, body, created_at=now_s, expires_at_s=until_s)
                 self._say("proposal", body.epoch, event, blob)
             case SayVote(topic, x):
                 self.figures.votes += 1
-                event = inventory.build_vote(self._keys, self._digest, topic, x, created_at=now_s)
+                event = inventory.build_vote(self._keys, self._digest, topic, x, created_at=now_s, expires_at_s=until_s)
                 self._say("vote", int(topic.removeprefix("epoch/")), event, None)
             case SaySupply(epoch, events):
-                for event in inventory.build_supply(self._keys, self._digest, epoch, events, created_at=now_s):
+                for event in inventory.build_supply(
+                    self._keys, self._digest, epoch, events, created_at=now_s, expires_at_s=until_s
+                ):
                     self._spawn(self._publish(event))
             case PublishCertificate(one):
                 _log.info("epoch %d certified: %s", one.body.epoch, one.digest)
-                self._spawn(self._publish(certificate.build(self._keys, one, created_at=now_s)))
+                self._spawn(self._publish(certificate.build(self._keys, one, created_at=now_s, expires_at_s=until_s)))
             case PublishPartial(body):
-                event = beacon.build(self._keys, body, self._index, self._share, created_at=now_s)
+                event = beacon.build(self._keys, body, self._index, self._share, created_at=now_s, expires_at_s=until_s)
                 self._say("partial", body.epoch, event, None)
             case PublishFault(fault):
                 _log.warning("oracle %s contradicts itself on %s", fault.oracle, fault.topic)
@@ -247,10 +249,10 @@ class Oracle:
                     self._spawn(self._fetch_wanted())
             case FetchCertificates():
                 self._spawn(self._fetch(self._newest_certificates()))
-            case FetchBlob(sha256, Commitment.MAX_BYTES):
-                self._spawn(self._fetch_commitment(sha256))
-            case FetchBlob(sha256, max_bytes):
+            case FetchBlob(sha256, max_bytes, is_urgent=True):
                 self._spawn(self._fetch_blob(sha256, max_bytes))
+            case FetchBlob(sha256, max_bytes):
+                self._spawn(self._fetch_in_turn(sha256, max_bytes))
             case KeepEvent(event):
                 self._keep(event)
                 self._spawn(self._put(event.hashed()))
@@ -299,9 +301,9 @@ class Oracle:
         async with self._putting:
             await self._blobs.put(data, own=True)
 
-    async def _fetch_commitment(self, sha256: str) -> None:
+    async def _fetch_in_turn(self, sha256: str, max_bytes: int) -> None:
         async with self._fetching_commitments:
-            await self._fetch_blob(sha256, Commitment.MAX_BYTES)
+            await self._fetch_blob(sha256, max_bytes)
 
     async def _fetch_blob(self, sha256: str, max_bytes: int) -> None:
         path = await self._blobs.get(sha256, max_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import replace
 
@@ -32,15 +33,17 @@ from nodewire.protocol import verdict as _verdict
 from nodewire.protocol.account import COUNTED_AFTER, Judged
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import Commitment
-from nodewire.protocol.committee import VALID_EPOCHS
-from nodewire.protocol.inventory import Listed, Proposal, Supply, Vote
+from nodewire.protocol.committee import KEPT_EPOCHS, VALID_EPOCHS
+from nodewire.protocol.inventory import Inventory, Listed, Proposal, Supply, Vote
 
 KEPT_CERTIFICATES = 16
 MAX_SUPPLIES = 8
 STRANGERS = _inventory.MAX_COMMITMENTS // 2
 """Room in an epoch for the commitments of whoever comes first; the rest is for nodes with a bond."""
-MAX_UNBONDED_BLOBS = 16
+MAX_UNBONDED_BLOBS = 64
 """Of an epoch: so many commitments' blobs are fetched for whoever asks; beyond, only bonded nodes'."""
+MAX_UNBONDED_BLOB_BYTES = 262_144
+"""About 1,200 chunks."""
 JUDGED_EPOCHS = COUNTED_AFTER + _snapshot.REMEMBERED_EPOCHS + VALID_EPOCHS
 """How long after its draw a verdict may still have to be listed."""
 
@@ -61,7 +64,8 @@ def receive(event: Event, state: State) -> Step:
         case _certificate.KIND if tags.text(event, "n").startswith(_verdict.topic("")):
             return _judged_came(event, state)
         case _certificate.KIND:
-            return certificate_came(_certificate.parse(event), state)
+            after, actions = certificate_came(_certificate.parse(event), state)
+            return after, (*actions, KeepEvent(event)) if after.certified is not state.certified else actions
     return state, ()
 
 
@@ -88,8 +92,13 @@ def fetch_commitments(state: State) -> Step:
     """Ask for the blobs that are not at hand of commitments that can still be listed."""
     actions: list[Action] = []
     open_ = [bare for epoch, bare in state.bare.items() if not state.rounds.get(epoch, Round()).listed]
-    for sha256 in sorted({one.blob for bare in open_ for one in bare.values() if one.blob is not None}):
-        state, ask = state.ask(f"commitment/{sha256}", FetchBlob(sha256, Commitment.MAX_BYTES))
+    wanted: dict[str, int] = {}
+    for one in (one for bare in open_ for one in bare.values()):
+        if one.blob is not None:
+            most = Commitment.MAX_BYTES if state.backed.get(one.provider, 0) else MAX_UNBONDED_BLOB_BYTES
+            wanted[one.blob] = max(most, wanted.get(one.blob, 0))
+    for sha256, max_bytes in sorted(wanted.items()):
+        state, ask = state.ask(f"commitment/{sha256}", FetchBlob(sha256, max_bytes, is_urgent=False))
         actions += ask
     return state, tuple(actions)
 
@@ -119,7 +128,7 @@ def _said(event: Event, state: State) -> Step:
                     actions += (KeepEvent(event),)
                 round_ = replace(round_, inventories={**round_.inventories, said.id: known})
                 if known.inventory is None and known.blob is not None:
-                    state, ask = state.ask(f"blob/{known.blob}", FetchBlob(known.blob))
+                    state, ask = state.ask(f"blob/{known.blob}", FetchBlob(known.blob, Inventory.MAX_BYTES))
                     actions += ask
         case Proposal():
             if said.oracle == state.committee.leader(epoch) and len(round_.proposals) < 2:
@@ -169,7 +178,7 @@ def _judged_came(event: Event, state: State) -> Step:
 def certificate_came(certificate: Certificate, state: State) -> Step:
     """Check and keep a certificate; the first of its epoch has this oracle publish its partial. Raises BadQuorum."""
     epoch = certificate.body.epoch
-    if certificate.body.committee != state.digest or epoch > state.epoch:
+    if certificate.body.committee != state.digest or not state.epoch - KEPT_EPOCHS <= epoch <= state.epoch:
         return state, ()
     known = next((c for c in state.certified if c.body.epoch == epoch), None)
     if known is not None and known.digest == certificate.digest:
@@ -221,15 +230,17 @@ def _commitments_came(sha256: str, data: bytes, state: State) -> Step:
 
 
 def _other_blob_came(sha256: str, data: bytes, state: State) -> Step:
+    actions: tuple[Action, ...] = ()
     for epoch, round_ in state.rounds.items():
-        for listed in round_.inventories.values():
+        inventories = dict(round_.inventories)
+        for listed in round_.inventories.values():  # oracles that agree cite the same blob
             if listed.blob == sha256 and listed.inventory is None:
-                try:
-                    attached = listed.attach(data)
-                except BadInput:
-                    return state, ()
-                attached_to = replace(round_, inventories={**round_.inventories, listed.id: attached})
-                return state.with_round(epoch, attached_to), (KeepBlob(data),)
+                with contextlib.suppress(BadInput):
+                    inventories[listed.id] = listed.attach(data)
+                    actions = (KeepBlob(data),)
+        state = state.with_round(epoch, replace(round_, inventories=inventories))
+    if actions:
+        return state, actions
     wanted = {p.body.snapshot for round_ in state.rounds.values() for p in round_.proposals.values()}
     if sha256 not in wanted | {certificate.body.snapshot for certificate in state.certified}:
         return state, ()

@@ -5,7 +5,7 @@ work is all that grinding it can be. When all places are taken, the last in rank
 
 A bonded node, of which a holder that the committee lists has stated a bond, has a place from its first beat on. A
 stranger waits until the ad that its beat names has come. A key that only beats never gets further: those that wait are
-a queue of bounded length, out of which the longest in it fall.
+two halves, and when the newer half is full the older is forgotten.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def beat_came(event: Event, state: State) -> Step:
 def ad_came(event: Event, state: State) -> Step:
     """Remember the ad that a node's beat names: with it a stranger that waits may take a place. Raises BadInput."""
     pubkey = event.pubkey
-    waiting = state.waiting.get(pubkey)
+    waiting = _waiting(pubkey, state)
     mine = state.beats.get(pubkey) or (waiting.beats if waiting is not None else ())
     if event.id in state.ads or all(beat.ad != event.id for _, beat in mine):
         return state, ()
@@ -89,7 +89,7 @@ def bond_came(event: Event, state: State) -> Step:
     if not counts or units <= state.backed.get(provider, 0):
         return state, ()
     state = replace(state, backed=state.backed.including(provider, units))
-    waiting = state.waiting.get(provider)
+    waiting = _waiting(provider, state)
     if waiting is not None:
         state = replace(_no_longer_waiting(provider, state), beats=state.beats.including(provider, waiting.beats))
     return (_ranked(provider, state) if provider in state.beats else state), ()
@@ -115,7 +115,6 @@ def pruned(state: State) -> State:
         ads=PersistentMap(ads),
         bonds=PersistentMap(bonds),
         backed=PersistentMap(backed),
-        waiting={pubkey: one for pubkey, one in state.waiting.items() if one.beats[0][1].epoch >= oldest},
     )
     ranks = {pubkey: _rank(pubkey, beats, state) for pubkey, beats in kept.items() if beats}
     placed = {pubkey: rank for pubkey, rank in ranks.items() if rank is not None}
@@ -138,22 +137,25 @@ def _newcomer(event: Event, beat: Beat, state: State) -> Step:
         return _want(pubkey, state) if pubkey in state.beats else (state, ())
     if _is_full_before((0, beat.ad, pubkey), state):
         return replace(state, crowded_out=state.crowded_out + 1), ()
-    known = state.waiting.get(pubkey)
+    known = _waiting(pubkey, state)
     if known is not None and any(other.id == event.id for other, _ in known.beats):
         return state, ()
     beats = _newest((*(known.beats if known is not None else ()), (event, beat)))[:2]
     is_asked = known is not None and beats[0][1].ad == known.beats[0][1].ad and state.is_recent(known.asked_ms)
     asked_ms = known.asked_ms if known is not None and is_asked else state.now_ms
-    waiting = {**state.waiting, pubkey: Waiting(beats, asked_ms)}
-    if len(waiting) > MAX_WAITING:
-        del waiting[next(iter(waiting))]
-    return replace(state, waiting=waiting), () if is_asked else (FetchEvents((beats[0][1].ad,)),)
+    waiting, waited = state.waiting, state.waited
+    if len(waiting) >= MAX_WAITING // 2:
+        waiting, waited = PersistentMap[Waiting](), waiting
+    state = replace(state, waiting=waiting.including(pubkey, Waiting(beats, asked_ms)), waited=waited)
+    return state, () if is_asked else (FetchEvents((beats[0][1].ad,)),)
+
+
+def _waiting(pubkey: str, state: State) -> Waiting | None:
+    return state.waiting.get(pubkey) or state.waited.get(pubkey)
 
 
 def _no_longer_waiting(pubkey: str, state: State) -> State:
-    if pubkey not in state.waiting:
-        return state
-    return replace(state, waiting={key: one for key, one in state.waiting.items() if key != pubkey})
+    return replace(state, waiting=state.waiting.without(pubkey), waited=state.waited.without(pubkey))
 
 
 def _want(pubkey: str, state: State) -> Step:

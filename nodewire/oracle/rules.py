@@ -58,7 +58,7 @@ from nodewire.protocol import snapshot as _snapshot
 from nodewire.protocol import tags
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
-from nodewire.protocol.committee import VALID_EPOCHS
+from nodewire.protocol.committee import KEPT_EPOCHS, VALID_EPOCHS
 from nodewire.protocol.inventory import Inventory, Listed
 from nodewire.protocol.snapshot import Snapshot
 
@@ -243,10 +243,10 @@ def _gather(epoch: int, body: Body, state: State) -> tuple[State, bool, tuple[Ac
         actions += ask
     bare = [round_.inventories[id_].blob for id_ in body.inventories if _is_bare(round_.inventories.get(id_))]
     snapshots = [sha256 for sha256 in (body.snapshot,) if sha256 not in state.snapshots]
-    for sha256 in (*bare, *snapshots):
-        if sha256 is not None:
-            state, ask = state.ask(f"blob/{sha256}", FetchBlob(sha256))
-            actions += ask
+    blobs = [FetchBlob(sha256, Inventory.MAX_BYTES) for sha256 in bare if sha256 is not None]
+    for fetch in (*blobs, *(FetchBlob(sha256) for sha256 in snapshots)):
+        state, ask = state.ask(f"blob/{fetch.sha256}", fetch)
+        actions += ask
     certificates = {certificate.digest for certificate in state.certified}
     if body.previous != state.digest and body.previous not in certificates:
         state, ask = state.ask("certificates", FetchCertificates())
@@ -333,7 +333,7 @@ def _fetch_inventories(epoch: int, state: State) -> Step:
     actions: list[Action] = []
     for listed in state.rounds[epoch].inventories.values():
         if _is_bare(listed) and listed.blob is not None:
-            state, ask = state.ask(f"blob/{listed.blob}", FetchBlob(listed.blob))
+            state, ask = state.ask(f"blob/{listed.blob}", FetchBlob(listed.blob, Inventory.MAX_BYTES))
             actions += ask
     return state, tuple(actions)
 
@@ -372,6 +372,7 @@ def _open_round(state: State) -> State:
         places.pruned(state),
         rounds=rounds,
         opened=epoch - 1,
+        certified=tuple(one for one in state.certified if one.body.epoch >= epoch - KEPT_EPOCHS),
         commitments={e: ids for e, ids in state.commitments.items() if e >= epoch - 1},
         bare={e: bare for e, bare in state.bare.items() if e >= epoch - 1},
         judged={key: one for key, one in state.judged.items() if one.epoch >= epoch - intake.JUDGED_EPOCHS},

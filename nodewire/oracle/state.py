@@ -120,13 +120,15 @@ class FetchCertificates:
 class FetchBlob:
     sha256: str
     max_bytes: int = Snapshot.MAX_BYTES
+    is_urgent: bool = True
+    """Others wait their turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepEvent:
     """Remember an event that may be certified, and store it, whatever becomes of it on the relays.
 
-    A commitment that this oracle may list, an inventory that a body may cite.
+    A commitment that this oracle may list, an inventory that a body may cite, a certificate that requests may cite.
     """
 
     event: Event
@@ -217,8 +219,10 @@ class State:
     """By pubkey, of the nodes that have a place."""
     order: tuple[Rank, ...] = ()
     """The same ranks, the best first."""
-    waiting: Mapping[str, Waiting] = field(default_factory=dict)
-    """By pubkey, the longest there first."""
+    waiting: PersistentMap[Waiting] = field(default_factory=PersistentMap)
+    """By pubkey, the newer half."""
+    waited: PersistentMap[Waiting] = field(default_factory=PersistentMap)
+    """The older half."""
     crowded_out: int = 0
     """How many beats and ads found no place so far, and how many nodes lost theirs to others."""
     commitments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from nodewire.protocol import kinds
 from nodewire.protocol.beacon import BeaconPartial
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
-from nodewire.protocol.committee import VALID_EPOCHS, Committee
+from nodewire.protocol.committee import KEPT_EPOCHS, VALID_EPOCHS, Committee
 
 KEPT = 16
 """How many certificates, and partials of each oracle, are remembered."""
@@ -128,9 +128,12 @@ class Epochs:
             del mine[next(iter(mine))]
 
     def _by_age(self, now_ms: int) -> list[tuple[Certificate, Event]]:
-        """Certificates about epochs that have closed, the newest first."""
+        """Certificates about epochs that have closed, but not more than KEPT_EPOCHS ago; the newest first."""
+        oldest = self._committee.epoch_at(now_ms) - KEPT_EPOCHS
         closed = [
-            pair for pair in self._certificates.values() if _has_closed(self._committee, pair[0].body.epoch, now_ms)
+            pair
+            for pair in self._certificates.values()
+            if pair[0].body.epoch >= oldest and _has_closed(self._committee, pair[0].body.epoch, now_ms)
         ]
         return sorted(closed, key=lambda pair: (-pair[0].body.epoch, pair[1].id))
 

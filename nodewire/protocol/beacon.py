@@ -68,11 +68,14 @@ class BeaconPartial:
         dvrf.verify(self.partial, bytes.fromhex(oracle.share_public), bytes.fromhex(self.body))
 
 
-def build(keys: Keys, body: Body, index: int, secret: bytes, *, created_at: int) -> Event:
+def build(
+    keys: Keys, body: Body, index: int, secret: bytes, *, created_at: int, expires_at_s: int | None = None
+) -> Event:
     """Oracle `index`'s partial (its share is `secret`, 32 bytes) over a body that it knows to be certified."""
     partial = dvrf.prove(index, secret, bytes.fromhex(body.digest()))
     share = Share(index=index, gamma=partial.gamma.hex(), c=partial.c.hex(), s=partial.s.hex())
     tags_ = [("c", body.committee), ("n", tags.epoch_topic(body.epoch)), ("x", body.digest())]
+    tags_ += tags.expiration(expires_at_s)
     return sign(keys, KIND, created_at=created_at, content=share.to_json(), tags=tags_)
 
 

@@ -80,9 +80,10 @@ class Fault:
     second: Event
 
 
-def build(keys: Keys, certificate: Certificate, *, created_at: int) -> Event:
+def build(keys: Keys, certificate: Certificate, *, created_at: int, expires_at_s: int | None = None) -> Event:
     body = certificate.body
     tags_ = [("c", body.committee), ("n", tags.epoch_topic(body.epoch)), ("x", certificate.digest)]
+    tags_ += tags.expiration(expires_at_s)
     document = {"v": 1, "body": body.document(), "votes": [vote.as_dict() for vote in certificate.votes]}
     return sign(keys, KIND, created_at=created_at, content=_json(document), tags=tags_)
 

@@ -1,7 +1,7 @@
 """A commitment (kind 8854): one provider's (or verifier's) chunk roots of one epoch, under one signature.
 
 Event: `c`, `n` = epoch/<number>, `x` = Merkle root over the chunks, `e` = each job request (at most 256); content = the
-document as JSON up to 48 KiB, else empty, with tag `blob` = SHA-256 of the document's canonical msgpack.
+document as JSON up to 4 KiB, else empty, with tag `blob` = SHA-256 of the document's canonical msgpack.
 
 A chunk's leaf is the canonical msgpack of [request, task, chunk, attempt, root]; `root` is the salted Merkle root of
 what the chunk produced. The first certified root of a (provider, request, task, chunk, attempt) counts, by epoch, then
@@ -100,13 +100,15 @@ class Committed:
         return Committed(self.id, self.provider, self.committee, self.epoch, self.root, self.blob, commitment)
 
 
-def build(keys: Keys, commitment: Commitment, *, created_at: int) -> tuple[Event, bytes | None]:
+def build(
+    keys: Keys, commitment: Commitment, *, created_at: int, expires_at_s: int | None = None
+) -> tuple[Event, bytes | None]:
     """The event, and the blob that must be stored before it is published (None if it fits inline)."""
     requests = list(dict.fromkeys(chunk.request for chunk in commitment.chunks))[:_MAX_REQUEST_TAGS]
     tags_ = [("c", commitment.committee), ("n", tags.epoch_topic(commitment.epoch)), ("x", commitment.root())]
-    tags_ += [("e", request) for request in requests]
-    content, room = commitment.to_json(), MAX_INLINE_BYTES - 80 * len(requests)
-    if len(content) <= room:
+    tags_ += [*(("e", request) for request in requests), *tags.expiration(expires_at_s)]
+    content = commitment.to_json()
+    if len(content) <= MAX_INLINE_BYTES:
         return sign(keys, KIND, created_at=created_at, content=content, tags=tags_), None
     blob = commitment.pack()
     tags_.append(("blob", hashlib.sha256(blob).hexdigest()))

@@ -21,6 +21,8 @@ from nodewire.protocol.schema import Hex32, Name, Schema, Seconds
 
 KIND = kinds.COMMITTEE
 MAX_ORACLES = 31
+KEPT_EPOCHS = 8_192
+"""Relays keep what a round says for so long, twice as long as a job may run; nothing reaches further back."""
 VALID_EPOCHS = 3
 """A snapshot is good for requests until this many epochs after its own."""
 
@@ -109,6 +111,10 @@ class Committee(Schema):
     def close_ms(self, epoch: int) -> int:
         """When `epoch` ends, in unix milliseconds."""
         return self.genesis_s * 1000 + (epoch + 1) * self.epoch_ms
+
+    def kept_until_s(self, now_s: int) -> int:
+        """When what is said now may go from relays (NIP-40), in unix seconds."""
+        return now_s + -(-KEPT_EPOCHS * self.epoch_ms // 1000)
 
     def epoch_at(self, now_ms: int) -> int:
         """The epoch that `now_ms` (unix) lies in; negative before genesis."""

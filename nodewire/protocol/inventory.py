@@ -1,9 +1,10 @@
 """What one oracle says in a round (kind 8850): its inventory, the leader's proposal, its vote, events others lack.
 
-All carry `t` (which of them it is), `c` (committee), `n` (topic: `epoch/<number>`) and `x` (the digest of what it
-says). An oracle says at most one `x` for one (`t`, `n`); two are evidence against it (kind 8853).
+All carry `t` (which of them it is), `c` (committee), `n` (topic: `epoch/<number>`), `x` (the digest of what it says),
+`expiration` (`Committee.kept_until_s`). An oracle says at most one `x` for one (`t`, `n`); two are evidence against it
+(kind 8853).
 
-inventory  content = Inventory as JSON up to 48 KiB; a longer one is a blob (canonical msgpack) whose SHA-256 is tag
+inventory  content = Inventory as JSON up to 4 KiB; a longer one is a blob (canonical msgpack) whose SHA-256 is tag
            `blob`, and the content is empty. Lists the beats and commitments that the oracle holds and found valid, and
            what certified verdicts say that is to be counted now (`account`).
 proposal   content = Body (kind 8852) as JSON; `x` = its digest; `e` = each cited inventory.
@@ -34,7 +35,9 @@ from nodewire.protocol.body import Body
 from nodewire.protocol.schema import Hex32, Schema
 
 KIND = kinds.INVENTORY
-MAX_INLINE_BYTES = 49_152
+MAX_INLINE_BYTES = 4_096
+"""Of an inventory's or a commitment's content; relays keep events, and a larger one is a blob."""
+MAX_SUPPLY_BYTES = 49_152
 MAX_BEATS = 8_192
 MAX_COMMITMENTS = 4_096
 MAX_SUPPLIED = 64
@@ -116,9 +119,11 @@ class Supply:
     events: tuple[Event, ...]
 
 
-def build_inventory(keys: Keys, inventory: Inventory, *, created_at: int) -> tuple[Event, bytes | None]:
+def build_inventory(
+    keys: Keys, inventory: Inventory, *, created_at: int, expires_at_s: int | None = None
+) -> tuple[Event, bytes | None]:
     """The event, and the blob that must be stored before it is published (None if it fits inline)."""
-    tags_ = _tags("inventory", inventory.committee, tags.epoch_topic(inventory.epoch), inventory.digest())
+    tags_ = _tags("inventory", inventory.committee, tags.epoch_topic(inventory.epoch), inventory.digest(), expires_at_s)
     content = inventory.to_json()
     if len(content) <= MAX_INLINE_BYTES:
         return sign(keys, KIND, created_at=created_at, content=content, tags=tags_), None
@@ -127,28 +132,38 @@ def build_inventory(keys: Keys, inventory: Inventory, *, created_at: int) -> tup
     return sign(keys, KIND, created_at=created_at, tags=tags_), blob
 
 
-def build_proposal(keys: Keys, body: Body, *, created_at: int) -> Event:
-    tags_ = _tags("proposal", body.committee, tags.epoch_topic(body.epoch), body.digest())
+def build_proposal(keys: Keys, body: Body, *, created_at: int, expires_at_s: int | None = None) -> Event:
+    tags_ = _tags("proposal", body.committee, tags.epoch_topic(body.epoch), body.digest(), expires_at_s)
     tags_ += [("e", id_) for id_ in body.inventories]
     return sign(keys, KIND, created_at=created_at, content=body.to_json(), tags=tags_)
 
 
-def build_vote(keys: Keys, committee: str, topic: str, digest: str, *, created_at: int) -> Event:
-    return sign(keys, KIND, created_at=created_at, tags=_tags("vote", committee, topic, digest))
+def build_vote(
+    keys: Keys, committee: str, topic: str, digest: str, *, created_at: int, expires_at_s: int | None = None
+) -> Event:
+    return sign(keys, KIND, created_at=created_at, tags=_tags("vote", committee, topic, digest, expires_at_s))
 
 
-def build_supply(keys: Keys, committee: str, epoch: int, events: Sequence[Event], *, created_at: int) -> list[Event]:
+def build_supply(
+    keys: Keys,
+    committee: str,
+    epoch: int,
+    events: Sequence[Event],
+    *,
+    created_at: int,
+    expires_at_s: int | None = None,
+) -> list[Event]:
     """As many supply events as these events need, each under 48 KiB of content."""
     batches: list[list[Event]] = [[]]
-    room = MAX_INLINE_BYTES
+    room = MAX_SUPPLY_BYTES
     for event in events:
         size = len(event.to_json()) + 1
         if size > room or len(batches[-1]) == MAX_SUPPLIED:
             batches.append([])
-            room = MAX_INLINE_BYTES
+            room = MAX_SUPPLY_BYTES
         batches[-1].append(event)
         room -= size
-    tags_ = [("t", "supply"), ("c", committee), ("n", tags.epoch_topic(epoch))]
+    tags_ = [("t", "supply"), ("c", committee), ("n", tags.epoch_topic(epoch)), *tags.expiration(expires_at_s)]
     contents = ["[" + ",".join(event.to_json() for event in batch) + "]" for batch in batches if batch]
     return [sign(keys, KIND, created_at=created_at, content=content, tags=tags_) for content in contents]
 
@@ -204,5 +219,5 @@ def _check(inventory: Inventory, committee: str, epoch: int, x: str) -> None:
         raise BadHash("x", "not the inventory's digest")
 
 
-def _tags(saying: Saying, committee: str, topic: str, x: str) -> list[tuple[str, str]]:
-    return [("t", saying), ("c", committee), ("n", topic), ("x", x)]
+def _tags(saying: Saying, committee: str, topic: str, x: str, expires_at_s: int | None) -> list[tuple[str, str]]:
+    return [("t", saying), ("c", committee), ("n", topic), ("x", x), *tags.expiration(expires_at_s)]

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from nodewire.errors import BadEvent, BadTag, BadVersion
+from nodewire.nostr import nip40
 from nodewire.nostr.event import Event
 
 _HEX = frozenset("0123456789abcdef")
@@ -53,6 +54,11 @@ def relays(event: Event) -> tuple[str, ...]:
     if len(found) > MAX_RELAYS:
         raise BadTag("relays", f"more than {MAX_RELAYS}")
     return tuple(found)
+
+
+def expiration(expires_at_s: int | None) -> list[tuple[str, str]]:
+    """The tag of NIP-40, or none for what is to stay."""
+    return [] if expires_at_s is None else [(nip40.TAG, str(expires_at_s))]
 
 
 def epoch_topic(epoch: int) -> str:

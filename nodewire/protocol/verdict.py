@@ -166,9 +166,12 @@ def build_vote(keys: Keys, verdict: Verdict, *, created_at: int) -> Event:
     return inventory.build_vote(keys, verdict.committee, topic(verdict.key), verdict.digest(), created_at=created_at)
 
 
-def build(keys: Keys, certificate: Certificate, *, created_at: int) -> Event:
+def build(keys: Keys, certificate: Certificate, *, created_at: int, expires_at_s: int | None = None) -> Event:
+    """`expires_at_s` counts for a verdict that convicts nobody and is about no claim; the others stay."""
     verdict = certificate.verdict
     tags_ = [("c", verdict.committee), ("n", topic(verdict.key)), ("x", verdict.digest()), ("e", verdict.request)]
+    if not verdict.convicted and not verdict.claimed:
+        tags_ += tags.expiration(expires_at_s)
     document = {"v": 1, "verdict": verdict.document(), "votes": [vote.as_dict() for vote in certificate.votes]}
     content = orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
     return sign(keys, KIND, created_at=created_at, content=content, tags=tags_)

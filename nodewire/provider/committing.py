@@ -141,7 +141,8 @@ class Committing:
 
     def _event(self, made: Made) -> tuple[Event, bytes | None]:
         document = Commitment(committee=self._market.committee_digest, epoch=made.epoch, chunks=made.roots)
-        return commitments.build(self._keys, document, created_at=made.created_at)
+        until_s = self._committee.kept_until_s(made.created_at)
+        return commitments.build(self._keys, document, created_at=made.created_at, expires_at_s=until_s)
 
     async def _publish(self, made: Made) -> None:
         event, blob = self._event(made)

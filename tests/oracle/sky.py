@@ -129,25 +129,26 @@ class Sky:
     def _do(self, seat: Seat, action: Action) -> None:
         outgoing: Outgoing = []
         at = self.now_ms // 1000
+        times = {"created_at": at, "expires_at_s": self.committee.kept_until_s(at)}
         match action:
             case SayInventory(document):
-                event, blob = inventory.build_inventory(seat.keys, document, created_at=at)
+                event, blob = inventory.build_inventory(seat.keys, document, **times)
                 if blob is not None:
                     self.blobs[snapshot.sha256(blob)] = blob
                 outgoing.append((event, None))
             case SayProposal(body, blob):
                 self.blobs[body.snapshot] = blob
-                outgoing.append((inventory.build_proposal(seat.keys, body, created_at=at), None))
+                outgoing.append((inventory.build_proposal(seat.keys, body, **times), None))
             case SayVote(topic, x):
-                vote = inventory.build_vote(seat.keys, self.committee.digest(), topic, x, created_at=at)
+                vote = inventory.build_vote(seat.keys, self.committee.digest(), topic, x, **times)
                 outgoing.append((vote, None))
             case SaySupply(epoch, events):
                 digest = self.committee.digest()
-                outgoing += [(e, None) for e in inventory.build_supply(seat.keys, digest, epoch, events, created_at=at)]
+                outgoing += [(e, None) for e in inventory.build_supply(seat.keys, digest, epoch, events, **times)]
             case PublishCertificate(one):
-                outgoing.append((certificate.build(seat.keys, one, created_at=at), None))
+                outgoing.append((certificate.build(seat.keys, one, **times), None))
             case PublishPartial(body):
-                outgoing.append((beacon.build(seat.keys, body, seat.index, seat.share, created_at=at), None))
+                outgoing.append((beacon.build(seat.keys, body, seat.index, seat.share, **times), None))
             case PublishFault(fault):
                 outgoing.append((certificate.build_fault(seat.keys, fault, created_at=at), None))
             case FetchEvents(ids):

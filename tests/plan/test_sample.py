@@ -39,7 +39,8 @@ def committed(number, chunks, *, said="", author=None, task=""):
         ChunkRoot(request=REQUEST.id, task=task, chunk=n, attempt=0, root=digest(f"{task}/{n}{said}")) for n in chunks
     )
     document = Commitment(committee=COMMITTEE.digest(), epoch=1, chunks=tuple(roots))
-    return commitment.parse(commitment.build(author or PROVIDERS[number], document, created_at=1)[0])
+    event, blob = commitment.build(author or PROVIDERS[number], document, created_at=1)
+    return commitment.parse(event) if blob is None else commitment.parse(event).attach(blob)
 
 
 def drawn(commitments, beacon=BEACON, **changes):

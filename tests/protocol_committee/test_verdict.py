@@ -2,13 +2,13 @@
 
 import orjson
 import pytest
-from actors import committee, digest, keys
 
 from nodewire.errors import BadEvent, BadInput, BadQuorum, BadTag, BadVersion
 from nodewire.nostr.event import sign
 from nodewire.protocol import certificate as certificates
 from nodewire.protocol import verdict
 from nodewire.protocol.verdict import Certificate, Verdict
+from tests.protocol_committee.actors import committee, digest, keys
 
 COMMITTEE, SEATS = committee()
 PROVIDER, VERIFIER, LIAR = (keys(name).public for name in ("provider", "verifier", "liar"))

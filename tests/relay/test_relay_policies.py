@@ -224,7 +224,7 @@ async def test_evidence_cannot_be_deleted_nor_expire(client):
     await client.publish(vote)
     assert (await client.publish(note(kind=5, tags=[["e", vote.id]])))[0]
     assert await client.ask({"ids": [vote.id]}) == [vote.id]
-    accepted, message = await client.publish(note(kind=8854, tags=[["expiration", str(NOW + 99)]]))
+    accepted, message = await client.publish(note(kind=8853, tags=[["expiration", str(NOW + 99)]]))
     assert not accepted
     assert message.startswith("blocked:")
 
