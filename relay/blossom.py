@@ -6,7 +6,6 @@ https://github.com/hzrd149/blossom (BUD-01, BUD-02; HEAD /upload of BUD-06)
 from __future__ import annotations
 
 import asyncio
-import errno
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,6 +23,7 @@ from relay.counting import Counts
 from relay.limits import BlobLimits, Config
 from relay.sharing import Slots, address_of
 from relay.shelving import Blob, Shelf
+from relay.storing import is_full
 
 _SHARE = "this address has uploaded all that it may; its share grows back within days"
 _HASH = "{sha256:[0-9a-f]{64}}"
@@ -183,13 +183,6 @@ async def _errors_as_json(
         if not is_full(error):
             raise
         return _error(507, "the store's disk is full; try another store, or later")
-
-
-def is_full(error: OSError | sqlite3.Error) -> bool:
-    """Whether a disk or a quota of the system's was full."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL if hasattr(error, "sqlite_errorcode") else False
 
 
 def _error(status: int, reason: str) -> web.Response:

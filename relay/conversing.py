@@ -21,7 +21,7 @@ from nodewire.errors import BadInput, BadSignature, NodewireError, TimedOut, Uns
 from nodewire.nostr import event as events
 from nodewire.nostr import nip01, nip40, nip42
 from nodewire.nostr.event import Event
-from relay import authenticating, working
+from relay import authenticating, deleting, working
 from relay.counting import Counts, prefix
 from relay.fanout import Fanout, Subscription
 from relay.limits import Config
@@ -47,6 +47,9 @@ class House(Protocol):
     clock: Callable[[], float]
     counts: Counts
     work: Budget
+    address_growth: Budget
+    """In stored bytes; so is the next."""
+    key_growth: Budget
 
     def broadcast(self, event: Event, json: str, seq: int | None) -> int:
         """Tell everybody who listens; how many subscriptions did."""
@@ -138,6 +141,8 @@ class Conversation:
             heard = house.broadcast(event, json, None)
             self._charge(working.of_deliveries(heard))
             return self._answer(event, Outcome(True, "" if heard else _NOBODY), began_ns)
+        if reason := self._has_stored_too_much(event):
+            return self._answer(event, Outcome(False, reason), began_ns)
         await self._unanswered.acquire()
         house.writer.submit(Job(event, json, nip40.parse(event.tags), partial(self._stored, event, json, began_ns)))
 
@@ -145,7 +150,21 @@ class Conversation:
         self._unanswered.release()
         self._answer(event, outcome, began_ns)
         if outcome.seq is not None:
+            if outcome.grew > 0:
+                self._house.address_growth.charge(self._path[0], outcome.grew)
+                self._house.key_growth.charge(event.pubkey, outcome.grew)
             self._charge(working.of_deliveries(self._house.broadcast(event, json, outcome.seq)))
+
+    def _has_stored_too_much(self, event: Event) -> str:
+        """Why the address or the key may not store more now; empty if it may. Deletions are always taken."""
+        if event.kind == deleting.KIND:
+            return ""
+        limits = self._house.config.limits
+        if self._house.address_growth.left(self._path[0]) <= 0:
+            return f"rate-limited: your address may store {limits.address_bytes_per_day} bytes a day"
+        if self._house.key_growth.left(event.pubkey) <= 0:
+            return f"rate-limited: a key may store {limits.key_bytes_per_day} bytes a day"
+        return ""
 
     async def _subscribe(self, name: str, filters: Sequence[nip01.Filter]) -> None:
         self._unsubscribe(name)  # a REQ under a name in use replaces what stood there

@@ -28,6 +28,10 @@ class Limits:
     work_per_s: float = 3_000.0  # per address; a unit is about 100 microseconds of a core (working.py)
     work_burst: int = 30_000
     bad_signatures: int = 16  # per connection; then it is closed
+    events_bytes: int = 16 * 1024**3  # stored in all, as JSON
+    key_events_bytes: int = 1024**3  # of one author's
+    address_bytes_per_day: int = 512 * 1024**2  # by which the store may grow; a quarter of it at once
+    key_bytes_per_day: int = 256 * 1024**2  # likewise
     messages_per_s: float = 500.0  # per connection, on average
     messages_burst: int = 2_000
     unanswered_events: int = 1_024  # per connection: events read but not yet committed

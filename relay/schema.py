@@ -12,7 +12,7 @@ from typing import Literal
 
 from nodewire.errors import BadConfig
 
-VERSION = 1
+VERSION = 2
 
 _TABLES = """
 CREATE TABLE event (
@@ -50,6 +50,22 @@ CREATE TABLE deleted (
 ) WITHOUT ROWID;
 """
 
+_HELD = """
+-- How many bytes of JSON there are of each author, and under X'' of all.
+CREATE TABLE held (pubkey BLOB PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO held SELECT pubkey, sum(length(CAST(json AS BLOB))) FROM event GROUP BY pubkey;
+INSERT INTO held SELECT X'', coalesce(sum(bytes), 0) FROM held;
+CREATE TRIGGER event_came AFTER INSERT ON event BEGIN
+    INSERT INTO held VALUES (new.pubkey, length(CAST(new.json AS BLOB)))
+        ON CONFLICT (pubkey) DO UPDATE SET bytes = bytes + excluded.bytes;
+    UPDATE held SET bytes = bytes + length(CAST(new.json AS BLOB)) WHERE pubkey = X'';
+END;
+CREATE TRIGGER event_went AFTER DELETE ON event BEGIN
+    UPDATE held SET bytes = bytes - length(CAST(old.json AS BLOB)) WHERE pubkey IN (old.pubkey, X'');
+    DELETE FROM held WHERE pubkey = old.pubkey AND bytes <= 0;
+END;
+"""
+
 
 def open_writer(path: Path, synchronous: Literal["FULL", "NORMAL"]) -> sqlite3.Connection:
     """The one connection that writes; creates the tables where they are missing.
@@ -65,8 +81,9 @@ def open_writer(path: Path, synchronous: Literal["FULL", "NORMAL"]) -> sqlite3.C
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {synchronous}")
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            db.executescript(f"BEGIN;{_TABLES}PRAGMA user_version = {VERSION};COMMIT;")
+        if version in (0, 1):
+            tables = _HELD if version else _TABLES + _HELD
+            db.executescript(f"BEGIN;{tables}PRAGMA user_version = {VERSION};COMMIT;")
         elif version != VERSION:
             raise BadConfig(str(path), f"has version {version}, this relay reads {VERSION}")
     except sqlite3.DatabaseError as error:
@@ -76,6 +93,12 @@ def open_writer(path: Path, synchronous: Literal["FULL", "NORMAL"]) -> sqlite3.C
         db.close()
         raise
     return db
+
+
+def held_bytes(db: sqlite3.Connection, pubkey: bytes = b"") -> int:
+    """The bytes of an author's events; by default of all."""
+    row = db.execute("SELECT bytes FROM held WHERE pubkey = ?", (pubkey,)).fetchone()
+    return int(row[0]) if row else 0
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

@@ -60,6 +60,8 @@ class Relay:
         self.writer = Writer(config, asyncio.get_running_loop())
         limits = config.limits
         self.work = Budget(limits.work_per_s, limits.work_burst, asyncio.get_running_loop().time)
+        self.address_growth = _a_day(limits.address_bytes_per_day)
+        self.key_growth = _a_day(limits.key_bytes_per_day)
         self.archive = Archive(config.db, limits, self._charge_query)
         self._numbers = itertools.count()
         self._clients: dict[web.WebSocketResponse, web.Request] = {}
@@ -177,6 +179,10 @@ class Relay:
             _LOG.info("closed a connection: %s", socket.cut)
             await _close(ws, request, _POLICY_VIOLATION, socket.cut)
         return ws
+
+
+def _a_day(nbytes: int) -> Budget:
+    return Budget(nbytes / 86_400, nbytes / 4, asyncio.get_running_loop().time)
 
 
 @dataclass(eq=False, slots=True)

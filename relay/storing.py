@@ -7,6 +7,7 @@ waits for its own. What it decides follows NIP-01 (replaceable and addressable k
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import queue
 import sqlite3
@@ -25,17 +26,22 @@ _MOST_AT_ONCE = 4_096  # events per commit; bounds how long the first of a batch
 
 
 class Outcome(NamedTuple):
-    """What the writer did with an event: the OK's flag and message, and its `seq` if it is now stored."""
+    """What the writer did with an event: the OK's flag and message. If it is now stored, its `seq`, and by how many
+    bytes more is stored than before it."""
 
     accepted: bool
     message: str
     seq: int | None = None
+    grew: int = 0
 
 
 DUPLICATE = Outcome(True, "duplicate: already have this event")
 OUTDATED = Outcome(False, "duplicate: have a newer version")
 DELETED = Outcome(False, "blocked: deleted by its author")
 FAILED = Outcome(False, "error: could not store the event")
+DISK_FULL = Outcome(False, "error: the relay's disk is full, try another relay or later")
+FULL = Outcome(False, "error: the relay has no room for more events, try another relay")
+KEY_FULL = Outcome(False, "blocked: this key has stored all that it may here, delete some of it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class Writer:
         self._config = config
         self._db = schema.open_writer(config.db, config.synchronous)
         self._loop = loop
+        self._was_full = False
         self._inbox: queue.SimpleQueue[Job | Sweep | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="relay-writer", daemon=True)
         self._thread.start()
@@ -99,11 +106,19 @@ class Writer:
                 else:
                     outcomes.append((item, store(self._db, item, self._config)))
             self._db.execute("COMMIT")
-        except sqlite3.Error:  # a full disk, say: nothing of the batch is stored, everybody is told so
-            _LOG.exception("could not commit %d events", len(work))
+        except sqlite3.Error as error:  # nothing of the batch is stored, everybody is told so
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            return [(item, FAILED) for item in work if isinstance(item, Job)]
+            failed = DISK_FULL if is_full(error) else FAILED
+            if failed is FAILED:
+                _LOG.exception("could not commit %d events", len(work))
+            elif not self._was_full:
+                _LOG.error("the disk is full: events are refused until there is room again")
+            self._was_full = failed is DISK_FULL
+            return [(item, failed) for item in work if isinstance(item, Job)]
+        if self._was_full:
+            _LOG.warning("there is room on the disk again")
+            self._was_full = False
         return outcomes
 
 
@@ -120,17 +135,26 @@ def store(db: sqlite3.Connection, job: Job, config: Config) -> Outcome:
         return DUPLICATE
     if event.kind not in config.permanent_kinds and deleting.was_deleted(db, event):
         return DELETED
-    d = identifier(event)
+    d, grew, replaced = identifier(event), len(job.json.encode()), None
     if d is not None:
         older = db.execute(
-            "SELECT seq, created_at, id FROM event WHERE kind = ? AND pubkey = ? AND d = ?", (event.kind, author, d)
+            "SELECT seq, created_at, id, length(CAST(json AS BLOB)) FROM event WHERE kind = ? AND pubkey = ? AND d = ?",
+            (event.kind, author, d),
         ).fetchone()
         if older:
-            seq, created_at, other = older
+            replaced, created_at, other, nbytes = older
+            grew -= nbytes
             # Of two of the same second, the lower id stays.
             if created_at > event.created_at or (created_at == event.created_at and other < id_):
                 return OUTDATED
-            deleting.remove(db, seq)
+    # What makes room is taken even where there is none.
+    if grew > 0 and event.kind != deleting.KIND:
+        if schema.held_bytes(db) + grew > config.limits.events_bytes:
+            return FULL
+        if schema.held_bytes(db, author) + grew > config.limits.key_events_bytes:
+            return KEY_FULL
+    if replaced is not None:
+        deleting.remove(db, replaced)
     cursor = db.execute(
         "INSERT INTO event (id, pubkey, created_at, kind, d, expires_at, json) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (id_, author, event.created_at, event.kind, d, job.expires_at_s, job.json),
@@ -142,4 +166,11 @@ def store(db: sqlite3.Connection, job: Job, config: Config) -> Outcome:
     )
     if event.kind == deleting.KIND:
         deleting.obey(db, event, config.permanent_kinds)
-    return Outcome(True, "", stored)
+    return Outcome(True, "", stored, grew)
+
+
+def is_full(error: OSError | sqlite3.Error) -> bool:
+    """Whether a disk, or somebody's quota on it, was full."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL

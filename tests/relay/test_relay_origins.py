@@ -14,6 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from nodewire.nostr import nipb7
+from nodewire.nostr.keys import Keys
 from relay import BlobLimits, Config, Limits, serve
 
 HONEST, GREEDY = "127.0.0.7", "127.0.0.8"
@@ -205,3 +206,47 @@ async def test_wrong_signatures_cost_more_and_of_many_the_connection_ends(runnin
             assert relay.counts.refusals["bad-signatures"] == 1
             assert whole - relay.work.left(GREEDY) > 30
             assert (await honest.publish(note()))[0]
+
+
+async def test_an_address_stores_so_much_a_day_and_another_has_its_own(running):
+    limits = Limits(address_bytes_per_day=40_000)
+    async with running(limits=limits) as relay, contextlib.AsyncExitStack() as stack:
+        greedy = await stack.enter_async_context(talk_from(GREEDY, relay.url))
+        honest = await stack.enter_async_context(talk_from(HONEST, relay.url))
+        keys = [Keys.generate() for _ in range(4)]
+        answers = [await greedy.publish(note(one, content="x" * 5_000)) for one in keys]
+        assert [accepted for accepted, _ in answers] == [True, True, False, False]
+        assert answers[-1][1].startswith("rate-limited: your address may store 40000 bytes a day")
+        assert (await greedy.publish(note(kind=20_001)))[0]  # nothing is stored of it
+        assert (await honest.publish(note(content="x" * 5_000)))[0]
+
+
+async def test_a_key_stores_so_much_a_day_from_wherever_it_comes(running):
+    limits = Limits(key_bytes_per_day=40_000)
+    async with running(limits=limits) as relay, contextlib.AsyncExitStack() as stack:
+        greedy = await stack.enter_async_context(talk_from(GREEDY, relay.url))
+        honest = await stack.enter_async_context(talk_from(HONEST, relay.url))
+        for n in range(2):
+            assert (await greedy.publish(note(content=f"{n}" + "x" * 5_000)))[0]
+        assert (await honest.publish(note(content="more")))[1].startswith("rate-limited: a key")
+        assert (await honest.publish(note(BOB)))[0]
+
+
+async def test_what_replaces_is_charged_for_what_it_adds(running):
+    async with running(limits=Limits(key_bytes_per_day=40_000)) as relay, talk(relay.url) as client:
+        for n in range(20):
+            assert (await client.publish(note(kind=11_998, ago=100 - n, content="x" * 3_000)))[0]
+
+
+async def test_quotas_on_disk_hold_for_one_key_and_for_all_and_what_makes_room_is_taken(running):
+    limits = Limits(events_bytes=20_000, key_events_bytes=12_000)
+    async with running(limits=limits) as relay, talk(relay.url) as client:
+        first = note(content="1" + "x" * 5_000)
+        assert (await client.publish(first))[0]
+        assert (await client.publish(note(content="2" + "x" * 5_000)))[0]
+        assert (await client.publish(note(content="3" + "x" * 5_000)))[1].startswith("blocked: this key")
+        assert (await client.publish(note(BOB, kind=30_000, content="x" * 5_000, ago=9, tags=[["d", ""]])))[0]
+        assert (await client.publish(note(BOB, content="x" * 5_000)))[1].startswith("error: the relay has no room")
+        assert (await client.publish(note(BOB, kind=30_000, content="x" * 4_900, tags=[["d", ""]])))[0]
+        assert (await client.publish(note(kind=5, tags=[["e", first.id]])))[0]
+        assert (await client.publish(note(content="4" + "x" * 4_000)))[0]
