@@ -6,22 +6,27 @@ import asyncio
 import json
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from market import NODEWIRE, PROVIDERS, Broken, Market, provider_config
-from records import certified, held
+from records import certificates, certified, held
 from rich.markup import escape
 from screen import note, out, sats
 
 TOKENS = 24
 BOND_MSAT = 2_000_000
+"""Above the committee's unit, which the others' bonds are not: it is placed nearly always, and has more to lose."""
 PRICE_MSAT = 15_000
-"""Less than the honest ask, and it says that it is the fastest: assign/2 likes it."""
-MAX_TRIES = 4
-"""How often it is bought until the beacon has drawn the cheater."""
-LISTED_S = 30.0
+MAX_TRIES = 12
+"""How often it is bought until the cheater has had a part in it."""
+LISTED_EPOCHS = 60
+"""Certified epochs in which a provider must have come or gone: on a busy machine they take longer, too."""
+STILL_S = 180.0
+"""So long nothing may happen at all: no epoch is certified."""
+ALTERED = re.compile(r"a layer was left out; the first rows are off by ([0-9.]+) %")
 CHEAT = [sys.executable, str(Path(__file__).parent / "cheat.py")]
 
 
@@ -41,7 +46,7 @@ async def enter(market: Market, decoder: dict, spared: str, common: dict, names:
     config = await provider_config(market, PROVIDERS, serve, common, bond_msat=BOND_MSAT, us=1)
     ready = await market.daemon(name, "provider", "--config", str(config), program=CHEAT)
     names[ready["public"]] = name
-    note(f"{name} joins with {task}, cheap and fast, and a bond of {sats(BOND_MSAT)}; it leaves out a layer")
+    note(f"{name} joins with {task}, cheap, and with a bond of {sats(BOND_MSAT)}; it leaves out a layer")
     return Cheater(name, ready["public"], task, config)
 
 
@@ -52,15 +57,30 @@ async def holders(market: Market, customer: Path, address: str, task: str) -> in
     return next(one["providers"] for one in model["tasks"] if one["name"] == task)
 
 
-async def listed(market: Market, customer: Path, decoder: dict, cheater: Cheater, count: int) -> bool:
-    """Wait until `count` providers of the cheater's task are listed; whether they ever were."""
-    try:
-        async with asyncio.timeout(LISTED_S):
-            while await holders(market, customer, decoder["address"], cheater.task) != count:
-                await asyncio.sleep(0.5)
-    except TimeoutError:
-        return False
-    return True
+async def listed(market: Market, customer: Path, decoder: dict, cheater: Cheater, count: int, relay: str) -> str:
+    """Wait until `count` providers of the cheater's task are listed; why they never were, empty if they were.
+
+    The wait lasts as long as the committee certifies epochs, up to a number of them.
+    """
+    seen, moved_s, found = set(await certificates(relay)), time.monotonic(), -1
+    known = len(seen)
+    while len(seen) - known < LISTED_EPOCHS:
+        if (found := await holders(market, customer, decoder["address"], cheater.task)) == count:
+            return ""
+        before = len(seen)
+        seen |= set(await certificates(relay))
+        if len(seen) > before:
+            moved_s = time.monotonic()
+        elif time.monotonic() - moved_s > STILL_S:
+            return f"the committee certified no epoch for {STILL_S:.0f} s"
+        await asyncio.sleep(0.5)
+    return f"{len(seen) - known} epochs were certified meanwhile, and the newest lists {found} holders, not {count}"
+
+
+def altered_percent(market: Market, cheater: Cheater) -> float:
+    """How far the cheat changed the worker's numbers, by its own log; 0 if it never computed or changed nothing."""
+    found = ALTERED.search((market.folder / f"{cheater.name}.log").read_text(errors="replace"))
+    return float(found[1]) if found else 0.0
 
 
 async def buy(market: Market, customer: Path, prompt: str, address: str, cheater: Cheater) -> dict:

@@ -24,10 +24,16 @@ async def bereave(
     )  # fmt: skip
     assert buying.stdout and buying.stderr
     said = asyncio.create_task(buying.stderr.read())
-    text = (await buying.stdout.readexactly(60)).decode()
+    try:
+        text = (await buying.stdout.readexactly(60)).decode()
+    except asyncio.IncompleteReadError as error:
+        came = f"the generation ended after {len(error.partial)} characters"
+        raise Broken(f"{came}:\n{(await said).decode()[-2000:]}") from None
     plan = await newest_plan(relay, public)
     # A piece in the middle of the model; in the draw of a small market there may be no second holder of every piece.
     mortal = [a for a in plan["tasks"] if a["standby"]]
+    if not mortal:
+        raise Broken("no piece of the model has a standby in the plan, so no provider can die")
     victim = mortal[len(mortal) // 2]
     os.killpg(market.processes[names[victim["provider"]]].pid, signal.SIGKILL)
     killed_ms = time.time() * 1000

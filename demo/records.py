@@ -23,7 +23,7 @@ async def events(url: str, **wanted: object) -> list[dict]:
     async with websockets.connect(url, max_size=2**22) as socket:
         await socket.send(json.dumps(["REQ", "demo", wanted]))
         while True:
-            message = json.loads(await asyncio.wait_for(socket.recv(), 20))
+            message = json.loads(await asyncio.wait_for(socket.recv(), 180))
             if message[0] == "EVENT":
                 found.append(message[2])
             elif message[0] in ("EOSE", "CLOSED"):
@@ -51,6 +51,11 @@ async def certified(url: str, requests: list[str]) -> dict[str, dict]:
         if topic not in found or len(said["votes"]) > len(found[topic]["votes"]):
             found[topic] = said
     return found
+
+
+async def certificates(url: str) -> list[str]:
+    """The ids of the newest epochs' certificates (8852) on the relay."""
+    return [event["id"] for event in await events(url, kinds=[8852], limit=200)]
 
 
 async def held(simnet: str, path: str) -> dict:

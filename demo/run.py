@@ -21,11 +21,13 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
+from typing import NamedTuple
 
 import cheating
 from failover import bereave
 from market import PROVIDERS, Broken, Market, customer_config, minilm, provider_config, register, specializations
 from records import plaintext_hits, relay_events
+from rich.markup import escape
 from rich.table import Table
 from screen import STARTED, Progress, note, out, sats, saying, step
 
@@ -94,6 +96,89 @@ async def found(market: Market, holder: str, where: list[str]) -> tuple[dict, di
         "--key", str(folder / "holder.nsec"), "--committee", str(folder / "committee" / "committee.json"),
     )  # fmt: skip
     return created, simnet
+
+
+class Check(NamedTuple):
+    """`reason`: what is the case instead, where it is not ok."""
+
+    text: str
+    is_ok: bool
+    reason: str
+
+
+def _apart(ours: list[int], theirs: list[int]) -> str:
+    """Where two sequences of tokens part."""
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return f"{len(ours)} tokens came, {len(theirs)} were expected; they part at number {at}"
+
+
+def _bought(report: dict, generated: dict, alone: dict) -> list[Check]:
+    """What must hold of the first act."""
+    spent_msat, came_msat = report["customer_spent_msat"], report["paid_total_msat"] + report["fees_msat"]
+    return [
+        Check(
+            "the split model's tokens equal the single process's",
+            report["tokens_identical"],
+            _apart(generated["ids"], alone["ids"]) + "; at least 128 must come",
+        ),
+        Check(
+            "the embeddings equal the single process's (1e-5)",
+            report["embedding_max_abs_diff"] <= 1e-5,
+            f"they differ by up to {report['embedding_max_abs_diff']:.2e}",
+        ),
+        Check(
+            "the customer spent exactly what providers and routers got",
+            spent_msat == came_msat,
+            f"it spent {sats(spent_msat)}, they got {sats(came_msat)}",
+        ),
+        Check(
+            "no prompt, completion or ticket stands readable on the relay",
+            report["relay_plaintext_hits"] == 0,
+            f"{report['relay_plaintext_hits']} do",
+        ),
+    ]
+
+
+def _judged(
+    report: dict, cheater: cheating.Cheater, came: dict, betrayed: dict, still_listed: str, alone: dict
+) -> list[Check]:
+    """What must hold of the second act."""
+    hers = [one["outcome"] or "none" for one in betrayed["verdicts"] if one["provider"] == cheater.public]
+    drawn = f"of {len(betrayed['verdicts'])} samples {len(hers)} were its work: {', '.join(hers) or 'none'}"
+    slashed = [one["provider"] for one in came["slashed"]]
+    return [
+        Check(
+            "after a provider's death the tokens are still the same",
+            report["tokens_identical_after_failover"],
+            "the generation that lost a provider has other tokens than the single process",
+        ),
+        Check(
+            f"the cheat altered numbers ({report['cheat_altered_percent']:.1f} %)",
+            report["cheat_altered_percent"] > 0,
+            f"{cheater.name} computed nothing, or what it left out changed nothing; see its log",
+        ),
+        Check(
+            "the cheater was convicted, nobody else",
+            came["convicted"] == [cheater.name],
+            f"convicted: {', '.join(came['convicted']) or 'nobody'}; {drawn}",
+        ),
+        Check(
+            "its bond was slashed, nobody else's",
+            slashed == [cheater.name],
+            f"slashed: {', '.join(slashed) or 'nobody'}; {drawn}",
+        ),
+        Check(
+            "it lost more than it earned",
+            report["cheater_net_msat"] < 0,
+            f"it was paid {sats(came['received_msat'])} and lost {sats(came['lost_msat'])}",
+        ),
+        Check("it is listed no more", not still_listed, still_listed),
+        Check(
+            "what the customer has in the end are the same tokens",
+            report["tokens_identical_after_repair"],
+            _apart(betrayed["ids"], alone["ids"][: cheating.TOKENS]),
+        ),
+    ]
 
 
 async def trade(market: Market, options: argparse.Namespace) -> int:
@@ -193,23 +278,24 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         return market.command("audit", request, "--config", str(customer))
 
     # What compares and audits the jobs before has time until the cheater is listed; later the committee needs it.
-    is_listed, alone_vectors, *audits = await asyncio.gather(
-        cheating.listed(market, customer, decoder, cheater, honest + 1),
+    unlisted, alone_vectors, *audits = await asyncio.gather(
+        cheating.listed(market, customer, decoder, cheater, honest + 1, common["relay"]),
         market.command("embed", *SENTENCES, "--local", str(minilm())),
         *(audit(job["request"]) for job in (generated, bought, bereaved)),
     )
-    if not is_listed:
-        note(f"{cheater.name} is not listed yet")
+    if unlisted:
+        note(f"{cheater.name} is not listed: {unlisted}")
     betrayed = await cheating.buy(market, customer, PROMPT, decoder["address"], cheater)
-    came, left, *more = await asyncio.gather(
+    came, still_listed, *more = await asyncio.gather(
         cheating.settled(cheater, betrayed, market, common, names),
-        cheating.listed(market, customer, decoder, cheater, honest),
+        cheating.listed(market, customer, decoder, cheater, honest, common["relay"]),
         *(audit(request) for request in betrayed["requests"]),
     )
     audits += more
     seats_of = {oracle: f"oracle-{i}" for i, oracle in enumerate(created["oracles"], start=1)}
     cheating.tell(cheater, betrayed, came, seats_of, public, names)
-    note(f"{cheater.name} is {'listed no more' if left else 'still listed'}")
+    altered = cheating.altered_percent(market, cheater)
+    note(f"{cheater.name} is {'still listed' if still_listed else 'listed no more'}")
     step("what stands on the relay, and the books")
     hits = plaintext_hits(
         folder,
@@ -258,6 +344,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         "failover_ms": bereaved["failover_ms"],
         "tokens_identical_after_failover": bereaved["ids"] == alone["ids"],
         "cheater": cheater.name,
+        "cheat_altered_percent": altered,
         "cheater_net_msat": came["net_msat"],
         "verdicts": came["verdicts"],
         "slashed": came["slashed"],
@@ -278,22 +365,19 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     table.add_row("routing fees", sats(report["fees_msat"]))
     table.add_row("[bold]the customer spent", f"[bold]{sats(report['customer_spent_msat'])}")
     out.print(table)
-    checks = {
-        "the split model's tokens equal the single process's": report["tokens_identical"],
-        "the embeddings equal the single process's (1e-5)": report["embedding_max_abs_diff"] <= 1e-5,
-        "the customer spent exactly what providers and routers got": report["customer_spent_msat"]
-        == sum(paid.values()) + report["fees_msat"],
-        "no prompt, completion or ticket stands readable on the relay": hits == 0,
-        "after a provider's death the tokens are still the same": report["tokens_identical_after_failover"],
-        "the cheater was convicted, nobody else": came["convicted"] == [cheater.name],
-        "its bond was slashed, nobody else's": [one["provider"] for one in came["slashed"]] == [cheater.name],
-        "it lost more than it earned": report["cheater_net_msat"] < 0,
-        "it is listed no more": left,
-        "what the customer has in the end are the same tokens": report["tokens_identical_after_repair"],
-        "every job's plan re-derives from public records": report["audited_ok"],
-    }
-    for text, ok in checks.items():
-        out.print(f"{'[green]✓' if ok else '[red]✗'}[/] {text}")
+    checks = [
+        *_bought(report, generated, alone),
+        *_judged(report, cheater, came, betrayed, still_listed, alone),
+        Check(
+            "every job's plan re-derives from public records",
+            report["audited_ok"],
+            f"these do not: {[one for one in audits if not one['ok']]}"[:500],
+        ),
+    ]
+    for check in checks:
+        out.print(f"{'[green]✓' if check.is_ok else '[red]✗'}[/] {check.text}")
+        if not check.is_ok:
+            out.print(f"  [red]{escape(check.reason)}[/]", soft_wrap=True)
     step(f"written to {options.report}")
     out.print(
         f"[bold]{report['tokens_per_s']:.1f} tokens/s over {strangers} strangers' processes,"
@@ -309,7 +393,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
             soft_wrap=True,
         )
         await asyncio.Event().wait()
-    return 0 if all(checks.values()) else 1
+    return 0 if all(check.is_ok for check in checks) else 1
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from nodewire.worker import WorkerProcess
 from tests.kinds.inprocess import to_arrays, to_torch
 from tests.kinds.llama import load, make_llama
 
+ALTERED = re.compile(r"the first rows are off by ([0-9.]+) %")
 DEMO = Path(__file__).parents[2] / "demo"
 HONEST, LAZY = "kinds.k8843_worker", "lazy_worker"
 STAGE, WIDTH, POSITIONS = "stage.0", 32, 5
@@ -36,6 +38,13 @@ def hidden() -> Frame[Array]:
     return Frame("hidden.0", 0, (Array("float32", values.shape, values.tobytes()),), {"pos": 0, "chunk": 0})
 
 
+def step() -> Frame[Array]:
+    """The single row that follows."""
+    values = np.random.default_rng(2).standard_normal((1, 1, WIDTH)).astype(np.float32)
+    array = Array("float32", values.shape, values.tobytes())
+    return Frame("hidden.0", 1, (array,), {"pos": POSITIONS, "chunk": 0})
+
+
 async def from_worker(entry: str, made, monkeypatch) -> np.ndarray:
     """What the stage answers in a worker process, loaded as a provider loads it."""
     monkeypatch.setattr(sys, "path", [str(DEMO), *sys.path])
@@ -45,17 +54,17 @@ async def from_worker(entry: str, made, monkeypatch) -> np.ndarray:
     try:
         await worker.load(STAGE, task.engine, program, weights)
         await worker.open(STAGE, "s", PARAMS)
-        (out,) = await worker.receive(STAGE, "s", hidden())
+        made = [await worker.receive(STAGE, "s", frame) for frame in (hidden(), step())]
     finally:
         await worker.stop()
-    return numbers(out)
+    return np.concatenate([numbers(out) for (out,) in made], 1)
 
 
 def in_process(made) -> np.ndarray:
     actor = load(made)[STAGE]
     actor.open("s", PARAMS)
-    (out,) = actor.receive("s", to_torch(hidden()))
-    return numbers(to_arrays(out))
+    made = [actor.receive("s", to_torch(frame)) for frame in (hidden(), step())]
+    return np.concatenate([numbers(to_arrays(out)) for (out,) in made], 1)
 
 
 def numbers(out: Frame[Array]) -> np.ndarray:
@@ -64,7 +73,7 @@ def numbers(out: Frame[Array]) -> np.ndarray:
 
 
 async def test_an_honest_worker_computes_every_layer_and_the_demos_leaves_the_last_one_out(
-    model, tmp_path, monkeypatch
+    model, tmp_path, monkeypatch, caplog
 ):
     folder, made = model
     honest, lazy = [await from_worker(entry, made, monkeypatch) for entry in (HONEST, LAZY)]
@@ -79,4 +88,8 @@ async def test_an_honest_worker_computes_every_layer_and_the_demos_leaves_the_la
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     shorter = split_decoder(tmp_path, 40_000_000, tmp_path / "blobs", slots=1, name="tiny")
     np.testing.assert_allclose(lazy, in_process(shorter), rtol=1e-5, atol=1e-6)
-    assert np.abs(lazy - honest).max() > 0.1 * honest.std()
+    assert lazy.shape[1] == 2
+    for row in range(2):  # the prompt's last, and the single one after it
+        assert np.abs(lazy - honest)[:, row].max() > 0.1 * honest.std()
+    (said,) = ALTERED.findall(caplog.text)
+    assert float(said) > 1
