@@ -40,7 +40,7 @@ from nodewire.kind import Registration
 from nodewire.llm.split import split_decoder
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
 from nodewire.protocol.codec import OWN, Codings
-from nodewire.protocol.compare import CHOICES, TOLERANCES, Comparison, Tolerance, compare
+from nodewire.protocol.compare import TOLERANCES, Comparison, Tolerance, compare
 from nodewire.protocol.frame import MXINT8, Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.sizes import parse_size
@@ -54,6 +54,8 @@ _ISA = {
     "none": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
 }
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (torch.float32, torch.bfloat16, torch.int64)}
+EXACT = Tolerance(0, 1)
+"""Of tokens: a driver that judges says another's as far as it excuses them, and then they are the same."""
 Key = tuple[str, str, int]
 """Session, task, chunk."""
 Openings = Mapping[Key, Opening | None]
@@ -128,8 +130,8 @@ class Model:
         (folder / "manifest").write_bytes(made.manifest.pack())
         return cls(name, folder, made.manifest, inputs, skip)
 
-    async def compute(self, setting: Setting, out: str, *, record: bool = False) -> Path:
-        """Run bench.recompute; where it wrote."""
+    async def compute(self, setting: Setting, out: str, *, record: bool = False, engine: str = "") -> Path:
+        """Run bench.recompute, of one engine's tasks if it is given; where it wrote."""
         job: dict[str, Any] = {
             "manifest": str(self.folder / "manifest"),
             "blobs": str(self.folder),
@@ -139,6 +141,7 @@ class Model:
             "mkldnn": setting.mkldnn,
             "frames": setting.frames,
             "half": setting.half,
+            "engine": engine,
             "weights": dict([setting.weights]) if setting.weights else {},
         }
         job |= {"record": self.inputs} if record else {}
@@ -245,7 +248,7 @@ class Tally:
 def tolerance_of(kind: str) -> Tolerance:
     """By what a kind of `Model.kind` is held against."""
     if kind.startswith("decoder.driver"):
-        return CHOICES
+        return EXACT
     return next((TOLERANCES[word] for word in kind.split() if word in TOLERANCES), Tolerance(0, 1))
 
 

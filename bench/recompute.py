@@ -12,6 +12,10 @@ written down: so differences are one task's and do not add up along the model. B
               where a stage gives every position
     weights   {}, or what is done to them: {"noise": part}, {"bits": n} of a row's scale, {"skip": [layer ...]}
     half      whether a model that was sold in float32 is computed in bfloat16
+    engine    which engine's tasks alone are computed again; all if it is empty
+
+Beside `out`, in OUT.leeway.json, stand the gaps of tokens that a driver here would not have chosen, as parts of the
+largest logit (`llm/leeway.py`).
 
 What chooses the instruction set stands in the environment (see bench.honest), before torch is imported.
 """
@@ -34,7 +38,11 @@ from nodewire.graph import actor as graph
 from nodewire.graph import interpret
 from nodewire.kind import Actor, Limits
 from nodewire.llm import actor as llm
+from nodewire.llm import sampler
+from nodewire.llm.leeway import gap
 from nodewire.llm.programs import DriverProgram, StageProgram
+from nodewire.llm.sampling import Sampling
+from nodewire.protocol import choices, token_list
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest, Task
@@ -57,11 +65,14 @@ def main() -> None:
     if job["half"]:
         interpret.check_values = lambda *_: None  # it refuses products of bfloat16 and float32
     manifest = Manifest.unpack(Path(job["manifest"]).read_bytes())
-    actors = {task.name: _load(task, Path(job["blobs"]), job["threads"], half=job["half"]) for task in manifest.tasks}
+    tasks = [task for task in manifest.tasks if job["engine"] in ("", task.engine)]
+    actors = {task.name: _load(task, Path(job["blobs"]), job["threads"], half=job["half"]) for task in tasks}
     if "record" in job:
         record(manifest, actors, job["record"], Path(job["out"]))
     else:
+        gaps = _noted_gaps()
         replay(manifest, actors, Path(job["transcript"]), Path(job["out"]), job["frames"])
+        Path(job["out"]).with_suffix(".leeway.json").write_text(json.dumps(gaps))
 
 
 def _load(task: Task, blobs: Path, threads: int, *, half: bool) -> Actor:
@@ -115,20 +126,29 @@ def record(manifest: Manifest, actors: Mapping[str, Actor], inputs: list[list[An
 
 
 def replay(manifest: Manifest, actors: Mapping[str, Actor], transcript: Path, out: Path, how: str) -> None:
-    """Each task's sessions again, from the frames that it took then."""
+    """Each task's sessions again, from the frames that it took then. A driver judges the tokens that were said then."""
     calls, tensors = read(transcript)
     took: dict[tuple[str, str], list[Frame[Any]]] = {}
+    said: dict[tuple[str, str], dict[int, int]] = {}
     params = {}
     for call in calls:
+        if call["task"] not in actors:
+            continue
         took.setdefault((call["session"], call["task"]), []).append(frame_of(call["frame"], tensors))
         params[call["session"]] = call["params"]
+        edge = choices.tokens_edge(manifest, call["task"])
+        tokens = [head for head in call["outs"] if head["edge"] == edge]
+        numbers = {head["seq"]: int(tensors[head["tensors"][0]][0]) for head in tokens}
+        said.setdefault((call["session"], call["task"]), {}).update(numbers)
     pages = _Pages(inputs=False)
     for (session, task), frames in took.items():
         stage = manifest.task(task).engine == "decoder.stage"
         whole = how == "whole" and not any(edge.back for edge in manifest.outputs(task))
         rounds = _by_chunk(manifest, frames, whole=whole) if stage and how != "single" else [([], frames)]
+        judges = choices.tokens_edge(manifest, task) is not None
+        told = {token_list.SAID: token_list.pack(said[session, task])} if judges else {}
         for before, sampled in rounds:
-            actors[task].open(session, params[session])
+            actors[task].open(session, {**params[session], **told})
             try:
                 for frame in before:
                     actors[task].receive(session, frame)
@@ -211,6 +231,19 @@ class _Pages:
     def write(self, path: Path) -> None:
         path.with_suffix(".json").write_text(json.dumps(self._calls))
         save_file(self._tensors, path.with_suffix(".safetensors"))
+
+
+def _noted_gaps() -> list[float]:
+    """Where a driver of this process notes the gap of each token that it is asked to excuse."""
+    gaps: list[float] = []
+    judged = sampler.is_excused
+
+    def noted(logits: torch.Tensor, sampling: Sampling, pos: int, token: int, scale: float, dtype: torch.dtype) -> bool:
+        gaps.append(gap(logits, sampling, pos, token) / scale)
+        return judged(logits, sampling, pos, token, scale, dtype)
+
+    sampler.is_excused = noted
+    return gaps
 
 
 def _exchange(weights: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ hidden state becomes one token, which goes to the customer and, as the next fram
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.pages import Room
+from nodewire.protocol.token_list import EXCUSED
 from nodewire.text.stream import TextStream
 from nodewire.weights.tensorfile import DTYPES
 
@@ -55,6 +56,10 @@ class _Session:
     def awaits(self) -> bool:
         """Whether anything is in flight; after the end, guesses may be."""
         return self.flight is not None and self.flight.awaited is not None
+
+
+def _at(listed: Sequence[int | None], number: int) -> int | None:
+    return listed[number] if number < len(listed) else None
 
 
 def chunk_of(turn: int, size: int) -> int:
@@ -124,6 +129,8 @@ class Driver:
         state = self._sessions.get(session)
         if state is None:
             raise NotFound("session", "not open")
+        if state.ended is not None and state.sampling.said is not None:
+            return []  # whoever is judged went on: it said something else
         if state.ended is not None and (frame.edge != self.program.edge_return or not state.awaits):
             raise NotAllowed("session", f"ended ({state.ended})")
         if frame.edge == self.program.edge_prompt:
@@ -242,14 +249,14 @@ class Driver:
         for row, node in enumerate(sent.nodes):
             if node is not flight.head or state.ended is not None:
                 continue
-            pos, shown = node.position + 1, {}
+            pos, shown = node.position + 1, dict[str, str | bool]()
             if self.program.lends:
                 token = int(x[0, row, 0])
             else:
                 logits = self._vocabulary.logits(x[:, row : row + 1].to(self._device))
                 frames.check_finite(logits)
-                token = state.sampler.choose(logits, pos)
-                shown = self._shown(state, logits, token, node.token)
+                token, shown = self._chosen(state, logits, pos)
+                shown |= self._shown(state, logits, token, node.token)
             state.sampler.accept(token)
             if state.router is not None:
                 state.router.accept(token, node.guesses)
@@ -257,12 +264,22 @@ class Driver:
             told.append(self._told(state, token, pos, shown))
         return told
 
+    def _chosen(self, state: _Session, logits: Tensor, pos: int) -> tuple[int, dict[str, str | bool]]:
+        """The token; of a session that judges another's that one's, where it is excused."""
+        token, sampler, sampling = state.sampler.choose(logits, pos), state.sampler, state.sampling
+        said, beside = (_at(listed, state.generated) for listed in (sampling.said or (), sampling.beside))
+        if said is not None and said != token and sampler.excuses(logits, pos, said, self._dtype):
+            token = said
+        if beside is not None and beside != token and sampler.excuses(logits, pos, beside, self._dtype):
+            return token, {EXCUSED: True}
+        return token, {}
+
     def _shown(self, state: _Session, logits: Tensor, token: int, before: int) -> dict[str, str]:
         if state.sampling.logprobs is None:
             return {}
         return {"logprobs": state.sampler.told(logits, token, before, self._tokenizer)}
 
-    def _told(self, state: _Session, token: int, pos: int, shown: dict[str, str]) -> Frame[Any]:
+    def _told(self, state: _Session, token: int, pos: int, shown: Mapping[str, str | bool]) -> Frame[Any]:
         seq = state.generated
         state.generated += 1
         text, state.ended = self._speak(state, token, pos)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nodewire.errors import BadInput
 from nodewire.llm.grammar import Grammar
+from nodewire.llm.leeway import is_excused
 from nodewire.llm.sampling import Sampling, choose
 from nodewire.llm.tokenizer import Tokenizer
 
@@ -60,10 +61,21 @@ class Sampler:
 
     def choose(self, logits: Tensor, pos: int) -> int:
         """The token for position `pos`, from float32 logits [vocab] after all that was accepted."""
+        return choose(self._open(logits), self.sampling, pos)
+
+    def excuses(self, logits: Tensor, pos: int, token: int, dtype: torch.dtype) -> bool:
+        """Whether another machine may honestly have chosen `token` where `choose` takes a token by these logits, which
+        a head of this dtype made."""
+        penalty = self.sampling.repetition_penalty
+        scale = float(logits.abs().max()) * max(penalty, 1 / penalty)
+        return is_excused(self._open(logits), self.sampling, pos, token, scale, dtype)
+
+    def _open(self, logits: Tensor) -> Tensor:
+        """The logits that are chosen from."""
         found = self.bent(logits)
         if self.grammar is not None:
             found = found.masked_fill(~self.grammar.allowed().to(found.device), -torch.inf)
-        return choose(found, self.sampling, pos)
+        return found
 
     def bent(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """The logits with biases and penalties, as if the tokens of `path` had been generated, too."""

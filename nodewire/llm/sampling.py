@@ -15,14 +15,14 @@ from torch import Tensor
 
 from nodewire.errors import BadInput
 from nodewire.llm.config import MAX_POSITIONS
-from nodewire.protocol import json_schema
+from nodewire.protocol import json_schema, token_list
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
 from nodewire.protocol.parameters import INTEGERS, LEAST_TEMPERATURE, MAX_BIASES, MAX_STOP_CHARS, MAX_STOPS, NUMBERS
 
 _KNOWN = frozenset(
     {"max_tokens", "temperature", "top_p", "seed", "stop", "special_tokens", "lookahead", "top_k", "min_p"}
     | {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"}
-    | {"json_schema", "json_object", "positions"}
+    | {"json_schema", "json_object", "positions", token_list.SAID, token_list.BESIDE}
 )
 
 
@@ -56,6 +56,10 @@ class Sampling:
     """Whose instances are the only text, unless empty."""
     positions: int = MAX_POSITIONS
     """The most of the session, prompt included."""
+    said: tuple[int | None, ...] | None = None
+    """Of a session that judges another's: the tokens that the other said, by number, None where it is not known."""
+    beside: tuple[int | None, ...] = ()
+    """Those of a third, of which it is to say whether they are excused."""
 
     @property
     def needs_logits(self) -> str | None:
@@ -108,6 +112,8 @@ def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
         logprobs=None if params.get("logprobs") is None else _integer(params, "logprobs", 0, *INTEGERS["logprobs"]),
         json_schema=_schema(params),
         positions=_integer(params, "positions", positions, 1, positions),
+        said=token_list.unpack(token_list.SAID, params[token_list.SAID]) if token_list.SAID in params else None,
+        beside=token_list.unpack(token_list.BESIDE, params.get(token_list.BESIDE, b"")),
     )
 
 
@@ -134,12 +140,17 @@ def ranked(logits: Tensor, sampling: Sampling, pos: int, most: int) -> list[int]
         left = min(left, sampling.top_k)
     share = sampling.top_p if left == len(tokens) else sampling.top_p * float(cumulative[left - 1])
     kept = min(int((cumulative < share).sum()) + 1, left)
-    point = _uniform(sampling.seed, pos) * float(cumulative[kept - 1])
+    point = point_of(sampling, pos) * float(cumulative[kept - 1])
     index = min(int(torch.searchsorted(cumulative, point, right=True)), kept - 1)
     if most == 1:
         return [int(tokens[index])]
     near = sorted(range(max(0, index - most), min(kept, index + most)), key=lambda other: abs(other - index))
     return [int(tokens[other]) for other in near[:most]]
+
+
+def point_of(sampling: Sampling, pos: int) -> float:
+    """Where in what is kept the token for position `pos` is drawn, in [0, 1)."""
+    return _uniform(sampling.seed, pos)
 
 
 def _uniform(seed: int, pos: int) -> float:

@@ -21,6 +21,7 @@ from nodewire.oracle.case import (
     State,
     Step,
 )
+from nodewire.protocol.choices import tokens_edge
 from nodewire.protocol.chunk import Opening
 from nodewire.protocol.verification import MAX_SAMPLES, Sample, Sampled
 
@@ -148,8 +149,15 @@ def opened(what: Opened, state: State) -> State:
     else:
         return state
     if opening is not None and opening.author == node and _is_of(opening, sample) and opening.root() == root:
-        case = replace(case, theirs=opening) if node == sample.provider else replace(case, checked=opening)
+        if node == sample.provider:
+            case = replace(case, theirs=opening)
+        else:  # of tokens nothing is known that was not computed beside it
+            case = replace(case, checked=opening, mine=None if _chooses(case) else case.mine)
     return state.with_case(case)
+
+
+def _chooses(case: Case) -> bool:
+    return case.manifest is not None and tokens_edge(case.manifest, case.sample.task) is not None
 
 
 def _is_of(opening: Opening, sample: Sample) -> bool:
@@ -171,7 +179,8 @@ def recomputed(what: Recomputed, state: State) -> State:
     if lied is not None and lied.culprit == case.sample.provider:
         lied = None  # what it sent to itself says nothing
     case = replace(case, waiting=case.waiting - {""}, withheld=case.withheld or what.withheld, equivocation=lied)
-    if leaves is not None:
+    its = case.checked.root() if case.checked is not None else ""
+    if leaves is not None and not (_chooses(case) and what.beside != its):
         assert case.manifest is not None
         sample, order = case.sample, {edge.name: i for i, edge in enumerate(case.manifest.edges)}
         mine = Opening(
@@ -183,7 +192,7 @@ def recomputed(what: Recomputed, state: State) -> State:
             secret=bytes(32),  # it is never committed to
             leaves=tuple(sorted(leaves, key=lambda leaf: (order[leaf.edge], leaf.seq))),
         )
-        case = replace(case, mine=mine)
+        case = replace(case, mine=mine, excused=what.excused)
     state = state.with_case(case)
     unopened = what.unopened
     if unopened is not None and unopened.provider != case.sample.provider and unopened.key not in state.cases:

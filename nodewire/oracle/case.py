@@ -103,6 +103,10 @@ class Recomputed:
     withheld: bool = False
     equivocation: Equivocation | None = None
     """Why there are none: an input's producer signed something else than it committed to."""
+    excused: frozenset[int] = frozenset()
+    """Of which numbers the verifier's token is another, and excused."""
+    beside: str = ""
+    """The root of the verifier's opening that `excused` is about; empty: none was there."""
     unopened: Sample | None = None
     """Why there are none: this, which an input's producer committed to, it does not open."""
 
@@ -255,6 +259,8 @@ class Case:
     checked: Opening | None = None
     """The verifier's."""
     mine: Opening | None = None
+    excused: frozenset[int] = frozenset()
+    """Beside `mine`: as in `Recomputed`."""
     frames: tuple[Leaf, ...] | None = None
     """The leaves of the provider's own frames, recomputed here."""
     disputed: bool = False

@@ -52,7 +52,7 @@ from nodewire.protocol.compare import compare
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
 from nodewire.verify.inquiry import Overloaded
-from nodewire.verify.recompute import MAX_BYTES, Equivocated, Inputs, Unopened, most_input_bytes
+from nodewire.verify.recompute import MAX_BYTES, Computed, Equivocated, Inputs, Unopened, most_input_bytes
 from nodewire.verify.waiting_list import Cap, WaitingList
 
 MAX_ASKING = 32
@@ -108,8 +108,10 @@ class Evidence(Protocol):
             NodewireError: they are not to be had.
         """
 
-    async def recompute(self, inputs: Inputs, *, within_s: float) -> tuple[Leaf, ...]:
-        """The chunk's leaves, computed here.
+    async def recompute(
+        self, inputs: Inputs, *, judged: Opening | None, beside: Opening | None, within_s: float
+    ) -> Computed:
+        """The chunk, computed here; `judged` is the provider's opening, `beside` the verifier's.
 
         Raises:
             Overloaded: this machine was too slow for it.
@@ -308,9 +310,9 @@ class Court:
         self._feed(FramesShown(sample.key, leaves))
 
     async def _recompute(self, sample: Sample, epoch: int, last: bool) -> None:
-        leaves, equivocation, withheld, unopened = None, None, False, None
+        computed, beside, equivocation, withheld, unopened = None, None, None, False, None
         try:
-            leaves = await self._computed(sample, epoch, last)
+            computed, beside = await self._computed(sample, epoch, last)
         except Equivocated as error:
             _log.info("sample %s: %s", sample.key[:8], error)
             equivocation = error.equivocation
@@ -325,10 +327,15 @@ class Court:
             withheld = isinstance(error, Withheld)
         except Exception:
             _log.exception("sample %s is not computed again: a fault of this software", sample.key[:8])
-        self._feed(Recomputed(sample.key, leaves, withheld, equivocation, unopened))
+        ended = Recomputed(sample.key, None, withheld, equivocation, unopened=unopened)
+        if computed is not None:
+            root = beside.root() if beside is not None else ""
+            ended = Recomputed(sample.key, computed.leaves, excused=computed.excused, beside=root)
+        self._feed(ended)
 
-    async def _computed(self, sample: Sample, epoch: int, last: bool) -> tuple[Leaf, ...]:
-        """Fetch the inputs beside other cases' fetches, then compute when it is this case's turn.
+    async def _computed(self, sample: Sample, epoch: int, last: bool) -> tuple[Computed, Opening | None]:
+        """Fetch the inputs beside other cases' fetches, then compute when it is this case's turn. With the verifier's
+        opening that it was computed beside.
 
         Raises:
             Overloaded: other cases took all of its time, or this machine is too slow.
@@ -346,7 +353,9 @@ class Court:
             )
             async with self._computing.turn(rank, [Cap("worker", 1)]):
                 left_s = self._left_s(epoch, math.inf if is_bonded else 1)
-                return await self._evidence.recompute(inputs, within_s=left_s)
+                case = self._state.cases.get(sample.key)
+                judged, beside = (case.theirs, case.checked) if case is not None else (None, None)
+                return await self._evidence.recompute(inputs, judged=judged, beside=beside, within_s=left_s), beside
 
     def _asking(self, key: str, node: str) -> tuple[int, list[Cap]]:
         """The rank of a case where its `node` is asked for something, and the shares that bound it."""

@@ -20,6 +20,7 @@ from nodewire.oracle.case import (
     Step,
     Unfounded,
 )
+from nodewire.protocol.choices import spared
 from nodewire.protocol.chunk import Opening
 from nodewire.protocol.compare import Outcome, compare
 from nodewire.protocol.forgery import forged
@@ -136,7 +137,10 @@ def _verified(case: Case) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]
     if case.checked is None:
         return ((verifier, False),), ()
     has_lied = case.frames is not None and bool(forged(case.checked.leaves, case.frames))
-    has_lied = has_lied or (case.mine is not None and _outcome(case, case.mine, case.checked) == "fail")
+    if case.mine is not None and not has_lied:
+        assert case.manifest is not None
+        answered = spared(case.manifest, case.sample.task, case.checked, case.mine, case.excused)
+        has_lied = _outcome(case, case.mine, answered) == "fail"
     return ((verifier, not has_lied),), (verifier,) if has_lied else ()
 
 

@@ -44,9 +44,6 @@ MEANS = {("float32", "bfloat16"): Tolerance(1_000, 3_000), ("float32", MXINT8): 
 """Of the mean over a chunk's frames on a narrowed edge, where these are FEW or more: honest nodes seldom round a number
 apart, another arithmetic does it in every frame."""
 FEW = 8
-CHOICES = Tolerance(0, 100_000)
-"""Of a driver: the share of frames in which it chose another token. Two honest nodes differ where two logits tie."""
-
 
 _ORDER: dict[Outcome, int] = {"pass": 0, "grey": 1, "fail": 2}
 
@@ -68,11 +65,6 @@ def compare(manifest: Manifest, task: str, mine: Opening, theirs: Opening) -> Co
     apart = [(_leaf_ppm(a, b), a, b) for a, b in zip(mine.leaves, theirs.leaves, strict=True)]
     if not apart:
         return Comparison("pass", 0, "")
-    if manifest.task(task).engine == "decoder.driver":
-        # A token that differs makes the frame differ that carries it on: frames are counted, not measured.
-        other = [a for ppm, a, _ in apart if _tolerance(own, a).outcome(ppm) != "pass"]
-        ppm = len(other) * MILLION // len(apart)
-        return Comparison(CHOICES.outcome(ppm), ppm, _where(other[0]) if other else "")
     ppm, leaf, _ = max(apart, key=lambda one: (_ORDER[_tolerance(own, one[1]).outcome(one[0])], one[0]))
     farthest = Comparison(_tolerance(own, leaf).outcome(ppm), ppm, _where(leaf) if ppm else "")
     return max((farthest, *_means(own, apart)), key=lambda one: _ORDER[one.outcome])

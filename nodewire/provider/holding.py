@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from nodewire.errors import NotAllowed, NotFound
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import sent
+from nodewire.protocol import choices, sent
 from nodewire.protocol.chunk import Opening, chunk_of, first_seq, leaf_of, opening
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.frame import Array, Frame
@@ -163,6 +163,8 @@ class Holding:
                 return any(edge.source == want.task for edge in inputs)
             case "frames":
                 names = {edge.name for edge in inputs if own or edge.source == want.task}
+                if own and want.last < sample.chunk:  # what a driver chose before decides what it may choose
+                    names |= {choices.tokens_edge(manifest, want.task) or ""}
                 return bool(want.edges) and names.issuperset(want.edges)
 
     def _opening(self, job: Kept, want: Want) -> bytes:

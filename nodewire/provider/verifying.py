@@ -302,13 +302,13 @@ class Verifying:
                     except Busy:  # jobs that pay come first
                         await asyncio.sleep(self._committee.epoch_ms / 8000)
                 try:
-                    leaves = await self._inquiry.recompute(inputs)
+                    computed = await self._inquiry.recompute(inputs)
                 finally:
                     served.give(pages)
         return opening(
             self._keys,
             served.manifest,
-            leaves,
+            computed.leaves,
             request=sample.request,
             task=sample.task,
             chunk=sample.chunk,

@@ -19,7 +19,7 @@ from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
 from nodewire.verify.finality import Relays, final_roots
 from nodewire.verify.own_frames import shown_leaves
-from nodewire.verify.recompute import Inputs, gather, pull_opening, recompute
+from nodewire.verify.recompute import Computed, Inputs, gather, pull_opening, recompute
 from nodewire.wire.node import Node
 
 Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
@@ -125,8 +125,15 @@ class Inquiry:
                 raise
             raise TimedOut("the inputs", f"not shown in the {within_s:.1f} s that were left") from error
 
-    async def recompute(self, inputs: Inputs, *, within_s: float | None = None) -> tuple[Leaf, ...]:
-        """The chunk's leaves, computed here.
+    async def recompute(
+        self,
+        inputs: Inputs,
+        *,
+        judged: Opening | None = None,
+        beside: Opening | None = None,
+        within_s: float | None = None,
+    ) -> Computed:
+        """The chunk, computed here; `judged` and `beside` as in `verify.recompute`.
 
         Raises:
             Overloaded: there are none after `within_s`.
@@ -142,7 +149,7 @@ class Inquiry:
             async with asyncio.timeout(within_s) as limit:
                 worker, name = await self._loaded(kind, manifest, task)
                 step = "computing here"
-                return await recompute(inputs, kind=kind, worker=worker, loaded=name)
+                return await recompute(inputs, kind=kind, worker=worker, loaded=name, judged=judged, beside=beside)
         except TimeoutError as error:
             if not limit.expired():
                 raise

@@ -18,6 +18,7 @@ from typing import Literal, TypeVar
 
 from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, TooLarge, Withheld
 from nodewire.kind import JobKind, Params, Worker
+from nodewire.protocol import choices, token_list
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of, most_bytes
 from nodewire.protocol.codec import Codings, codings
 from nodewire.protocol.commitment import ChunkRoot
@@ -45,6 +46,7 @@ MAX_FRAMES = 65_536
 MAX_BYTES = 2**30
 """Of all inputs together, from the job's begin to the sampled chunk."""
 _TICKET_BYTES = 65_536
+_TOKEN_BYTES = 8
 _RESULT_S = 120.0
 _TRIES = 10
 """How often a busy node is asked again."""
@@ -169,6 +171,18 @@ class Inputs:
     """Of earlier chunks."""
     frames: tuple[Frame[Array], ...]
     """Of the sampled chunk."""
+    said: Mapping[int, int]
+    """By number, the tokens of earlier chunks, by what a provider shows that chose them. They need not be true: none is
+    followed that cannot be excused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A chunk's leaves, in the order that an opening has."""
+
+    leaves: tuple[Leaf, ...]
+    excused: frozenset[int] = frozenset()
+    """Of which numbers a third's token is another, and excused (`protocol.choices`)."""
 
 
 def most_input_bytes(manifest: Manifest, task: str) -> int:
@@ -221,11 +235,23 @@ async def gather(
         codings(manifest, request.plan.terms.codecs),
         before,
         tuple(inputs[len(before) :]),
+        await _asked(of, sample.provider, lambda: _tokens(of, node)),
     )
 
 
-async def recompute(inputs: Inputs, *, kind: JobKind, worker: Worker, loaded: str) -> tuple[Leaf, ...]:
-    """The leaves of the sampled chunk, computed by the task `loaded` in `worker`, in the order that an opening has.
+async def recompute(
+    inputs: Inputs,
+    *,
+    kind: JobKind,
+    worker: Worker,
+    loaded: str,
+    judged: Opening | None = None,
+    beside: Opening | None = None,
+) -> Computed:
+    """The sampled chunk, computed by the task `loaded` in `worker`.
+
+    Where the task chooses tokens, those of `judged` are followed as far as they are excused, and it is said which of
+    `beside` are. Whoever computes for itself leaves both out.
 
     Raises:
         NotFound: it takes longer than 120 s.
@@ -234,20 +260,25 @@ async def recompute(inputs: Inputs, *, kind: JobKind, worker: Worker, loaded: st
     manifest, sample = inputs.manifest, inputs.sample
     session = secrets.token_hex(32)
     found: list[Leaf] = []
-    # with the defaults, as it was served
-    await worker.open(loaded, session, kind.check(manifest, inputs.params), inputs.narrowed)
+    excused: set[int] = set()
+    params = dict(kind.check(manifest, inputs.params))  # with the defaults, as it was served
+    if (edge := choices.tokens_edge(manifest, sample.task)) is not None:
+        said, third = ({} if one is None else choices.of_leaves(one.leaves, edge) for one in (judged, beside))
+        params |= {token_list.SAID: token_list.pack({**inputs.said, **said}), token_list.BESIDE: token_list.pack(third)}
+    await worker.open(loaded, session, params, inputs.narrowed)
     try:
         async with asyncio.timeout(_RESULT_S):
             for frame in (*kind.merged(manifest, sample.task, inputs.before), *inputs.frames):
                 for out in await worker.receive(loaded, session, frame):
                     if chunk_of(manifest, out.seq) == sample.chunk:
                         found.append(leaf_of(inputs.digest, out))
+                        excused |= {out.seq} if out.meta.get(token_list.EXCUSED) is True else set()
     except TimeoutError as error:
         raise NotFound("leaves", f"not computed within {_RESULT_S:.0f} s") from error
     finally:
         await worker.close(loaded, session)
     order = {edge.name: i for i, edge in enumerate(manifest.edges)}
-    return tuple(sorted(found, key=lambda leaf: (order[leaf.edge], leaf.seq)))
+    return Computed(tuple(sorted(found, key=lambda leaf: (order[leaf.edge], leaf.seq))), frozenset(excused))
 
 
 async def _asked(of: _Case, node: str, ask: Callable[[], Awaitable[T]]) -> T:
@@ -426,6 +457,24 @@ async def _statements(of: _Case, node: Node) -> dict[tuple[str, int, str], Sent]
         for one in shown
         if (one.request, one.task) == (sample.request, sources.get(one.edge)) and one.chunk <= sample.chunk
     }
+
+
+async def _tokens(of: _Case, node: Node) -> dict[int, int]:
+    """The tokens of earlier chunks that the provider shows, if it chose some. It need not show any, but answer.
+
+    Raises:
+        NodewireError: it cannot be reached, or is busy: that is not yet an answer.
+    """
+    provider, sample = of.sample.provider, of.sample
+    edge = choices.tokens_edge(of.manifest, sample.task)
+    if edge is None or sample.chunk == 0:
+        return {}
+    want = _want(sample, "frames", sample.task, 0, (edge,)).model_copy(update={"last": sample.chunk - 1})
+    pulled = pull(node, provider, of.at(provider), want, max_bytes=_TOKEN_BYTES * token_list.MAX_TOKENS)
+    try:
+        return choices.of_frames([frame async for _, frame in pulled])
+    except (NotFound, NotAllowed, BadInput):
+        return {}
 
 
 async def _received(

@@ -14,7 +14,7 @@ from nodewire.oracle.journal import Journal
 from nodewire.protocol import verdict
 from nodewire.protocol.verification import Sample
 from nodewire.verify.inquiry import Overloaded
-from nodewire.verify.recompute import Patience
+from nodewire.verify.recompute import Computed, Patience
 from tests.oracle.courtroom import MANIFEST, TASK, leaves, opened
 from tests.oracle.test_oracle_daemon import Relay
 from tests.protocol_committee.actors import GENESIS_S, committee, digest, keys
@@ -64,13 +64,13 @@ class Stalling:
                 raise Withheld("inputs", "not shown in time") from error
         return sample
 
-    async def recompute(self, inputs, *, within_s):
+    async def recompute(self, inputs, *, judged, beside, within_s):
         if self.stalls.get(inputs.request) == 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
                     await self._forever(inputs)
             raise Overloaded("computing here", "a stranger's")
-        return leaves()
+        return Computed(leaves())
 
     async def _forever(self, sample):
         self.stalled.add(sample.request)

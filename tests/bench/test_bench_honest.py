@@ -80,6 +80,6 @@ def test_a_tally_tells_the_largest_distance_and_where_it_was():
 
 
 def test_a_kind_is_held_against_the_tolerance_of_its_dtype():
-    assert honest.tolerance_of("decoder.driver bfloat16 greedy") == honest.CHOICES
+    assert honest.tolerance_of("decoder.driver bfloat16 greedy") == honest.EXACT
     assert honest.tolerance_of("decoder.stage bfloat16") == honest.TOLERANCES["bfloat16"]
     assert honest.tolerance_of("encoder.driver") == Tolerance(0, 1)

@@ -45,6 +45,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.sent import Equivocation
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
+from nodewire.verify.recompute import Computed
 from tests.protocol.documents import manifest
 from tests.protocol_committee.actors import GENESIS_S, Seat, digest, keys
 
@@ -91,7 +92,7 @@ class Courtroom:
     seed: int = 1
     shows: dict[str, Shown] = field(default_factory=dict)
     """By node; who is not here is silent."""
-    computes: Callable[[str], tuple[Leaf, ...] | Withheld | Equivocation | None] = lambda oracle: leaves()
+    computes: Callable[[str], tuple[Leaf, ...] | Computed | Withheld | Equivocation | None] = lambda oracle: leaves()
     """An oracle's own result."""
     sent: Callable[[str, Opening], tuple[Leaf, ...] | None] = lambda oracle, opening: opening.leaves
     """By oracle and the provider's opening: the leaves of the frames that the provider shows; None: it shows none."""
@@ -204,7 +205,11 @@ class Courtroom:
                 own = self.computes(me)
                 withheld, lied = isinstance(own, Withheld), own if isinstance(own, Equivocation) else None
                 owed = own if isinstance(own, Sample) else None
-                ended = Recomputed(sample.key, None if withheld or lied or owed else own, withheld, lied, owed)
+                ended = Recomputed(sample.key, None if withheld or lied or owed else own, withheld, lied, unopened=owed)
+                if isinstance(own, Computed):
+                    checked = self.states[me].cases[sample.key].checked
+                    beside = checked.root() if checked is not None else ""
+                    ended = Recomputed(sample.key, own.leaves, excused=own.excused, beside=beside)
                 self._later(self.random.randint(50, 400), me, ended)
             case SayVote(key, _, x, found):
                 vote = inventory.build_vote(seat.keys, self.committee.digest(), verdict.topic(key), x, created_at=at)

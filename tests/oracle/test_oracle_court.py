@@ -22,6 +22,7 @@ from nodewire.protocol import certificate, commitment, inventory, job, kinds, pu
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.plan import Assignment, Verification
 from nodewire.verify.inquiry import Overloaded
+from nodewire.verify.recompute import Computed
 from tests.oracle.courtroom import MANIFEST, TASK, leaves, opened, sample_of
 from tests.oracle.test_oracle_daemon import Relay, Shelf, WallClock
 from tests.protocol.documents import CUSTOMER, plan
@@ -56,9 +57,9 @@ class Nodes:
     async def inputs(self, sample, epoch, *, last, within_s):
         return sample
 
-    async def recompute(self, inputs, *, within_s):
+    async def recompute(self, inputs, *, judged, beside, within_s):
         self.computed += 1
-        return leaves()
+        return Computed(leaves())
 
 
 class Market4:

@@ -151,7 +151,7 @@ async def computed(
             addresses={**addresses, **dict.fromkeys(unknown, ())},
             patience_s=patience_s,
         )
-        return await recompute(inputs, kind=Kind(), worker=worker or Adds(), loaded=task)
+        return (await recompute(inputs, kind=Kind(), worker=worker or Adds(), loaded=task)).leaves
 
 
 def honest_driver(**changes):

@@ -129,7 +129,7 @@ class Job:
         )
         kind = SimpleNamespace(check=lambda manifest, params: params, merged=lambda manifest, task, frames: frames)
         found = await recompute(inputs, kind=kind, worker=self.worker, loaded="t")
-        return [[t.sha256 for t in leaf.tensors] for leaf in found]
+        return [[t.sha256 for t in leaf.tensors] for leaf in found.leaves]
 
     def final(self):
         held = {}
