@@ -27,6 +27,8 @@ AHEAD_S = 15
 """How far the clock of a provider may be ahead."""
 AHEAD = 2
 """Work on chunk n + 2 begins when chunk n is paid."""
+_MOST_BYTES_PER_TOKEN = 8
+"""Of a text, on average: ids have as many bytes, and count one each."""
 _SPECIAL_TOKENS = 16
 log = logging.getLogger("nodewire.customer")
 
@@ -55,6 +57,15 @@ def most_positions(manifest: Manifest, inputs: Sequence[Frame[Array]], tokens: i
     for frame in inputs:
         size += sum(math.prod(one.shape) if one.dtype == "int64" else one.nbytes for one in frame.tensors)
     return min(size, manifest.context or size)
+
+
+def least_msat(plan: Plan, manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
+    """What chunk 0 costs at least, its verification included and fees not: a prompt has no fewer tokens than that."""
+    units = 1
+    if manifest.mode == "generate":
+        least = sum(one.nbytes // _MOST_BYTES_PER_TOKEN for frame in inputs for one in frame.tensors)
+        units = max(1, -(-min(least, manifest.context or least) // manifest.chunk))
+    return units * (plan.chunk_msat + share_msat(plan))
 
 
 class JobPayments:

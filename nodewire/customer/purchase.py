@@ -8,7 +8,7 @@ from typing import Any
 
 from nodewire.customer import ending, requesting
 from nodewire.customer.answers import Answers, Refused
-from nodewire.customer.payments import JobPayments
+from nodewire.customer.payments import JobPayments, least_msat
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.running import Running
 from nodewire.customer.session import Session
@@ -233,10 +233,12 @@ class Purchase:
     async def _begin(self) -> None:
         """Draw a plan, publish the request, send the tickets and the inputs."""
         self._session.settler.begin()
-        await self._session.prepare(self._kind, self.manifest, self._terms.local(self.manifest))
-        drawn = await self._session.planner.draw(
-            self.manifest, self._terms, busy=self._busy, wish=self._wish, patience=self._patience
-        )
+        async with self._session.payer.funds() as funds:
+            await self._session.prepare(self._kind, self.manifest, self._terms.local(self.manifest))
+            drawn = await self._session.planner.draw(
+                self.manifest, self._terms, busy=self._busy, wish=self._wish, patience=self._patience
+            )
+            await funds.check(least_msat(drawn.plan, self.manifest, self._inputs))
         self.timing.planned = time.monotonic()
         request = await requesting.signed(
             self._session.keys,

@@ -12,6 +12,7 @@ from nodewire.errors import BadInvoice, NotFound, OverBudget, PaymentFailed
 from nodewire.nostr.keys import Keys
 from nodewire.pay import debts, invoices, zaps
 from nodewire.pay.debts import Debt, Key
+from nodewire.pay.funds import Funds
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.lnurl import Fetch
 from nodewire.pay.wallet import Wallet
@@ -87,6 +88,10 @@ class Payer:
                 )
                 debt = self._ledger.record(key, debts.Invoiced(invoice.bolt11, invoice.payment_hash))
             return await self._send(debt)
+
+    def funds(self) -> Funds:
+        """What the wallet holds; see `Funds.check`."""
+        return Funds(self._wallet)
 
     async def recover(self) -> list[Debt]:
         """Settle with the wallet what an earlier run left in "paying", before anything else is paid.

@@ -1,0 +1,52 @@
+"""A customer whose wallet cannot pay is told so before anything is published: nobody computes for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from running_market import RunningMarket
+
+from nodewire.errors import LinkLost, NodewireError, PaymentFailed
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol import kinds
+
+pytestmark = pytest.mark.timeout(600)
+
+
+async def refusal(market: RunningMarket, name: str) -> NodewireError:
+    """How a generation of this customer is refused; no request of it is on the relay."""
+    async with market.customer(name) as customer:
+        with pytest.raises(NodewireError) as refused:
+            async for _ in customer.generate(market.decoder["address"], "the cat sat", max_tokens=4):
+                pass
+        assert not any(purchase.is_underway for purchase in customer.purchases)
+        mine = Filter(kinds=frozenset({kinds.INFERENCE}), authors=frozenset({customer.session.keys.public}))
+    assert await market.events(mine) == []
+    return refused.value
+
+
+async def test_a_wallet_that_cannot_pay_a_chunk_is_told_with_both_amounts(market):
+    await market.customer_config("poor", sats=1)
+    error = await refusal(market, "poor")
+    assert isinstance(error, PaymentFailed) and error.field == "balance"
+    assert re.search(r"costs \d+\.?\d* sat or more, the wallet holds 1 sat", error.reason)
+    config = ["--config", str(market.config_of("poor"))]
+    done = await asyncio.to_thread(market.run, "embed", "a cat", "--model", market.encoder["address"], *config)
+    assert done.returncode and b"the wallet holds 1 sat" in b" ".join((done.stdout + done.stderr).split())
+
+
+async def test_a_wallet_with_another_token_is_told(market):
+    path = await market.customer_config("mistaken")
+    token = next(path.parent.glob("*.token"))
+    token.write_text("00" * 32)
+    error = await refusal(market, "mistaken")
+    assert not isinstance(error, LinkLost) and "token" in str(error)
+
+
+async def test_a_wallet_out_of_reach_is_told(market):
+    path = await market.customer_config("lonely")
+    path.write_text(path.read_text().replace(market.simnet, "http://127.0.0.1:1"))
+    error = await refusal(market, "lonely")
+    assert isinstance(error, LinkLost) and error.field == "wallet"
