@@ -39,6 +39,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan, Terms
 from nodewire.protocol.snapshot import Node as Certified
 from nodewire.protocol.swarm import RollCall
+from nodewire.protocol.text_rules import text_blobs
 from nodewire.store.held import held
 from nodewire.swarm.file import NodeEntry, SwarmFile
 from nodewire.swarm.member import SwarmCustomer, addresses
@@ -157,15 +158,18 @@ class NodesRecord:
         return self._cut
 
     async def fetch_blob(self, sha256: str, max_bytes: int) -> Path:
-        """Of a swarm's blobs its customers need the chat template alone. Raises NotFound, BadHash, TooLarge."""
-        chat = self._cut.chat if self._cut is not None else None
-        if chat is None or chat.sha256 != sha256:
+        """Of a swarm's blobs its customers need the chat template, and by which tokens are read. Raises NotFound,
+        BadHash, TooLarge."""
+        cut = self._cut
+        shown = {} if cut is None else text_blobs(cut) | ({} if cut.chat is None else {"chat": cut.chat})
+        name = next((name for name, blob in shown.items() if blob.sha256 == sha256), None)
+        if name is None:
             raise NotFound("blob", f"{sha256[:16]} is with the nodes")
         path = self._blobs / sha256
         if not path.exists():
-            data = await self.members.shown("chat", max_bytes)
+            data = await self.members.shown(name, max_bytes)
             if hashlib.sha256(data).hexdigest() != sha256:
-                raise BadHash("chat", "not the template that the manifest cites")
+                raise BadHash(name, "not what the manifest cites")
             self._blobs.mkdir(parents=True, exist_ok=True)
             partial = self._blobs / f".{sha256}"  # what a crash leaves half is not taken for it
             partial.write_bytes(data)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from nodewire.errors import BadInput, BadTask, BadVersion
 from nodewire.protocol import canonical
-from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.manifest import BlobRef, Manifest
 
 MAX_PROGRAM_BYTES = 1_048_576
 _MAX_VALUES = 65_536
@@ -57,6 +57,12 @@ def text_rules(program: bytes) -> TextRules:
     if not isinstance(ends, list) or len(ends) > _MAX_ENDS or not all(_is_id(end, vocabulary) for end in ends):
         raise BadTask("program.config.eos_token_id", f"not a list of at most {_MAX_ENDS} ids")
     return TextRules(tokenizer, frozenset(ends), vocabulary)
+
+
+def text_blobs(manifest: Manifest) -> dict[str, BlobRef]:
+    """The files by which a generation's text is read: the driver's program, and the tokenizer.json that it cites."""
+    driver = manifest.driver
+    return {"program": driver.program, **dict(zip(("tokenizer",), driver.weights[-1:], strict=False))}
 
 
 def _is_id(value: Any, below: int) -> bool:

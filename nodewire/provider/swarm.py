@@ -21,6 +21,7 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.swarm import RollCall
+from nodewire.protocol.text_rules import text_blobs
 from nodewire.provider.admission import Admission
 from nodewire.provider.daemon import Provider
 from nodewire.provider.outage import Outage, disk_check, ledger_check
@@ -117,6 +118,9 @@ async def start(
     said = {"swarm": RollCall(swarm=swarm.digest(), manifest=digest).pack(), "manifest": manifest.pack()}
     if manifest.chat is not None:
         said["chat"] = (await record.fetch_blob(manifest.chat.sha256, manifest.chat.bytes)).read_bytes()
+    if manifest.driver.name in tasks and manifest.mode == "generate":  # by which customers read what is generated
+        for name, blob in text_blobs(manifest).items():
+            said[name] = (await record.fetch_blob(blob.sha256, blob.bytes)).read_bytes()
     at, members = addresses(file), {*file.customers, *(node.npub for node in file.nodes)}
     relaying = LinkRelaying(keys.public, at)
     showing = Showing(lambda peer: node.open_link(peer), said)

@@ -1,4 +1,4 @@
-"""Small documents that a node shows to whoever it has linked with, part by part: what it holds, say.
+"""Documents that a node shows to whoever it has linked with, part by part: what it holds, say.
 
 {"t": "ask", "what": name, "at": byte}
 {"t": "show", "what": name, "at": byte, "of": length, "part": bytes}      length 0: there is none
@@ -38,7 +38,7 @@ class Showing:
             BadFrame: its parts contradict each other.
             TimedOut, LinkLost: it does not answer.
         """
-        data = b""
+        data = bytearray()
         while True:
             of, part = await self._part(link, what, len(data))
             if not of:
@@ -49,7 +49,7 @@ class Showing:
                 raise BadFrame(what, "parts that do not make one document")
             data += part
             if len(data) == of:
-                return data
+                return bytes(data)
 
     def heard(self, peer: str, document: Document) -> bool:
         """Whether a document asks for one that is shown here, or is a part of one that was asked for.
