@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from nodewire.cli.output import Json, console, print_json
 from nodewire.errors import BadInput
+from nodewire.protocol.committee import STAKE
 
 app = typer.Typer(help="Committees of oracles.", no_args_is_help=True)
 
@@ -39,6 +40,9 @@ def create(
     fee_ppm: Annotated[int, typer.Option(help="The committee's part of the verification shares, per million.")] = 0,
     verify_rate: Annotated[str, typer.Option(help="How many chunks of sampled jobs are computed again.")] = "5%",
     verify_share: Annotated[str, typer.Option(help="Of a job's price, what is paid for that.")] = "15%",
+    stake: Annotated[
+        int, typer.Option(help="How many times a slot's price a bond must be for each slot that it counts for.")
+    ] = STAKE,
     json: Json = False,
 ) -> None:
     """Found a committee: keys, beacon shares, one configuration per oracle, and the public document."""
@@ -63,6 +67,7 @@ def create(
         fee_ppm=fee_ppm,
         verify_rate_ppm=_ppm("--verify-rate", verify_rate),
         verify_share_ppm=_ppm("--verify-share", verify_share),
+        stake=stake,
     )
     for i in range(1, oracles + 1):
         (directory / f"oracle-{i}" / "oracle.toml").write_text(

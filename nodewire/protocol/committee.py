@@ -8,9 +8,9 @@ Event: `d` = name, `x` = digest, `p` = each oracle; content = the document as JS
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadHash, BadInput, BadQuorum
 from nodewire.nostr.event import Event, sign
@@ -23,6 +23,8 @@ KIND = kinds.COMMITTEE
 MAX_ORACLES = 31
 KEPT_EPOCHS = 8_192
 """Relays keep what a round says for so long, twice as long as a job may run; nothing reaches further back."""
+STAKE = 100
+"""What cheating pays for a chunk, a hundred times over: `nodewire.plan.policy`."""
 VALID_EPOCHS = 3
 """A snapshot is good for requests until this many epochs after its own."""
 
@@ -70,6 +72,15 @@ class Committee(Schema):
     """Whose bond statements (kind 8858) count."""
     verify_rate_ppm: Ppm = 0
     verify_share_ppm: Ppm = 0
+    stake: int = Field(default=STAKE, ge=0, le=1_000_000)
+    """How many times a slot's price a bond must be for every slot that it counts for; left out at its default."""
+
+    @model_serializer(mode="wrap")
+    def _without_its_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if self.stake == STAKE:
+            del said["stake"]
+        return said
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:

@@ -11,7 +11,9 @@ Rules of derivation for epoch e, over beats that f+1 of the cited inventories li
    units (at most 1,000 a node) of all nodes that hold it with a bond have claimed no more; one each if none has a bond.
    us_per_position = max(ad's, prior, min_us_per_position): a claim only ever makes a node slower than its peers.
 5. bond = min(ad's bond_msat, the amount of the statement that the ad names), if a holder listed by the committee signed
-   it for this node and it runs to the end of the snapshot's last valid epoch; else 0.
+   it for this node and it runs to the end of the snapshot's last valid epoch; else 0. A bond of a unit or more counts
+   for bond // (the committee's `stake` * a slot's price) slots, where a slot's price is that of all tasks in the ad: no
+   manifest has more free. Where it is not enough for one slot it is none.
 6. epochs = 1 + what the previous certified snapshot says of the node: in how many certified snapshots it has been. A
    previous snapshot more than 16 epochs older does not count (its blob may be gone): all start again at 1.
 7. `judged` is what f+1 of the cited inventories list, as far as it is due (`account.due`; with no previous snapshot
@@ -56,6 +58,7 @@ from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
 MAX_NODES = 4_096
 MAX_ABSENT = 4_096
 REMEMBERED_EPOCHS = 16
+MAX_SLOTS = 4_096
 MAX_UNITS = 1_000
 """Of a bond, that count as weight."""
 MAX_EVENT_BYTES = 25_165_824
@@ -66,7 +69,7 @@ class Held(Schema):
     """What a node holds of one manifest: `free` sessions, and the tasks with their certified speed."""
 
     manifest: Hex32
-    free: int = Field(ge=0, le=4_096)
+    free: int = Field(ge=0, le=MAX_SLOTS)
     tasks: tuple[TaskOffer, ...] = Field(max_length=_ad.MAX_OFFERS)
 
 
@@ -204,7 +207,8 @@ def derive(
             continue
         bond_event = by_id.get(ad.bond) if ad.bond else None
         bond_msat = _bond_msat(committee, epoch, event.pubkey, ad, bond_event) if bond_event else 0
-        live.append(_Live(event, beat, ad_event, ad, bond_event, bond_msat))
+        slots = _covered_slots(committee, ad, bond_msat)
+        live.append(_Live(event, beat, ad_event, ad, bond_event, bond_msat if slots else 0, slots or MAX_SLOTS))
     least_us = _priors(committee, live)
     found = [
         _Found(_node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us), one.ad_event, one.bond, one.beat_bytes)
@@ -275,6 +279,8 @@ class _Live:
     ad: Ad
     bond: Event | None
     bond_msat: int
+    slots: int
+    """Of each manifest, that it may have free at most."""
 
     @property
     def pubkey(self) -> str:
@@ -354,6 +360,14 @@ def _absent(accounts: Iterable[Account]) -> tuple[Account, ...]:
     return tuple(sorted(kept, key=lambda a: a.pubkey))
 
 
+def _covered_slots(committee: Committee, ad: Ad, bond_msat: int) -> int:
+    """How many slots of every manifest of the ad a bond counts for, by rule 5."""
+    slot_msat = sum(task.price_msat for offer in ad.manifests for task in offer.tasks)
+    if bond_msat < committee.bond_unit_msat or not committee.stake * slot_msat:
+        return MAX_SLOTS
+    return min(bond_msat // (committee.stake * slot_msat), MAX_SLOTS)
+
+
 Speeds = dict[tuple[str, str], int]
 """By manifest and task, the fastest that any node is credited with (us a position)."""
 
@@ -389,7 +403,7 @@ def _node(one: _Live, epochs: int, accounts: Mapping[str, Account], least_us: Sp
     held = tuple(
         Held(
             manifest=offer.manifest,
-            free=min(offer.slots, one.beat.free.get(offer.manifest, 0)),
+            free=min(offer.slots, one.beat.free.get(offer.manifest, 0), one.slots),
             tasks=tuple(credited(offer.manifest, task) for task in offer.tasks),
         )
         for offer in one.ad.manifests

@@ -47,20 +47,21 @@ class Stall:
 
 STALLS = {
     # Every task stands twice, and everybody has a bond, the fast ones more: so theirs is the speed that others are
-    # credited with at most, and a test knows whom it will meet. Nobody is placed who says that it is slow.
-    "ada": Stall(["driver"], ["driver"], FAST_US, slots=1, bond_msat=3_000_000),
-    "bea": Stall(["stage.0", "stage.1"], ["graph.0"], FAST_US, bond_msat=2_000_000),
-    "cyd": Stall(["stage.2"], ["graph.1"], FAST_US, bond_msat=3_000_000),
-    "dan": Stall(["driver", "stage.2"], ["driver", "graph.1"], SLOW_US, patience_s=2, bond_msat=1_000_000),
-    "eve": Stall(["stage.0", "stage.1"], ["graph.0"], SLOW_US, bond_msat=1_000_000),
+    # credited with at most, and a test knows whom it will meet. Nobody is placed who says that it is slow. A bond is a
+    # hundred times the price of all slots, or it counts for fewer of them.
+    "ada": Stall(["driver"], ["driver"], FAST_US, slots=1, bond_msat=10_000_000),
+    "bea": Stall(["stage.0", "stage.1"], ["graph.0"], FAST_US, bond_msat=10_000_000),
+    "cyd": Stall(["stage.2"], ["graph.1"], FAST_US, bond_msat=12_000_000),
+    "dan": Stall(["driver", "stage.2"], ["driver", "graph.1"], SLOW_US, patience_s=2, bond_msat=4_000_000),
+    "eve": Stall(["stage.0", "stage.1"], ["graph.0"], SLOW_US, bond_msat=4_000_000),
 }
 GUESTS = {
     # Started by tests that want it; the slowest, it has a part in no plan, so it can be drawn to verify the others.
-    "fay": Stall(["driver", "stage.0", "stage.1", "stage.2"], [], SLOWEST_US, bond_msat=1_000_000),
+    "fay": Stall(["driver", "stage.0", "stage.1", "stage.2"], [], SLOWEST_US, bond_msat=5_000_000),
     "gil": Stall([], ["graph.1"], FAST_US, bond_msat=2_000_000),
     "hal": Stall([], ["graph.0"], FAST_US, bond_msat=2_000_000),
-    "isa": Stall(["driver", "stage.0", "stage.1", "stage.2"], [], 30 * FAST_US, bond_msat=1_000_000),
-    "lia": Stall(["stage.2"], [], SLOWEST_US, bond_msat=1_000_000),
+    "isa": Stall(["driver", "stage.0", "stage.1", "stage.2"], [], 30 * FAST_US, bond_msat=5_000_000),
+    "lia": Stall(["stage.2"], [], SLOWEST_US, bond_msat=2_000_000),
     "ned": Stall([], ["graph.0"], FAST_US, patience_s=2),
     "ola": Stall([], ["graph.1"], FAST_US),
     "pam": Stall([], ["graph.0"], FAST_US, slots=8),

@@ -284,7 +284,7 @@ async def test_a_full_provider_says_busy_and_the_plan_that_is_drawn_without_it_c
 
 async def test_a_bonded_provider_is_announced_with_its_bond(market):
     bea = market.public["bea"]
-    epoch = await market.until(lambda s: s.node(bea) is not None and s.node(bea).bond_msat == 2_000_000)
+    epoch = await market.until(lambda s: s.node(bea) is not None and s.node(bea).bond_msat == STALLS["bea"].bond_msat)
     assert epoch
     shown = market.command("bond", "show", "--config", str(market.config_of("bea")))
-    assert (shown["state"], shown["remainder_msat"]) == ("locked", 2_000_000)
+    assert (shown["state"], shown["remainder_msat"]) == ("locked", STALLS["bea"].bond_msat)

@@ -76,6 +76,49 @@ def test_a_bond_counts_only_from_a_listed_holder_for_this_node_and_long_enough()
     assert bond_of(own) == 0
 
 
+def test_a_bond_counts_for_as_many_slots_as_it_is_worth_once_over_all_manifests():
+    """A slot of HELD costs 30 msat, so one that counts needs 3,000 of bond, or 6,000 with two such manifests."""
+    unit, _ = committee(1, bond_holders=(HOLDER.public,), bond_unit_msat=1_000)
+    other = digest("another model")
+    two = {**HELD, other: HELD[MODEL]}
+
+    def found(held, bond_msat):
+        one = Provider("staked", unit, held, bond_msat=bond_msat)
+        (node,) = derive(unit, EPOCH, [one.beat(EPOCH)], [one.ad], bonds=[one.bond]).nodes
+        return node.bond_msat, [h.free for h in node.held]
+
+    assert found(HELD, 9_000) == (9_000, [3])
+    assert found(HELD, 10**6) == (10**6, [4])
+    assert found(two, 9_000) == (9_000, [1, 1])
+    assert found(HELD, 2_999) == (0, [4])  # not enough for one: as without a bond
+
+
+def test_a_statement_that_two_keys_cite_counts_for_the_one_that_it_names():
+    one = Provider("first", COMMITTEE, HELD, bond_msat=9_000)
+    two = Provider("second", COMMITTEE, HELD, bond=one.bond, bond_msat=9_000)
+    nodes = derive(COMMITTEE, EPOCH, [one.beat(EPOCH), two.beat(EPOCH)], [one.ad, two.ad], bonds=[one.bond]).nodes
+    assert {node.pubkey: node.bond_msat for node in nodes} == {one.keys.public: 9_000, two.keys.public: 0}
+
+
+def test_a_claim_is_bounded_by_what_half_of_the_bonds_claim():
+    def us(*claims):
+        """Of each: what it claims, and its bond units."""
+        made = [
+            Provider(f"c{i}", COMMITTEE, {MODEL: ([("stage", 1, says)], 1)}, bond_msat=units * 1_000_000)
+            for i, (says, units) in enumerate(claims)
+        ]
+        bonds = [p.bond for p in made if p.bond]
+        found = derive(COMMITTEE, EPOCH, [p.beat(EPOCH) for p in made], [p.ad for p in made], bonds=bonds)
+        return [found.node(p.keys.public).held[0].tasks[0].us_per_position for p in made]
+
+    assert us((500, 1), (3_000, 1), (3_000, 1)) == [3_000] * 3
+    assert us((500, 1), (3_000, 1), (9_000, 1)) == [3_000, 3_000, 9_000]  # who is slow says so
+    assert us((500, 3), (3_000, 1), (3_000, 1)) == [500, 3_000, 3_000]  # half of the bonds
+    assert us((1, 0), (1, 0), (1, 0), (3_000, 1)) == [3_000] * 4  # keys that cost nothing say nothing
+    assert us((1, 0), (700, 0), (3_000, 0)) == [700, 700, 3_000]
+    assert us((1, 1)) == [400]  # the committee's least
+
+
 def test_epochs_are_counted_on_from_the_previous_snapshot_unless_it_is_too_old():
     first = taken()
     assert {n.epochs for n in first.nodes} == {1}
