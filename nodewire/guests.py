@@ -1,7 +1,8 @@
 """An HTTP server for strangers: an aiohttp application whose connections are bounded in number and in time.
 
-A connection ends after its time whatever it does, and of too many the oldest from the address that has most makes room:
-who opens many and says nothing keeps neither this process's descriptors nor others' answers.
+A connection ends after its time whatever it does. Of too many connections the oldest makes room of the address that has
+most. It is told so by HTTP (503, Retry-After), if it was told nothing yet: a reset looks like a broken network. So an
+address that opens many and says nothing keeps neither this process's descriptors nor the answers to others.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from nodewire.errors import BadConfig
 from nodewire.strangers import Strangers
+
+RETRY_S = 2
+"""After which a client that was told to come later does well to ask again."""
+_FAREWELL_S = 2.0
+_LEAVING = 1_024  # connections that are given that, of one server
+_BACKLOG = 1_024
 
 
 def listening_socket(field: str, address: str) -> socket.socket:
@@ -47,27 +55,52 @@ def known(request: web.Request) -> None:
 
 @asynccontextmanager
 async def serving(
-    app: web.Application, listening: socket.socket, *, most: int, each_s: float, cancels: bool = False
+    app: web.Application,
+    listening: socket.socket,
+    *,
+    most: int,
+    each_s: float,
+    first_s: float | None = None,
+    refusal: bytes = b"{}",
+    cancels: bool = False,
 ) -> AsyncIterator[None]:
-    """Serve `app` on a bound socket: at most `most` connections at a time, of `each_s` seconds. `cancels`: whoever
-    hangs up has what was being made for them cancelled."""
+    """Serve `app` on a bound socket: at most `most` connections at a time, of `each_s` seconds.
+
+    Those that have `first_s` end after it unless they are `known` by then. `refusal` is the JSON for those that make
+    room. With `cancels`, a client that hangs up has what was being made for it cancelled.
+    """
     # Nobody's unread body is waited for, and none is more than the bytes that came.
     runner = web.AppRunner(
         app, access_log=None, logger=_log, lingering_time=0, auto_decompress=False, handler_cancellation=cancels
     )
     here = app[_GUESTS] = {}
+    app.on_response_prepare.append(_answered)
     await runner.setup()
     server = runner.server
     assert server is not None
-    guests: Strangers[_Guest] = Strangers(most)
+    door = _Door(Strangers(most), Strangers(_LEAVING), here, each_s, first_s or each_s, _refusing(refusal))
     listener = await asyncio.get_running_loop().create_server(
-        lambda: _Guest(server(), guests, here, each_s), sock=listening
+        lambda: _Guest(server(), door), sock=listening, backlog=_BACKLOG
     )
     try:
         yield
     finally:
         listener.close()
         await runner.cleanup()
+
+
+def _refusing(refusal: bytes) -> bytes:
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nx-should-retry: true\r\n"
+        f"Retry-After: {RETRY_S}\r\nContent-Length: {len(refusal)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + refusal
+
+
+async def _answered(request: web.Request, _: web.StreamResponse) -> None:
+    guest = request.app[_GUESTS].get(request.protocol)
+    if guest is not None:
+        guest.is_answered = True
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
@@ -84,54 +117,102 @@ _log = logging.getLogger("nodewire.guests")
 _log.addFilter(_in_one_line)
 
 
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """What the connections of one server share."""
+
+    strangers: Strangers[_Guest]
+    leaving: Strangers[_Guest]
+    """Those that were told to come later, and have yet to read it."""
+    here: dict[asyncio.Protocol, _Guest]
+    each_s: float
+    first_s: float
+    refusal: bytes
+
+
 class _Guest(asyncio.Protocol):
     """One connection, handed to aiohttp for as long as it may last."""
 
-    def __init__(
-        self,
-        inner: asyncio.Protocol,
-        others: Strangers[_Guest],
-        here: dict[asyncio.Protocol, _Guest],
-        each_s: float,
-    ) -> None:
-        self._inner = inner
-        self._others = others
-        self._here = here
-        self._each_s = each_s
+    def __init__(self, inner: asyncio.Protocol, door: _Door) -> None:
+        self.is_answered = False
+        self._inner: asyncio.Protocol | None = inner
+        self._door = door
         self._transport: asyncio.Transport | None = None
         self._end: asyncio.TimerHandle | None = None
+        self._began_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert self._inner is not None
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self._here[self._inner] = self
-        self._end = asyncio.get_running_loop().call_later(self._each_s, self._transport.abort)
-        peer = transport.get_extra_info("peername")
-        displaced = self._others.enter(self, str(peer[0]) if peer else "")
-        if displaced is not None and displaced._transport is not None:
-            displaced._transport.abort()
-        self._inner.connection_made(transport)
+        self._door.here[self._inner] = self
+        self._began_s = asyncio.get_running_loop().time()
+        self._end_in(self._door.first_s)
+        displaced = self._door.strangers.enter(self, self._address)
+        if displaced is not None:
+            displaced.leave()
+        if self._inner is not None:  # it was not this one
+            self._inner.connection_made(transport)
+
+    @property
+    def _address(self) -> str:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return str(peer[0]) if peer else ""
 
     def is_known(self) -> None:
-        self._others.leave(self)
+        self._door.strangers.leave(self)
+        self._end_in(self._began_s + self._door.each_s - asyncio.get_running_loop().time())
+
+    def leave(self) -> None:
+        """Tell it to come later, and give it a little while to read that."""
+        assert self._transport is not None
+        if self.is_answered or self._inner is None:
+            self._transport.abort()
+            return
+        cast(Any, self._inner).transport = None  # which aiohttp would close at once
+        self._detach()
+        self._end_in(_FAREWELL_S)
+        self._transport.write(self._door.refusal)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        # Its own bytes are read on: a socket that is closed over them is reset, and the answer with it.
+        first = self._door.leaving.enter(self, self._address)
+        if first is not None and first._transport is not None:
+            first._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._others.leave(self)
-        self._here.pop(self._inner, None)
+        self._door.strangers.leave(self)
+        self._door.leaving.leave(self)
         if self._end is not None:
             self._end.cancel()
-        self._inner.connection_lost(error)
+        self._detach(error)
 
     def data_received(self, data: bytes) -> None:
-        self._inner.data_received(data)
+        if self._inner is not None:
+            self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
+        return self._inner.eof_received() if self._inner is not None else False
 
     def pause_writing(self) -> None:
-        self._inner.pause_writing()
+        if self._inner is not None:
+            self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        self._inner.resume_writing()
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def _detach(self, error: Exception | None = None) -> None:
+        """For aiohttp the connection is over."""
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            self._door.here.pop(inner, None)
+            inner.connection_lost(error)
+
+    def _end_in(self, seconds: float) -> None:
+        assert self._transport is not None
+        if self._end is not None:
+            self._end.cancel()
+        self._end = asyncio.get_running_loop().call_later(seconds, self._transport.abort)
 
 
 _GUESTS: web.AppKey[dict[asyncio.Protocol, _Guest]] = web.AppKey("guests", dict)

@@ -28,6 +28,7 @@ from nodewire.gateway.shaped import FORMAT
 from nodewire.loopback import is_called_so
 from nodewire.metrics.endpoint import Scrapes
 from nodewire.protocol.chat import ChatTemplate
+from nodewire.strangers import origin_of
 
 BODY_S = 30.0
 """In which a request's body must have come."""
@@ -125,7 +126,9 @@ class Gateway:
         body = await self._body(request)
         asked = fields.asked(body, embedding.OWN, generates=False)
         model, offer = await self._admitted(request, asked, "embed")
-        return await embedding.embed(self._desk, self._figures, request[_KEY], model, offer, body)
+        return await embedding.embed(
+            self._desk, self._figures, request[_KEY], origin_of(request.remote or ""), model, offer, body
+        )
 
     # How it is understood.
 

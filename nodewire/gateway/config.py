@@ -69,6 +69,8 @@ class KeyConfig(Section):
     """All that may ever be spent with it; raise it to let it go on. No limit if not given."""
     per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests, as many of them at once. No limit if not given."""
+    at_a_time: int | None = Field(default=None, ge=1, le=1_024)
+    """Requests that are under way or wait. No limit of its own if not given."""
     models: tuple[ModelName, ...] = Field(default=(), max_length=64)
     """The only ones that it may use; all if empty."""
 
@@ -93,6 +95,12 @@ class GatewayConfig(File):
     max_body: Size = 2 * 2**20
     max_requests: int = Field(default=16, ge=1, le=1_024)
     """That are bought for at a time."""
+    max_waiting: int = Field(default=64, ge=0, le=4_096)
+    """That wait for one of these to end, key by key in turn."""
+    wait_s: int = Field(default=30, ge=1, le=3_600)
+    """The most that one waits."""
+    drain_s: int = Field(default=10, ge=0, le=3_600)
+    """For what is under way when the gateway is stopped; what is left then is not bought further."""
     request_s: int = Field(default=600, ge=1, le=86_400)
     """The most that one may take."""
     metrics: MetricsConfig = MetricsConfig()

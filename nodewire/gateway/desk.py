@@ -14,6 +14,7 @@ from nodewire.errors import Busy, NodewireError, OverBudget, TimedOut, first_of
 from nodewire.gateway.accounts import Accounts, Reservation
 from nodewire.gateway.config import GatewayConfig, KeyConfig, ModelConfig
 from nodewire.gateway.figures import Figures
+from nodewire.gateway.line import Line
 from nodewire.gateway.port import Buyer, Offer, Order
 
 T = TypeVar("T")
@@ -82,6 +83,8 @@ class Desk:
 
     def __init__(self, config: GatewayConfig, buyer: Buyer, accounts: Accounts, figures: Figures) -> None:
         self._config, self._buyer, self._accounts, self._figures = config, buyer, accounts, figures
+        self._line = Line(config.max_requests, config.max_waiting, config.wait_s)
+        self._is_closing = False
         self._answers: dict[asyncio.Task[None], Callable[[], None]] = {}
         """How each is left, by its task."""
 
@@ -89,16 +92,22 @@ class Desk:
     def in_flight(self) -> int:
         return len(self._answers)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for others to end."""
+        return self._line.waiting
+
     def admit(self, key: KeyConfig) -> None:
-        """Raises TooFast: the key asks too often; Busy: too many requests are under way."""
+        """Raises TooFast: the key asks too often; Busy: the gateway stops."""
+        if self._is_closing:
+            raise Busy("gateway", "it stops")
         self._accounts.admit(key, int(time.time() * 1000))
-        if self.in_flight >= self._config.max_requests:
-            raise Busy("requests", f"{self.in_flight} are under way, as many as there may be")
 
     @asynccontextmanager
     async def answering(
         self,
         key: KeyConfig,
+        origin: str,
         model: ModelConfig,
         offer: Offer,
         units: int,
@@ -108,14 +117,41 @@ class Desk:
 
         The most that it may cost is set aside: by the terms first, and by the prices of its plan once there is one.
 
-        `units`: the most chunks that it can come to, if it takes one job.
+        `units`: the most chunks that it can come to, if it takes one job. `origin`: the address that asks, which waits
+        for itself alone where there are no keys.
 
         Raises:
-            Busy: too many requests are under way.
+            Busy: too many requests are under way or wait.
             OverBudget: nothing is left of the key's budget.
         """
-        if self.in_flight >= self._config.max_requests:
-            raise Busy("requests", f"{self.in_flight} are under way, as many as there may be")
+        owner = f"key {key.name}" if self._config.keys else origin
+        await self._line.take(owner, key.at_a_time)
+        try:
+            answer = self._ordered(key, model, offer, units, make)
+        except BaseException:
+            self._line.give(owner)
+            raise
+        self._answers[answer.task] = answer.leave
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._answers[task]
+            self._line.give(owner)
+
+        answer.task.add_done_callback(ended)
+        try:
+            yield answer
+        finally:
+            answer.leave()
+
+    def _ordered(
+        self,
+        key: KeyConfig,
+        model: ModelConfig,
+        offer: Offer,
+        units: int,
+        make: Callable[[Order], AsyncGenerator[T, None]],
+    ) -> Answer[T]:
+        """Raises OverBudget."""
         terms = model.terms(self._buyer.terms)
         share_ppm = offer.verify_share_ppm if model.verify else 0
         most_msat = min(terms.max_total_msat, _JOBS * units * terms.max_chunk_msat * (1_000_000 + share_ppm) // 10**6)
@@ -137,16 +173,14 @@ class Desk:
             self._settled(model, reservation, answer)
 
         order = self._buyer.order(model, offer, terms, announced)
-        answer = Answer(order, make(order), self._config.request_s, settle)
-        self._answers[answer.task] = answer.leave
-        answer.task.add_done_callback(self._answers.pop)
-        try:
-            yield answer
-        finally:
-            answer.leave()
+        return Answer(order, make(order), self._config.request_s, settle)
 
     async def close(self) -> None:
-        """Stop buying, and settle what is under way."""
+        """Take no more, let what is under way come to its end for `drain_s`, then stop buying and settle the rest."""
+        self._is_closing = True
+        self._line.close()
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=self._config.drain_s)
         for leave in list(self._answers.values()):
             leave()
         if self._answers:

@@ -22,11 +22,11 @@ MAX_TEXTS = 1_024
 
 
 async def embed(
-    desk: Desk, figures: Figures, key: KeyConfig, model: ModelConfig, offer: Offer, body: Body
+    desk: Desk, figures: Figures, key: KeyConfig, origin: str, model: ModelConfig, offer: Offer, body: Body
 ) -> web.Response:
     """Raises NodewireError, Refusal."""
     texts, in_base64 = _texts(body), _in_base64(body)
-    async with desk.answering(key, model, offer, len(texts), lambda order: order.embed(texts)) as answer:
+    async with desk.answering(key, origin, model, offer, len(texts), lambda order: order.embed(texts)) as answer:
         found = await anext(answer.items())
         answer.whole()  # which it is when it is settled
         usage = Usage(found.tokens, 0, answer.order.cost_msat, answer.order.requests)

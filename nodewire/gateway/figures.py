@@ -17,6 +17,7 @@ REQUESTS = counter(
 TIME = histogram("nodewire_gateway_request_seconds", "From a request to the end of its answer.", "endpoint")
 FIRST = histogram("nodewire_gateway_first_output_seconds", "From a request to the first token of its answer.", "model")
 IN_FLIGHT = gauge("nodewire_gateway_requests_in_flight", "Requests that are bought for now.")
+WAITING = gauge("nodewire_gateway_requests_waiting", "Requests that wait for one of these to end.")
 TOKENS = counter(
     "nodewire_gateway_tokens_total", "Of prompts (prompt) and answers (completion), as clients are told.", "model", "of"
 )
@@ -30,7 +31,7 @@ MOVES = counter(
     "model",
     "outcome",
 )
-FAMILIES = (REQUESTS, TIME, FIRST, IN_FLIGHT, TOKENS, COST, FAILED, MOVES)
+FAMILIES = (REQUESTS, TIME, FIRST, IN_FLIGHT, WAITING, TOKENS, COST, FAILED, MOVES)
 
 
 class Figures:
@@ -66,8 +67,8 @@ class Figures:
 class Shown:
     """To be collected on the event loop."""
 
-    def __init__(self, figures: Figures, in_flight: Callable[[], int]) -> None:
-        self._figures, self._in_flight = figures, in_flight
+    def __init__(self, figures: Figures, in_flight: Callable[[], int], waiting: Callable[[], int]) -> None:
+        self._figures, self._in_flight, self._waiting = figures, in_flight, waiting
 
     def collect(self) -> Iterator[Metric]:
         counts = self._figures
@@ -75,6 +76,7 @@ class Shown:
         yield TIME.spread(counts.took)
         yield FIRST.spread(counts.first)
         yield IN_FLIGHT.of(self._in_flight())
+        yield WAITING.of(self._waiting())
         yield TOKENS.by(counts.tokens)
         yield COST.by(counts.cost_msat)
         yield FAILED.by(counts.failed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,8 +23,11 @@ from nodewire.gateway.port import Offer
 from nodewire.gateway.refusals import HEADERS, Refusal, bad_request, told
 from nodewire.gateway.replies import Calls, Finish, Reply, Usage
 from nodewire.gateway.toolcalls import ToolCalls
+from nodewire.strangers import origin_of
 
 _FINISHES: dict[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length"}
+READ_S = 30.0
+"""In which a client must have read what it was told before."""
 _DONE = b"data: [DONE]\n\n"
 _PROMPT = ("prompt", "text")
 _DRIVERS = frozenset({"logit_bias", "json_schema", "json_object"})
@@ -108,7 +112,12 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: W
         return course.take(piece)
 
     async with desk.answering(
-        wanted.key, wanted.model, wanted.offer, wanted.units, lambda order: order.generate(wanted.prompt, wanted.params)
+        wanted.key,
+        origin_of(request.remote or ""),
+        wanted.model,
+        wanted.offer,
+        wanted.units,
+        lambda order: order.generate(wanted.prompt, wanted.params),
     ) as answer:
         try:
             if wanted.stream.wanted:
@@ -197,7 +206,14 @@ class _Told:
             await self._response.prepare(self._request)
             if (opening := self._reply.opening()) is not None:
                 await self._say(opening)
-        await self._response.write(data)
+        connection = self._request.transport
+        if connection is None:
+            raise ConnectionResetError("the client has gone")
+        late = asyncio.get_running_loop().call_later(READ_S, connection.abort)  # which cancels this
+        try:
+            await self._response.write(data)
+        finally:
+            late.cancel()
 
 
 def _count(usage: Usage, answer: Answer[Piece]) -> None:

@@ -14,6 +14,8 @@ from aiohttp import web
 
 from nodewire.errors import NodewireError, OverBudget
 from nodewire.gateway.accounts import TooFast
+from nodewire.gateway.line import TooMany
+from nodewire.guests import RETRY_S
 
 HEADERS = web.RequestKey("headers", dict[str, str])
 """What every answer to a request has among its headers."""
@@ -84,7 +86,7 @@ def told(error: NodewireError | Refusal) -> tuple[int, dict[str, Any]]:
     if isinstance(error, Refusal):
         said = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
         return error.status, {"error": said}
-    if isinstance(error, TooFast):
+    if isinstance(error, TooFast | TooMany):
         said = {"message": str(error), "type": "requests", "param": None, "code": "rate_limit_exceeded"}
         return 429, {"error": said}
     if isinstance(error, OverBudget) and error.field == "api_key":  # else it is the gateway's own limits that are tight
@@ -100,6 +102,11 @@ def told(error: NodewireError | Refusal) -> tuple[int, dict[str, Any]]:
     return shape.status, {"error": said}
 
 
+def document(error: NodewireError | Refusal) -> bytes:
+    """The JSON that tells it."""
+    return orjson.dumps(told(error)[1])
+
+
 def response(error: NodewireError | Refusal) -> web.Response:
     """The answer. Its headers say whether a client does well to ask again (`x-should-retry` is what OpenAI's obey)."""
     status, body = told(error)
@@ -107,6 +114,8 @@ def response(error: NodewireError | Refusal) -> web.Response:
     headers = {"x-should-retry": "true" if retry else "false"}
     if isinstance(error, TooFast):
         headers["Retry-After"] = str(max(1, round(error.wait_s + 0.5)))
+    elif retry and status in (429, 503):
+        headers["Retry-After"] = str(RETRY_S)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return web.Response(status=status, body=orjson.dumps(body), content_type="application/json", headers=headers)

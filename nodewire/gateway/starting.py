@@ -11,6 +11,8 @@ from nodewire.chat.folder import template_file
 from nodewire.chat.rendering import Renderer
 from nodewire.config import CustomerConfig
 from nodewire.customer.customer import Customer
+from nodewire.errors import Busy
+from nodewire.gateway import refusals
 from nodewire.gateway.accounts import Accounts
 from nodewire.gateway.app import Gateway
 from nodewire.gateway.config import GatewayConfig
@@ -21,6 +23,8 @@ from nodewire.gateway.market import Buying
 from nodewire.metrics.endpoint import Exposed, Scrapes
 from nodewire.store.held import held
 
+_STRANGER_S = 45.0
+"""In which a connection must have come with a request that counts."""
 _CONNECTION_S = 90.0
 """What a connection has besides the time that a request may take: to send it, and to settle what was bought."""
 log = logging.getLogger("nodewire.gateway")
@@ -47,11 +51,19 @@ async def start(stack: AsyncExitStack, config: GatewayConfig) -> dict[str, Any]:
     if left := accounts.recover(buyer.cost_msat):
         log.info("%d requests that an earlier process left are settled", left)
     desk = Desk(config, buyer, accounts, figures)
-    exposed = Exposed("gateway", config.metrics.listen, [Shown(figures, lambda: desk.in_flight)])
+    exposed = Exposed("gateway", config.metrics.listen, [Shown(figures, lambda: desk.in_flight, lambda: desk.waiting)])
     gateway = Gateway(config, buyer, desk, keys, figures, renderer, templates, Scrapes(exposed))
     most, each_s = 4 * config.max_requests + 64, config.request_s + _CONNECTION_S
     await stack.enter_async_context(
-        guests.serving(gateway.application(), listening, most=most, each_s=each_s, cancels=True)
+        guests.serving(
+            gateway.application(),
+            listening,
+            most=most,
+            each_s=each_s,
+            first_s=_STRANGER_S,
+            refusal=refusals.document(Busy("connections", "others need the room")),
+            cancels=True,
+        )
     )
     stack.push_async_callback(desk.close)  # before the server waits for its handlers
     host, port = config.listen.rpartition(":")[0], listening.getsockname()[1]

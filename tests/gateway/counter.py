@@ -16,7 +16,7 @@ from nodewire import guests
 from nodewire.chat.rendering import Renderer
 from nodewire.customer.likely import Likely
 from nodewire.customer.piece import Piece
-from nodewire.errors import NodewireError, NotFound
+from nodewire.errors import Busy, NodewireError, NotFound
 from nodewire.gateway.accounts import Accounts
 from nodewire.gateway.app import Gateway
 from nodewire.gateway.config import GatewayConfig, ModelConfig
@@ -24,6 +24,7 @@ from nodewire.gateway.desk import Desk
 from nodewire.gateway.figures import Figures, Shown
 from nodewire.gateway.keys import Keys, sha256_of
 from nodewire.gateway.port import Announced, Offer, Vectors
+from nodewire.gateway.refusals import document
 from nodewire.metrics.endpoint import Exposed, Scrapes
 from nodewire.protocol.chat import ChatTemplate
 from nodewire.protocol.plan import Terms
@@ -31,6 +32,7 @@ from nodewire.protocol.plan import Terms
 KEY = "sk-of-somebody-with-means"
 AUTHOR = "ab" * 32
 PRICE_MSAT = 700
+COME_LATER = document(Busy("connections", "others need the room"))
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }} answer in <tool_call>{% endif %}"
     "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
@@ -135,6 +137,7 @@ class Open:
     buyer: StandIn
     accounts: Accounts
     desk: Desk
+    figures: Figures
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
         async with self.client.post(path, json=body, headers=headers) as answer:
@@ -148,19 +151,23 @@ class Open:
 
 
 @asynccontextmanager
-async def opened(folder: Path, buyer: StandIn | None = None, **changes: Any) -> AsyncIterator[Open]:
+async def opened(
+    folder: Path, buyer: StandIn | None = None, *, most: int = 64, first_s: float = 30.0, **changes: Any
+) -> AsyncIterator[Open]:
     config, buyer, figures = configured(folder, **changes), buyer or StandIn(), Figures()
     async with AsyncExitStack() as stack:
         accounts = Accounts(config.accounts)
         stack.callback(accounts.close)
         desk, renderer = Desk(config, buyer, accounts, figures), Renderer()
         stack.push_async_callback(renderer.close)
-        scrapes = Scrapes(Exposed("gateway", "", [Shown(figures, lambda: desk.in_flight)]))
+        scrapes = Scrapes(Exposed("gateway", "", [Shown(figures, lambda: desk.in_flight, lambda: desk.waiting)]))
         gateway = Gateway(config, buyer, desk, Keys(config.keys), figures, renderer, {}, scrapes)
         listening = guests.listening_socket("listen", "127.0.0.1:0")
         app = gateway.application()
-        await stack.enter_async_context(guests.serving(app, listening, most=64, each_s=30.0, cancels=True))
+        await stack.enter_async_context(
+            guests.serving(app, listening, most=most, each_s=30.0, first_s=first_s, refusal=COME_LATER, cancels=True)
+        )
         stack.push_async_callback(desk.close)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/"
         client = aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"})
-        yield Open(await stack.enter_async_context(client), buyer, accounts, desk)
+        yield Open(await stack.enter_async_context(client), buyer, accounts, desk, figures)

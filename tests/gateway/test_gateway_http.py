@@ -490,7 +490,7 @@ async def test_who_hangs_up_has_the_rest_not_bought(tmp_path, stream):
 
 
 async def test_only_so_many_are_bought_for_at_a_time_and_only_so_long(tmp_path):
-    async with opened(tmp_path, StandIn(hangs=True), max_requests=1, request_s=2) as gateway:
+    async with opened(tmp_path, StandIn(hangs=True), max_requests=1, max_waiting=0, request_s=2) as gateway:
         first = asyncio.create_task(gateway.post("completions", TEXT))
         while not gateway.buyer.orders:
             await asyncio.sleep(0)
