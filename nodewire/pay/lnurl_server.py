@@ -7,6 +7,7 @@ till's affair (`zaps.Till.quote`); this is its HTTP form.
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,12 +17,15 @@ import orjson
 from aiohttp import web
 
 from nodewire import guests
-from nodewire.errors import BadInput, NodewireError, TooLarge
+from nodewire.errors import BadInput, Busy, NodewireError, TooLarge
 from nodewire.pay.invoices import MAX_MSAT, Invoice
+from nodewire.strangers import origin_of
 
 MAX_ZAP_REQUEST_CHARS = 4_096
 MAX_CONNECTIONS = 256
 CONNECTION_S = 20.0
+MAX_QUOTES_EACH = 32
+"""Invoices that one address may wait for at a time: each is work for the wallet."""
 WELL_KNOWN = "/.well-known/lnurlp/"
 
 Quote = Callable[[str, int], Awaitable[Invoice]]
@@ -69,11 +73,25 @@ def routes(endpoint: Endpoint) -> list[web.RouteDef]:
             }
         )
 
+    waiting: Counter[str] = Counter()
+
+    async def quoted(request: web.Request) -> Invoice:
+        asked, origin = _asked(request, endpoint), origin_of(request.remote or "")
+        if waiting[origin] >= MAX_QUOTES_EACH:
+            raise Busy("invoices", f"{MAX_QUOTES_EACH} at a time for one address")
+        waiting[origin] += 1
+        try:
+            return await endpoint.quote(*asked)
+        finally:
+            waiting[origin] -= 1
+            if not waiting[origin]:
+                del waiting[origin]
+
     async def callback(request: web.Request) -> web.Response:
         try:
-            invoice = await endpoint.quote(*_asked(request, endpoint))
+            invoice = await quoted(request)
         except NodewireError as error:
-            return _json({"status": "ERROR", **error.as_dict(), "reason": error.reason or error.field})
+            return _json(_refusal(error))
         return _json({"pr": invoice.bolt11, "routes": []})
 
     return [
@@ -87,8 +105,13 @@ async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator
     """Serve `endpoint` on a bound socket, to strangers (`nodewire.guests`)."""
     app = web.Application()
     app.add_routes(routes(endpoint))
-    async with guests.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S):
+    refusal = orjson.dumps(_refusal(Busy("connections", "others need the room")))
+    async with guests.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S, refusal=refusal):
         yield
+
+
+def _refusal(error: NodewireError) -> dict[str, Any]:
+    return {"status": "ERROR", **error.as_dict(), "reason": error.reason or error.field}
 
 
 def _asked(request: web.Request, endpoint: Endpoint) -> tuple[str, int]:
