@@ -1,127 +1,49 @@
-"""`nodewire ...`: the wiring of rooms into commands. Every command takes `--json`; none imports torch to show help."""
+"""`nodewire ...`: the console script. This module is light: Ctrl-C is heard before the commands are imported."""
 
 from __future__ import annotations
 
-import logging
-import sqlite3
+import os
+import signal
 import sys
-from typing import Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-import typer
-from typer.core import TyperGroup
+if TYPE_CHECKING:
+    from nodewire.cli.commands import app as app
 
-from nodewire import __version__
-from nodewire.cli import (
-    ask,
-    audit,
-    bond,
-    chat,
-    daemons,
-    doctor,
-    family,
-    gateway,
-    graph,
-    keys,
-    models,
-    net,
-    place,
-    policy,
-    profile,
-    quantize,
-    register,
-    run,
-    splice,
-    train,
-    vocabulary,
-    wallet,
-)
-from nodewire.cli import committee as committees
-from nodewire.cli import swarm as swarms
-from nodewire.cli.output import CUSTOMERS, DEVELOPERS, OPERATORS, PlainFormatter, fail
-from nodewire.errors import BadConfig, NodewireError, first_of
-
-
-class _ByPanel(TyperGroup):
-    """Commands in the order of their panels: typer shows a panel where its first command stands, and groups first."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        panels = (CUSTOMERS, OPERATORS, DEVELOPERS)
-
-        def place(name: str) -> int:
-            panel = getattr(self.commands[name], "rich_help_panel", None)
-            return panels.index(panel) if panel in panels else len(panels)
-
-        return sorted(super().list_commands(ctx), key=place)
-
-
-app = typer.Typer(
-    name="nodewire",
-    cls=_ByPanel,
-    help="A Nostr-native, peer-to-peer marketplace where strangers run pieces of AI models for sats.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-for room in (
-    ask,
-    chat,
-    run,
-    gateway,
-    train,
-    family,
-    vocabulary,
-    models,
-    quantize,
-    register,
-    graph,
-    place,
-    daemons,
-    splice,
-    net,
-    audit,
-    profile,
-    doctor,
-):
-    room.add_to(app)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def _nodewire(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    return
-
-
-app.add_typer(wallet.app, name="wallet", rich_help_panel=CUSTOMERS)
-app.add_typer(swarms.app, name="swarm", rich_help_panel=CUSTOMERS)
-app.add_typer(bond.app, name="bond", rich_help_panel=OPERATORS)
-app.add_typer(keys.app, name="keys", rich_help_panel=OPERATORS)
-app.add_typer(committees.app, name="committee", rich_help_panel=DEVELOPERS)
-app.add_typer(policy.app, name="policy", rich_help_panel=DEVELOPERS)
+STOPPED = 130
+"""The exit code of a command that Ctrl-C ended, as shells have it."""
 
 
 def main() -> None:
-    """The console script: typed errors become one line (or one JSON object) and exit code 1, never a traceback."""
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(PlainFormatter())
+    """Run one command. Ctrl-C at any moment is one line and the exit code 130, never a traceback."""
+    hears = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background jobs do not
+    if hears:
+        signal.signal(signal.SIGINT, _stop_at_once)
+    from nodewire.cli import commands, output
+
     try:
-        app()
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception as error:
-        first = first_of(error)
-        if isinstance(first, OSError):  # a file or a port of this machine
-            first = BadConfig(str(first.filename or "this machine"), first.strerror or str(first))
-        if isinstance(first, sqlite3.Error):  # such as a disk that is full
-            first = BadConfig("a database of this machine", str(first))
-        if not isinstance(first, NodewireError):
-            raise
-        fail(first, as_json="--json" in sys.argv)
+        if hears:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which event loops replace by their own
+        commands.run_command()
+    except (KeyboardInterrupt, SystemExit) as error:
+        if hears:
+            signal.signal(signal.SIGINT, _stop_at_once)
+        code = STOPPED if isinstance(error, KeyboardInterrupt) else error.code
+        if code == STOPPED and not output.end.is_told:
+            output.notes.print("stopped")
+        sys.exit(code)
+
+
+def _stop_at_once(number: int, frame: FrameType | None) -> None:
+    """End the process where nothing has begun yet, or all is over."""
+    os.write(2, b"stopped\n")
+    os._exit(STOPPED)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from nodewire.cli.commands import app
+
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from nodewire.cli.output import notes, print_json
+from nodewire.cli.output import end, notes, print_json
 from nodewire.cli.roles import check_model, load_customer, naming
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadInput, NodewireError
@@ -89,6 +89,7 @@ async def buying(config: CustomerConfig | SwarmCustomer, *, show: bool) -> Async
                 yield customer
             except asyncio.CancelledError:
                 paid = await customer.so_far()
+                end.is_told = True
                 if show and not config.relays:
                     notes.print("stopped")
                 elif show:

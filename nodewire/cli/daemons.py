@@ -81,11 +81,19 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
 
     async def main() -> None:
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        loop, this = asyncio.get_running_loop(), asyncio.current_task()
+        is_starting = True
+
+        def stopped() -> None:
+            stop.set()
+            if is_starting and this is not None:
+                this.cancel()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, stopped)
         async with AsyncExitStack() as stack:
             ready = await start(stack)
+            is_starting = False
             wait = ready.pop("wait", None)
             exposed: endpoint.Exposed | None = ready.pop("metrics", None)
             if exposed is not None and exposed.listen:
@@ -103,7 +111,10 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
                 if task is not stopping:
                     task.result()
 
-    uvloop.run(main())
+    try:
+        uvloop.run(main())
+    except asyncio.CancelledError:  # before it was ready
+        raise KeyboardInterrupt from None
 
 
 def relay(

@@ -36,12 +36,22 @@ _ADVICE = {
     "payment-failed": "`nodewire wallet balance --config FILE` shows what the wallet holds.",
     "link-lost": f"Is it running, and is its address right? {_DOCTOR}",
     "over-budget": "Raise --budget, or max_chunk_msat and max_total_msat in the configuration.",
+    "node-failed": "Is the disk full? `df` tells; `nodewire doctor --config FILE` looks at what grows there.",
     "worker-failed": "The worker's log on stderr says more; more memory may help ([worker] memory).",
 }
 _MODEL = re.compile(r"38840:[0-9a-f]{64}:")
 _AIOHTTP = re.compile(r"Cannot connect to host (\S+) ssl:\S+ \[(.*)\]")
 """aiohttp says "ssl:default" of plain http, too."""
 _AMOUNT = re.compile(r"(?<![\w.,])(\d+) msat\b")
+
+
+class _End:
+    """Whether a command that Ctrl-C ended has said itself what came of it."""
+
+    is_told = False
+
+
+end = _End()
 
 
 def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:

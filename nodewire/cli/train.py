@@ -14,7 +14,7 @@ import typer
 import uvloop
 
 from nodewire.cli.cutting import Asked
-from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json, sats
+from nodewire.cli.output import CUSTOMERS, Json, console, end, notes, one_line, print_json, sats
 from nodewire.cli.register import TARGET_VRAM, publish_folder, size_of
 from nodewire.cli.roles import load_customer, naming
 from nodewire.cli.training_recipe import read_recipe
@@ -287,6 +287,7 @@ async def _train(ask: _Ask, *, show: bool) -> Trained:
                 )
         except (asyncio.CancelledError, NodewireError) as error:
             stopped = isinstance(error, asyncio.CancelledError)
+            end.is_told = stopped
             if show:
                 notes.print(view.stopped("stopped" if stopped else "broken off"), soft_wrap=True)
             elif stopped:
