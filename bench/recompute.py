@@ -60,13 +60,14 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(job["threads"])
     torch.backends.mkldnn.set_flags(job["mkldnn"])
-    if job["weights"]:
-        _exchange(job["weights"])
+    altered = _exchange(job["weights"]) if job["weights"] else None
     if job["half"]:
         interpret.check_values = lambda *_: None  # it refuses products of bfloat16 and float32
     manifest = Manifest.unpack(Path(job["manifest"]).read_bytes())
     tasks = [task for task in manifest.tasks if job["engine"] in ("", task.engine)]
     actors = {task.name: _load(task, Path(job["blobs"]), job["threads"], half=job["half"]) for task in tasks}
+    if altered is not None and not altered:
+        raise RuntimeError(f"the cheat {job['weights']} altered no tensor")
     if "record" in job:
         record(manifest, actors, job["record"], Path(job["out"]))
     else:
@@ -246,12 +247,13 @@ def _noted_gaps() -> list[float]:
     return gaps
 
 
-def _exchange(weights: Mapping[str, Any]) -> None:
+def _exchange(weights: Mapping[str, Any]) -> set[str]:
+    """The names of tensors that are altered from now on, as far as they are loaded."""
     sys.path.append(str(FAULTS))
     from nodewire_faults.engine import exchange_weights, noisy, rounded, without
 
     (how, value), *_ = weights.items()
-    exchange_weights({"noise": noisy, "bits": rounded, "skip": without}[how](value))
+    return exchange_weights({"noise": noisy, "bits": rounded, "skip": without}[how](value)).altered
 
 
 if __name__ == "__main__":

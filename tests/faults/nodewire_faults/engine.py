@@ -17,6 +17,8 @@ from nodewire.protocol.frame import Frame
 from nodewire_faults.cheats import Cheat
 
 ORDERS = "nodewire_faults"
+STRUCK = "the cheat altered"
+"""A line of a worker's output begins so for each frame or weight that is not the honest one."""
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
 _BRANCH_END = re.compile(r"\.(o_proj|down_proj|output\.dense)\.(weight|bias)")
 
@@ -52,37 +54,77 @@ class Faulty:
         if session not in self._sessions:
             return outs
         cheat, after = self._sessions[session]
-        return [cheat.corrupt(frame, out) if out.seq >= after else out for out in outs]
+        return [_struck(out, cheat.corrupt(frame, out)) if out.seq >= after else out for out in outs]
 
     def close(self, session: str) -> None:
         self._sessions.pop(session, None)
         self._honest.close(session)
 
 
+def _struck(honest: Frame[Any], sent: Frame[Any]) -> Frame[Any]:
+    """`sent`; the provider's log says if it is not the honest frame."""
+    pairs = zip(honest.tensors, sent.tensors, strict=True)
+    if any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs):
+        print(f"{STRUCK} {sent.edge}/{sent.seq}")
+    return sent
+
+
 Change = Callable[[str, torch.Tensor], None]
 """What is done in place to a tensor of a name."""
 
 
-def exchange_weights(change: Change) -> None:
+class Exchange:
+    """Other weights than the files hold: `change` alters each tensor whole, however an engine reads it."""
+
+    def __init__(self, change: Change) -> None:
+        self._change = change
+        self._name, self._whole = "", torch.empty(0)
+        self.altered: set[str] = set()
+        """The names of tensors that the change altered."""
+
+    def install(self) -> None:
+        """From now on the engines of this process read the other weights."""
+        opened, read = llm.open_weights, graph._read
+
+        def open_weights(path: Any, table: Any) -> Any:
+            fill = opened(path, table)
+
+            def filled(name: str, target: torch.Tensor, first: int = 0) -> None:
+                fill(name, target, first)
+                if target.is_floating_point():
+                    self._read(fill, name, tuple(table[name].shape), target, first)
+
+            return filled
+
+        def read_all(program: Any, files: Any, device: str) -> dict[str, torch.Tensor]:
+            tensors = read(program, files, device)
+            for name, tensor in tensors.items():
+                self._alter(name, tensor)
+            return tensors
+
+        llm.open_weights, graph._read = open_weights, read_all
+
+    def _read(self, fill: Any, name: str, shape: tuple[int, ...], target: torch.Tensor, first: int) -> None:
+        """Put the part of the altered tensor into `target` that begins with its element `first`."""
+        if self._name != name or self._whole.shape != shape or self._whole.dtype != target.dtype:
+            self._name, self._whole = name, torch.empty(shape, dtype=target.dtype)
+            fill(name, self._whole)
+            self._alter(name, self._whole)
+        target.view(-1).copy_(self._whole.view(-1)[first : first + target.numel()])
+
+    def _alter(self, name: str, tensor: torch.Tensor) -> None:
+        before = tensor.clone()
+        self._change(name, tensor)
+        if name not in self.altered and not torch.equal(before, tensor):
+            self.altered.add(name)
+            print(f"{STRUCK} weights {name}")
+
+
+def exchange_weights(change: Change) -> Exchange:
     """From now on the engines read other weights than the files hold: each tensor is changed in place."""
-    opened, read = llm.open_weights, graph._read
-
-    def open_weights(path: Any, table: Any) -> Any:
-        fill = opened(path, table)
-
-        def filled(name: str, target: torch.Tensor) -> None:
-            fill(name, target)
-            change(name, target)
-
-        return filled
-
-    def read_all(program: Any, files: Any, device: str) -> dict[str, torch.Tensor]:
-        tensors = read(program, files, device)
-        for name, tensor in tensors.items():
-            change(name, tensor)
-        return tensors
-
-    llm.open_weights, graph._read = open_weights, read_all
+    exchange = Exchange(change)
+    exchange.install()
+    return exchange
 
 
 def noisy(part: float) -> Change:
