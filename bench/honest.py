@@ -38,6 +38,7 @@ from bench.report import Report, percentile, run
 from nodewire.graph.split_encoder import split_encoder
 from nodewire.kind import Registration
 from nodewire.llm.split import split_decoder
+from nodewire.protocol import arithmetic
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.compare import TOLERANCES, Comparison, Tolerance, compare
@@ -71,6 +72,7 @@ class Setting:
     mkldnn: bool = True
     frames: str = "single"
     half: bool = False
+    reference: bool = False
     weights: tuple[str, Any] | None = None
 
     def __str__(self) -> str:
@@ -101,6 +103,13 @@ CHEATED = {
     "other weights, by 10 %": Setting(weights=("noise", 0.1)),
     "bfloat16 for float32": Setting(half=True),
 }
+NARROWER = {
+    "8-bit rows": ("bits", 8),
+    "8-bit blocks of 32": ("blocks", 8),
+    "8-bit floats (e4m3)": ("fp8", 0),
+    "6-bit rows": ("bits", 6),
+}
+"""What is sold as bfloat16, and held against a float32 reference."""
 NOISE = (0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2)
 CHANNELS = (1, 4, 16)
 SENTENCES = (
@@ -142,6 +151,7 @@ class Model:
             "frames": setting.frames,
             "half": setting.half,
             "engine": engine,
+            "reference": setting.reference,
             "weights": dict([setting.weights]) if setting.weights else {},
         }
         job |= {"record": self.inputs} if record else {}
@@ -252,6 +262,31 @@ def tolerance_of(kind: str) -> Tolerance:
     return next((TOLERANCES[word] for word in kind.split() if word in TOLERANCES), Tolerance(0, 1))
 
 
+@dataclass(slots=True)
+class Excesses:
+    """How much further than an honest result others are from a float32 reference, chunk by chunk."""
+
+    ppm: list[int] = field(default_factory=list)
+
+    def compare(self, reference: Openings, mine: Openings, theirs: Openings) -> None:
+        for key in reference.keys() & mine.keys() & theirs.keys():
+            exact, own, other = reference[key], mine[key], theirs[key]
+            if exact and own and other:
+                found = arithmetic.excess_ppm(exact.leaves, own.leaves, other.leaves)
+                self.ppm += [found] if found is not None else []
+
+    def document(self) -> dict[str, Any]:
+        spread = {f"p{p:g}": percentile(self.ppm, p) for p in (1, 50, 99)}
+        outcomes = Counter(arithmetic.outcome(ppm) for ppm in self.ppm)
+        found = outcomes["fail"] / len(self.ppm) if self.ppm else None
+        return {
+            "chunks": len(self.ppm),
+            "outcomes": dict(outcomes),
+            "ppm": {"min": min(self.ppm, default=None), **spread, "max": max(self.ppm, default=None)},
+            "found_in_20_chunks": None if found is None else round(1 - (1 - found) ** 20, 6),
+        }
+
+
 class Tallies(defaultdict[str, Tally]):
     def __init__(self) -> None:
         super().__init__(Tally)
@@ -319,22 +354,29 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     honest = Tallies()
     cheats: dict[str, dict[str, Any]] = {}
+    narrower: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="nodewire-honest-") as folder:
         for model in await asyncio.to_thread(models, Path(folder), quick=report.quick):
             if options.only in model.name:
-                cheats[model.name] = await _one(model, honest, quick=report.quick)
-                report.arms = {"honest": honest.document(), "cheats": cheats}
+                cheats[model.name] = await _one(model, honest, narrower, quick=report.quick)
+                report.arms = {"honest": honest.document(), "cheats": cheats, "narrower": narrower}
     outcomes: Counter[str] = sum((tally.outcomes for tally in honest.values()), Counter())
+    report.arms["false_fails_at_most"] = 3 / max(1, outcomes.total())  # with 95 % confidence, if there was none
     parts = [arm["part_of_fail"] for arm in honest.document().values()]
     report.line("comparisons", outcomes.total(), ">=", 1 if options.only else 300 if report.quick else 10_000)
     report.line("false_fails", outcomes["fail"], "==", 0)
     report.line("greys", outcomes["grey"], "==", 0)
     report.line("not_computed", outcomes["not computed"], "==", 0)
+    if narrower:
+        dishonest = [arm for name, arm in narrower.items() if name != "honest"]
+        report.line("honest_excess_ppm", narrower["honest"]["ppm"]["max"], "<", arithmetic.PASS_PPM)
+        report.line("narrower_found_in_20_chunks", min(arm["found_in_20_chunks"] for arm in dishonest), ">=", 0.95)
     report.line("largest_honest_part_of_fail_threshold", max(parts, default=None), "<", 1)
 
 
-async def _one(model: Model, honest: Tallies, *, quick: bool) -> dict[str, Any]:
-    """Add a model's honest comparisons to the tallies; what became of its cheats."""
+async def _one(model: Model, honest: Tallies, narrower: dict[str, dict[str, Any]], *, quick: bool) -> dict[str, Any]:
+    """Add a model's honest comparisons to the tallies, and to `narrower` where it is a decoder in bfloat16; what
+    became of its cheats."""
     say(f"{model.name}: {len(model.manifest.tasks)} tasks, {len(model.inputs)} sessions")
     recorded = read(await model.compute(Setting(), "recorded", record=True))
     decoder = model.manifest.mode == "generate"
@@ -347,7 +389,26 @@ async def _one(model: Model, honest: Tallies, *, quick: bool) -> dict[str, Any]:
         honest.compare(model, mine, theirs, f"{one} / {other}")
     for kind, arm in honest.document().items():
         say(f"  {kind}: {arm['outcomes']}, {arm['ppm']}")
+    if model.name == "decoder bfloat16":
+        narrower |= await _narrower(model, computed)
     return await _cheated(model, recorded, computed[settings[-1]])
+
+
+async def _narrower(model: Model, computed: Mapping[Setting, Openings]) -> dict[str, dict[str, Any]]:
+    """Excesses of honest results over each other, and of narrower ones over all of them."""
+    reference = model.openings(*read(await model.compute(Setting(reference=True), "reference")))
+    found = {"honest": Excesses()}
+    for mine, theirs in itertools.permutations(computed.values(), 2):
+        found["honest"].compare(reference, mine, theirs)
+    for number, (name, weights) in enumerate(NARROWER.items()):
+        cheated = model.openings(*read(await model.compute(Setting(weights=weights), f"narrower-{number}")))
+        found[name] = Excesses()
+        for mine in computed.values():
+            found[name].compare(reference, mine, cheated)
+    documents = {name: excesses.document() for name, excesses in found.items()}
+    for name, arm in documents.items():
+        say(f"  excess of {name}: {arm['outcomes']}, {arm['ppm']}")
+    return documents
 
 
 async def _cheated(model: Model, recorded: tuple[list[Call], dict[str, torch.Tensor]], verifier: Openings) -> Any:

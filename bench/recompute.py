@@ -10,7 +10,9 @@ written down: so differences are one task's and do not add up along the model. B
     frames    "single": one by one, as a provider takes them; "merged": what came before a chunk of a decoder's stage in
               frames of up to 512 positions, the chunk itself one by one; "whole": the chunk in one frame as well,
               where a stage gives every position
-    weights   {}, or what is done to them: {"noise": part}, {"bits": n} of a row's scale, {"skip": [layer ...]}
+    weights   {}, or what is done to them: {"noise": part}, {"bits": n} of a row's scale, {"blocks": n} of a block's,
+              {"fp8": 0}, {"skip": [layer ...]}
+    reference whether its decoder's stages are computed in float32, as an oracle computes what it holds others against
     half      whether a model that was sold in float32 is computed in bfloat16
     engine    which engine's tasks alone are computed again; all if it is empty
 
@@ -64,8 +66,10 @@ def main() -> None:
     if job["half"]:
         interpret.check_values = lambda *_: None  # it refuses products of bfloat16 and float32
     manifest = Manifest.unpack(Path(job["manifest"]).read_bytes())
-    tasks = [task for task in manifest.tasks if job["engine"] in ("", task.engine)]
-    actors = {task.name: _load(task, Path(job["blobs"]), job["threads"], half=job["half"]) for task in tasks}
+    how = {"half": job["half"], "reference": job["reference"]}
+    engine = "decoder.stage" if job["reference"] else job["engine"]
+    tasks = [task for task in manifest.tasks if engine in ("", task.engine)]
+    actors = {task.name: _load(task, Path(job["blobs"]), job["threads"], **how) for task in tasks}
     if altered is not None and not altered:
         raise RuntimeError(f"the cheat {job['weights']} altered no tensor")
     if "record" in job:
@@ -76,14 +80,15 @@ def main() -> None:
         Path(job["out"]).with_suffix(".leeway.json").write_text(json.dumps(gaps))
 
 
-def _load(task: Task, blobs: Path, threads: int, *, half: bool) -> Actor:
+def _load(task: Task, blobs: Path, threads: int, *, half: bool, reference: bool = False) -> Actor:
     limits = Limits(memory_bytes=_ROOM_BYTES, threads=threads)
     engine = llm.load if task.engine.startswith("decoder.") else graph.load
     program = (blobs / task.program.sha256).read_bytes()
     if half and task.engine.startswith("decoder."):
         read = StageProgram if task.engine == "decoder.stage" else DriverProgram
         program = read.unpack(program).model_copy(update={"dtype": "bfloat16"}).pack()
-    actor = engine(task.engine, program, [blobs / weight.sha256 for weight in task.weights], limits)
+    name = llm.REFERENCE if reference else task.engine
+    actor = engine(name, program, [blobs / weight.sha256 for weight in task.weights], limits)
     return Half(actor, cast=task.engine.startswith("decoder.")) if half else actor
 
 
@@ -250,10 +255,11 @@ def _noted_gaps() -> list[float]:
 def _exchange(weights: Mapping[str, Any]) -> set[str]:
     """The names of tensors that are altered from now on, as far as they are loaded."""
     sys.path.append(str(FAULTS))
-    from nodewire_faults.engine import exchange_weights, noisy, rounded, without
+    from nodewire_faults.engine import eight_bit_floats, exchange_weights, in_blocks, noisy, rounded, without
 
     (how, value), *_ = weights.items()
-    return exchange_weights({"noise": noisy, "bits": rounded, "skip": without}[how](value)).altered
+    changes = {"noise": noisy, "bits": rounded, "blocks": in_blocks, "fp8": eight_bit_floats, "skip": without}
+    return exchange_weights(changes[how](value)).altered
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from nodewire.llm import actor as llm
 _ENGINES: dict[str, Callable[[str, bytes, Sequence[Path], Limits], Actor]] = {
     "decoder.driver": llm.load,
     "decoder.stage": llm.load,
+    llm.REFERENCE: llm.load,
     "encoder.driver": graph.load,
     "graph": graph.load,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,11 @@ from nodewire.llm.loader import Fill, filler, open_weights
 from nodewire.llm.programs import DriverProgram, StageProgram
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import Tokenizer
+from nodewire.protocol.frame import Frame
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
+
+REFERENCE = "decoder.stage.float32"
+"""The engine of a stage in float32, whatever its program says: oracles hold results in narrower numbers against it."""
 
 
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
@@ -35,6 +40,8 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
         BadConfig: the draft model that `limits` names is none, or has other tokens than the driver's.
     """
     device = _device(limits)
+    if engine == REFERENCE:
+        return ReferenceStage(load("decoder.stage", _in_float32(program), weights, replace(limits, graphs=False)))
     if engine == "decoder.stage":
         stage = StageProgram.unpack(program)
         (tensors,) = _files(weights, 1)
@@ -54,6 +61,25 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
         fill, spoken = _filler(ends, driver), Tokenizer(text)
         return Driver(driver, fill, spoken, device, draft.load(spoken, device, _graphing(device, limits, need)))
     raise BadTask("engine", f"{engine[:64]!r} is not a decoder's")
+
+
+class ReferenceStage:
+    """An Actor that computes a stage of narrower numbers in float32: what goes in and comes out is float32, too."""
+
+    def __init__(self, stage: Actor) -> None:
+        self._stage = stage
+        self.open, self.close = stage.open, stage.close
+
+    def receive(self, session: str, frame: Frame[torch.Tensor]) -> Sequence[Frame[torch.Tensor]]:
+        """As `Stage.receive`."""
+        wide = tuple(t.float() if t.is_floating_point() else t for t in frame.tensors)
+        return self._stage.receive(session, replace(frame, tensors=wide))
+
+
+def _in_float32(program: bytes) -> bytes:
+    """The stage's program with float32 arithmetic. Raises BadTask: it has no such form."""
+    narrow = StageProgram.unpack(program)
+    return StageProgram.from_document({**narrow.document(), "dtype": "float32"}).pack()
 
 
 def stage_footprint(program: StageProgram) -> Footprint:

@@ -64,18 +64,31 @@ def distance_ppm(dtype: str, mine: bytes, theirs: bytes) -> int:
         return MILLION if mine != theirs else 0
     if len(mine) % (4 * COLUMNS):
         return MILLION  # not whole rows: whoever committed to it computed nothing
-    a, b = (np.frombuffer(x, "<f4").reshape(-1, COLUMNS).astype(np.float64) for x in (mine, theirs))
-    if not a.size:
-        return 0
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+    gaps = row_distances(mine, theirs)
+    if gaps is None:
         return MILLION
+    return min(MILLION, int(max(gaps, default=0.0) * MILLION))
+
+
+def row_distances(mine: bytes, theirs: bytes) -> list[float] | None:
+    """The relative L2 distance of each row of numbers in `theirs` from that in `mine`, two sketches of whole rows.
+
+    A row that is nearly zero is measured by the whole sketch's root mean square. None: a number is not finite, or the
+    forms are not alike.
+    """
+    if len(mine) != len(theirs) or len(mine) % (4 * COLUMNS):
+        return None
+    a, b = (np.frombuffer(x, "<f4").reshape(-1, COLUMNS).astype(np.float64) for x in (mine, theirs))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return None
+    if not a.size:
+        return []
     norms = np.linalg.norm(a, axis=1)
-    floor = 0.05 * float(np.sqrt(np.mean(norms**2)))
-    scale = np.maximum(norms, floor)
+    scale = np.maximum(norms, 0.05 * float(np.sqrt(np.mean(norms**2))))
     gaps = np.linalg.norm(a - b, axis=1)
     if not scale.all():
-        return 0 if not gaps.any() else MILLION
-    return min(MILLION, int(float((gaps / scale).max()) * MILLION))
+        return [1.0 if gap else 0.0 for gap in gaps]
+    return [float(gap) for gap in gaps / scale]
 
 
 def _matrix(array: Array) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def _struck(honest: Frame[Any], sent: Frame[Any]) -> Frame[Any]:
     """`sent`; the provider's log says if it is not the honest frame."""
     pairs = zip(honest.tensors, sent.tensors, strict=True)
     if any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs):
-        print(f"{STRUCK} {sent.edge}/{sent.seq}")
+        print(f"{STRUCK} {sent.edge}/{sent.seq}", file=sys.stderr)
     return sent
 
 
@@ -117,7 +118,7 @@ class Exchange:
         self._change(name, tensor)
         if name not in self.altered and not torch.equal(before, tensor):
             self.altered.add(name)
-            print(f"{STRUCK} weights {name}")
+            print(f"{STRUCK} weights {name}", file=sys.stderr)
 
 
 def exchange_weights(change: Change) -> Exchange:
@@ -147,6 +148,30 @@ def rounded(bits: int) -> Change:
             exact = tensor.float()
             scale = exact.abs().amax(-1, keepdim=True).clamp_min(1e-12) / (2 ** (bits - 1) - 1)
             tensor.copy_(((exact / scale).round() * scale).to(tensor.dtype))
+
+    return change
+
+
+def in_blocks(bits: int, size: int = 32) -> Change:
+    """Every matrix's rows rounded to `bits` bits with one scale for each `size` numbers, as files of 8 bits have it."""
+
+    def change(name: str, tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point() and tensor.ndim > 1 and tensor.shape[-1] % size == 0:
+            exact = tensor.float().view(*tensor.shape[:-1], -1, size)
+            scale = exact.abs().amax(-1, keepdim=True).clamp_min(1e-12) / (2 ** (bits - 1) - 1)
+            tensor.copy_(((exact / scale).round() * scale).view(tensor.shape).to(tensor.dtype))
+
+    return change
+
+
+def eight_bit_floats(_: int) -> Change:
+    """Every matrix's rows in float8 (e4m3) with one scale for a row."""
+
+    def change(name: str, tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            exact = tensor.float()
+            scale = exact.abs().amax(-1, keepdim=True).clamp_min(1e-12) / torch.finfo(torch.float8_e4m3fn).max
+            tensor.copy_(((exact / scale).to(torch.float8_e4m3fn).float() * scale).to(tensor.dtype))
 
     return change
 
