@@ -227,10 +227,14 @@ class Market:
                 blob = await asyncio.to_thread(path.read_bytes)
                 if not stays:
                     path.unlink(missing_ok=True)
-                self._snapshots[sha256] = snapshot.unpack(blob, sha256)
-                while len(self._snapshots) > _KEPT_SNAPSHOTS:
-                    self._snapshots.popitem(last=False)
+                self.keep_snapshot(sha256, snapshot.unpack(blob, sha256))
             return self._snapshots[sha256]
+
+    def keep_snapshot(self, sha256: str, one: Snapshot) -> None:
+        """Remember a snapshot that was derived here: no store is asked for it, and nobody unpacks it."""
+        self._snapshots[sha256] = one
+        while len(self._snapshots) > _KEPT_SNAPSHOTS:
+            self._snapshots.popitem(last=False)
 
     async def ads(self, plan: Plan) -> dict[str, Ad]:
         """The ads of a plan's members as its snapshot has them. Raises as `snapshot`."""

@@ -14,6 +14,7 @@ from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle import rules
+from nodewire.oracle.derivation import Derivation
 from nodewire.oracle.figures import OracleFigures
 from nodewire.oracle.intake import JUDGED_EPOCHS, KEPT_CERTIFICATES
 from nodewire.oracle.journal import Journal
@@ -22,6 +23,7 @@ from nodewire.oracle.state import (
     Action,
     BlobCame,
     Convicted,
+    Derive,
     FetchBlob,
     FetchCertificates,
     FetchEvents,
@@ -29,6 +31,7 @@ from nodewire.oracle.state import (
     KeepBlob,
     KeepEvent,
     KeepJudged,
+    KeepSnapshot,
     PublishCertificate,
     PublishFault,
     PublishPartial,
@@ -45,6 +48,7 @@ from nodewire.protocol import beacon, beat, bond, certificate, commitment, inven
 from nodewire.protocol import committee as _committee
 from nodewire.protocol import tags as _tags
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
+from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.verdict import Verdict
 
 _log = logging.getLogger(__name__)
@@ -91,6 +95,7 @@ class Oracle:
         seat: the oracle's secrets (`setup.load_seat`).
         journal: its record of what it has said; must outlive restarts.
         keep: gets each event that may be certified: whoever reads it here later asks no relay.
+        keep_snapshot: gets, with its SHA-256, each snapshot that this oracle votes for: nobody here reads it again.
         counts: whether what a certified verdict says of a provider may be listed (`oracle.shares`).
     """
 
@@ -104,6 +109,7 @@ class Oracle:
         clock: Clock,
         keep: Callable[[Event], None] = lambda event: None,
         counts: Callable[[Verdict], Awaitable[bool]] = _always,
+        keep_snapshot: Callable[[str, Snapshot], None] = lambda sha256, snapshot: None,
     ) -> None:
         oracle = committee.oracle(seat.keys.public)
         if oracle is None:
@@ -111,7 +117,7 @@ class Oracle:
         self._keys, self._share, self._index = seat.keys, seat.share, oracle.share_index
         self._committee, self._digest = committee, committee.digest()
         self._relays, self._blobs, self._journal, self._clock = relays, blobs, journal, clock
-        self._keep, self._counts = keep, counts
+        self._keep, self._counts, self._keep_snapshot = keep, counts, keep_snapshot
         self.figures = OracleFigures()
         self._asking: set[str] = set()
         self._fetching_commitments = asyncio.Semaphore(_BLOBS_TOGETHER)
@@ -218,6 +224,11 @@ class Oracle:
             case SayInventory(document):
                 event, blob = inventory.build_inventory(self._keys, document, created_at=now_s, expires_at_s=until_s)
                 self._say("inventory", document.epoch, event, blob)
+            case Derive(work):
+                self._spawn(self._derive(work))
+            case KeepSnapshot(sha256, snapshot, blob):
+                self._keep_snapshot(sha256, snapshot)
+                self._spawn(self._put_if_absent(blob))
             case SayProposal(body, blob):
                 event = inventory.build_proposal(self._keys, body, created_at=now_s, expires_at_s=until_s)
                 self._say("proposal", body.epoch, event, blob)
@@ -296,6 +307,14 @@ class Oracle:
                 self._feed(Received(event))
                 if number % _BONDS_AT_ONCE == 0:
                     await asyncio.sleep(0)
+
+    async def _derive(self, work: Derivation) -> None:
+        self._feed(await asyncio.to_thread(work.run))
+
+    async def _put_if_absent(self, data: bytes) -> None:
+        """A leader that hides its snapshot hides nothing: whoever votes for one has it."""
+        async with self._putting:
+            await self._blobs.put(data)
 
     async def _put(self, data: bytes) -> None:
         async with self._putting:

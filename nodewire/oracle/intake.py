@@ -241,8 +241,12 @@ def _other_blob_came(sha256: str, data: bytes, state: State) -> Step:
         state = state.with_round(epoch, replace(round_, inventories=inventories))
     if actions:
         return state, actions
-    wanted = {p.body.snapshot for round_ in state.rounds.values() for p in round_.proposals.values()}
-    if sha256 not in wanted | {certificate.body.snapshot for certificate in state.certified}:
+    for epoch, round_ in state.rounds.items():
+        if not round_.voted and any(proposal.body.snapshot == sha256 for proposal in round_.proposals.values()):
+            if hashlib.sha256(data).hexdigest() == sha256:
+                state = state.with_round(epoch, replace(round_, offered={**round_.offered, sha256: data}))
+            return state, ()
+    if sha256 not in {certificate.body.snapshot for certificate in state.certified}:
         return state, ()
     try:
         return replace(state, snapshots={**state.snapshots, sha256: _snapshot.unpack(data, sha256)}), ()

@@ -6,7 +6,7 @@ close(e) + skew      every oracle lists the beats and commitments that it holds,
 then                 who listed an event that f+1 inventories list and another lacks supplies it
 2f+1 inventories     the leader (e mod n), with all n of them or at close(e) + 2 skews, proposes a body; events missing
                      until close(e) + 3 skews cost the inventories that list them their place among the cited ones
-proposal             each oracle fetches what is cited, derives snapshot and commitments again, and votes at most once
+proposal             each oracle derives snapshot and commitments from what it holds, votes for the same at most once
 2f+1 votes           the leader publishes the certificate, after one more skew everybody who has the votes does
 certificate          each oracle publishes its partial of the beacon
 
@@ -25,18 +25,21 @@ from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
-from nodewire.errors import BadInput, NodewireError
+from nodewire.errors import BadInput
 from nodewire.nostr.event import Event
 from nodewire.oracle import intake, places
+from nodewire.oracle.derivation import Derivation, Derived
 from nodewire.oracle.persistent_map import PersistentMap
 from nodewire.oracle.state import (
     Action,
     BlobCame,
     Convicted,
+    Derive,
     FetchBlob,
     FetchCertificates,
     FetchEvents,
     Input,
+    KeepSnapshot,
     PublishCertificate,
     Received,
     Round,
@@ -56,6 +59,8 @@ from nodewire.protocol import commitment as _commitment
 from nodewire.protocol import inventory as _inventory
 from nodewire.protocol import snapshot as _snapshot
 from nodewire.protocol import tags
+from nodewire.protocol.ad import Ad
+from nodewire.protocol.beat import Beat
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.committee import KEPT_EPOCHS, VALID_EPOCHS
@@ -86,6 +91,10 @@ def apply(what: Input, state: State) -> Step:
             actions += first
         case Convicted(pubkey):
             return replace(state, convicted=state.convicted | {pubkey}), ()
+        case Derived(epoch, key):
+            if epoch in state.rounds:
+                round_ = state.rounds[epoch]
+                state = state.with_round(epoch, replace(round_, derived={**round_.derived, key: what}))
         case BlobCame(sha256, data):
             state, first = intake.blob_came(sha256, data, state)
             actions += first
@@ -173,11 +182,11 @@ def _propose(epoch: int, state: State) -> Step:
     previous, previous_digest, state, actions = _previous(epoch, state)
     if isinstance(previous, str):
         return state, actions
-    known = _known(round_, state)
+    known, parsed = _known(round_, state), _parsed(state)
     chosen = dict(complete)
     while True:
         beats, commitments = _snapshot.listed(committee, list(chosen.values()))
-        missing = _missing(epoch, beats, known, state)
+        missing = _missing(epoch, beats, known, parsed, state)
         if not missing:
             break
         if state.now_ms < _close(epoch, state, skews=3) or len(chosen) == committee.quorum:
@@ -185,31 +194,61 @@ def _propose(epoch: int, state: State) -> Step:
             return state.ask(f"missing/{epoch}", FetchEvents(ids))
         blamed = max(chosen, key=lambda id_: (len(missing.intersection(chosen[id_].beats)), id_))
         del chosen[blamed]
-    others = [event for event in known.values() if event.kind != _beat.KIND]
-    judged = _snapshot.judged(committee, list(chosen.values()))
-    snapshot = _snapshot.derive(
-        committee, epoch, [known[id_] for id_ in beats], others, judged=judged, previous=previous
-    )
-    blob = snapshot.pack()
+    derived, state, actions = _derived(epoch, chosen, (previous, previous_digest), known, parsed, state)
+    if derived is None or derived.snapshot is None:
+        return state, actions
     body = Body(
         committee=state.digest,
         epoch=epoch,
-        snapshot=_snapshot.sha256(blob),
+        snapshot=derived.sha256,
         commitments=_commitment.certified_root(commitments),
         inventories=tuple(sorted(chosen)),
         previous=previous_digest,
     )
-    state = replace(state, snapshots={**state.snapshots, body.snapshot: snapshot})
-    return state.with_round(epoch, replace(round_, proposed=body.digest())), (SayProposal(body, blob),)
+    state = replace(state, snapshots={**state.snapshots, body.snapshot: derived.snapshot})
+    state = state.with_round(epoch, replace(state.rounds[epoch], proposed=body.digest(), derived={}))
+    keep = KeepSnapshot(derived.sha256, derived.snapshot, derived.blob)
+    return state, (keep, SayProposal(body, derived.blob))
 
 
-def _missing(epoch: int, beats: list[str], known: Mapping[str, Event], state: State) -> set[str]:
+def _derived(
+    epoch: int,
+    cited: Mapping[str, Inventory],
+    previous: tuple[Snapshot | None, str],
+    known: Mapping[str, Event],
+    parsed: Mapping[str, Beat | Ad],
+    state: State,
+    blob: bytes = b"",
+) -> tuple[Derived | None, State, tuple[Action, ...]]:
+    """What follows from these inventories, if that is known; the work is given out once."""
+    round_, key = state.rounds[epoch], (*sorted(cited), previous[1])
+    if key in round_.derived or key in round_.deriving:
+        return round_.derived.get(key), state, ()
+    inventories = list(cited.values())
+    work = Derivation(
+        committee=state.committee,
+        epoch=epoch,
+        key=key,
+        beats=tuple(_snapshot.listed(state.committee, inventories)[0]),
+        judged=tuple(_snapshot.judged(state.committee, inventories)),
+        previous=previous[0],
+        known=known,
+        parsed=parsed,
+        blob=blob,
+    )
+    state = state.with_round(epoch, replace(round_, deriving=round_.deriving | {key}))
+    return None, state, (Derive(work),)
+
+
+def _missing(
+    epoch: int, beats: Iterable[str], known: Mapping[str, Event], parsed: Mapping[str, Beat | Ad], state: State
+) -> set[str]:
     """What deriving from these beats lacks: beats not at hand; ads and bond statements, with the beats they are for."""
-    missing = {id_ for id_ in beats if id_ not in known}
     at_hand = [known[id_] for id_ in beats if id_ in known]
-    if _snapshot.needed(state.committee, epoch, at_hand, known):  # rarely; then find out who needs it
+    missing = {id_ for id_ in beats if id_ not in known}
+    if _snapshot.needed(state.committee, epoch, at_hand, known, parsed):  # rarely; then find out which beats need it
         for event in at_hand:
-            if lacking := _snapshot.needed(state.committee, epoch, [event], known):
+            if lacking := _snapshot.needed(state.committee, epoch, [event], known, parsed):
                 missing |= lacking | {event.id}
     return missing
 
@@ -220,21 +259,53 @@ def _consider(epoch: int, state: State) -> Step:
     if round_.voted or round_.refused or not round_.proposals or not _is_open(epoch, state):
         return state, ()
     body = next(iter(round_.proposals.values())).body
+    keep: tuple[Action, ...] = ()
     if round_.proposed != body.digest():
-        state, ready, actions = _gather(epoch, body, state)
-        if not ready:
+        state, derived, actions = _checked(epoch, body, state)
+        if derived is None:
             return state, actions
-        round_ = state.rounds[epoch]
-        try:
-            _check(epoch, body, state)
-        except NodewireError as error:
-            return state.with_round(epoch, replace(round_, refused=str(error))), ()
+        if derived.snapshot is None or derived.sha256 != body.snapshot:
+            return _refused(epoch, "snapshot: not what the inventories give", state), ()
+        state = replace(state, snapshots={**state.snapshots, derived.sha256: derived.snapshot})
+        keep = (KeepSnapshot(derived.sha256, derived.snapshot, derived.blob),)
     vote = SayVote(tags.epoch_topic(epoch), body.digest())
-    return state.with_round(epoch, replace(round_, voted=True)), (vote,)
+    round_ = replace(state.rounds[epoch], voted=True, derived={}, offered={})
+    return state.with_round(epoch, round_), (*keep, vote)
+
+
+def _checked(epoch: int, body: Body, state: State) -> tuple[State, Derived | None, tuple[Action, ...]]:
+    """What this oracle derives from the inventories that `body` cites, once all is there; a wrong body is refused."""
+    state, is_ready, actions = _gather(epoch, body, state)
+    if not is_ready:
+        return state, None, actions
+    round_, committee = state.rounds[epoch], state.committee
+    cited = {id_: one for id_ in body.inventories if (one := round_.inventories[id_].inventory) is not None}
+    if len({round_.inventories[id_].oracle for id_ in cited}) != len(cited) or len(cited) < committee.quorum:
+        return _refused(epoch, "inventories: not of 2f+1 distinct oracles", state), None, ()
+    previous, previous_digest, state, _ = _previous(epoch, state)
+    if body.previous != previous_digest or isinstance(previous, str):
+        return _refused(epoch, "previous: not the newest certified body", state), None, ()
+    beats, commitments = _snapshot.listed(committee, list(cited.values()))
+    if _commitment.certified_root(commitments) != body.commitments:
+        return _refused(epoch, "commitments: not those that the inventories list", state), None, ()
+    key = (*sorted(cited), previous_digest)
+    if key in round_.derived or key in round_.deriving:
+        return state, round_.derived.get(key), ()
+    known, parsed = _known(round_, state), _parsed(state)
+    blob = round_.offered.get(body.snapshot, b"")
+    if not blob and _missing(epoch, beats, known, parsed, state):  # the proposal has what this oracle lacks
+        state, ask = state.ask(f"blob/{body.snapshot}", FetchBlob(body.snapshot))
+        return state, None, ask
+    derived, state, actions = _derived(epoch, cited, (previous, previous_digest), known, parsed, state, blob)
+    return state, derived, actions
+
+
+def _refused(epoch: int, why: str, state: State) -> State:
+    return state.with_round(epoch, replace(state.rounds[epoch], refused=why))
 
 
 def _gather(epoch: int, body: Body, state: State) -> tuple[State, bool, tuple[Action, ...]]:
-    """Ask for whatever checking `body` lacks; true if nothing is lacking."""
+    """Ask for whatever checking `body` lacks but events; true if nothing is lacking."""
     round_ = state.rounds[epoch]
     actions: list[Action] = []
     absent = tuple(id_ for id_ in body.inventories if id_ not in round_.inventories)
@@ -242,38 +313,17 @@ def _gather(epoch: int, body: Body, state: State) -> tuple[State, bool, tuple[Ac
         state, ask = state.ask(f"inventories/{epoch}", FetchEvents(absent))
         actions += ask
     bare = [round_.inventories[id_].blob for id_ in body.inventories if _is_bare(round_.inventories.get(id_))]
-    snapshots = [sha256 for sha256 in (body.snapshot,) if sha256 not in state.snapshots]
-    blobs = [FetchBlob(sha256, Inventory.MAX_BYTES) for sha256 in bare if sha256 is not None]
-    for fetch in (*blobs, *(FetchBlob(sha256) for sha256 in snapshots)):
-        state, ask = state.ask(f"blob/{fetch.sha256}", fetch)
-        actions += ask
+    for sha256 in bare:
+        if sha256 is not None:
+            state, ask = state.ask(f"blob/{sha256}", FetchBlob(sha256, Inventory.MAX_BYTES))
+            actions += ask
     certificates = {certificate.digest for certificate in state.certified}
     if body.previous != state.digest and body.previous not in certificates:
         state, ask = state.ask("certificates", FetchCertificates())
         return state, False, (*actions, *ask)
     previous, _, state, more = _previous(epoch, state)
-    complete = not absent and not bare and not snapshots and not isinstance(previous, str)
+    complete = not absent and not bare and not isinstance(previous, str)
     return state, complete, (*actions, *more)
-
-
-def _check(epoch: int, body: Body, state: State) -> None:
-    """Raises a NodewireError unless `body` is what follows from the inventories that it cites."""
-    round_, committee = state.rounds[epoch], state.committee
-    cited = {listed.oracle: listed.inventory for id_ in body.inventories if (listed := round_.inventories[id_])}
-    inventories = [inventory for inventory in cited.values() if inventory is not None]
-    if len(inventories) != len(body.inventories) or len(inventories) < committee.quorum:
-        raise BadInput("inventories", "not of 2f+1 distinct oracles")
-    previous, previous_digest, _, _ = _previous(epoch, state)
-    if body.previous != previous_digest or isinstance(previous, str):
-        raise BadInput("previous", "not the newest certified body")
-    beats, commitments = _snapshot.listed(committee, inventories)
-    if _commitment.certified_root(commitments) != body.commitments:
-        raise BadInput("commitments", "not those that the inventories list")
-    snapshot = state.snapshots[body.snapshot]
-    if snapshot.epoch != epoch:
-        raise BadInput("snapshot", "of another epoch")
-    judged = _snapshot.judged(committee, inventories)
-    _snapshot.check(committee, snapshot, previous=previous, beats=beats, judged=judged, known=_known(round_, state))
 
 
 def _certify(epoch: int, state: State) -> Step:
@@ -348,6 +398,13 @@ def _known(round_: Round, state: State) -> dict[str, Event]:
     known.update((event.id, event) for event, _ in state.ads.values())
     known.update((event.id, event) for event, _ in state.bonds.values())
     return {**known, **round_.extra}
+
+
+def _parsed(state: State) -> dict[str, Beat | Ad]:
+    """What was read of the events at hand, by id."""
+    parsed: dict[str, Beat | Ad] = {event.id: beat for beats in state.beats.values() for event, beat in beats}
+    parsed.update((event.id, ad) for event, ad in state.ads.values())
+    return parsed
 
 
 def _is_open(epoch: int, state: State) -> bool:

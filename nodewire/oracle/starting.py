@@ -71,7 +71,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
         stack.push_async_callback(wallet.close)
     holder = SimBondHolder(wallet) if wallet is not None else None
     shares = Shares(committee, pool, holder)
-    oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep, shares.counts)
+    oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep, shares.counts, market.keep_snapshot)
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
     private = await are_private(config.relays)

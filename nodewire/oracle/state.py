@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from nodewire.nostr.event import Event
+from nodewire.oracle.derivation import Derivation, Derived, Key
 from nodewire.oracle.persistent_map import PersistentMap
 from nodewire.protocol.account import Judged
 from nodewire.protocol.ad import Ad
@@ -50,7 +51,7 @@ class Convicted:
     pubkey: str
 
 
-Input = Tick | Received | BlobCame | Convicted
+Input = Tick | Received | BlobCame | Convicted | Derived
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 
@@ -58,6 +59,22 @@ Input = Tick | Received | BlobCame | Convicted
 @dataclass(frozen=True, slots=True)
 class SayInventory:
     inventory: Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class Derive:
+    """Do this work beside the loop; what it gives comes back as an input."""
+
+    work: Derivation
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSnapshot:
+    """Store a snapshot that this oracle votes for, unless the stores have it; nobody here need read it again."""
+
+    sha256: str
+    snapshot: Snapshot
+    blob: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +160,8 @@ class KeepBlob:
 
 Action = (
     SayInventory
+    | Derive
+    | KeepSnapshot
     | SayProposal
     | SayVote
     | SaySupply
@@ -177,6 +196,11 @@ class Round:
     """Events that this round needs, by id: those this oracle listed, and those supplied by others."""
     supplies: Mapping[str, int] = field(default_factory=dict)
     """How many supply events each oracle has sent."""
+    deriving: frozenset[Key] = frozenset()
+    derived: Mapping[Key, Derived] = field(default_factory=dict)
+    """Until this oracle has voted."""
+    offered: Mapping[str, bytes] = field(default_factory=dict)
+    """Proposed snapshots that were fetched, by SHA-256: they have events that this oracle lacks."""
     listed: bool = False
     proposed: str | None = None
     voted: bool = False

@@ -30,12 +30,15 @@ beats, sorted by id, then of the taken nodes' ads and bond statements, sorted by
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal, Self
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+import msgpack
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadHash, BadInput
@@ -113,8 +116,23 @@ class Snapshot(Schema):
                 raise ValueError(f"{name}: not sorted, or one stands twice")
         return self
 
+    def pack(self) -> bytes:
+        """As every document, but piece by piece: of many nodes that takes long, and other threads have their turns."""
+        packer = msgpack.Packer(use_bin_type=True)
+        pieces = [packer.pack_map_header(len(type(self).model_fields))]
+        for name in sorted(type(self).model_fields):
+            value = getattr(self, name)
+            pieces.append(packer.pack(name))
+            if isinstance(value, tuple):
+                pieces.append(packer.pack_array_header(len(value)))
+                pieces += [packer.pack(_plain(item)) for item in value]
+            else:
+                pieces.append(packer.pack(value))
+        return b"".join(pieces)
+
     def node(self, pubkey: str) -> Node | None:
-        return next((node for node in self.nodes if node.pubkey == pubkey), None)
+        at = bisect_left(self.nodes, pubkey, key=attrgetter("pubkey"))
+        return self.nodes[at] if at < len(self.nodes) and self.nodes[at].pubkey == pubkey else None
 
     def ads(self, pubkeys: Collection[str]) -> dict[str, Ad]:
         """The ads (addresses, LNURL, relays) of these nodes. Raises BadInput if the blob's events are not sound."""
@@ -171,13 +189,19 @@ def judged(committee: Committee, inventories: Sequence[Inventory]) -> list[Judge
     return _account.agreed((inventory.judged for inventory in inventories), committee.f)
 
 
-def needed(committee: Committee, epoch: int, beats: Iterable[Event], known: Mapping[str, Event]) -> set[str]:
+def needed(
+    committee: Committee,
+    epoch: int,
+    beats: Iterable[Event],
+    known: Mapping[str, Event],
+    parsed: Mapping[str, Beat | Ad] | None = None,
+) -> set[str]:
     """Ids of ads and bond statements that deriving from these beats needs and that `known` (by id) lacks."""
-    missing = set()
-    for event, beat in _counting(committee, epoch, beats).values():
+    missing, parsed, digest = set(), parsed or {}, committee.digest()
+    for event, beat in _counting(committee, epoch, beats, parsed).values():
         if beat.ad not in known:
             missing.add(beat.ad)
-        elif (ad := _own_ad(committee, event.pubkey, known[beat.ad])) and ad.bond and ad.bond not in known:
+        elif (ad := _own_ad(digest, event.pubkey, known[beat.ad], parsed)) and ad.bond and ad.bond not in known:
             missing.add(ad.bond)
     return missing
 
@@ -191,8 +215,14 @@ def derive(
     bonds: Iterable[Event] = (),
     judged: Iterable[Judged] = (),
     previous: Snapshot | None = None,
+    parsed: Mapping[str, Beat | Ad] | None = None,
 ) -> Snapshot:
-    """The snapshot of `epoch` from verified events, by the rules above. Malformed events are passed over."""
+    """The snapshot of `epoch` from verified events, by the rules above. Malformed events are passed over.
+
+    `parsed` has, by event id, what was read of these events before: to read it again is most of the work.
+    """
+    parsed = parsed or {}
+    texts, digest = _Texts(), committee.digest()
     by_id = {event.id: event for event in (*ads, *bonds) if event.kind in (_ad.KIND, _bond.KIND)}
     if previous is not None and previous.epoch < epoch - REMEMBERED_EPOCHS:
         previous = None
@@ -200,9 +230,9 @@ def derive(
     fresh = _account.due(judged, epoch, previous.epoch if previous else epoch - 1)
     accounts = _accounts(epoch, previous, fresh)
     live: list[_Live] = []
-    for event, beat in _counting(committee, epoch, beats).values():
+    for event, beat in _counting(committee, epoch, beats, parsed).values():
         ad_event = by_id.get(beat.ad)
-        ad = _own_ad(committee, event.pubkey, ad_event) if ad_event else None
+        ad = _own_ad(digest, event.pubkey, ad_event, parsed) if ad_event else None
         if ad_event is None or ad is None:
             continue
         bond_event = by_id.get(ad.bond) if ad.bond else None
@@ -211,7 +241,12 @@ def derive(
         live.append(_Live(event, beat, ad_event, ad, bond_event, bond_msat if slots else 0, slots or MAX_SLOTS))
     least_us = _priors(committee, live)
     found = [
-        _Found(_node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us), one.ad_event, one.bond, one.beat_bytes)
+        _Found(
+            _node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us),
+            one.ad_event,
+            one.bond,
+            sum(len(texts[event]) for event in (one.event, one.ad_event, one.bond) if event is not None),
+        )
         for one in live
     ]
     taken = _fitting(found)
@@ -219,10 +254,10 @@ def derive(
     events = [*sorted(beats, key=lambda e: e.id), *(closure[id_] for id_ in sorted(closure))]
     here = {f.node.pubkey for f in taken}
     return Snapshot(
-        committee=committee.digest(),
+        committee=digest,
         epoch=epoch,
         nodes=tuple(sorted((f.node for f in taken), key=lambda node: node.pubkey)),
-        events=tuple(event.to_json() for event in events),
+        events=tuple(texts[event] for event in events),
         judged=fresh,
         absent=_absent(account for pubkey, account in accounts.items() if pubkey not in here),
     )
@@ -264,6 +299,19 @@ def check(
         raise BadInput("nodes", "not what the events give")
 
 
+_ORDERED: dict[type[Schema], tuple[str, ...]] = {
+    kind: tuple(sorted(kind.model_fields)) for kind in (Node, Held, TaskOffer, Account, Judged)
+}
+
+
+def _plain(value: Any) -> Any:
+    """A part of a snapshot with its fields in canonical order."""
+    names = _ORDERED.get(type(value))
+    if names is not None:
+        return {name: _plain(getattr(value, name)) for name in names}
+    return [_plain(item) for item in value] if type(value) is tuple else value
+
+
 def _id(text: str) -> str:
     """The id that an event's JSON text claims: it begins with {"id":"."""
     return text[7:71]
@@ -286,29 +334,35 @@ class _Live:
     def pubkey(self) -> str:
         return self.event.pubkey
 
-    @property
-    def beat_bytes(self) -> int:
-        return len(self.event.to_json())
-
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     node: Node
     ad: Event
     bond: Event | None
-    beat_bytes: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.beat_bytes + len(self.ad.to_json()) + (len(self.bond.to_json()) if self.bond else 0)
+    nbytes: int
 
 
-def _counting(committee: Committee, epoch: int, beats: Iterable[Event]) -> dict[str, tuple[Event, Beat]]:
+class _Texts(dict[str, str]):
+    """The JSON texts of events, each written once."""
+
+    def __getitem__(self, event: Event) -> str:  # type: ignore[override]
+        text = self.get(event.id)
+        if text is None:
+            text = event.to_json()
+            self[event.id] = text
+        return text
+
+
+def _counting(
+    committee: Committee, epoch: int, beats: Iterable[Event], parsed: Mapping[str, Beat | Ad]
+) -> dict[str, tuple[Event, Beat]]:
     """By pubkey, the one beat that counts in `epoch`."""
     digest, best = committee.digest(), dict[str, tuple[tuple[int, int, str], Event, Beat]]()
     for event in beats:
+        known = parsed.get(event.id)
         try:
-            beat = _beat.parse(event)
+            beat = known if isinstance(known, Beat) else _beat.parse(event)
         except BadInput:
             continue
         if beat.committee != digest or not epoch - committee.live_epochs <= beat.epoch <= epoch:
@@ -319,12 +373,13 @@ def _counting(committee: Committee, epoch: int, beats: Iterable[Event]) -> dict[
     return {pubkey: (event, beat) for pubkey, (_, event, beat) in best.items()}
 
 
-def _own_ad(committee: Committee, pubkey: str, event: Event) -> Ad | None:
+def _own_ad(committee: str, pubkey: str, event: Event, parsed: Mapping[str, Beat | Ad]) -> Ad | None:
+    known = parsed.get(event.id)
     try:
-        ad = _ad.parse(event)
+        ad = known if isinstance(known, Ad) else _ad.parse(event)
     except BadInput:
         return None
-    return ad if event.pubkey == pubkey and committee.digest() in ad.committees else None
+    return ad if event.pubkey == pubkey and committee in ad.committees else None
 
 
 def _bond_msat(committee: Committee, epoch: int, pubkey: str, ad: Ad, event: Event) -> int:
@@ -398,6 +453,8 @@ def _node(one: _Live, epochs: int, accounts: Mapping[str, Account], least_us: Sp
 
     def credited(manifest: str, task: TaskOffer) -> TaskOffer:
         us = max(task.us_per_position, least_us[manifest, task.task])
+        if us == task.us_per_position:
+            return task
         return TaskOffer(task=task.task, price_msat=task.price_msat, us_per_position=us)
 
     held = tuple(

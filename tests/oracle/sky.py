@@ -17,9 +17,11 @@ from nodewire.oracle import rules
 from nodewire.oracle.state import (
     Action,
     BlobCame,
+    Derive,
     FetchBlob,
     FetchCertificates,
     FetchEvents,
+    KeepSnapshot,
     PublishCertificate,
     PublishFault,
     PublishPartial,
@@ -136,6 +138,10 @@ class Sky:
                 if blob is not None:
                     self.blobs[snapshot.sha256(blob)] = blob
                 outgoing.append((event, None))
+            case Derive(work):
+                self._later(5, seat.keys.public, work.run())
+            case KeepSnapshot(sha256, _, blob):
+                self.blobs[sha256] = blob
             case SayProposal(body, blob):
                 self.blobs[body.snapshot] = blob
                 outgoing.append((inventory.build_proposal(seat.keys, body, **times), None))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import BadHash, BadInput, BadSignature
-from nodewire.protocol import ad, snapshot
+from nodewire.protocol import ad, beat, canonical, snapshot
 from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.snapshot import Snapshot, derive, listed, needed
 from tests.protocol_committee.actors import GENESIS_S, HOLDER, Provider, committee, digest, keys, statement
@@ -175,6 +175,17 @@ def test_a_beat_left_out_is_noticed():
     partial = taken(beats=beats[:1])
     with pytest.raises(BadInput, match="events"):
         snapshot.check(COMMITTEE, partial, previous=None, beats=[event.id for event in beats])
+
+
+def test_a_snapshot_is_packed_in_pieces_to_the_canonical_bytes():
+    for one in (taken(), taken(providers=[])):
+        assert one.pack() == canonical.encode(one.document())
+
+
+def test_what_was_read_of_events_before_changes_nothing():
+    parsed = {p.ad.id: ad.parse(p.ad) for p in PROVIDERS}
+    parsed |= {one.id: beat.parse(one) for one in (p.beat(EPOCH) for p in PROVIDERS)}
+    assert taken(parsed=parsed) == taken()
 
 
 def test_what_f_plus_one_inventories_list_is_in():

@@ -1,0 +1,89 @@
+"""A snapshot's derivation as a piece of work: all that it needs is in it, so it can be done beside the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgpack
+
+from nodewire.errors import BadInput
+from nodewire.nostr.event import Event
+from nodewire.nostr.event import parse as parse_event
+from nodewire.protocol import beat as _beat
+from nodewire.protocol import snapshot as _snapshot
+from nodewire.protocol.account import Judged
+from nodewire.protocol.ad import Ad
+from nodewire.protocol.beat import Beat
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.snapshot import Snapshot
+
+Key = tuple[str, ...]
+"""What a derivation follows from: the cited inventories, sorted, and the digest of the previous body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What a derivation gives. `snapshot` is None: what it follows from is not sound."""
+
+    epoch: int
+    key: Key
+    snapshot: Snapshot | None
+    blob: bytes
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Derive the snapshot of `epoch` from the listed `beats` (ids).
+
+    `known` has by id the verified events at hand, `parsed` what was read of them. What is lacking there is taken from
+    `blob`, a proposed snapshot, and its signature is checked.
+    """
+
+    committee: Committee
+    epoch: int
+    key: Key
+    beats: tuple[str, ...]
+    judged: tuple[Judged, ...]
+    previous: Snapshot | None
+    known: Mapping[str, Event]
+    parsed: Mapping[str, Beat | Ad]
+    blob: bytes = b""
+
+    def run(self) -> Derived:
+        """Do the work, which takes long for many nodes. It looks at nothing but its fields."""
+        try:
+            return self._derived({**_events(self.blob, self.known), **self.known} if self.blob else self.known)
+        except BadInput:
+            return Derived(self.epoch, self.key, None, b"", "")
+
+    def _derived(self, known: Mapping[str, Event]) -> Derived:
+        if any(id_ not in known for id_ in self.beats):
+            raise BadInput("events", "a beat that the inventories list is missing")
+        beats = [known[id_] for id_ in self.beats]
+        if _snapshot.needed(self.committee, self.epoch, beats, known, self.parsed):
+            raise BadInput("events", "an ad or bond statement that a beat needs is missing")
+        others = [event for event in known.values() if event.kind != _beat.KIND]
+        snapshot = _snapshot.derive(
+            self.committee,
+            self.epoch,
+            beats,
+            others,
+            judged=self.judged,
+            previous=self.previous,
+            parsed=self.parsed,
+        )
+        blob = snapshot.pack()
+        return Derived(self.epoch, self.key, snapshot, blob, _snapshot.sha256(blob))
+
+
+def _events(blob: bytes, known: Mapping[str, Event]) -> dict[str, Event]:
+    """By id, the events in a proposed snapshot that are not known. Raises BadInput, BadSignature."""
+    try:
+        document = msgpack.unpackb(blob, raw=False)
+        texts = document["events"]
+        lacking = [text for text in texts if isinstance(text, str) and text[7:71] not in known]
+    except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
+        raise BadInput("snapshot", "not a snapshot's bytes") from error
+    return {event.id: event for event in map(parse_event, lacking)}
