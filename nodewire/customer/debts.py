@@ -15,7 +15,7 @@ from nodewire.nostr.relaying import Relaying
 from nodewire.pay import lnurl
 from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
-from nodewire.pay.settlement import share_msat
+from nodewire.pay.settlement import share_budget_msat
 from nodewire.protocol import ad, feedback, job, kinds
 from nodewire.protocol.cached import may_be_due
 from nodewire.protocol.feedback import Due, Feedback
@@ -90,7 +90,7 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
             if said.provider not in endpoints:
                 endpoints[said.provider] = await _endpoint(pool, said.provider)
             plan = request.plan
-            budget_msat = plan.terms.max_total_msat + (said.due.chunk + AHEAD) * share_msat(plan)
+            budget_msat = plan.terms.max_total_msat + share_budget_msat(plan, said.due.chunk + AHEAD)
             ended = payer.has_ended(request.id)
             came = payer.came(request.id)
             broken = came is not None and said.due.chunk >= came

@@ -56,7 +56,7 @@ async def settle(
                     await payments.hedges_settled(last_chunk)
             sharing.cancel()
             await asyncio.gather(sharing, return_exceptions=True)
-            await shares.finish(last_chunk)
+            await shares.finish(payments, last_chunk)
             await answers.complete(payments.paid.values)
     except TimeoutError:
         log.warning("some providers asked for no payment or gave no receipt in time")

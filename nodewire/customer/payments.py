@@ -14,7 +14,7 @@ from nodewire.errors import BadInput, NodewireError, OverBudget
 from nodewire.pay import lnurl
 from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
-from nodewire.pay.settlement import share_msat
+from nodewire.pay.settlement import share_budget_msat, share_msat
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.cached import WHOLE_PPM, due_msat
 from nodewire.protocol.feedback import Due, Feedback
@@ -268,7 +268,7 @@ class JobPayments:
             relays=self._relays,
             lnurl=lnurl.encode(ad.lnurl),
             # The plan's budget is the providers'; the verification shares, rounded up, stand beside it in the ledger.
-            budget_msat=self._plan.terms.max_total_msat + (due.chunk + AHEAD) * share_msat(self._plan),
+            budget_msat=self._plan.terms.max_total_msat + share_budget_msat(self._plan, due.chunk + AHEAD),
         )
         paid = Paid(said, due, debt)
         async with self._changed:
@@ -281,6 +281,12 @@ class JobPayments:
         """Return when `chunk` has come and, in a generation, has been closed."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._may_pay(chunk))
+
+    def units(self, chunk: int) -> int:
+        """What `chunk` counts as: by the driver's close, else by what providers ask for it."""
+        if self._closed is not None:
+            return self._closed.get(chunk, 1)
+        return max((units for (_, number), units in self._units.items() if number == chunk), default=1)
 
     async def settled(self, last_chunk: int) -> None:
         """Return when every provider that charges has been paid every chunk up to `last_chunk`, or a payment failed.

@@ -48,15 +48,15 @@ class Shares:
             return
         for chunk in count(self._next):
             await payments.payable(chunk)
-            await self._pay(chunk)
+            await self._pay(chunk, payments.units(chunk))
 
-    async def finish(self, last_chunk: int) -> None:
+    async def finish(self, payments: JobPayments, last_chunk: int) -> None:
         """Pay what is still due up to the job's last chunk."""
         if self.share_msat:
             for chunk in range(self._next, last_chunk + 1):
-                await self._pay(chunk)
+                await self._pay(chunk, payments.units(chunk))
 
-    async def _pay(self, chunk: int) -> None:
+    async def _pay(self, chunk: int, units: int) -> None:
         assert self._holder is not None  # where something is verified
         try:
             holder = await self._holder.holder()
@@ -65,7 +65,9 @@ class Shares:
             )
             key = Key(self._request, holder.public, chunk)
             encoded = lnurl.encode(holder.lnurl)
-            self.paid[chunk] = await self._payer.pay(key, self.share_msat, fetch, relays=self._relays, lnurl=encoded)
+            self.paid[chunk] = await self._payer.pay(
+                key, units * self.share_msat, fetch, relays=self._relays, lnurl=encoded
+            )
         except NodewireError as error:
             log.warning("the verification share of chunk %d: %s", chunk, error)
         self._next = chunk + 1

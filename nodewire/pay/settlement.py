@@ -4,7 +4,8 @@ Out of the bond of the convicted, in this order, and never more than its `payabl
 1. the customer, for re-execution: the task's price for the failed chunk and for each chunk after it whose verification
    share had come in when the verdict was presented (nothing if the convicted is a verifier: the work was good). So it
    is, too, if the producer of an input is convicted, which equivocated;
-2. each verifier that agreed: the pay that it would have had for a pass, so nobody gains by a fail;
+2. each verifier that agreed: the pay that it would have had for a pass, so nobody gains by a fail. It is for all that
+   it computed, the chunks before the sampled one, too: as many as shares came for (`verifier_pay_msat`);
 3. each oracle: one chunk's price of the task, for re-executing it.
 One that does not fit whole is left out (the customer takes what is there). The rest is burnt to the treasury's pool.
 
@@ -28,9 +29,10 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.verdict import Verdict
 
-VERIFIER_PAY_PPM = 1_000_000
-"""A verifier's pay for one chunk of a task, in millionths of the chunk's price of that task."""
-
+PREFILL_DISCOUNT = 12
+"""A position before the sampled chunk is paid by this part of a decoded one's price, as they are computed many at once.
+With a price 1.2 times the cost that covers all costs where such a position costs a tenth of a decoded one, or less."""
+MAX_COMPUTED_UNITS = 2**20
 
 WITHHELD_TIMES = 4
 """At 1 it would be no worse to cheat and show nothing than to be honest."""
@@ -66,6 +68,8 @@ class Finding:
     """Whose bonds are burnt whole."""
     agreed: tuple[str, ...]
     oracles: tuple[str, ...]
+    computed_units: int = 1
+    """Chunks' worth of positions up to the sampled one, by the shares that came for them."""
 
 
 def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
@@ -111,14 +115,20 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
     )
 
 
-def share_msat(plan: Plan) -> int:
-    """The verification share of one chunk, which its customer zaps to the treasury; rounded up."""
-    return -(-plan.chunk_msat * plan.verification.share_ppm // 1_000_000)
+def share_msat(plan: Plan, units: int = 1) -> int:
+    """The verification share of a chunk of so many units, which its customer zaps to the treasury; rounded up."""
+    return units * -(-plan.chunk_msat * plan.verification.share_ppm // 1_000_000)
 
 
-def verifier_pay_msat(price_msat: int) -> int:
-    """What a verifier that agreed gets for one chunk of a task with this price."""
-    return price_msat * VERIFIER_PAY_PPM // 1_000_000
+def share_budget_msat(plan: Plan, chunks: int) -> int:
+    """The most that the shares of `chunks` come to; the first may be a prompt of all that the budget allows."""
+    first = plan.terms.max_total_msat // plan.chunk_msat if plan.chunk_msat else 0
+    return share_msat(plan, chunks + first)
+
+
+def verifier_pay_msat(price_msat: int, computed_units: int = 1) -> int:
+    """What a verifier that agreed gets for one chunk of a task with this price, if it is the last of so many."""
+    return price_msat + price_msat * (min(computed_units, MAX_COMPUTED_UNITS) - 1) // PREFILL_DISCOUNT
 
 
 def forfeit_msat(finding: Finding, *, remainder_msat: int) -> int:
@@ -141,7 +151,7 @@ def payouts(finding: Finding, *, following: int, payable_msat: int) -> dict[str,
     elif finding.slashes:
         chunks = 0 if finding.outcome == "pass" else 1 + following
         wanted = [(finding.customer, chunks * finding.price_msat)]
-        wanted += [(pubkey, verifier_pay_msat(finding.price_msat)) for pubkey in finding.agreed]
+        wanted += [(pubkey, verifier_pay_msat(finding.price_msat, finding.computed_units)) for pubkey in finding.agreed]
         wanted += [(pubkey, finding.price_msat) for pubkey in finding.oracles]
     else:
         return {}

@@ -75,6 +75,88 @@ SHARE_PPM = 150_000
 """Of the price, for verification: 5 % of the chunks at one price each, the committee's fee, and a margin."""
 
 
+@dataclass(frozen=True, slots=True)
+class VerifierPay:
+    """What a verifier earns by a sample, in units of a chunk's price; a chunk costs `cost` of it to compute.
+
+    A sampled chunk stands at the end of a context, which is computed before it, many positions at once. So
+
+        paid  = 1 + (units - 1) / discount
+        costs = cost (1 + (units - 1) / speedup)
+
+    of `units` chunks in all. Each paid the share `share` of its price. Of `rate` of the chunks one sample is drawn.
+    """
+
+    share: float
+    rate: float = SHIPPED.rate
+    fee: float = 0.1
+    discount: float = 12.0
+    speedup: float = 10.0
+    cost: float = 1 / SHIPPED.reward
+
+    def paid(self, units: int) -> float:
+        return 1 + (units - 1) / self.discount
+
+    def costs(self, units: int) -> float:
+        return self.cost * (1 + (units - 1) / self.speedup)
+
+    def pays(self, units: int) -> bool:
+        """Whether a verifier of a context of so many chunks loses nothing by computing it."""
+        return self.paid(units) >= self.costs(units) - 1e-9
+
+    def share_min(self, units: int) -> float:
+        """The share that, on average over a job of so many chunks, pays for all of its samples and the fee."""
+        return self.rate * (1 + (units - 1) / 2 / self.discount) / (1 - self.fee)
+
+    def units_max(self) -> int:
+        """The longest job, in chunks, whose samples its own shares pay for on average. Beyond it a verifier is paid
+        while the job's own pot lasts, then at most share / rate for a sample, out of the pool."""
+        most = 1 + 2 * self.discount * (self.share * (1 - self.fee) / self.rate - 1)
+        return max(0, int(most + 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class SelfDealing:
+    """Jobs of a node's own at its own nodes, for the weight that passes give (`assign.repute`).
+
+    A pass is one chunk in 1 / `rate`, of which each costs a share of at least `share_msat`, but for what comes back to
+    verifiers of its own (`collusion`). A step is a doubling of the passes, and adds `step` to the weight. An honest
+    newcomer comes by the same passes while it works at `price_msat` a chunk, of which `margin` is its profit. So
+
+        cost(n) = n / rate * share_msat * (1 - collusion)
+        gain(n) = margin * price_msat * the chunks that n passes bring sooner than honest work would have
+    """
+
+    price_msat: float
+    share_msat: float = 1.0
+    rate: float = SHIPPED.rate
+    margin: float = (SHIPPED.reward - SHIPPED.cost) / SHIPPED.reward
+    collusion: float = SHIPPED.collusion
+    step: float = 2 / 16
+    steps: int = 8
+
+    def cost_msat(self, passes: int) -> float:
+        return passes / self.rate * self.share_msat * (1 - self.collusion)
+
+    def weight(self, passes: int) -> float:
+        return 1 + self.step * min(passes.bit_length(), self.steps)
+
+    def gain_msat(self, passes: int) -> float:
+        """For as long as an honest node needs to come to the full weight; from then on both weigh the same."""
+        full = 2 ** (self.steps - 1)
+        sooner = sum(self.weight(done + passes) / self.weight(done) - 1 for done in range(full))
+        return self.margin * self.price_msat * sooner / self.rate
+
+    def pays(self) -> bool:
+        """Whether any number of passes is worth its cost."""
+        return any(self.gain_msat(n) > self.cost_msat(n) for n in range(1, 2**self.steps))
+
+    def share_min_msat(self) -> float:
+        """From this share on no number of passes is worth its cost."""
+        each = max(self.gain_msat(n) / n for n in range(1, 2**self.steps))
+        return each * self.rate / (1 - self.collusion)
+
+
 def minimum_bond_msat(
     *,
     base_msat: int,

@@ -6,6 +6,7 @@ from bond_market import COMMITTEE, CUSTOMER, OTHER, PRICE_MSAT, PROVIDER, REQUES
 
 from nodewire.errors import BadInput, BadInvoice, BadQuorum, BadZap, NotAllowed, NotFound, PaymentFailed
 from nodewire.pay import invoices
+from nodewire.pay.settlement import verifier_pay_msat
 from nodewire.pay.simnet.service import Fees, Simnet
 from nodewire.pay.simnet.shares import MAX_QUOTES, QUOTE_S
 from nodewire.pay.simnet.treasurer import Rules, Treasurer
@@ -186,6 +187,21 @@ def test_an_unbonding_delay_that_verdicts_outlive_is_refused():
 
 # Verdicts
 
+PAY_MSAT = verifier_pay_msat(PRICE_MSAT, 2)
+
+
+@pytest.mark.parametrize(("prompt_units", "pays_msat"), [(1, PAY_MSAT), (512, PRICE_MSAT + PRICE_MSAT * 512 // 12)])
+async def test_a_verifier_is_paid_for_the_context_that_it_computes_as_shares_came_for_it(
+    world, prompt_units, pays_msat
+):
+    """The last of 32,832 positions costs 43 times what the first chunk does, and pays as much."""
+    world.lock()
+    await world.share(0, amount_msat=prompt_units * bm.SHARE_MSAT)
+    await world.share(1)
+    world.clock.now_s += 1
+    judged = world.present(bm.verdict_of(chunk=1))
+    assert {world.treasurer.due_msat(judged.case, one) for one in judged.agreed} == {pays_msat}
+
 
 async def test_a_fail_refunds_the_customer_pays_the_verifiers_and_the_oracles_and_burns_the_rest(world):
     world.lock()
@@ -196,16 +212,16 @@ async def test_a_fail_refunds_the_customer_pays_the_verifiers_and_the_oracles_an
         judged.payouts
         == {
             CUSTOMER.public: 3 * PRICE_MSAT,  # chunks 1, 2 and 3 of this task
-            **{v.public: PRICE_MSAT for v in VERIFIERS[:2]},
+            **{v.public: PAY_MSAT for v in VERIFIERS[:2]},  # who computed chunk 0, too
             **{o.public: PRICE_MSAT for o in bm.ORACLES},
         }
     )
     assert not judged.refused
     bond = world.treasurer.bond(PROVIDER.public).bond
-    assert (bond.state, bond.remainder_msat) == ("slashed", BOND_MSAT - 9 * PRICE_MSAT)
+    assert (bond.state, bond.remainder_msat) == ("slashed", BOND_MSAT - 7 * PRICE_MSAT - 2 * PAY_MSAT)
     world.clock.now_s = bond.frees_at_s
     assert world.treasurer.bond(PROVIDER.public).bond.state == "burnt"
-    assert world.treasurer.pool_msat == BOND_MSAT - 9 * PRICE_MSAT
+    assert world.treasurer.pool_msat == BOND_MSAT - 7 * PRICE_MSAT - 2 * PAY_MSAT
     assert world.balance("provider") == 1_000_000 - BOND_MSAT
 
 

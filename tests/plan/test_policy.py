@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewire.errors import BadInput
-from nodewire.plan.policy import SHIPPED, Policy, minimum_bond_msat
+from nodewire.pay.settlement import PREFILL_DISCOUNT, verifier_pay_msat
+from nodewire.plan.policy import SHARE_PPM, SHIPPED, Policy, SelfDealing, VerifierPay, minimum_bond_msat
 
 SPLITUP = Policy(rate=0.08, stake=10.0, reward=1.2, collusion=0.1)
 
@@ -75,3 +76,40 @@ def test_the_command_says_what_is_missing_and_fails_for_it():
     assert json.loads(said)["ruinous"] is True
     code, _ = run("--rate", "often")
     assert code == 1
+
+
+SHIPPED_PAY = VerifierPay(share=SHARE_PPM / 1_000_000)
+
+
+@pytest.mark.parametrize("speedup", [10, 40])
+def test_a_verifier_is_paid_what_it_computes_at_every_position_of_a_long_context(speedup):
+    """The shipped price is 1.2 times the cost. A position of the context costs a tenth of a decoded one, or less."""
+    pay = VerifierPay(share=SHARE_PPM / 1_000_000, speedup=speedup)
+    assert all(pay.pays(units) for units in range(1, 131_072 // 64 + 1))
+    assert VerifierPay(share=0.15, discount=1e9).pays(1)
+    assert not VerifierPay(share=0.15, discount=1e9).pays(512)  # what one price for every sample would come to
+
+
+@given(st.integers(1, 10**6), st.integers(1, 2_048))
+def test_the_pay_is_the_policys(price_msat, units):
+    assert verifier_pay_msat(price_msat, units) == int(price_msat + price_msat * (units - 1) // PREFILL_DISCOUNT)
+    assert abs(verifier_pay_msat(price_msat, units) - price_msat * SHIPPED_PAY.paid(units)) <= 1
+
+
+def test_a_share_pays_for_jobs_up_to_a_length_that_the_policy_tells():
+    most = SHIPPED_PAY.units_max()
+    assert most == 41  # 2,624 positions
+    assert SHIPPED_PAY.share_min(most) <= SHIPPED_PAY.share < SHIPPED_PAY.share_min(most + 1)
+    assert VerifierPay(share=SHIPPED_PAY.share_min(512)).units_max() == 512
+
+
+@pytest.mark.parametrize("price_msat", [1, 3, 10, 100, 10_000])
+def test_dealing_with_oneself_costs_more_than_it_brings_where_shares_are_in_proportion(price_msat):
+    dealing = SelfDealing(price_msat=price_msat, share_msat=price_msat * SHARE_PPM / 1_000_000)
+    assert not dealing.pays()
+    assert dealing.share_min_msat() <= dealing.share_msat
+
+
+def test_dealing_with_oneself_at_the_least_price_pays_for_whoever_sells_dearly():
+    assert not SelfDealing(price_msat=6).pays()
+    assert SelfDealing(price_msat=100).pays()

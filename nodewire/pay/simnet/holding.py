@@ -137,6 +137,13 @@ class Holding:
         """What the customer has zapped for one chunk of the job, fee included."""
         return self._share(request, customer, chunk).amount_msat
 
+    def computed_units(self, request: str, customer: str, chunk: int, unit_msat: int, at_ms: int) -> int:
+        """Units that the customer had zapped shares of `unit_msat` for before `at_ms`, up to `chunk`; at least 1."""
+        if not unit_msat:
+            return 1
+        came = sum(self._share(request, customer, one).before_ms(at_ms) for one in range(chunk + 1))
+        return max(1, came // unit_msat)
+
     def insured_msat(self, case: Judged) -> int:
         """What the pool still gives for the chunk of the task that a verdict is about."""
         share = self._share(case.request, case.customer, case.chunk)
@@ -165,7 +172,7 @@ class Holding:
         if payee in case.payouts:
             return case.payouts[payee]
         if payee in case.agreed:
-            return verifier_pay_msat(case.price_msat)
+            return verifier_pay_msat(case.price_msat, case.computed_units)
         raise NotAllowed("payee", "the verdict gives this key nothing")
 
     def owed_msat(self) -> int:

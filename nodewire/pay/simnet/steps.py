@@ -89,6 +89,8 @@ class Judged:
     """Out of `bond` to the pool."""
     burnt: list[str] = field(default_factory=list)
     """Bonds of accomplices, slashed for the pool."""
+    computed_units: int = 1
+    """What each of `agreed` computed, as shares came for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodewire.errors import BadInput, BadInvoice, NodewireError, NotAllowed, NotFound
 from nodewire.nostr.event import Event
@@ -181,6 +181,10 @@ class Treasurer:
         certified = verdict.parse(certificate)
         certified.check(self._committee)
         finding = settlement.find(certified.verdict, job.parse(request), self._committee)
+        units = self._simnet.book.computed_units(
+            finding.request, finding.customer, finding.chunk, finding.share_msat, finding.drawn_at_ms
+        )
+        finding = replace(finding, computed_units=units)
         self.sweep()
         known = self._simnet.book.cases.get(finding.case)
         if known is not None and known.digest == finding.digest:
@@ -231,6 +235,7 @@ class Treasurer:
             at_s=self._now_s(),
             delay_s=self.rules.delay_s,
             forfeit_msat=forfeit_msat,
+            computed_units=finding.computed_units,
             burnt=[one.bond.id for one in theirs if one is not None and one.bond.is_liable],
         )
 
