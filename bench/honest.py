@@ -73,6 +73,7 @@ class Setting:
     frames: str = "single"
     half: bool = False
     reference: bool = False
+    head: str = "own"
     weights: tuple[str, Any] | None = None
 
     def __str__(self) -> str:
@@ -152,6 +153,7 @@ class Model:
             "half": setting.half,
             "engine": engine,
             "reference": setting.reference,
+            "head": setting.head,
             "weights": dict([setting.weights]) if setting.weights else {},
         }
         job |= {"record": self.inputs} if record else {}

@@ -14,10 +14,11 @@ written down: so differences are one task's and do not add up along the model. B
               {"fp8": 0}, {"skip": [layer ...]}
     reference whether its decoder's stages are computed in float32, as an oracle computes what it holds others against
     half      whether a model that was sold in float32 is computed in bfloat16
+    head      "own", or "double": a driver's norm and head in float64, from the same weights
     engine    which engine's tasks alone are computed again; all if it is empty
 
-Beside `out`, in OUT.leeway.json, stand the gaps of tokens that a driver here would not have chosen, as parts of the
-largest logit (`llm/leeway.py`).
+Beside `out`, in OUT.leeway.json, stand the gaps of tokens that a driver here would not have chosen, as parts of what
+is excused (`llm/leeway.py`).
 
 What chooses the instruction set stands in the environment (see bench.honest), before torch is imported.
 """
@@ -34,6 +35,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
 
 from nodewire.errors import NodewireError
 from nodewire.graph import actor as graph
@@ -41,9 +43,11 @@ from nodewire.graph import interpret
 from nodewire.kind import Actor, Limits
 from nodewire.llm import actor as llm
 from nodewire.llm import sampler
-from nodewire.llm.leeway import gap
+from nodewire.llm.leeway import excused_gap, gap
+from nodewire.llm.norm import rms_norm
 from nodewire.llm.programs import DriverProgram, StageProgram
 from nodewire.llm.sampling import Sampling
+from nodewire.llm.vocabulary import Vocabulary
 from nodewire.protocol import choices, token_list
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Frame
@@ -76,6 +80,8 @@ def main() -> None:
         record(manifest, actors, job["record"], Path(job["out"]))
     else:
         gaps = _noted_gaps()
+        if job["head"] == "double":
+            Vocabulary.every_logits = double_logits  # type: ignore[method-assign]
         replay(manifest, actors, Path(job["transcript"]), Path(job["out"]), job["frames"])
         Path(job["out"]).with_suffix(".leeway.json").write_text(json.dumps(gaps))
 
@@ -239,13 +245,20 @@ class _Pages:
         save_file(self._tensors, path.with_suffix(".safetensors"))
 
 
+def double_logits(ends: Vocabulary, hidden: torch.Tensor) -> torch.Tensor:
+    """As `Vocabulary.every_logits`, with nothing rounded on the way."""
+    weights = {name: ends.weights[name].double() for name in ("norm", ends._head)}
+    found = F.linear(rms_norm(hidden.double(), weights["norm"], ends.eps), weights[ends._head]).float()
+    return found if ends.softcap is None else found.div_(ends.softcap).tanh_().mul_(ends.softcap)
+
+
 def _noted_gaps() -> list[float]:
     """Where a driver of this process notes the gap of each token that it is asked to excuse."""
     gaps: list[float] = []
     judged = sampler.is_excused
 
     def noted(logits: torch.Tensor, sampling: Sampling, pos: int, token: int, scale: float, dtype: torch.dtype) -> bool:
-        gaps.append(gap(logits, sampling, pos, token) / scale)
+        gaps.append(gap(logits, sampling, pos, token) / excused_gap(scale, dtype))
         return judged(logits, sampling, pos, token, scale, dtype)
 
     sampler.is_excused = noted

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from nodewire.llm.sampling import Sampling, point_of
 
-EXCUSED = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2**-5}
-"""By the dtype of the head: the gap that is excused, as a part of the largest logit. Measured in docs/measurements.md.
-
-A logit of bfloat16 is rounded to 1/256 to 1/128 of itself, and two of them may be rounded apart."""
+ROUNDED = {torch.float32: -16, torch.float16: -10, torch.bfloat16: -7}
+"""By the dtype of the head: the last bit of a logit that is between 1 and 2, as a power of 2. Of float32 a bit that no
+order of sums reaches. Measured in docs/measurements.md."""
 _STEPS = 40
 
 
@@ -27,7 +26,12 @@ def is_excused(logits: Tensor, sampling: Sampling, pos: int, token: int, scale: 
     `logits` are float32 [vocab] as they are chosen from, biased, penalized and masked; `scale` is the largest absolute
     logit before that.
     """
-    return could_be(logits, sampling, pos, token, EXCUSED[dtype] * scale)
+    return could_be(logits, sampling, pos, token, excused_gap(scale, dtype))
+
+
+def excused_gap(scale: float, dtype: torch.dtype) -> float:
+    """Two last bits of the largest logit: two machines may round each of two logits apart."""
+    return 2.0 ** (math.floor(math.log2(max(scale, 1e-9))) + ROUNDED[dtype] + 1)
 
 
 def gap(logits: Tensor, sampling: Sampling, pos: int, token: int) -> float:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from judged_driver import choosing, excused_in, judged, recorded, tokens_of
 
 from nodewire.errors import BadInput
-from nodewire.llm.leeway import could_be, gap
+from nodewire.llm.leeway import could_be, excused_gap, gap, is_excused
 from nodewire.llm.sampling import Sampling, choose, parse_params
 from nodewire.protocol import token_list
 
@@ -66,6 +66,14 @@ def test_of_a_greedy_choice_the_gap_is_the_distance_to_the_largest_logit():
     assert gap(torch.tensor([1.0, 4.0, 3.5]), Sampling(1), 0, 2) == 0.5
 
 
+def test_two_last_bits_of_the_largest_logit_are_excused():
+    logits = torch.tensor([20.0, 19.75, 19.7])  # a bfloat16 of 16 to 32 is a multiple of 1/8
+    for token, is_excused_ in ((1, True), (2, False)):
+        assert is_excused(logits, Sampling(1), 0, token, 20.0, torch.bfloat16) is is_excused_
+        assert not is_excused(logits, Sampling(1), 0, token, 20.0, torch.float32)
+    assert [excused_gap(scale, torch.float16) for scale in (1.0, 1.99, 2.0, 0.5)] == [2**-9, 2**-9, 2**-8, 2**-10]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_an_honest_driver_is_repeated_token_by_token(ring, way):
     said = recorded(ring, PROMPT, max_tokens=TOKENS, **WAYS[way])
@@ -84,7 +92,7 @@ def test_a_token_that_unlike_logits_chose_is_followed_and_all_that_comes_of_it(r
     def off(honest, logits, sampling, pos):
         return honest(logits + torch.randn(len(logits), generator=source) * 0.5, sampling, pos)
 
-    monkeypatch.setattr("nodewire.llm.leeway.EXCUSED", {torch.float32: 1.0})
+    monkeypatch.setattr("nodewire.llm.leeway.ROUNDED", {torch.float32: 0})
     with choosing(off):
         alone = judged(ring, said.took, {}, max_tokens=TOKENS, **WAYS[way])
         again = judged(ring, said.took, said.tokens, max_tokens=TOKENS, **WAYS[way])
