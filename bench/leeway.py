@@ -131,7 +131,7 @@ def _cheats(model: Model) -> dict[str, dict[str, int]]:
     actors = {task.name: recompute._load(task, model.folder, 1, half=False) for task in model.manifest.tasks}
     driver = model.manifest.driver.name
     for name, choose in CHEATS.items():
-        altered: set[tuple[int, int]] = set()
+        altered: set[tuple[str, int]] = set()
         with _choosing(choose, altered):
             recompute.record(model.manifest, actors, model.inputs, model.folder / "cheated")
         said = _tokens(model, *read(model.folder / "cheated"))
@@ -140,7 +140,7 @@ def _cheats(model: Model) -> dict[str, dict[str, int]]:
         )
         judged = _tokens(model, *read(model.folder / "judged"))
         wrong = {place for place, token in said.items() if judged.get(place) != token}
-        struck = {place for place, token in said.items() if (place[1], token) in altered}
+        struck = altered & said.keys()
         chunks = {_chunk(model, place) for place in struck}
         caught = chunks & {_chunk(model, place) for place in wrong}
         found[name] = {
@@ -168,15 +168,16 @@ def _tokens(model: Model, calls: list[Call], tensors: dict[str, Tensor]) -> Toke
 
 
 @contextmanager
-def _choosing(choose: Choose, altered: set[tuple[int, int]]) -> Iterator[None]:
-    """Every driver of this process chooses so; into `altered` go number and token where it is not the choice."""
-    first: dict[int, int] = {}
+def _choosing(choose: Choose, altered: set[tuple[str, int]]) -> Iterator[None]:
+    """Every driver of this process chooses so; into `altered` go the places of tokens that are not the choice. Sessions
+    come one after the other, as they are recorded."""
+    first: dict[int, tuple[str, int, Sampling]] = {}
 
     def cheating(logits: Tensor, sampling: Sampling, pos: int) -> int:
         token = choose(logits, sampling, pos)
-        first.setdefault(id(sampling), pos)
+        session, began, _ = first.setdefault(id(sampling), (f"s{len(first)}", pos, sampling))
         if token != honest_choice(logits, sampling, pos):
-            altered.add((pos - first[id(sampling)], token))
+            altered.add((session, pos - began))
         return token
 
     sampler.choose = cheating

@@ -9,6 +9,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.plan import Terms, Verification
 from nodewire.protocol.sent import Sent
+from nodewire.protocol.verification import Sample
 from nodewire.provider.holding import MAX_KEPT, Holding, Kept
 from nodewire.wire.pull import Want
 from nodewire.wire.spool import Spool
@@ -141,3 +142,36 @@ async def test_what_was_computed_again_in_anothers_place_its_consumer_sees(holdi
     ):
         with pytest.raises(NotAllowed):
             await holding.show(peer, other)
+
+
+async def test_a_drivers_verifier_sees_the_tokens_of_earlier_chunks_and_none_of_its_own(spool):
+    """By those its own driver goes on from what was said; to those of its chunk it is to come by itself."""
+    verifier = documents.PROVIDERS[1]
+    for seq in range(70):
+        token = Array("int64", (1,), seq.to_bytes(8, "little"))
+        spool.write(REQUEST, "tokens", 0, Frame("tokens", seq, (token,), {}))
+    sample = {"provider": PROVIDER.public, "request": REQUEST, "attempt": 0, "root": HASH, "chunk": 2}
+
+    def holding_of(**changes):
+        drawn = Sample(**{**sample, "task": "driver", "verifiers": (verifier.public,), **changes})
+
+        async def granted(peer, request):
+            return (drawn,) if peer == verifier.public else ()
+
+        holding = Holding(PROVIDER, COMMITTEE, spool, granted)
+        holding.keep(kept())
+        return holding
+
+    earlier = want("frames", edges=("tokens",), first=0, last=1)
+    shown = list(await holding_of().show(verifier.public, earlier))
+    assert [frame.seq for _, frame in shown] == list(range(65))
+    for asked in (want("frames", edges=("tokens",), first=0, last=2), want("frames", edges=("hidden.0",), last=1)):
+        with pytest.raises(NotAllowed):
+            await holding_of().show(verifier.public, asked)
+    for peer, changes in (
+        (STRANGER.public, {}),
+        (verifier.public, {"task": "stage.0"}),
+        (verifier.public, {"chunk": 1}),
+    ):
+        with pytest.raises(NotAllowed):
+            await holding_of(**changes).show(peer, earlier)
