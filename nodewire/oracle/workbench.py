@@ -1,5 +1,8 @@
 """The oracle's own workers, and the tasks that it computes again, each loaded when it is first needed.
 
+A worker need not hold a whole model: a dispute is about one task, whose inputs are those that its producers signed.
+Where the memory is full, the task that was used longest ago makes room.
+
 A worker's start takes 3 to 4 s of computing, most of which is torch's import, and 230 MB of memory that it shares with
 nobody. A dispute may have less time than that, so the first worker of each kind is started before one comes.
 """
@@ -31,10 +34,11 @@ class Workbench:
     def __init__(self, market: Market, limits: Limits, readable: Path) -> None:
         self._market, self._limits, self._readable = market, limits, readable
         self._workers = AsyncExitStack()
-        self._held: dict[str, tuple[LastingWorker, set[str]]] = {}
-        """By a kind's worker entry: the worker, and the names of what it has loaded."""
+        self._held: dict[str, tuple[LastingWorker, dict[str, frozenset[str]]]] = {}
+        """By a kind's worker entry: the worker, and what it has loaded with its blobs, used longest ago first."""
         self._loading: dict[str, asyncio.Task[Worker]] = {}
-        self._read: set[str] = set()
+        self._reading: frozenset[str] = frozenset()
+        """The blobs of what is being loaded."""
         self._turn = asyncio.Lock()
 
     async def warm(self, kinds: Iterable[JobKind], after_s: float) -> None:
@@ -47,7 +51,7 @@ class Workbench:
                 _log.warning("no worker for %s yet: %s", entry, error)
 
     async def loaded(self, kind: JobKind, manifest: Manifest, task_name: str) -> tuple[Worker, str]:
-        """A worker that holds the task, and its name there: the one there is, or a new one when that is full.
+        """A worker that holds the task, and its name there. Others that it holds make room.
 
         Who gives up waiting does not end the loading: the next that asks finds it done.
 
@@ -70,42 +74,43 @@ class Workbench:
     @property
     def blobs(self) -> frozenset[str]:
         """Those that the workers read again if they must be restarted."""
-        return frozenset(self._read)
+        return self._reading.union(*(blobs for _, held in self._held.values() for blobs in held.values()))
 
     async def close(self) -> None:
         """End the workers."""
         for loading in list(self._loading.values()):
             loading.cancel()
         await asyncio.gather(*self._loading.values(), return_exceptions=True)
-        await self._clear()
+        await self._workers.aclose()
+        self._held.clear()
 
     async def _load(self, kind: JobKind, manifest: Manifest, task_name: str, name: str) -> Worker:
         async with self._turn:
-            held = self._holding(kind.worker_entry)
-            if name in held[1]:
-                return held[0]
+            worker, loaded = self._holding(kind.worker_entry)
+            if name in loaded:
+                loaded[name] = loaded.pop(name)
+                return worker
             task = manifest.task(task_name)
             refs = task.program, *task.weights
-            self._read.update(ref.sha256 for ref in refs)
-            program, *weights = [await self._market.fetch_blob(ref.sha256, ref.bytes) for ref in refs]
+            self._reading = frozenset(ref.sha256 for ref in refs)
             try:
-                await held[0].load(name, task.engine, program, weights)
-            except OverMemory:
-                if not held[1]:
-                    raise
-                await self._clear()
-                self._read.update(ref.sha256 for ref in refs)
-                held = self._holding(kind.worker_entry)
-                await held[0].load(name, task.engine, program, weights)
-            held[1].add(name)
-            return held[0]
+                program, *weights = [await self._market.fetch_blob(ref.sha256, ref.bytes) for ref in refs]
+                while True:
+                    try:
+                        await worker.load(name, task.engine, program, weights)
+                        break
+                    except OverMemory:
+                        if not loaded:
+                            raise
+                        oldest = next(iter(loaded))
+                        del loaded[oldest]
+                        await worker.unload(oldest)
+                loaded[name] = self._reading
+            finally:
+                self._reading = frozenset()
+            return worker
 
-    def _holding(self, entry: str) -> tuple[LastingWorker, set[str]]:
+    def _holding(self, entry: str) -> tuple[LastingWorker, dict[str, frozenset[str]]]:
         if entry not in self._held:
-            self._held[entry] = maker(self._workers, self._limits, self._readable)(entry), set()
+            self._held[entry] = maker(self._workers, self._limits, self._readable)(entry), {}
         return self._held[entry]
-
-    async def _clear(self) -> None:
-        await self._workers.aclose()
-        self._held.clear()
-        self._read.clear()

@@ -129,6 +129,12 @@ class WorkerProcess:
             self._blocks[task] = int(result["block"])
         return {"memory_bytes": int(result["memory_bytes"]), "load_ms": int(result["load_ms"])}
 
+    async def unload(self, task: str) -> None:
+        """Free what `task` takes, and its sessions. Raises NotFound: it is not loaded."""
+        await self._calls.ask({"op": "unload", "task": task}, self._call_timeout_s)
+        self._batching.pop(task, None)
+        self._blocks.pop(task, None)
+
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN) -> None:
         fields = {"op": "open", "task": task, "session": session, "params": dict(params), "codings": dict(codings)}
         await self._calls.ask(fields, self._call_timeout_s, turn)

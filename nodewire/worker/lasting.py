@@ -38,6 +38,8 @@ class Mortal(SharedWorker, Protocol):
     @property
     def waiting(self) -> tuple[int, int]: ...
 
+    async def unload(self, task: str) -> None: ...
+
     async def stop(self) -> None: ...
 
 
@@ -72,6 +74,11 @@ class LastingWorker:
         took = await (await self._living()).load(task, engine, program, weights)
         self._loaded[task] = engine, program, weights
         return took
+
+    async def unload(self, task: str) -> None:
+        """Free what `task` takes; later processes do not load it again."""
+        if self._loaded.pop(task, None) is not None and self._process is not None and self._process.alive:
+            await self._process.unload(task)
 
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN) -> None:
         """As the port; the first session after a death waits until everything is loaded again."""

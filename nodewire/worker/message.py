@@ -1,6 +1,6 @@
 """What daemon and worker say to each other: length-prefixed msgpack; tensors only as places in an arena.
 
-    daemon -> worker   {id, op: "load" | "open" | "receive" | "close", ..., free?}   {op: "free", slabs}
+    daemon -> worker   {id, op: "load" | "unload" | "open" | "receive" | "close", ..., free?}   {op: "free", slabs}
     worker -> daemon   {hello}   {id, frame}*   {id, ok, frame?} or {id, error}
 
 A frame travels as {edge, seq, meta, slab, tensors: [[dtype, shape, offset]]}; whoever reads it copies it out of the

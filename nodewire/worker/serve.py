@@ -228,6 +228,10 @@ class Server:
             case "close":
                 self._codings.pop((task, call["session"]), None)
                 actor.close(call["session"])
+            case "unload":
+                del self._actors[task], self._taken_bytes[task], actor
+                self._codings = {place: codings for place, codings in self._codings.items() if place[0] != task}
+                gc.collect()
             case _:
                 raise WorkerFailed("op", f"{op} is unknown")
         return {"ok": None}

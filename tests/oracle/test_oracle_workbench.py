@@ -58,6 +58,10 @@ class Worker:
         await self.bench.free.wait()
         self.bench.done.append(task[17:])
 
+    async def unload(self, task):
+        self.tasks.remove(task)
+        self.bench.done.append(f"without {task[17:]}")
+
     async def stop(self):
         self.bench.done.append("stop")
 
@@ -94,13 +98,22 @@ async def test_who_gives_up_waiting_does_not_end_the_loading(monkeypatch):
     assert (await bench.workbench.loaded(KIND, MANIFEST, FIRST))[0] is worker
 
 
-async def test_a_full_worker_is_replaced_and_a_task_that_is_too_large_for_an_empty_one_is_not_tried_twice(monkeypatch):
+async def test_an_oracle_with_room_for_one_task_computes_every_task_of_a_model_in_turn(monkeypatch):
     bench = Bench(monkeypatch, room=1)
-    first, _ = await bench.workbench.loaded(KIND, MANIFEST, FIRST)
-    second, name = await bench.workbench.loaded(KIND, MANIFEST, SECOND)
-    assert second is not first
-    assert second.tasks == [name]
-    assert bench.done == [FIRST, "stop", SECOND]
+    for task in MANIFEST.tasks:
+        worker, name = await bench.workbench.loaded(KIND, MANIFEST, task.name)
+        assert worker.tasks == [name]
+    assert bench.done == [FIRST, f"without {FIRST}", SECOND, f"without {SECOND}", MANIFEST.tasks[2].name]
+
+
+async def test_what_was_used_longest_ago_makes_room(monkeypatch):
+    bench = Bench(monkeypatch, room=2)
+    for task in (FIRST, SECOND, FIRST, MANIFEST.tasks[2].name):
+        worker, _ = await bench.workbench.loaded(KIND, MANIFEST, task)
+    assert [name[17:] for name in worker.tasks] == [FIRST, MANIFEST.tasks[2].name]
+
+
+async def test_a_task_that_is_too_large_for_an_empty_worker_is_refused(monkeypatch):
     bench = Bench(monkeypatch, room=0)
     with pytest.raises(OverMemory):
         await bench.workbench.loaded(KIND, MANIFEST, FIRST)

@@ -27,6 +27,9 @@ class Process:
         self.loaded.append(task)
         return {"memory_bytes": 1, "load_ms": 1}
 
+    async def unload(self, task):
+        self.loaded.remove(task)
+
     async def open(self, task, session, params, codings=None, turn=None):
         self._live()
         self.sessions.append((task, session))
@@ -151,3 +154,14 @@ async def test_a_real_process_that_dies_is_replaced(tmp_path):
         gone = shown(worker)
         assert gone["nodewire_worker_up"] == 0
         assert "nodewire_worker_memory_bytes" not in gone
+
+
+async def test_what_was_unloaded_is_not_loaded_into_a_later_process():
+    factory = Factory(Process(), Process())
+    worker = await loaded(factory)
+    await worker.unload("a")
+    assert factory.started[0].loaded == ["b"]
+    factory.started[0].alive = False
+    await worker.unload("never loaded")
+    await worker.open("b", "s", {})
+    assert factory.started[1].loaded == ["b"]

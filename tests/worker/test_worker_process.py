@@ -358,3 +358,15 @@ def running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def test_a_task_that_is_unloaded_is_gone_and_may_be_loaded_again(tmp_path):
+    worker = await start(tmp_path)
+    try:
+        await worker.unload("echo")
+        with pytest.raises(NotFound, match="not loaded"):
+            await worker.open("echo", "t", {})
+        await worker.load("echo", "any", tmp_path / "program", [tmp_path / "program"])
+        await worker.open("echo", "t", {})
+    finally:
+        await worker.stop()

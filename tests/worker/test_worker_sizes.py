@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nodewire.errors import OverMemory
+from nodewire.errors import NotFound, OverMemory
 from nodewire.graph.actor import load
 from nodewire.graph.format import Input, Node, Output, Program, Weight
 from nodewire.graph.verify import verify
@@ -66,3 +66,16 @@ def test_what_is_refused_takes_no_room_from_what_comes_after_it(server):
         with pytest.raises(OverMemory):
             loads("d")
     assert [*made._taken_bytes] == [*made._actors] == ["a", "b", "c"]
+
+
+def test_an_unloaded_task_makes_room_for_another_of_its_size(server):
+    one = verify(PROGRAM, 10**9)
+    made, loads = server(one.peak_bytes + one.weight_bytes)
+    for task in "abc":
+        loads(task)
+    with pytest.raises(OverMemory):
+        loads("d")
+    made._serve({"op": "unload", "task": "b"})
+    loads("d")
+    with pytest.raises(NotFound):
+        made._serve({"op": "unload", "task": "b"})
