@@ -8,9 +8,10 @@ Event: `c` = committee, `expiration`; content = the document as JSON.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
@@ -18,6 +19,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
 from nodewire.protocol.committee import Committee, Ppm
 from nodewire.protocol.coordinates import Coordinates
+from nodewire.protocol.observation import MAX_OBSERVED, Observation
 from nodewire.protocol.schema import Hex32, Schema
 
 KIND = kinds.BEAT
@@ -25,7 +27,7 @@ KIND = kinds.BEAT
 
 class Beat(Schema):
     TAG: ClassVar[str] = "nodewire/beat/1"
-    MAX_BYTES: ClassVar[int] = 2_048
+    MAX_BYTES: ClassVar[int] = 3_072
     ERROR: ClassVar[type[BadInput]] = BadEvent
 
     v: Literal[1] = 1
@@ -38,11 +40,22 @@ class Beat(Schema):
     free: dict[Hex32, Annotated[int, Field(ge=0, le=4_096)]] = Field(max_length=16)
     """Free slots by manifest digest."""
     coordinates: Coordinates
+    observed: tuple[Observation, ...] = Field(default=(), max_length=MAX_OBSERVED)
+    """What it found of nodes that `last` drew it for; left out if there is none."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if not self.observed:
+            del said["observed"]
+        return said
 
     @model_validator(mode="after")
-    def _height_is_not_negative(self) -> Self:
+    def _is_sound(self) -> Self:
         if self.coordinates[2] < 0:
             raise ValueError("coordinates: the height is negative")
+        if any(a.node >= b.node for a, b in pairwise(self.observed)):
+            raise ValueError("observed: not sorted, or a node stands twice")
         return self
 
 
@@ -66,5 +79,7 @@ def parse(event: Event) -> Beat:
     beat = Beat.parse(event.content)
     if tags.hex32(event, "c") != beat.committee:
         raise BadTag("c", "not the beat's committee")
+    if any(one.node == event.pubkey for one in beat.observed):
+        raise BadEvent("observed", "a node observes others, never itself")
     tags.text(event, "expiration")  # relays enforce it; a beat without one would outlive its node
     return beat

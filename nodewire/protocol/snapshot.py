@@ -23,6 +23,11 @@ Rules of derivation for epoch e, over beats that f+1 of the cited inventories li
    then the least pubkey.
 8. At most 4,096 nodes, and 24 MiB of ads, bond statements and counting beats: nodes are taken by descending bond, then
    by the id of their ad, in which a small id is work (NIP-13), until one does not fit.
+9. `seen` has of the node's previous `seen`, and of what the counting beats of other nodes say of it (`observed`), each
+   with its beat's epoch, the newest of each observer that is here; none older than e - 4, at most 8. An observer's
+   word counts if it has a bond in the previous snapshot, and the body that its beat names as `last` draws it for the
+   node (`observation`). If three, and more than half, of `seen` found nobody, the node has no free slot of anything. It
+   is placed if three, and more than half, measured what its coordinates and the observers' predict.
 `nodes` and `absent` are sorted by pubkey. `events` holds the JSON text (NIP-01 field order, no spaces) of all listed
 beats, sorted by id, then of the taken nodes' ads and bond statements, sorted by id.
 """
@@ -55,6 +60,7 @@ from nodewire.protocol.beat import Beat
 from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
 from nodewire.protocol.coordinates import Coordinates
 from nodewire.protocol.inventory import MAX_BEATS, Inventory
+from nodewire.protocol.observation import MAX_SEEN, Seen, is_drawn, is_placed, is_unreachable, merged
 from nodewire.protocol.published_profile import PublishedProfile
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
 
@@ -91,6 +97,7 @@ class Node(Schema):
     passed: Count = 0
     withheld: Count = 0
     """Points (`account`)."""
+    seen: tuple[Seen, ...] = Field(default=(), max_length=MAX_SEEN)
     is_placed: bool = False
     """Whether others have found it where its coordinates say that it is."""
 
@@ -239,16 +246,14 @@ def derive(
         bond_msat = _bond_msat(committee, epoch, event.pubkey, ad, bond_event) if bond_event else 0
         slots = _covered_slots(committee, ad, bond_msat)
         live.append(_Live(event, beat, ad_event, ad, bond_event, bond_msat if slots else 0, slots or MAX_SLOTS))
-    least_us = _priors(committee, live)
-    found = [
-        _Found(
-            _node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us),
-            one.ad_event,
-            one.bond,
-            sum(len(texts[event]) for event in (one.event, one.ad_event, one.bond) if event is not None),
-        )
-        for one in live
-    ]
+    least_us, observed = _priors(committee, live), _observed(committee, epoch, live, previous)
+    at = {one.pubkey: one.beat.coordinates for one in live}
+    found = []
+    for one in live:
+        by = tuple(known for known in observed[one.pubkey] if known.observer in at)
+        node = _node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us, by, at)
+        nbytes = sum(len(texts[event]) for event in (one.event, one.ad_event, one.bond) if event is not None)
+        found.append(_Found(node, one.ad_event, one.bond, nbytes))
     taken = _fitting(found)
     closure = {e.id: e for f in taken for e in (f.ad, f.bond) if e is not None}
     events = [*sorted(beats, key=lambda e: e.id), *(closure[id_] for id_ in sorted(closure))]
@@ -448,8 +453,34 @@ def _priors(committee: Committee, live: Iterable[_Live]) -> Speeds:
     return found
 
 
-def _node(one: _Live, epochs: int, accounts: Mapping[str, Account], least_us: Speeds) -> Node:
-    account = accounts.get(one.pubkey)
+def _observed(
+    committee: Committee, epoch: int, live: Iterable[_Live], previous: Snapshot | None
+) -> dict[str, tuple[Seen, ...]]:
+    """By node, what is known of it by rule 9: of the previous snapshot, and what drawn observers say now."""
+    before = {node.pubkey: node for node in previous.nodes} if previous else {}
+    units = {pubkey: node.bond_msat // committee.bond_unit_msat for pubkey, node in before.items()}
+    total = sum(units.values())
+    new: dict[str, list[Seen]] = {one.pubkey: [] for one in live}
+    for one in live:
+        for said in one.beat.observed if units.get(one.pubkey) else ():
+            drawn = is_drawn(one.beat.last, one.pubkey, said.node, units[one.pubkey], total)
+            if drawn and said.node in new:
+                new[said.node].append(Seen(observer=one.pubkey, epoch=one.beat.epoch, rtt_us=said.rtt_us))
+    return {
+        pubkey: merged(before[pubkey].seen if pubkey in before else (), found, epoch) for pubkey, found in new.items()
+    }
+
+
+def _node(
+    one: _Live,
+    epochs: int,
+    accounts: Mapping[str, Account],
+    least_us: Speeds,
+    seen: tuple[Seen, ...],
+    at: Mapping[str, Coordinates],
+) -> Node:
+    """`seen` by nodes whose places are in `at`."""
+    account, is_lost = accounts.get(one.pubkey), is_unreachable(seen)
 
     def credited(manifest: str, task: TaskOffer) -> TaskOffer:
         us = max(task.us_per_position, least_us[manifest, task.task])
@@ -460,7 +491,7 @@ def _node(one: _Live, epochs: int, accounts: Mapping[str, Account], least_us: Sp
     held = tuple(
         Held(
             manifest=offer.manifest,
-            free=min(offer.slots, one.beat.free.get(offer.manifest, 0), one.slots),
+            free=0 if is_lost else min(offer.slots, one.beat.free.get(offer.manifest, 0), one.slots),
             tasks=tuple(credited(offer.manifest, task) for task in offer.tasks),
         )
         for offer in one.ad.manifests
@@ -477,6 +508,8 @@ def _node(one: _Live, epochs: int, accounts: Mapping[str, Account], least_us: Sp
         epochs=epochs,
         passed=account.passed if account else 0,
         withheld=account.withheld if account else 0,
+        seen=seen,
+        is_placed=is_placed(one.beat.coordinates, ((at[by.observer], by.rtt_us) for by in seen)),
     )
 
 
