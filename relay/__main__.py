@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--url", help="the public ws(s) URL, where it differs from host and port")
     parser.add_argument("--name", default=Config.__dataclass_fields__["name"].default)
     parser.add_argument("--operator", help="public key (hex) shown by NIP-11")
-    parser.add_argument("--wraps-need-auth", action="store_true", help="serve NIP-59 wraps to their addressees only")
+    parser.add_argument("--public-wraps", action="store_true", help="serve NIP-59 wraps to anybody")
     parser.add_argument(
         "--sync", choices=("full", "normal"), default="full", help="normal: faster, OK may not survive a power cut"
     )
@@ -57,7 +57,12 @@ async def main(config: Config, metrics: str = "") -> None:
 if __name__ == "__main__":
     args = arguments()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    settings = {k: v for k, v in vars(args).items() if k not in ("sync", "quota", "metrics")}
+    settings = {k: v for k, v in vars(args).items() if k not in ("sync", "quota", "metrics", "public_wraps")}
+    config = Config(
+        **settings,
+        synchronous=args.sync.upper(),
+        blob_limits=BlobLimits.of(args.quota),
+        wraps_need_auth=not args.public_wraps,
+    )
     with contextlib.suppress(KeyboardInterrupt):
-        limits = BlobLimits.of(args.quota)
-        uvloop.run(main(Config(**settings, synchronous=args.sync.upper(), blob_limits=limits), args.metrics))
+        uvloop.run(main(config, args.metrics))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from relay.limits import Config
 
-NIPS = (1, 9, 11, 40, 42, 45, 70)
+NIPS = (1, 9, 11, 40, 42, 45, 59, 70)
 MEDIA_TYPE = "application/nostr+json"
 CORS = {
     "Access-Control-Allow-Origin": "*",
@@ -40,6 +40,14 @@ def document(config: Config, version: str) -> dict[str, object]:
             "payment_required": False,
             "restricted_writes": False,
             "created_at_upper_limit": limits.future_s,
+            # Beyond the NIP: what an address or a key may use.
+            "max_connections": limits.connections,
+            "max_query_steps": limits.query_steps,
+            "max_messages_per_second": limits.messages_per_s,
+            "max_address_work_per_second": limits.work_per_s,
+            "max_address_bytes_per_day": limits.address_bytes_per_day,
+            "max_key_bytes_per_day": limits.key_bytes_per_day,
+            "max_key_bytes": limits.key_events_bytes,
         },
     }
     if config.operator:

@@ -73,7 +73,7 @@ class Config:
     `db` is the SQLite file of events. `blobs` is the directory of the Blossom store; without it there is none. `site`
     is a directory of static files served to browsers. `url` is the public ws(s) URL where it differs from host and port
     (behind a proxy): AUTH events must name it. `wraps_need_auth` serves kinds 1059 and 21059 only to the keys they are
-    addressed to, once these have authenticated. `proxies` are addresses of the operator's own reverse proxies: their
+    addressed to, once these have authenticated (NIP-59). `proxies` are the operator's own reverse proxies: their
     X-Forwarded-For is believed. `permanent_kinds` cannot be deleted by NIP-09, `lasting_kinds` cannot carry an
     expiration: evidence must persist. `synchronous` is SQLite's: FULL means that an OK survives a power cut, NORMAL
     that it survives a crash of this process only.
@@ -88,7 +88,7 @@ class Config:
     name: str = "nodewire relay"
     description: str = "Events, and blobs by hash, for a nodewire market"
     operator: str | None = None  # hex public key, shown by NIP-11
-    wraps_need_auth: bool = False
+    wraps_need_auth: bool = True
     proxies: frozenset[str] = frozenset()
     permanent_kinds: frozenset[int] = frozenset(range(8850, 8858))
     lasting_kinds: frozenset[int] = frozenset({8853, 8856, 8857})

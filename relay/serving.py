@@ -181,6 +181,12 @@ class Relay:
         return ws
 
 
+def _dialled(request: web.Request) -> str:
+    """The URL that the client dialled, by what it says itself or a proxy for it; AUTH events must name it."""
+    is_secure = request.headers.get("X-Forwarded-Proto") in ("https", "wss")
+    return f"{'wss' if is_secure else 'ws'}://{request.host}"
+
+
 def _a_day(nbytes: int) -> Budget:
     return Budget(nbytes / 86_400, nbytes / 4, asyncio.get_running_loop().time)
 

@@ -1,4 +1,4 @@
-"""`nodewire relay | simnet | oracle | provider | up`: processes that run until they are told to stop.
+"""`nodewire simnet | oracle | provider | up`: processes that run until they are told to stop.
 
 Each says when it is ready (with `--json` in one JSON document on one line, so that a script knows where it listens).
 """
@@ -117,32 +117,6 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
         raise KeyboardInterrupt from None
 
 
-def relay(
-    host: Host = "127.0.0.1",
-    port: Port = 7777,
-    db: Annotated[Path, typer.Option(help="SQLite file of events.")] = Path("relay.db"),
-    blobs: Annotated[Path, typer.Option(help="Folder of the Blossom store.")] = Path("blobs"),
-    quota: Quota = "64GiB",
-    metrics: Metrics = "",
-    json: Json = False,
-) -> None:
-    """Run the embedded relay and Blossom store."""
-    import relay as room
-    from relay import exporting
-
-    if metrics:
-        host_port("--metrics", metrics, least_port=0)
-    limits = room.BlobLimits.of(_bytes_of(quota))
-
-    async def start(stack: AsyncExitStack) -> dict[str, Any]:
-        wanted = room.Config(host=host, port=port, db=db, blobs=blobs, blob_limits=limits)
-        running = await stack.enter_async_context(room.serve(wanted))
-        exposed = exporting.exposed(running, metrics)
-        return {"ready": "relay", "url": running.url, "blossom": running.http_url, "metrics": exposed}
-
-    run_until_stopped(start, json)
-
-
 def simnet(
     host: Host = "127.0.0.1",
     port: Port = 7778,
@@ -256,7 +230,7 @@ def up(
     from nodewire.provider.starting import start as start_provider
     from relay import exporting
 
-    limits = room.BlobLimits.of(_bytes_of(quota))
+    limits = room.BlobLimits.of(size_of("--quota", quota))
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
         settings = load_provider(config)
@@ -272,12 +246,12 @@ def up(
     run_until_stopped(start, json, lambda ready: provider_ready(ready, config))
 
 
-def _bytes_of(quota: str) -> int:
-    """Raises BadConfig."""
+def size_of(option: str, text: str) -> int:
+    """The bytes that an option names. Raises BadConfig."""
     try:
-        return parse_size(quota)
+        return parse_size(text)
     except ValueError as error:
-        raise BadConfig("--quota", str(error)) from error
+        raise BadConfig(option, str(error)) from error
 
 
 def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
@@ -305,5 +279,5 @@ def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
 
 def add_to(app: typer.Typer) -> None:
     panels: dict[Callable[..., None], str] = {provider: OPERATORS, up: OPERATORS}
-    for command in (provider, up, oracle, relay, simnet):
+    for command in (provider, up, oracle, simnet):
         app.command(rich_help_panel=panels.get(command, DEVELOPERS))(command)

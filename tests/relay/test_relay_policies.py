@@ -34,7 +34,7 @@ async def test_the_same_address_tells_what_the_relay_is(relay):
         page = await http.get(relay.http_url)
     assert answer.content_type == "application/nostr+json"
     assert answer.headers["Access-Control-Allow-Origin"] == "*"
-    assert {1, 9, 11, 40, 42, 45, 70} == set(document["supported_nips"])
+    assert {1, 9, 11, 40, 42, 45, 59, 70} == set(document["supported_nips"])
     assert document["limitation"]["max_message_length"] == 131_072
     assert "Nostr relay" in await page.text()
 
