@@ -203,6 +203,18 @@ class PaymentRequired(NodewireError):
     pays = "customer"
 
 
+class WorkRequired(NodewireError):
+    """The request carries less work than is asked of a key that has not paid; `bits` says how much is."""
+
+    code = "work-required"
+    retryable = True
+    pays = "customer"
+
+    def __init__(self, field: str, reason: str = "", bits: int = 0) -> None:
+        super().__init__(field, reason)
+        self.bits = bits
+
+
 class PaymentFailed(NodewireError):
     """Lightning could not deliver; nothing was paid."""
 

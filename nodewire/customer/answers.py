@@ -21,6 +21,7 @@ from nodewire.errors import (
     OverBudget,
     PaymentRequired,
     WorkerFailed,
+    WorkRequired,
 )
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.nostr import nip44, nip57
@@ -50,6 +51,14 @@ class Refused(errors.Busy):
         super().__init__("provider", f"{provider[:8]} {reason}")
         self.provider = provider
         self.feedback = feedback
+
+
+class MoreWork(WorkRequired):
+    """A provider of the plan asks for more work than the request carries."""
+
+    def __init__(self, provider: str, bits: int) -> None:
+        super().__init__("nonce", f"{provider[:8]} asks for {bits} bits of work", bits)
+        self.by = provider
 
 
 class Answers:
@@ -151,6 +160,8 @@ class Answers:
             return
         elif said.status == "busy":
             self._background.fail(Refused(said.provider, said.id, said.text))
+        elif said.status == "error" and said.text == WorkRequired.code:
+            self._background.fail(MoreWork(said.provider, said.work))
         elif said.status == "error" and said.text in _REPLACEABLE and self._grace_s:
             if said.text != LinkLost.code and not said.by:
                 self.failed.add(said.provider)

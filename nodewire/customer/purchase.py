@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from nodewire.customer import ending, requesting
-from nodewire.customer.answers import Answers, Refused
+from nodewire.customer.answers import Answers, MoreWork, Refused
 from nodewire.customer.payments import JobPayments, least_msat
-from nodewire.customer.planning import PATIENCE_EPOCHS
+from nodewire.customer.planning import MAX_POW_BITS, PATIENCE_EPOCHS
 from nodewire.customer.running import Running
 from nodewire.customer.session import Session
 from nodewire.customer.shares import Shares
@@ -28,6 +28,8 @@ from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import MAX_BUSY, MAX_REDRAWS, Plan, Terms
 
 SILENCE_S = 4.0
+MAX_WORKED = 4
+"""How often a request is made again with more work."""
 
 
 class Purchase:
@@ -70,6 +72,8 @@ class Purchase:
         self._patience = patience
         self._wish = wish
         self._busy: list[Busy] = []
+        self._bits: list[int] = []
+        """Of work, that providers have asked for beyond their ads."""
         self._running: Running | None = None
         """The newest request; another is made when a provider is busy."""
         self._last_chunk = -1
@@ -188,6 +192,9 @@ class Purchase:
             except Refused as refusal:
                 await self._redraw(refusal)
                 continue
+            except MoreWork as more:
+                await self._work(more)
+                continue
             self.timing.output()
             if self.manifest.mode != "run":  # of which every call begins anew, with what the customer sends
                 deadline_s = self.plan.next_result_ms / 1000 + grace_s
@@ -230,6 +237,16 @@ class Purchase:
             raise NoProvider("plan", f"{len(self._busy)} providers were busy")
         await self._begin()
 
+    async def _work(self, more: MoreWork) -> None:
+        """Begin anew with the work that a provider asks for. Raises MoreWork: it asks for too much, or too often."""
+        done = max(self._bits, default=0)
+        if self.timing.outputs or len(self._bits) >= MAX_WORKED or not done < more.bits <= MAX_POW_BITS:
+            raise more
+        self._bits.append(more.bits)
+        self.running.cancel()
+        await self._end()
+        await self._begin()
+
     async def _begin(self) -> None:
         """Draw a plan, publish the request, send the tickets and the inputs."""
         self._session.settler.begin()
@@ -246,6 +263,7 @@ class Purchase:
             manifest_address=self._address,
             relays=self._session.relays,
             ticket=self._tickets.seal(),
+            bits=max(drawn.pow_bits, *self._bits, 0),
         )
         self._running = Running(
             self._session,

@@ -14,8 +14,10 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import job, kinds
 
 
-async def signed(keys: Keys, drawn: Draw, *, manifest_address: str, relays: tuple[str, ...], ticket: str) -> Event:
-    """The request for what was drawn, signed by the customer."""
+async def signed(
+    keys: Keys, drawn: Draw, *, manifest_address: str, relays: tuple[str, ...], ticket: str, bits: int
+) -> Event:
+    """The request for what was drawn, signed by the customer, with `bits` of work."""
     tags, content = job.tags_and_content(
         drawn.plan,
         manifest_address=manifest_address,
@@ -27,8 +29,8 @@ async def signed(keys: Keys, drawn: Draw, *, manifest_address: str, relays: tupl
     # The same plan bought twice in one second would be one event, and so one job.
     tags.append(["salt", secrets.token_hex(8)])
     now_s = int(time.time())
-    if drawn.pow_bits:
-        tags = await asyncio.to_thread(_mine, keys.public, drawn.pow_bits, created_at=now_s, content=content, tags=tags)
+    if bits:
+        tags = await asyncio.to_thread(_mine, keys.public, bits, created_at=now_s, content=content, tags=tags)
     return events.sign(keys, kinds.INFERENCE, created_at=now_s, content=content, tags=tags)
 
 

@@ -349,6 +349,11 @@ class Ledger:
         sql += " AND state IN ('due', 'invoiced')"
         return {Key(*key): amount_msat for *key, amount_msat in self._db.execute(sql, (customer,))}
 
+    def has_paid(self, customer: str) -> bool:
+        """Whether a customer key has ever paid for a chunk."""
+        sql = "SELECT 1 FROM dues WHERE customer = ? AND state IN ('settled', 'receipted') LIMIT 1"
+        return self._db.execute(sql, (customer,)).fetchone() is not None
+
     def in_debt(self, customer: str, now_s: float) -> bool:
         """Whether a customer key has let a due pass its time, or too many of its jobs broke off unpaid: such a key
         gets no credit."""

@@ -75,6 +75,8 @@ class Feedback:
     ciphertext: str = ""
     edge: str = ""
     by: str = ""
+    work: int = 0
+    """Bits that a request is to carry, with the error `work-required`."""
 
 
 def build(
@@ -90,6 +92,7 @@ def build(
     ciphertext: str = "",
     edge: str = "",
     by: str = "",
+    work: int = 0,
 ) -> Event:
     """The feedback event on a request of `kind`; `text` is public, so nothing of the job's content goes there."""
     said = [["e", request], ["p", customer], ["k", str(kind)], ["status", status, text[:200]]]
@@ -99,6 +102,8 @@ def build(
         if due.cached:
             said.append(["cached", str(due.cached)])
     said += [[name, value] for name, value in (("edge", edge), ("by", by)) if value]
+    if work:
+        said.append(["work", str(work)])
     return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, content=ciphertext, tags=said)
 
 
@@ -128,6 +133,7 @@ def parse(event: Event) -> Feedback:
         ciphertext=event.content,
         edge=(event.tag("edge") or "")[:MAX_EDGE_CHARS] if status == "error" else "",
         by=tags.is_hex32("by", event.tag("by") or "") if status == "error" and event.tag("by") else "",
+        work=tags.number("work", event.tag("work") or "0", most=256) if status == "error" else 0,
     )
 
 

@@ -19,6 +19,7 @@ from nodewire.protocol.ad import LOOKAHEAD
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
+from nodewire.provider.free_chunks import FreeChunks
 
 _FETCH_S = 5.0
 
@@ -50,8 +51,11 @@ class Admission:
         manifest: Callable[[str], Manifest | None],
         pow_bits: int,
         lookahead: int = LOOKAHEAD,
+        free: FreeChunks | None = None,
     ) -> None:
-        """`manifest`: by its digest, one that something is held of. `lookahead`: the most of a plan."""
+        """`manifest`: by its digest, one that something is held of. `lookahead`: the most of a plan. `free`: what is
+        computed for keys that have never paid; it is not bounded unless given."""
+        self.free = free
         self._lookahead = lookahead
         self._public = public
         self._derive = derive
@@ -66,6 +70,7 @@ class Admission:
             BadEvent, BadTag, BadPlan, BadVersion, TooLarge: the request is malformed.
             NotAllowed: too little work, nothing of it is served here, or it has been served before.
             PaymentRequired: the customer let an earlier job's payment pass its time.
+            WorkRequired, Busy: its key has never paid here, and there are many such.
         """
         nip13.check(event, self._pow_bits)
         request = job.parse(event)
@@ -84,7 +89,21 @@ class Admission:
             raise TooLarge("partials", f"{len(request.partials)}, the committee has fewer oracles")
         if self._ledger.has_job(request.id):
             raise NotAllowed("id", "this request has been served")
+        if (free := self._free_for(request)) is not None:
+            free.check_work(event)
         return request, manifest
+
+    def begin(self, request: Request, origin: str) -> None:
+        """The first chunk of a job begins, whose customer's link comes from `origin` (empty: not known). Raises Busy:
+        that origin has as much computed for nothing as it may have."""
+        if (free := self._free_for(request)) is not None:
+            free.begin(request.id, origin)
+
+    def _free_for(self, request: Request) -> FreeChunks | None:
+        """What bounds the first chunk of a job; None where it costs nothing, or its customer has paid before."""
+        tasks = (one for one in request.plan.tasks if self._public in (one.provider, one.standby))
+        charges = any(one.price_msat for one in tasks)
+        return self.free if charges and self.free is not None and not self._ledger.has_paid(request.customer) else None
 
     async def check(self, request: Request, manifest: Manifest) -> None:
         """That the plan is the one that follows from what it stands on.

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from nodewire.errors import BadInput, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed
+from nodewire.errors import BadInput, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed, WorkRequired
 from nodewire.job_task_group import typed_fault
 from nodewire.kind import Params
 from nodewire.nostr import nip59
@@ -368,6 +368,7 @@ class Provider:
             record=record,
             whose=whose(self._prefixes, request.customer),
             cached_ppm=ads[self._keys.public].cached_ppm,
+            begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
         )
         handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self._publish)
         run.handover = handover if member.hands_over else None
@@ -418,19 +419,27 @@ class Provider:
 
     def settled(self, due: Due) -> None:
         """The wallet says that a chunk is paid: its job may go on."""
+        if self._admission.free is not None:
+            self._admission.free.paid(due.key.job)
         run = self._jobs.get(due.key.job)
         if run is not None:
             self._spawn(run.credit.paid(due.key.chunk))
+
+    def _origin_of(self, customer: str) -> str:
+        """Where the customer's link comes from; empty where it has none with this node."""
+        link = self._node.open_link(customer)
+        return link.origin if link is not None else ""
 
     async def _publish(self, event: Event) -> None:
         await self._relays.publish(event, timeout_s=10.0)
 
     async def _refuse(self, request: str, customer: str, error: NodewireError) -> None:
         status, text = feedback_for(error)
-        await self._tell(request, customer, status, text)
+        await self._tell(request, customer, status, text, error.bits if isinstance(error, WorkRequired) else 0)
 
-    async def _tell(self, request: str, customer: str, status: feedback.Status, text: str) -> None:
-        said = feedback.build(self._keys, request, customer, status, created_at=int(time.time()), text=text)
+    async def _tell(self, request: str, customer: str, status: feedback.Status, text: str, work: int = 0) -> None:
+        now_s = int(time.time())
+        said = feedback.build(self._keys, request, customer, status, created_at=now_s, text=text, work=work)
         try:
             await self._publish(said)
         except NodewireError as failure:

@@ -104,13 +104,16 @@ class JobRun:
         record: Record | None = None,
         whose: str = "",
         cached_ppm: int = WHOLE_PPM,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
         """`patience_s`: how long a payment that is due is waited for before the job is given up. `takeover`: the one by
         which this provider enters the job. `statements`: of a job that may be judged. `record`: the job's tape, if the
         plan lets its driver guess. `whose`: among whose prompts stages look for this one's beginning, nobody's if none;
-        `cached_ppm`: what one that is found costs, as the ad says."""
+        `cached_ppm`: what one that is found costs, as the ad says. `begin`: told before the first chunk is computed; it
+        raises Busy where that may not be."""
         self._part = part = Part(keys.public, request, manifest, takeover)
         self.credit = Credit(patience_s=patience_s, first=part.first)
+        self._begin = begin
         self._patience_s = patience_s
         self._keys = keys
         self._kind = kind
@@ -303,6 +306,8 @@ class JobRun:
         raise TimedOut("frames", f"none for {limit_s:.0f} s, or not enough for chunk {chunk}")
 
     async def admit(self, chunk: int, units: int = 1) -> None:
+        if chunk == 0:
+            self._begin()
         await self._chunks.admit(chunk, units)
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:

@@ -40,6 +40,7 @@ from nodewire.provider.bonding import Bonding
 from nodewire.provider.claiming import claim_again
 from nodewire.provider.committing import Committing
 from nodewire.provider.daemon import Provider
+from nodewire.provider.free_chunks import FreeChunks
 from nodewire.provider.grants import Grants
 from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
@@ -243,7 +244,15 @@ async def _open_inference(
         [disk_check(config.state), ledger_check(ledger), worker_check(lambda: [w.revived() for w in made])],
         lambda: held.pause(is_paused=outage.cause is not None),
     )
-    admission = Admission(keys.public, Derived(market, pool), ledger, held.manifest, config.pow_bits, config.lookahead)
+    admission = Admission(
+        keys.public,
+        Derived(market, pool),
+        ledger,
+        held.manifest,
+        config.pow_bits,
+        config.lookahead,
+        FreeChunks(config.pow_bits),
+    )
     services = [market.run, announcer.run, committing.run, verifying.run]
     services += [one.run for one in (follower, presenter) if one is not None]
     provider = Provider(

@@ -23,6 +23,7 @@ from nodewire.provider.admission import Admission, Derived
 from nodewire.provider.daemon import Provider
 from nodewire.provider.holding import Holding
 from nodewire.provider.kept import KeptWork
+from nodewire.provider.outage import Outage
 from nodewire.provider.proving import Proven
 from nodewire.provider.specializations import Specializations
 from nodewire.provider.withdrawals import Withdrawals
@@ -79,6 +80,7 @@ def provider(tmp_path) -> Provider:
         spool=(spool := Spool(tmp_path / "spool", 10**6)),
         proof=Proven(KeptWork(":memory:"), Holding(PROVIDER, document, spool, None), None, spool, document.epoch_ms),  # type: ignore[arg-type]
         patience_s=30,
+        outage=Outage([], lambda: None),
     )
 
 
