@@ -33,6 +33,10 @@ def main() -> None:
         from nodewire_faults.uncommitted import commit_to_nothing
 
         commit_to_nothing()
+    if options.cheat == "wary":
+        from nodewire_faults.wary import expect_no_payment
+
+        expect_no_payment()
     sys.argv = ["nodewire", *(a for i, a in enumerate(options.command) if i or a != "--")]
 
     from nodewire.cli import main as nodewire

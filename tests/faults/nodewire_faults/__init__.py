@@ -15,6 +15,7 @@ CHEATS = (
         "nan",
         "short",
         "misquoted",
+        "wary",
     ),
     *SENDING,
 )
