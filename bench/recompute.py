@@ -49,6 +49,7 @@ from nodewire.llm.programs import DriverProgram, StageProgram
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.vocabulary import Vocabulary
 from nodewire.protocol import choices, token_list
+from nodewire.protocol.arithmetic import REFERENCE_ENGINE
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest, Task
@@ -93,7 +94,7 @@ def _load(task: Task, blobs: Path, threads: int, *, half: bool, reference: bool 
     if half and task.engine.startswith("decoder."):
         read = StageProgram if task.engine == "decoder.stage" else DriverProgram
         program = read.unpack(program).model_copy(update={"dtype": "bfloat16"}).pack()
-    name = llm.REFERENCE if reference else task.engine
+    name = REFERENCE_ENGINE if reference else task.engine
     actor = engine(name, program, [blobs / weight.sha256 for weight in task.weights], limits)
     return Half(actor, cast=task.engine.startswith("decoder.")) if half else actor
 

@@ -13,11 +13,12 @@ from nodewire.errors import BadTask
 from nodewire.graph import actor as graph
 from nodewire.kind import Actor, Limits
 from nodewire.llm import actor as llm
+from nodewire.protocol.arithmetic import REFERENCE_ENGINE
 
 _ENGINES: dict[str, Callable[[str, bytes, Sequence[Path], Limits], Actor]] = {
     "decoder.driver": llm.load,
     "decoder.stage": llm.load,
-    llm.REFERENCE: llm.load,
+    REFERENCE_ENGINE: llm.load,
     "encoder.driver": graph.load,
     "graph": graph.load,
 }

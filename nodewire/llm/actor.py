@@ -21,11 +21,9 @@ from nodewire.llm.loader import Fill, filler, open_weights
 from nodewire.llm.programs import DriverProgram, StageProgram
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import Tokenizer
+from nodewire.protocol.arithmetic import REFERENCE_ENGINE
 from nodewire.protocol.frame import Frame
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
-
-REFERENCE = "decoder.stage.float32"
-"""The engine of a stage in float32, whatever its program says: oracles hold results in narrower numbers against it."""
 
 
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
@@ -40,7 +38,7 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
         BadConfig: the draft model that `limits` names is none, or has other tokens than the driver's.
     """
     device = _device(limits)
-    if engine == REFERENCE:
+    if engine == REFERENCE_ENGINE:
         return ReferenceStage(load("decoder.stage", _in_float32(program), weights, replace(limits, graphs=False)))
     if engine == "decoder.stage":
         stage = StageProgram.unpack(program)

@@ -47,6 +47,7 @@ def drawn(what: Drawn, state: State) -> State:
             what.epoch,
             what.manifests[sample.request],
             audited=sample.key in what.audited,
+            inspected=sample.key in what.inspected,
             parties=what.parties.get(sample.key, Parties()),
             others=what.others.get(sample.key, ()),
         )
@@ -192,7 +193,8 @@ def recomputed(what: Recomputed, state: State) -> State:
             secret=bytes(32),  # it is never committed to
             leaves=tuple(sorted(leaves, key=lambda leaf: (order[leaf.edge], leaf.seq))),
         )
-        case = replace(case, mine=mine, excused=what.excused)
+        reference = tuple(sorted(what.reference, key=lambda leaf: (order[leaf.edge], leaf.seq)))
+        case = replace(case, mine=mine, excused=what.excused, reference=reference)
     state = state.with_case(case)
     unopened = what.unopened
     if unopened is not None and unopened.provider != case.sample.provider and unopened.key not in state.cases:

@@ -83,7 +83,7 @@ def vote(
 ) -> Step:
     """Say this of the case, in the first ballot; nothing that it was judged by is needed any more."""
     verdict = _verdict_on(case, outcome, verifiers, convicted, state, equivocated)
-    case = replace(case, said=True, verdict=verdict, theirs=None, checked=None, mine=None, frames=None)
+    case = replace(case, said=True, verdict=verdict, theirs=None, checked=None, mine=None, frames=None, reference=())
     return state.with_case(case), (SayVote(case.key, case.epoch, verdict.digest(), verdict),)
 
 
@@ -193,7 +193,7 @@ def verdict_came(certificate: Certificate, state: State) -> Step:
 
 def _closed(case: Case, certificate: Certificate, state: State, actions: tuple[Action, ...]) -> Step:
     # the openings are as large as anything here, and nothing needs them any more
-    case = replace(case, done=certificate, theirs=None, checked=None, mine=None, frames=None)
+    case = replace(case, done=certificate, theirs=None, checked=None, mine=None, frames=None, reference=())
     state, more = _convicted(certificate, state.with_case(case))
     return state, (*actions, *more)
 

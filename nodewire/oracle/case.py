@@ -68,6 +68,8 @@ class Drawn:
     manifests: Mapping[str, Manifest]
     roots: Mapping[RootKey, str]
     audited: frozenset[str] = frozenset()
+    inspected: frozenset[str] = frozenset()
+    """Keys of the samples that are computed again if they are suspect."""
     others: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
     """By the sample's key: what other nodes committed to with the same root, in this epoch or an earlier one. Of all
     these it can be the work of one only."""
@@ -107,6 +109,8 @@ class Recomputed:
     """Of which numbers the verifier's token is another, and excused."""
     beside: str = ""
     """The root of the verifier's opening that `excused` is about; empty: none was there."""
+    reference: tuple[Leaf, ...] = ()
+    """The same frames in float32, where they are to be had."""
     unopened: Sample | None = None
     """Why there are none: this, which an input's producer committed to, it does not open."""
 
@@ -243,6 +247,8 @@ class Case:
     complaint: Complaint | None = None
     audited: bool = False
     """Computed again here in any case."""
+    inspected: bool = False
+    """Computed again here if it is suspect (`protocol.arithmetic`)."""
     witness: bool = False
     """Not drawn: it must only be opened, for a sample that was cannot be judged without it."""
     parties: Parties = Parties()
@@ -261,6 +267,8 @@ class Case:
     mine: Opening | None = None
     excused: frozenset[int] = frozenset()
     """Beside `mine`: as in `Recomputed`."""
+    reference: tuple[Leaf, ...] = ()
+    """Beside `mine`: the same frames in float32, where they are to be had."""
     frames: tuple[Leaf, ...] | None = None
     """The leaves of the provider's own frames, recomputed here."""
     disputed: bool = False

@@ -330,7 +330,9 @@ class Court:
         ended = Recomputed(sample.key, None, withheld, equivocation, unopened=unopened)
         if computed is not None:
             root = beside.root() if beside is not None else ""
-            ended = Recomputed(sample.key, computed.leaves, excused=computed.excused, beside=root)
+            ended = Recomputed(
+                sample.key, computed.leaves, excused=computed.excused, beside=root, reference=computed.reference
+            )
         self._feed(ended)
 
     async def _computed(self, sample: Sample, epoch: int, last: bool) -> tuple[Computed, Opening | None]:

@@ -13,7 +13,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.oracle.arrivals import MAX_OTHERS
 from nodewire.oracle.case import Drawn, Parties, RootKey
 from nodewire.plan.epoch import Epoch
-from nodewire.plan.sample import draw, is_audited, place, turn
+from nodewire.plan.sample import draw, is_audited, is_inspected, place, turn
 from nodewire.protocol import job
 from nodewire.protocol.body import Body
 from nodewire.protocol.commitment import Committed
@@ -127,7 +127,8 @@ class Docket:
         others = {sample.key: found for sample in samples if (found := self._others(sample))}
         self._remember((place(*key[:4]) for key in roots), number)
         audited = frozenset(sample.key for sample in samples if is_audited(epoch.beacon, sample.key))
-        return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited, others, parties)
+        inspected = frozenset(sample.key for sample in samples if is_inspected(epoch.beacon, sample.key))
+        return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited, inspected, others, parties)
 
     async def _sampled(self, ids: Iterable[str], epoch: int) -> dict[str, Request]:
         """The requests among `ids` that are to be sampled in `epoch`."""

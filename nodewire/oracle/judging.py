@@ -12,6 +12,8 @@ both openings            alike, and the beacon does not have it audited: pass. E
                          or its opening withheld up to e + 5), the oracle computes the task itself
 alike, not identical     nothing passes, or is in doubt, by a sketch of the provider alone: its own frames are
                          pulled, and a sketch that is not theirs convicts it. Frames not shown are withheld
+alike, yet suspect       results in rounded numbers that are far apart for honest ones: one in four is computed again
+float32 reference        computed beside one's own result in rounded numbers: who is a third further from it fails
 own result               provider apart: fail, the provider is convicted. Provider alike: pass. In both cases a verifier
                          that is apart is convicted. If the producer of an input signed something else than it
                          committed to, it is convicted, and the sample itself is unsure

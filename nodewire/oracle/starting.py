@@ -92,7 +92,8 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     loaded_blobs = (lambda: workbench.blobs) if workbench is not None else frozenset[str]
     swept = asyncio.create_task(sweeping(config.blobs, config.disk, young_s=young_s, but=loaded_blobs))
     stack.callback(swept.cancel)
-    inquiry = Inquiry(market, pool, docket, node, installed(), workbench.loaded if workbench is not None else None)
+    loads = (workbench.loaded, workbench.reference) if workbench is not None else (None, None)
+    inquiry = Inquiry(market, pool, docket, node, installed(), *loads)
     court = Court(seat.keys, committee, pool, market, docket, inquiry, journal, clock, oracle.expel)
 
     presenter = None

@@ -20,6 +20,8 @@ from nodewire.oracle.case import (
     Step,
     Unfounded,
 )
+from nodewire.protocol.arithmetic import excess_ppm, is_suspect
+from nodewire.protocol.arithmetic import outcome as arithmetic_outcome
 from nodewire.protocol.choices import spared
 from nodewire.protocol.chunk import Opening
 from nodewire.protocol.compare import Outcome, compare
@@ -78,7 +80,8 @@ def _compared(case: Case, state: State) -> Step:
             if (joined := join(case, state)) is not None:  # it has shown it to others
                 return joined
         if case.checked is not None and not case.disputed:
-            if not case.audited and _outcome(case, case.checked, theirs) == "pass":
+            is_clear = not (case.inspected and is_suspect(case.checked.leaves, theirs.leaves))
+            if not case.audited and is_clear and _outcome(case, case.checked, theirs) == "pass":
                 return _found("pass", case, case.checked, state)
             case = replace(case, disputed=True)
             state = state.with_case(case)
@@ -101,7 +104,7 @@ def _decided(case: Case, state: State) -> Step:
     """With the provider's opening and one's own result."""
     assert case.theirs is not None
     assert case.mine is not None
-    return _found(_outcome(case, case.mine, case.theirs), case, case.mine, state)
+    return _found(_beside_mine(case, case.theirs), case, case.mine, state)
 
 
 def _found(found: Outcome, case: Case, beside: Opening, state: State) -> Step:
@@ -140,13 +143,21 @@ def _verified(case: Case) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]
     if case.mine is not None and not has_lied:
         assert case.manifest is not None
         answered = spared(case.manifest, case.sample.task, case.checked, case.mine, case.excused)
-        has_lied = _outcome(case, case.mine, answered) == "fail"
+        has_lied = _beside_mine(case, answered) == "fail"
     return ((verifier, not has_lied),), (verifier,) if has_lied else ()
 
 
 def _outcome(case: Case, mine: Opening, theirs: Opening) -> Outcome:
     assert case.manifest is not None
     return compare(case.manifest, case.sample.task, mine, theirs).outcome
+
+
+def _beside_mine(case: Case, theirs: Opening) -> Outcome:
+    """What another's work is beside one's own, and how much further from the float32 reference it is."""
+    assert case.mine is not None
+    found = _outcome(case, case.mine, theirs)
+    ppm = excess_ppm(case.reference, case.mine.leaves, theirs.leaves)
+    return found if found != "pass" or ppm is None else arithmetic_outcome(ppm)
 
 
 def _ask(case: Case, what: str, action: Action, state: State) -> Step:

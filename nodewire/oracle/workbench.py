@@ -18,6 +18,7 @@ from pathlib import Path
 from nodewire.errors import NodewireError, OverMemory
 from nodewire.kind import JobKind, Limits, Worker
 from nodewire.market import Market
+from nodewire.protocol.arithmetic import REFERENCE_ENGINE
 from nodewire.protocol.manifest import Manifest
 from nodewire.worker.lasting import LastingWorker, maker
 
@@ -50,8 +51,11 @@ class Workbench:
             except (NodewireError, OSError) as error:
                 _log.warning("no worker for %s yet: %s", entry, error)
 
-    async def loaded(self, kind: JobKind, manifest: Manifest, task_name: str) -> tuple[Worker, str]:
-        """A worker that holds the task, and its name there. Others that it holds make room.
+    async def loaded(
+        self, kind: JobKind, manifest: Manifest, task_name: str, *, engine: str = ""
+    ) -> tuple[Worker, str]:
+        """A worker that holds the task, and its name there. Others that it holds make room. `engine` is another than
+        the manifest's.
 
         Who gives up waiting does not end the loading: the next that asks finds it done.
 
@@ -59,12 +63,16 @@ class Workbench:
             NotFound, BadHash: a blob is not to be had.
             BadTask, OverMemory, WorkerFailed: the task is refused here.
         """
-        name = f"{manifest.digest()[:16]}/{task_name}"
+        name = f"{manifest.digest()[:16]}/{task_name}{engine and '@'}{engine}"
         loading = self._loading.get(name)
         if loading is None:
-            loading = self._loading[name] = asyncio.create_task(self._load(kind, manifest, task_name, name))
+            loading = self._loading[name] = asyncio.create_task(self._load(kind, manifest, task_name, name, engine))
             loading.add_done_callback(lambda _: self._loading.pop(name, None))
         return await asyncio.shield(loading), name
+
+    async def reference(self, kind: JobKind, manifest: Manifest, task_name: str) -> tuple[Worker, str]:
+        """A worker that holds the task in float32, and its name there. Raises as `loaded`."""
+        return await self.loaded(kind, manifest, task_name, engine=REFERENCE_ENGINE)
 
     @property
     def workers(self) -> list[LastingWorker]:
@@ -84,7 +92,7 @@ class Workbench:
         await self._workers.aclose()
         self._held.clear()
 
-    async def _load(self, kind: JobKind, manifest: Manifest, task_name: str, name: str) -> Worker:
+    async def _load(self, kind: JobKind, manifest: Manifest, task_name: str, name: str, engine: str) -> Worker:
         async with self._turn:
             worker, loaded = self._holding(kind.worker_entry)
             if name in loaded:
@@ -97,7 +105,7 @@ class Workbench:
                 program, *weights = [await self._market.fetch_blob(ref.sha256, ref.bytes) for ref in refs]
                 while True:
                     try:
-                        await worker.load(name, task.engine, program, weights)
+                        await worker.load(name, engine or task.engine, program, weights)
                         break
                     except OverMemory:
                         if not loaded:

@@ -31,6 +31,8 @@ from nodewire.protocol.verdict import MAX_VERIFIERS, sample_key
 from nodewire.protocol.verification import Sample
 
 AUDITED_PPM = 100_000
+INSPECTED_PPM = 250_000
+"""Of suspect results (`protocol.arithmetic`)."""
 """Of samples on which provider and verifier agree: the oracles compute these again all the same."""
 
 
@@ -105,6 +107,11 @@ def is_drawn(beacon: str, key: str, rate_ppm: int) -> bool:
 def is_audited(beacon: str, key: str) -> bool:
     """Whether the oracles compute the sample with this key again even if its verifier finds nothing wrong."""
     return int.from_bytes(_hash(beacon, key, b"audit")[:8], "big") * MILLION >> 64 < AUDITED_PPM
+
+
+def is_inspected(beacon: str, key: str) -> bool:
+    """Whether the oracles compute the sample with this key again if it is suspect. What is audited is among it."""
+    return int.from_bytes(_hash(beacon, key, b"audit")[:8], "big") * MILLION >> 64 < INSPECTED_PPM
 
 
 def _is_in_plan(root: ChunkRoot, committed: Committed, plan: Plan) -> bool:

@@ -18,7 +18,10 @@ from typing import Literal
 
 from nodewire.protocol.chunk import Leaf
 from nodewire.protocol.fingerprint import MILLION, row_distances
+from nodewire.protocol.manifest import Manifest
 
+REFERENCE_ENGINE = "decoder.stage.float32"
+"""The engine of a stage in float32, whatever its program says. No manifest can name it."""
 ROUNDED = frozenset({"bfloat16", "float16"})
 """Dtypes in which a result is off by its rounding, so that a narrower one could hide."""
 FEW = 8
@@ -27,6 +30,12 @@ PASS_PPM, FAIL_PPM = 1_250_000, 1_330_000
 """An excess up to the first is honest, from the second on it is not."""
 SUSPECT_PPM = 6_500
 """A median row further than this from another's may be narrower arithmetic, or an honest result of a deep task."""
+
+
+def has_reference(manifest: Manifest, task: str) -> bool:
+    """Whether a task's results are rounded, and can be computed in float32 as well."""
+    dtypes = {tensor.dtype for edge in manifest.outputs(task) for tensor in edge.tensors}
+    return manifest.task(task).engine == "decoder.stage" and not ROUNDED.isdisjoint(dtypes)
 
 
 def outcome(ppm: int) -> Literal["pass", "grey", "fail"]:

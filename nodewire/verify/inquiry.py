@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from nodewire.errors import BadInput, NotAllowed, NotFound, TimedOut
+from nodewire.errors import BadInput, NodewireError, NotAllowed, NotFound, TimedOut
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds, takeover
+from nodewire.protocol.arithmetic import has_reference
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
@@ -21,6 +24,8 @@ from nodewire.verify.finality import Relays, final_roots
 from nodewire.verify.own_frames import shown_leaves
 from nodewire.verify.recompute import Computed, Inputs, gather, pull_opening, recompute
 from nodewire.wire.node import Node
+
+_log = logging.getLogger(__name__)
 
 Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
 """A worker that has loaded the task of the manifest, and the task's name there. Raises BadTask, OverMemory ..."""
@@ -57,9 +62,12 @@ class Inquiry:
         node: Node,
         job_kinds: Mapping[int, JobKind],
         loaded: Loaded | None,
+        reference: Loaded | None = None,
     ) -> None:
+        """`reference` loads a task that computes in float32: rounded results are held against it."""
         self._market, self._relays, self._draws = market, relays, draws
         self._node, self._kinds, self._loaded = node, job_kinds, loaded
+        self._reference = reference
 
     @property
     def can_recompute(self) -> bool:
@@ -149,11 +157,24 @@ class Inquiry:
             async with asyncio.timeout(within_s) as limit:
                 worker, name = await self._loaded(kind, manifest, task)
                 step = "computing here"
-                return await recompute(inputs, kind=kind, worker=worker, loaded=name, judged=judged, beside=beside)
+                own = await recompute(inputs, kind=kind, worker=worker, loaded=name, judged=judged, beside=beside)
+                return replace(own, reference=await self._wide(inputs, kind))
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise Overloaded(step, f"not done in the {within_s:.1f} s that were left") from error
+
+    async def _wide(self, inputs: Inputs, kind: JobKind) -> tuple[Leaf, ...]:
+        """The chunk's leaves in float32; empty where the task has no such form, or not here."""
+        manifest, task = inputs.manifest, inputs.sample.task
+        if self._reference is None or not has_reference(manifest, task):
+            return ()
+        try:
+            worker, name = await self._reference(kind, manifest, task)
+            return (await recompute(inputs, kind=kind, worker=worker, loaded=name)).leaves
+        except NodewireError as error:
+            _log.info("sample %s is judged without a float32 reference: %s", inputs.sample.key[:8], error)
+            return ()
 
     async def _addresses(self, request: Request, sample: Sample, epoch: int) -> Mapping[str, Sequence[str]]:
         """Where the nodes of the plan and the verifiers are, by what they said last: who crashed may have moved."""

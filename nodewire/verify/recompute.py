@@ -183,6 +183,8 @@ class Computed:
     leaves: tuple[Leaf, ...]
     excused: frozenset[int] = frozenset()
     """Of which numbers a third's token is another, and excused (`protocol.choices`)."""
+    reference: tuple[Leaf, ...] = ()
+    """The same frames computed in float32, where a task's results are rounded (`protocol.arithmetic`)."""
 
 
 def most_input_bytes(manifest: Manifest, task: str) -> int:

@@ -3,8 +3,9 @@
 import torch
 from llm_models import PLAIN, ROOMY, hidden_frame, make_model
 
-from nodewire.llm.actor import REFERENCE, load
+from nodewire.llm.actor import load
 from nodewire.llm.split import split_decoder
+from nodewire.protocol.arithmetic import REFERENCE_ENGINE
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.manifest import Engine
 
@@ -17,17 +18,17 @@ def test_a_bfloat16_stages_reference_is_float32_and_closer_to_the_truth(tmp_path
     edge = next(edge.name for edge in made.manifest.inputs(task.name))
     states = hidden_frame(16, 0, edge=edge).tensors[0].bfloat16()
     answers = {}
-    for engine in ("decoder.stage", REFERENCE):
+    for engine in ("decoder.stage", REFERENCE_ENGINE):
         actor = load(engine, program, weights, ROOMY)
         actor.open("s", {})
         (out,) = actor.receive("s", Frame(edge, 0, (states,), {"pos": 0, "chunk": 0, "tokens": 16}))
         answers[engine] = out.tensors[0]
         actor.close("s")
     assert answers["decoder.stage"].dtype == torch.bfloat16
-    assert answers[REFERENCE].dtype == torch.float32
-    gap = (answers["decoder.stage"].float() - answers[REFERENCE]).norm() / answers[REFERENCE].norm()
+    assert answers[REFERENCE_ENGINE].dtype == torch.float32
+    gap = (answers["decoder.stage"].float() - answers[REFERENCE_ENGINE]).norm() / answers[REFERENCE_ENGINE].norm()
     assert 1e-4 < gap < 0.05
 
 
 def test_no_manifest_can_name_the_reference_engine():
-    assert REFERENCE not in Engine.__args__
+    assert REFERENCE_ENGINE not in Engine.__args__

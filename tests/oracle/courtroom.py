@@ -127,14 +127,16 @@ class Courtroom:
         can = pubkey not in self.without_worker
         self.states[pubkey] = start(self.committee, pubkey, can_recompute=can, now_ms=self.now_ms)
 
-    def draw(self, epoch: int, samples=(), roots=(), audited=False, others=()) -> None:
+    def draw(self, epoch: int, samples=(), roots=(), audited=False, others=(), inspected=False) -> None:
         """All oracles read this epoch: its samples, and the roots ((author, Opening) ...) that it certifies."""
         certified = {(a.public, o.request, o.task, o.chunk, o.attempt): o.root() for a, o in roots}
         manifests = {sample.request: MANIFEST for sample in samples}
         for pubkey in self.states:
             keys_ = frozenset(sample.key for sample in samples if audited)
             same = {sample.key: tuple(others) for sample in samples if others}
-            drawn = Drawn(epoch, digest(f"body/{epoch}"), tuple(samples), manifests, certified, keys_, same)
+            seen = frozenset(sample.key for sample in samples if audited or inspected)
+            body = digest(f"body/{epoch}")
+            drawn = Drawn(epoch, body, tuple(samples), manifests, certified, keys_, seen, others=same)
             self._later(self.random.randint(*self.delay_ms), pubkey, drawn)
 
     def run_epochs(self, epochs: int) -> None:
@@ -209,7 +211,9 @@ class Courtroom:
                 if isinstance(own, Computed):
                     checked = self.states[me].cases[sample.key].checked
                     beside = checked.root() if checked is not None else ""
-                    ended = Recomputed(sample.key, own.leaves, excused=own.excused, beside=beside)
+                    ended = Recomputed(
+                        sample.key, own.leaves, excused=own.excused, beside=beside, reference=own.reference
+                    )
                 self._later(self.random.randint(50, 400), me, ended)
             case SayVote(key, _, x, found):
                 vote = inventory.build_vote(seat.keys, self.committee.digest(), verdict.topic(key), x, created_at=at)
