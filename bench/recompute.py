@@ -49,10 +49,9 @@ from nodewire.llm.programs import DriverProgram, StageProgram
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.vocabulary import Vocabulary
 from nodewire.protocol import choices, token_list
-from nodewire.protocol.arithmetic import REFERENCE_ENGINE
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Frame
-from nodewire.protocol.manifest import CUSTOMER, Manifest, Task
+from nodewire.protocol.manifest import CUSTOMER, REFERENCE_ENGINE, Manifest, Task
 
 FAULTS = Path(__file__).parent.parent / "tests" / "faults"
 MERGED_POSITIONS = 512

@@ -13,7 +13,7 @@ from nodewire.errors import BadTask
 from nodewire.graph import actor as graph
 from nodewire.kind import Actor, Limits
 from nodewire.llm import actor as llm
-from nodewire.protocol.arithmetic import REFERENCE_ENGINE
+from nodewire.protocol.manifest import REFERENCE_ENGINE
 
 _ENGINES: dict[str, Callable[[str, bytes, Sequence[Path], Limits], Actor]] = {
     "decoder.driver": llm.load,

@@ -21,8 +21,8 @@ from nodewire.llm.loader import Fill, filler, open_weights
 from nodewire.llm.programs import DriverProgram, StageProgram
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import Tokenizer
-from nodewire.protocol.arithmetic import REFERENCE_ENGINE
 from nodewire.protocol.frame import Frame
+from nodewire.protocol.manifest import REFERENCE_ENGINE
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from nodewire.errors import NodewireError, OverMemory
 from nodewire.kind import JobKind, Limits, Worker
 from nodewire.market import Market
-from nodewire.protocol.arithmetic import REFERENCE_ENGINE
-from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.manifest import REFERENCE_ENGINE, Manifest
 from nodewire.worker.lasting import LastingWorker, maker
 
 _log = logging.getLogger(__name__)

@@ -20,8 +20,6 @@ from nodewire.protocol.chunk import Leaf
 from nodewire.protocol.fingerprint import MILLION, row_distances
 from nodewire.protocol.manifest import Manifest
 
-REFERENCE_ENGINE = "decoder.stage.float32"
-"""The engine of a stage in float32, whatever its program says. No manifest can name it."""
 ROUNDED = frozenset({"bfloat16", "float16"})
 """Dtypes in which a result is off by its rounding, so that a narrower one could hide."""
 FEW = 8

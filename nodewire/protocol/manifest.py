@@ -21,6 +21,8 @@ MAX_CHAT_BYTES = 131_072
 
 Engine = Literal["decoder.driver", "decoder.stage", "encoder.driver", "graph"]
 """What interprets a task's program in the worker (`kinds` maps it to a worker entry)."""
+REFERENCE_ENGINE = "decoder.stage.float32"
+"""The engine of a stage in float32, whatever its program says. No manifest can name it."""
 
 
 class BlobRef(Schema):

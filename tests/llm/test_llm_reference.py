@@ -5,9 +5,8 @@ from llm_models import PLAIN, ROOMY, hidden_frame, make_model
 
 from nodewire.llm.actor import load
 from nodewire.llm.split import split_decoder
-from nodewire.protocol.arithmetic import REFERENCE_ENGINE
 from nodewire.protocol.frame import Frame
-from nodewire.protocol.manifest import Engine
+from nodewire.protocol.manifest import REFERENCE_ENGINE, Engine
 
 
 def test_a_bfloat16_stages_reference_is_float32_and_closer_to_the_truth(tmp_path):
