@@ -25,7 +25,13 @@ EVENTS = counter(
     "EVENTs answered with OK, accepted or refused; the reason is NIP-01's prefix, empty if nothing was to be said.",
     *("outcome", "reason"),
 )
-REFUSED = counter("nodewire_relay_messages_refused_total", "Messages that were not taken at all.", "reason")
+REFUSED = counter(
+    "nodewire_relay_messages_refused_total", "Messages, uploads and downloads that were not taken.", "reason"
+)
+WAITED = counter(
+    "nodewire_relay_waited_seconds_total",
+    "For which messages of addresses that had spent their budgets were left unread.",
+)
 DELIVERED = counter("nodewire_relay_events_delivered_total", "Live events, to each subscription that wants them.")
 INGEST = histogram("nodewire_relay_ingest_seconds", "From reading an EVENT to its OK, the commit to disk included.")
 FANOUT = histogram("nodewire_relay_fanout_seconds", "From an event taken to its place in the last reader's outbox.")
@@ -34,7 +40,7 @@ BLOBS = gauge("nodewire_relay_blobs", "Blobs in the Blossom store.")
 BLOB_BYTES = gauge("nodewire_relay_blob_bytes", "What these take.")
 BLOB_CAP = gauge("nodewire_relay_blob_cap_bytes", "What they may take.")
 STORED_FAMILIES = (DB_BYTES, BLOBS, BLOB_BYTES, BLOB_CAP)
-TALK_FAMILIES = (CONNECTIONS, TURNED_AWAY, CUT, SUBSCRIPTIONS, EVENTS, REFUSED, DELIVERED, INGEST, FANOUT)
+TALK_FAMILIES = (CONNECTIONS, TURNED_AWAY, CUT, SUBSCRIPTIONS, EVENTS, REFUSED, WAITED, DELIVERED, INGEST, FANOUT)
 FAMILIES = (*TALK_FAMILIES, *STORED_FAMILIES)
 
 
@@ -52,6 +58,7 @@ class Talk:
         yield SUBSCRIPTIONS.of(counts.subscriptions)
         yield EVENTS.by({("accepted" if ok else "refused", why): n for (ok, why), n in counts.answers.items()})
         yield REFUSED.by({(reason,): count for reason, count in counts.refusals.items()})
+        yield WAITED.of(counts.waited_s)
         yield DELIVERED.of(counts.delivered)
         yield INGEST.spread({(): counts.ingest})
         yield FANOUT.spread({(): counts.fanout})
