@@ -33,7 +33,7 @@ import aiohttp
 import orjson
 from websockets.asyncio.client import ClientConnection, connect
 
-from bench import flood_relay
+from bench import flood_relay, flood_wire
 from bench.flood import Flood, Target, flooded
 from bench.report import Report, percentile, run, spread
 from nodewire.nostr import nipb7
@@ -74,6 +74,13 @@ ARMS = {
     "big_events": Arm(flood_relay.big_events, "sent"),
     "bad_signatures": Arm(flood_relay.bad_signatures, "sent"),
     "strangers_beats": Arm(flood_relay.strangers_beats, "beats"),
+    "wire_filler": Arm(flood_wire.wire_filler, "sent"),
+    "wire_filler_bytes": Arm(flood_wire.wire_filler_bytes, "sent"),
+    "wire_unknown_jobs": Arm(flood_wire.wire_unknown_jobs, "sent"),
+    "wire_documents": Arm(flood_wire.wire_documents, "sent"),
+    "wire_links": Arm(flood_wire.wire_links, "linked"),
+    "wire_handshakes": Arm(flood_wire.wire_handshakes, "linked"),
+    "wire_half_open": Arm(flood_wire.wire_half_open, "sent"),
 }
 
 

@@ -8,7 +8,6 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench import wire_plain as plain
 from bench import wire_streams as streams
@@ -72,8 +71,7 @@ async def _unread(reader: Reader) -> None:
 
 async def _documents(reader: Reader) -> None:
     reader.open()
-    nothing: list[Any] = []
-    piece = Piece(plain.CONTROL, payload={"job": JOB, "t": "sent", "x": [nothing] * 4_000}).pack()
+    piece = Piece(plain.CONTROL, payload={"job": JOB, "t": "sent", "x": bytes(4_000)}).pack()
     for _ in range(mailbox.MAX_CONTROLS):
         _send(reader.producer, piece)
 

@@ -20,7 +20,7 @@ from bench.wire_streams import BESIDE, CLOSED, JOB, OTHERS, PRODUCED
 from nodewire.errors import NodewireError, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
-from nodewire.wire import JobMailbox, Link, Node, Patience, Route, frames, identity
+from nodewire.wire import JobMailbox, Link, Node, Patience, Route, frames, identity, links
 from nodewire.wire.decoder import Decoder, Landing
 from nodewire.wire.headers import DataHeader
 from nodewire.wire.identity import Identity
@@ -220,6 +220,7 @@ class Reader:
     """A node that consumes on PRODUCED from one peer and on OTHERS from another one, and has a job with that alone."""
 
     def __init__(self) -> None:
+        links.MAX_ORIGIN_BYTES = 2**50  # all cases come from one address
         self.doors = Doors()
         self.node = Node(
             Keys(b"\x01" * 32), transport=self.doors, patience=STILL, holder=_nothing_is_kept, survey_s=3_600.0

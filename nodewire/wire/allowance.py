@@ -56,6 +56,8 @@ class AtATime:
 
 _FRAME_BYTES = 4_096
 _PARSED = 8
+VALUE_BYTES = 1_024
+"""What a document pays for each value in it: to read one takes as long as to decrypt that."""
 _MAX_EXCUSED_BYTES = 512 * 2**20
 
 

@@ -6,8 +6,18 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from nodewire.errors import BadFrame, BadVersion, TooLarge
-from nodewire.wire.allowance import stray_bytes
-from nodewire.wire.frames import CAPS, MAX_STREAMS, PREFIX, SEGMENT_BYTES, VERSION, Document, Type, parse_document
+from nodewire.wire.allowance import VALUE_BYTES, stray_bytes
+from nodewire.wire.frames import (
+    CAPS,
+    MAX_STREAMS,
+    PREFIX,
+    SEGMENT_BYTES,
+    VERSION,
+    Document,
+    Type,
+    parse_document,
+    values,
+)
 from nodewire.wire.headers import DataHeader, unpack_credit, unpack_header
 
 _SEGMENTS = (Type.DATA, Type.MORE)  # other frames under way may have the same number
@@ -216,7 +226,9 @@ class Decoder:
         self._prefix = self._target = None
         if kind == Type.CONTROL:
             document, self._document = self._document, bytearray()
-            self._receiver.control(parse_document(document))
+            parsed = parse_document(document)
+            self._receiver.stray(VALUE_BYTES * values(parsed))
+            self._receiver.control(parsed)
         elif kind in _SEGMENTS:
             assembly = self._streams[stream]
             if assembly.filled >= assembly.header.nbytes:

@@ -56,7 +56,7 @@ __all__ = [
 VERSION = 1
 PREFIX = struct.Struct("!BBHIQ")
 MAX_DOCUMENT_BYTES = 65_536
-MAX_DOCUMENT_VALUES = 4_096
+MAX_DOCUMENT_VALUES = 2_048
 """64 KiB of empty lists would take a link 80 ms to read."""
 MAX_FILLER_BYTES = 131_072
 SEGMENT_BYTES = 262_144
@@ -142,6 +142,19 @@ def parse_document(packed: bytearray) -> Document:
     if not isinstance(document, dict) or not isinstance(document.get("t"), str):
         raise BadFrame("document", "not a map with a type `t`")
     return document
+
+
+def values(document: Any) -> int:
+    """How many a document holds, itself included."""
+    count, left = 0, [document]
+    while left:
+        count += 1
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return count
 
 
 def reported(document: Document) -> NodewireError:

@@ -27,7 +27,7 @@ from nodewire.wire.transport import Arrival, Beside, Listener, TcpTls, Transport
 MAX_HALF_OPEN = 64
 """Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
 MAX_LINKS = 1_024
-ORIGIN_BYTES_PER_S, MAX_ORIGIN_BYTES = 64 * 2**20, 256 * 2**20
+ORIGIN_BYTES_PER_S, MAX_ORIGIN_BYTES = 32 * 2**20, 128 * 2**20
 """What all links of one origin may send that no job expects, and what the work for its handshakes may come to."""
 HANDSHAKE_BYTES, FAULT_BYTES = 2**19, 16 * 2**20
 """What a handshake takes of its origin's allowance, and what a link that broke the rules does."""

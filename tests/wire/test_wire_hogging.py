@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from wire_net import array, data_frame, job_id, until
 
-from nodewire.errors import Busy, LinkLost, WorkerFailed
+from nodewire.errors import Busy, LinkLost, TooLarge, WorkerFailed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
 from nodewire.wire import Route, early, frames, identity, link, links, mailbox, tls
@@ -229,6 +229,22 @@ async def test_all_links_of_an_origin_together_send_no_more_for_nothing_than_it_
     # Half of a link's own is never the others' to take.
     assert sum(one.bytes_in for one in opened) < (2 + 6 / 2 + 1) * link.MAX_STRAY_BYTES
     assert set(provider.peers) == {other.keys.public}
+
+
+async def test_a_document_pays_for_its_values(net, monkeypatch):
+    """64 KiB of empty lists took a hundred times as long to read as 64 KiB of text."""
+    monkeypatch.setattr(link, "STRAY_BYTES_PER_S", 0)
+    provider = await net.node()
+    peer = await net.proven(provider)
+    allowance, costs = provider.peers[peer.keys.public].allowance, []
+    for said in (bytes(1_000), [[]] * 1_000):
+        before = allowance.left_bytes
+        peer.send(frames.control({"t": "x", "y": said}))
+        await until(lambda before=before: allowance.left_bytes < before)
+        costs.append(before - allowance.left_bytes)
+    assert costs[1] > 50 * costs[0]
+    peer.send(frames.control({"t": "x", "y": [[]] * frames.MAX_DOCUMENT_VALUES}))
+    assert (await peer.document())["error"]["code"] == TooLarge.code
 
 
 async def test_jobs_of_one_peer_that_are_not_open_are_few(net):
