@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -26,6 +27,7 @@ from nodewire.verify.recompute import Computed, Inputs, gather, pull_opening, re
 from nodewire.wire.node import Node
 
 _log = logging.getLogger(__name__)
+_KEPT_OVERRUNS = 1_024
 
 Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
 """A worker that has loaded the task of the manifest, and the task's name there. Raises BadTask, OverMemory ..."""
@@ -68,6 +70,9 @@ class Inquiry:
         self._market, self._relays, self._draws = market, relays, draws
         self._node, self._kinds, self._loaded = node, job_kinds, loaded
         self._reference = reference
+        self._overruns: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        """By manifest and task: inputs of how many bytes took longer here than how many seconds, the last time. What a
+        manifest says of its operations is not asked: its author could have every sample of it refused."""
 
     @property
     def can_recompute(self) -> bool:
@@ -144,7 +149,8 @@ class Inquiry:
         """The chunk, computed here; `judged` and `beside` as in `verify.recompute`.
 
         Raises:
-            Overloaded: there are none after `within_s`.
+            Overloaded: there are none after `within_s`, or no less of the same task was done in that time before. The
+                worker is not kept busy with those: other oracles may be faster.
             NotAllowed: nothing is computed here, or no installed package computes such a job.
             BadTask, OverMemory, WorkerFailed ...: the task is refused or fails here.
         """
@@ -152,16 +158,27 @@ class Inquiry:
         kind = self._kinds.get(manifest.kind)
         if self._loaded is None or kind is None:
             raise NotAllowed("worker", f"jobs of kind {manifest.kind} are not computed here")
-        step = "loading the task here"
+        place = inputs.digest, task
+        size, took_s = self._overruns.get(place, (0, 0.0))
+        if within_s is not None and within_s <= took_s and inputs.size >= size:
+            raise Overloaded("computing here", f"{size} bytes took more than {took_s:.1f} s, {within_s:.1f} s are left")
+        step, own = "loading the task here", None
         try:
             async with asyncio.timeout(within_s) as limit:
                 worker, name = await self._loaded(kind, manifest, task)
                 step = "computing here"
                 own = await recompute(inputs, kind=kind, worker=worker, loaded=name, judged=judged, beside=beside)
+                self._overruns.pop(place, None)
                 return replace(own, reference=await self._wide(inputs, kind))
         except TimeoutError as error:
-            if not limit.expired():
+            if not limit.expired() or within_s is None:
                 raise
+            if own is not None:
+                _log.info("sample %s is judged without a float32 reference: no time is left", inputs.sample.key[:8])
+                return own
+            self._overruns[place] = inputs.size, within_s
+            while len(self._overruns) > _KEPT_OVERRUNS:
+                self._overruns.popitem(last=False)
             raise Overloaded(step, f"not done in the {within_s:.1f} s that were left") from error
 
     async def _wide(self, inputs: Inputs, kind: JobKind) -> tuple[Leaf, ...]:

@@ -175,6 +175,11 @@ class Inputs:
     """By number, the tokens of earlier chunks, by what a provider shows that chose them. They need not be true: none is
     followed that cannot be excused."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for frame in (*self.before, *self.frames) for tensor in frame.tensors)
+
 
 @dataclass(frozen=True, slots=True)
 class Computed:

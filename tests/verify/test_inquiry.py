@@ -15,6 +15,7 @@ from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
 from nodewire.verify import inquiry as module
 from nodewire.verify.inquiry import Inquiry, Overloaded
+from nodewire.verify.recompute import Computed
 from tests.customer.public_record import CUSTOMER, PROVIDERS, TASKS, PublicRecord
 from tests.protocol import documents
 from tests.protocol_committee.actors import keys
@@ -67,12 +68,12 @@ async def looked_into(record, monkeypatch, *, slow="", within_s=None):
         taken.update(given)
         if slow == "inputs":
             await asyncio.sleep(60)
-        return SimpleNamespace(sample=given["sample"], manifest=given["manifest"])
+        return SimpleNamespace(sample=given["sample"], manifest=given["manifest"], digest="d", size=1)
 
     async def recompute(inputs, **given):
         if slow == "computing":
             await asyncio.sleep(60)
-        return ()
+        return Computed(())
 
     async def loaded(kind, manifest, task):
         if slow == "loading":
@@ -146,3 +147,33 @@ async def test_what_took_too_long_is_said(record, monkeypatch, slow, error, fiel
         await looked_into(record, monkeypatch, slow=slow, within_s=0.2)
     assert (type(raised.value), raised.value.field) == (error, field)
     assert "0.2 s" in raised.value.reason
+
+
+async def test_what_took_too_long_once_keeps_no_worker_busy_again_in_less_time(record, monkeypatch):
+    computed, stuck = [], True
+
+    async def recompute(inputs, **given):
+        computed.append(inputs.size)
+        if stuck:
+            await asyncio.Event().wait()
+        return Computed(())
+
+    async def loaded(kind, manifest, task):
+        return None, task
+
+    def inputs(size, task=TASKS[1]):
+        return SimpleNamespace(manifest=MANIFEST, digest="d", sample=SimpleNamespace(task=task), size=size)
+
+    monkeypatch.setattr(module, "recompute", recompute)
+    inquiry = Inquiry(record, record, Draws(record.asked), None, {MANIFEST.kind: SimpleNamespace()}, loaded)
+    with pytest.raises(Overloaded, match="not done in the 0"):
+        await inquiry.recompute(inputs(100), within_s=0.2)
+    stuck = False
+    for size, within_s in ((100, 0.1), (200, 0.2)):
+        with pytest.raises(Overloaded, match="100 bytes took more than"):
+            await inquiry.recompute(inputs(size), within_s=within_s)
+    assert computed == [100]
+    await inquiry.recompute(inputs(200, TASKS[2]), within_s=0.2)  # another task
+    await inquiry.recompute(inputs(99), within_s=0.2)  # a smaller one; now it is fast, and nothing is held against it
+    await inquiry.recompute(inputs(100), within_s=0.1)
+    assert computed == [100, 200, 99, 100]
