@@ -89,7 +89,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     struck = []
     with tempfile.TemporaryDirectory(prefix="nodewire-leeway-") as folder:
         for model in await asyncio.to_thread(models, Path(folder), quick=report.quick):
-            if model.manifest.mode != "generate":
+            if model.manifest.mode != "generate" or options.only not in model.name:
                 continue
             arm = await _honest(model, quick=report.quick)
             judged, refused = judged + arm["judged"], refused + arm["refused"]
@@ -97,7 +97,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
             cheats = await asyncio.to_thread(_cheats, model)
             struck += [cheat["chunks"] for cheat in cheats.values()]
             report.arms[model.name] = {"honest": arm, "cheats": cheats}
-    report.line("tokens_judged", judged, ">=", 500 if report.quick else 10_000)
+    report.line("tokens_judged", judged, ">=", 1 if options.only else 500 if report.quick else 10_000)
     report.line("honest_tokens_not_excused", refused, "==", 0)
     report.line("largest_honest_gap_as_a_part_of_what_is_excused", round(max(parts), 4), "<=", 0.5)
     report.line("cheats_that_altered_no_token", sum(chunks == 0 for chunks in struck), "==", 0)
@@ -187,5 +187,9 @@ def _choosing(choose: Choose, altered: set[tuple[str, int]]) -> Iterator[None]:
         sampler.choose = honest_choice
 
 
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", default="", help="models whose name holds this: float32, bfloat16")
+
+
 if __name__ == "__main__":
-    run("leeway", __doc__, measure)
+    run("leeway", __doc__, measure, add=_options)

@@ -6,7 +6,9 @@ import hashlib
 
 import pytest
 
-from nodewire.protocol import choices
+from kinds.k8843 import KIND
+from nodewire.errors import BadInput
+from nodewire.protocol import choices, token_list
 from nodewire.protocol.chunk import leaf_of, opening
 from nodewire.protocol.compare import compare
 from nodewire.protocol.frame import Array, Frame
@@ -102,3 +104,10 @@ def test_a_token_that_is_not_its_hash_is_no_token():
     assert choices.of_leaves([leaf], EDGE) == {1: 7}
     other = leaf.tensors[0].model_copy(update={"sketch": (8).to_bytes(8, "little")})
     assert choices.of_leaves([leaf.model_copy(update={"tensors": (other,)})], EDGE) == {}
+
+
+@pytest.mark.parametrize("name", [token_list.SAID, token_list.BESIDE])
+def test_no_customer_has_a_driver_follow_what_it_is_told(name):
+    """A request's parameters are sealed, and are those of a generation alone."""
+    with pytest.raises(BadInput, match=name):
+        KIND.check(MANIFEST, {name: token_list.pack({0: 5})})
