@@ -408,7 +408,7 @@ AnyRole = CustomerConfig | ProviderConfig | OracleConfig
 
 
 def load_role(path: Path) -> AnyRole:
-    """What the file says that it is: an oracle's has a seat, a provider's what it sells. Raises BadConfig."""
+    """The file as the role whose fields it has: a seat is an oracle's, sales are a provider's. Raises BadConfig."""
     text = _text(path)
     data = _parsed(path, text)
     _no_other_tables(path, text, data)
@@ -416,7 +416,7 @@ def load_role(path: Path) -> AnyRole:
         return OracleConfig.load(path)
     return (
         ProviderConfig.load(path)
-        if {"serve", "train", "specialize", "auto"} & data.keys()
+        if (ProviderConfig.model_fields.keys() - CustomerConfig.model_fields.keys()) & data.keys()
         else CustomerConfig.load(path)
     )
 

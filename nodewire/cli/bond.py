@@ -15,8 +15,8 @@ import typer
 
 from nodewire.cli.output import Json, console, one_line, print_json, sats
 from nodewire.cli.roles import enter_market, event_id, naming, wallet_of
-from nodewire.config import AnyRole, load_role, parse_msat
-from nodewire.errors import BadConfig, NotAllowed, NotFound
+from nodewire.config import AnyRole, ProviderConfig, load_role, parse_msat
+from nodewire.errors import BadConfig, BadInput, NotAllowed, NotFound
 from nodewire.nostr.keys import Keys, from_npub
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Bonds: what a provider stakes, and what verdicts pay out.", no_args_is_help=True)
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file.")]
 _FETCH_S = 10.0
+_RUNNING = "a provider runs with this bond, and is bonded no more once it is asked back"
 _IDS = "`nodewire bond claim` without one lists what can be claimed, `nodewire audit` shows a job's"
 
 
@@ -70,8 +71,20 @@ def show(
 
 
 @app.command()
-def release(config: Config, json: Json = False) -> None:
-    """Ask for the bond back: it is free when every verdict on work done under it has had its time."""
+def release(
+    config: Config,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Also while a provider runs with it.")] = False,
+    json: Json = False,
+) -> None:
+    """Ask for the bond back: it is free when every verdict on work done under it has had its time.
+
+    Asks first while a provider runs with it: that one loses its place on the market.
+    """
+    if not yes and _is_running(load_role(config)):
+        if json:
+            raise BadInput("--yes", f"{_RUNNING}; --yes releases its bond all the same")
+        if not typer.confirm(f"{_RUNNING[0].upper()}{_RUNNING[1:]}. Release its bond?"):
+            raise typer.Exit(1)
 
     async def run() -> HeldBond:
         async with _asking(config) as (keys, holder):
@@ -116,6 +129,12 @@ def claim(
     for one in found:
         refused = f"; refused: {one_line(one['refused'])}" if one.get("refused") else ""
         console.print(f"{one['what'][:16]}  [bold]{sats(one['amount_msat'])}[/] {one['state']}{refused}")
+
+
+def _is_running(role: AnyRole) -> bool:
+    from nodewire.store.held import is_held
+
+    return isinstance(role, ProviderConfig) and is_held(role.state)
 
 
 async def _claim_fees(holder: BondHolder, keys: Keys) -> dict[str, Any]:

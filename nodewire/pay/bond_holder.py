@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
@@ -142,6 +143,18 @@ async def is_share_paid(holder: BondHolder, request: Request, chunk: int, commit
     return due_msat > 0 and await holder.share_msat(request.id, request.customer, chunk) >= due_msat
 
 
+def check_locked(bond: HeldBond | None) -> None:
+    """Raises NotAllowed: there is a bond that is neither locked nor over, with the date at which it is."""
+    if bond is None or bond.state in ("locked", "released"):
+        return
+    at = datetime.fromtimestamp(bond.frees_at_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    if bond.state == "unbonding":
+        raise NotAllowed(
+            "bond", f"was asked back, and is free on {at}; until then this key has none: set [bond] amount_msat to 0"
+        )
+    raise NotAllowed("bond", f"was slashed by a verdict ({bond.state}, over on {at}); this key cannot lock another")
+
+
 async def ensure_bond(holder: BondHolder, keys: Keys, amount_msat: int, until_s: int) -> Event:
     """A bond of at least `amount_msat` until at least `until_s`: locked, raised or found; its statement (kind 8858).
 
@@ -161,8 +174,7 @@ async def ensure_bond(holder: BondHolder, keys: Keys, amount_msat: int, until_s:
     if bond is None or bond.state == "released":
         first = f"after {bond.id[:32]}" if bond is not None else "first"
         bond = await holder.lock(keys, amount_msat, until_s, key=first)
-    if bond.state != "locked":
-        raise NotAllowed("bond", f"it is {bond.state}, until {bond.frees_at_s}")
+    check_locked(bond)
     missing_msat = max(0, amount_msat - bond.remainder_msat)
     if missing_msat or bond.until_s < until_s:
         key = f"{bond.amount_msat}+{missing_msat}-{len(bond.cases)}"

@@ -31,4 +31,8 @@ def in_words(error: ErrorDetails) -> str:
     if error["type"] == "string_pattern_mismatch":
         shape = _SHAPES.get(error["ctx"]["pattern"], "what it must be")
         return f"{str(error['input'])[:_MOST_CHARS]!r} is not {shape}"
+    if error["type"] in ("int_parsing", "int_from_float", "int_type"):
+        is_amount = bool(error["loc"]) and str(error["loc"][-1]).endswith("_msat")
+        unit = " of millisats: 15000 for 15 sat" if is_amount else ""
+        return f"{str(error['input'])[:_MOST_CHARS]!r} is not a whole number{unit}"
     return _PLAIN.get(error["type"], error["msg"].removeprefix("Value error, "))

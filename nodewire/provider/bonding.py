@@ -5,13 +5,37 @@ from __future__ import annotations
 import time
 
 from nodewire.config import BondConfig
+from nodewire.errors import NotFound, PaymentFailed
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.pay.bond_holder import BondHolder, ensure_bond
+from nodewire.pay.bond_holder import BondHolder, check_locked, ensure_bond
 from nodewire.protocol import bond
 from nodewire.protocol.bond import BondStatement
 
 _DAY_S = 86_400
+
+
+async def check_bond(holder: BondHolder, public: str, wanted_msat: int, balance_msat: int) -> None:
+    """Check that a bond of `wanted_msat` is there, or can be locked out of `balance_msat`.
+
+    Raises:
+        NotAllowed: the bond was asked back, or was slashed.
+        PaymentFailed: the wallet has too little.
+    """
+    if not wanted_msat:
+        return
+    try:
+        bond = await holder.bond(public)
+    except NotFound:
+        bond = None
+    check_locked(bond)
+    held_msat = bond.remainder_msat if bond is not None and bond.state == "locked" else 0
+    if (lacks_msat := wanted_msat - held_msat) > balance_msat:
+        raise PaymentFailed(
+            "bond",
+            f"{lacks_msat} msat are to be locked, and the wallet has {balance_msat} msat: pay into it, or lower"
+            " [bond] amount_msat",
+        )
 
 
 class Bonding:

@@ -114,6 +114,10 @@ class Provider:
         """Jobs that are open here, by kind."""
         return {kinds.INFERENCE: len(self._jobs)}
 
+    async def announced(self) -> None:
+        """Wait until what is offered stands in a published ad."""
+        await self._held.announced()
+
     async def run(self) -> None:
         """Serve until cancelled."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from nodewire.config import ProviderConfig
 from nodewire.dialling import are_private
+from nodewire.errors import BadConfig, NotAllowed
 from nodewire.guests import listening_socket
 from nodewire.kind import MakeWorker, installed
 from nodewire.market import Market, open_market
@@ -36,7 +37,7 @@ from nodewire.provider import measuring, profiling, queues
 from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission, Derived
 from nodewire.provider.announcing import Announcer, describe, name_of
-from nodewire.provider.bonding import Bonding
+from nodewire.provider.bonding import Bonding, check_bond
 from nodewire.provider.claiming import claim_again
 from nodewire.provider.committing import Committing
 from nodewire.provider.daemon import Provider
@@ -72,19 +73,24 @@ from nodewire.worker.several import several
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
     """Start a provider; returns its ready line with `wait`, which ends only by an error, and with its `metrics`.
 
+    It is ready when its wallet answers, its bond is locked and its first ad is on its relays.
+
     Raises:
-        BadConfig: the kernel has not the congestion control that is chosen, or torch not the workers' device.
+        LinkLost, TimedOut: the wallet's service does not answer.
+        NotAllowed, PaymentFailed: the bond was asked back or slashed, or is larger than the wallet.
+        BadConfig: the wallet's service does not know the token, or a device or congestion control is not there.
         Busy: another daemon works in its state folder.
     """
     congestion.check(config.wire.congestion)
     await devices.check(config.worker.device)
     stack.enter_context(held(config.state))
+    wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
+    stack.push_async_callback(wallet.close)
+    await _check_wallet(wallet, config)
     keys, pool, market = await open_market(stack, config)
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
     ledger.interrupted()
-    wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
-    stack.push_async_callback(wallet.close)
 
     async def publish(event: Event, relays: tuple[str, ...]) -> None:
         await pool.publish(event, timeout_s=10.0)
@@ -123,6 +129,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 
     running = asyncio.create_task(run())
     stack.callback(running.cancel)
+    await _announced(running, [half for half in halves if isinstance(half, Provider)])
 
     def named() -> list[tuple[str, LastingWorker]]:
         both = {"serve": list(serving), "train": training_workers}
@@ -131,6 +138,27 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     here.append(Workers(named))
     apart = (measuring.Till(config.ledger), Machines(named, config.worker.memory))
     return {**ready, "wait": running, "metrics": Exposed("provider", config.metrics.listen, here, apart)}
+
+
+async def _check_wallet(wallet: SimWallet, config: ProviderConfig) -> None:
+    """Before anything is loaded or published. Raises as `start`."""
+    try:
+        balance_msat = await wallet.balance_msat()
+    except NotAllowed as error:
+        said = f"{config.wallet.url} does not know the token in {config.wallet.token_file}"
+        raise BadConfig("wallet.token_file", said) from error
+    if config.bond.amount_msat:
+        public = Keys.from_file(config.key).public
+        await check_bond(SimBondHolder(wallet), public, config.bond.amount_msat, balance_msat)
+
+
+async def _announced(running: asyncio.Task[None], halves: Sequence[Provider]) -> None:
+    """Wait until what is offered stands in an ad on the relays. Raises what ended the daemon before."""
+    waiting = asyncio.gather(*(half.announced() for half in halves))
+    await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        waiting.cancel()
+        running.result()
 
 
 async def _open_inference(

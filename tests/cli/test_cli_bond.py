@@ -1,6 +1,7 @@
 """`nodewire bond` and the network that holds bonds, as an operator types them."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.protocol import committee as committees
 from nodewire.protocol import verdict
 from nodewire.protocol.committee import Committee
+from nodewire.store.held import held
 from tests.pay import bond_market as bm
 
 ROOT = Path(__file__).parent.parent.parent
@@ -117,6 +119,60 @@ def test_a_doctor_says_what_a_bond_lacks_and_who_does_not_answer(folder):
     assert "pay into it, or lower [bond] amount_msat" in rows["bond"]["said"]
     assert not rows["blob store http://127.0.0.1:1"]["ok"]
     assert "ws://127.0.0.1:1" in rows["relay ws://127.0.0.1:1"]["said"]
+
+
+def selling(folder, name, **changes):
+    """The file of a provider with a key of its own, and a bond; nothing of it can be fetched."""
+    run("keys", "new", f"{name}.nsec", cwd=folder)
+    text = (folder / "role.toml").read_text().replace("key.nsec", f"{name}.nsec").replace('"state"', f'"{name}"')
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    serve = f'[[serve]]\nmanifest = "38840:{"0" * 64}:x"\ntasks = ["stage.0"]\nprice_msat = 1\n'
+    (folder / f"{name}.toml").write_text(f"{text}[bond]\namount_msat = 60_000\n{serve}")
+    return ["--config", f"{name}.toml"]
+
+
+@pytest.mark.parametrize("command", [["provider"], ["up", "--port", "0"]], ids=["provider", "up"])
+def test_a_provider_with_a_bond_that_cannot_be_had_is_told_before_it_starts(folder, command):
+    name = f"sells-{command[0]}"
+    config = selling(folder, name)
+    run("bond", "lock", "60sat", "--days", "10", *config, cwd=folder)
+    run("bond", "release", *config, cwd=folder)
+    refused = run(*command, *config, cwd=folder, ok=False)["error"]
+    assert refused["code"] == "not-allowed" and refused["field"] == "bond"
+    assert re.match(r"was asked back, and is free on \d{4}-\d\d-\d\d \d\d:\d\d UTC; until then", refused["reason"])
+    config = selling(folder, f"{name}-more")
+    path = folder / f"{name}-more.toml"
+    path.write_text(path.read_text().replace("60_000", "5_000_000"))
+    refused = run(*command, *config, cwd=folder, ok=False)["error"]
+    assert refused["code"] == "payment-failed"
+    assert re.match(r"5000000 msat are to be locked, and the wallet has \d+ msat: pay into it", refused["reason"])
+
+
+def test_a_provider_whose_wallet_does_not_answer_or_know_it_is_told_before_it_starts(folder):
+    url = (folder / "role.toml").read_text().split('url = "')[1].split('"')[0]
+    config = selling(folder, "far", **{url: "http://127.0.0.1:1"})
+    assert run("provider", *config, cwd=folder, ok=False)["error"]["field"] == "wallet"
+    (folder / "wrong.token").write_text("00" * 32)
+    (folder / "wrong.token").chmod(0o600)
+    config = selling(folder, "stranger", **{"wallet.token": "wrong.token"})
+    refused = run("provider", *config, cwd=folder, ok=False)["error"]
+    assert (refused["code"], refused["field"]) == ("bad-config", "wallet.token_file")
+    assert "does not know the token in" in refused["reason"] and "wrong.token" in refused["reason"]
+
+
+def test_a_bond_is_not_released_under_a_running_provider_without_asking(folder):
+    config = selling(folder, "runs")
+    run("bond", "lock", "60sat", "--days", "10", *config, cwd=folder)
+    with held(folder / "runs"):
+        refused = run("bond", "release", *config, cwd=folder, ok=False)["error"]
+        assert refused["field"] == "--yes" and "a provider runs with this bond" in refused["reason"]
+        asked = subprocess.run(
+            [*COMMAND, "bond", "release", *config], cwd=folder, input="n\n", capture_output=True, text=True, check=False
+        )
+        assert asked.returncode == 1 and "Release its bond?" in asked.stdout
+        assert run("bond", "show", *config, cwd=folder)["state"] == "locked"
+        assert run("bond", "release", "--yes", *config, cwd=folder)["state"] == "unbonding"
 
 
 @pytest.fixture

@@ -353,3 +353,22 @@ def test_amounts_are_written_in_sat_or_msat(text, msat):
 def test_what_is_no_amount_is_refused(text):
     with pytest.raises(BadInput):
         parse_msat(text)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ('name = "n"\n', "serve: nothing is sold here"),
+        ("", "serve.price_msat: '15 sat' is not a whole number of millisats: 15000 for 15 sat"),
+    ],
+)
+def test_a_providers_file_is_told_what_it_lacks_in_plain_words(tmp_path, said, expected):
+    file = tmp_path / "provider.toml"
+    serve = f'[[serve]]\nmanifest = "38840:{"0" * 64}:x"\ntasks = ["a"]\nprice_msat = "15 sat"\n'
+    file.write_text(
+        f'{said}key = "k"\nstate = "s"\nrelays = ["ws://x"]\nblossom = ["http://x"]\n'
+        f'committee = "38841:{"0" * 64}:c"\n[wallet]\nurl = "u"\ntoken_file = "t"\n{"" if said else serve}'
+    )
+    with pytest.raises(BadConfig) as refused:
+        load_role(file)
+    assert expected in str(refused.value).replace(".0.", ".")
