@@ -50,6 +50,8 @@ _TOKEN_BYTES = 8
 _RESULT_S = 120.0
 _TRIES = 10
 """How often a busy node is asked again."""
+ANSWERS = 3
+"""Slow answers of one node for which a case has the time: an honest node on a busy machine gives many."""
 _SHOWN_BYTES_PER_S = 2**20
 """A node that shows this much a second may go on."""
 
@@ -75,7 +77,7 @@ class Unopened(NotFound):
 
 
 class Patience:
-    """How long each node is waited for: `each_s` in all its answers together, and longer for the bytes that it shows.
+    """How long a node is waited for: `each_s` for an answer, ANSWERS times that in all, longer for the bytes it shows.
 
     A node that is silent, or trickles, takes no more of an oracle's time than that, however many questions there are.
     """
@@ -89,7 +91,9 @@ class Patience:
     async def on(self, node: str) -> AsyncIterator[None]:
         """Wait for `node`. Raises TimeoutError: its time is over."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._left_s.get(node, self.each_s)) as limit:
+        left_s = self._left_s.get(node, ANSWERS * self.each_s)
+        spare_s = left_s - min(self.each_s, left_s)
+        async with asyncio.timeout(min(self.each_s, left_s)) as limit:
             self._limit = limit
             try:
                 yield
@@ -97,7 +101,7 @@ class Patience:
                 self._limit = None
                 ends_s = limit.when()
                 assert ends_s is not None
-                self._left_s[node] = min(self.each_s, max(0.0, ends_s - loop.time()))
+                self._left_s[node] = min(left_s, spare_s + max(0.0, ends_s - loop.time()))
 
     def shown(self, size: int) -> None:
         """`size` bytes came from the node that is waited for."""
