@@ -7,6 +7,7 @@ Customers, several at once, buy short generations under sampled verification and
 rules (bench.tribunal), and some on a market of processes (bench.corrupt).
 
 Figures, per cheat:
+- altered: frames, tokens and weights that the cheat changed, by its own log.
 - caught_at_job: how many requests had been published when the first verdict that convicts the cheater was certified.
 - wrongly: whoever else was convicted.
 - plans_after: plans that still name the cheater, of requests published more than `LEAVING_EPOCHS` epochs after that.
@@ -39,12 +40,17 @@ from bench import corrupt, tribunal
 from bench.books import Books
 from bench.corrupt import Trial
 from bench.jobs import PROMPTS, generate, references
+from bench.recompute import FAULTS as FAULTS_FOLDER
 from bench.report import Report, run
 from nodewire.plan.policy import SHIPPED, minimum_bond_msat
 from processes.market import DECODER, PRICE_MSAT, Market
 from processes.saying import say
 
-CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied")
+CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied", "forged", "mistaken", "second", "colder")
+DRIVERS = ("mistaken", "second", "colder")
+"""Those of which the driver cheats; the others do in every stage."""
+SAMPLED = {"colder": {"temperature": 1.0, "seed": 7}}
+"""What their customers ask for, others greedy decoding."""
 PROVIDERS, HOLDERS = 10, 6
 CHEATER = 3
 TOKENS = 40
@@ -65,6 +71,9 @@ BOND_SATS = -(
     // 1_000
 )
 RATE = f"{SHIPPED.rate:.2%}"
+sys.path.append(str(FAULTS_FOLDER))
+from nodewire_faults.strike import STRUCK  # noqa: E402
+
 FAULTS = (sys.executable, "-m", "tests.faults.run")
 
 
@@ -85,8 +94,10 @@ class Bought:
 async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Random) -> dict[str, Any]:
     """One market with one cheater: `count` jobs and the books after them."""
     with tempfile.TemporaryDirectory(prefix=f"nodewire-{name}-") as folder:
-        stages = ",".join(f"stage.{k}" for k in range(TASKS - 1))
-        launched = [*FAULTS, "--cheat", name, "--tasks", stages, "--"]
+        tasks = "driver" if name in DRIVERS else ",".join(f"stage.{k}" for k in range(TASKS - 1))
+        launched = [*FAULTS, "--cheat", name, "--tasks", tasks, "--"]
+        sampled = SAMPLED.get(name, {})
+        options = [word for key, value in sampled.items() for word in (f"--{key}", str(value))]
         async with Market(
             Path(folder),
             providers=PROVIDERS,
@@ -96,13 +107,13 @@ async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Rando
             bond_sats=BOND_SATS,
             epoch_s=EPOCH_S,
         ) as market:
-            alone = await references(market, DECODER, prompts, TOKENS)
+            alone = await references(market, DECODER, prompts, TOKENS, *options)
             began = time.monotonic()
             chosen = iter([rng.choice(prompts) for _ in range(count)])
             jobs: list[Bought] = []
             async with asyncio.TaskGroup() as group:
                 for lane in range(min(TOGETHER, count)):
-                    group.create_task(_buy(market, f"{name}-{lane}", chosen, alone, jobs, count))
+                    group.create_task(_buy(market, f"{name}-{lane}", chosen, alone, jobs, count, sampled))
             seconds = time.monotonic() - began
             await asyncio.sleep(3)  # payments and statements that are on their way
             books = await Books.of(market, list(market.providers.values()))
@@ -116,6 +127,7 @@ async def _buy(
     alone: dict[str, list[int]],
     jobs: list[Bought],
     count: int,
+    sampled: dict[str, Any],
 ) -> None:
     """One customer after the other buys jobs until there are no more `prompts`."""
     for number in itertools.count(1):
@@ -126,7 +138,8 @@ async def _buy(
                 jobs.append(job)
                 terms = customer.terms.model_copy(update={"verify": "sampled"})
                 address = market.models["pycoder"]["address"]
-                done = await generate(customer, address, prompt, TOKENS, timeout_s=JOB_S, terms=terms, wait=True)
+                wanted = {"terms": terms, "wait": True, **sampled}
+                done = await generate(customer, address, prompt, TOKENS, timeout_s=JOB_S, **wanted)
                 job.identical, job.error = done.ids == alone[prompt], done.error
                 job.differs_at = _differs_at(done.ids, alone[prompt])
                 job.repaired = done.said.get("repaired", [])
@@ -151,6 +164,7 @@ def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
     outcomes = books.outcomes()
     return {
         "jobs": len(jobs),
+        "altered": market.log(cheater.name).count(STRUCK),
         "identical": sum(job.identical for job in jobs),
         "errors": dict(Counter(job.error.partition(":")[0] for job in jobs if job.error)),
         "requests": len(books.requests),
@@ -232,6 +246,7 @@ def _dag(report: Report, name: str, done: list[Trial]) -> None:
 
 def judge(report: Report, name: str, arm: dict[str, Any]) -> None:
     """The acceptance lines of one cheat."""
+    report.line(f"{name}_altered", arm["altered"], ">=", 1)
     report.line(f"{name}_caught", arm["caught"], ">=", 1)
     report.line(f"{name}_wrongly_convicted", len(arm["wrongly"]), "==", 0)
     report.line(f"{name}_plans_after_the_verdict", arm["plans_after"], "==", 0)

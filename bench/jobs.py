@@ -69,10 +69,12 @@ async def generate(
     return done
 
 
-async def references(market: Market, folder: Path, prompts: Sequence[str], tokens: int) -> dict[str, list[int]]:
-    """What one process generates alone (`nodewire generate --local`), by prompt."""
+async def references(
+    market: Market, folder: Path, prompts: Sequence[str], tokens: int, *options: str
+) -> dict[str, list[int]]:
+    """What one process generates alone (`nodewire generate --local` with `options`), by prompt."""
     alone = {}
     for prompt in prompts:
-        said = await market.command("generate", prompt, "--local", str(folder), "--max-tokens", str(tokens))
+        said = await market.command("generate", prompt, "--local", str(folder), "--max-tokens", str(tokens), *options)
         alone[prompt] = [int(i) for i in said["ids"]]
     return alone

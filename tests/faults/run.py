@@ -29,6 +29,10 @@ def main() -> None:
         from nodewire_faults.equivocating import send_otherwise
 
         send_otherwise([name for name in options.tasks.split(",") if name])
+    if options.cheat == "forged":
+        from nodewire_faults.forging import forge_sketches
+
+        forge_sketches([name for name in options.tasks.split(",") if name])
     if options.cheat == "uncommitted":
         from nodewire_faults.uncommitted import commit_to_nothing
 

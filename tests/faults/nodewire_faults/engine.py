@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from nodewire.kind import Actor, Limits, Params
 from nodewire.llm import actor as llm
 from nodewire.protocol.frame import Frame
 from nodewire_faults.cheats import Cheat
+from nodewire_faults.strike import say_struck
 
 ORDERS = "nodewire_faults"
-STRUCK = "the cheat altered"
-"""A line of a worker's output begins so for each frame or weight that is not the honest one."""
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
 _BRANCH_END = re.compile(r"\.(o_proj|down_proj|output\.dense)\.(weight|bias)")
 
@@ -66,7 +64,7 @@ def _struck(honest: Frame[Any], sent: Frame[Any]) -> Frame[Any]:
     """`sent`; the provider's log says if it is not the honest frame."""
     pairs = zip(honest.tensors, sent.tensors, strict=True)
     if any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs):
-        print(f"{STRUCK} {sent.edge}/{sent.seq}", file=sys.stderr)
+        say_struck(f"{sent.edge}/{sent.seq}")
     return sent
 
 
@@ -118,7 +116,7 @@ class Exchange:
         self._change(name, tensor)
         if name not in self.altered and not torch.equal(before, tensor):
             self.altered.add(name)
-            print(f"{STRUCK} weights {name}", file=sys.stderr)
+            say_struck(f"weights {name}")
 
 
 def exchange_weights(change: Change) -> Exchange:

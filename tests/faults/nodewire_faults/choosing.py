@@ -1,0 +1,46 @@
+"""Drivers that choose other tokens than the logits and the request have it, changed from outside of the engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from nodewire.llm import sampler
+from nodewire.llm.sampling import Sampling
+from nodewire.llm.sampling import choose as honest_choice
+from nodewire_faults.strike import say_struck
+
+Choose = Callable[[Tensor, Sampling, int], int]
+
+
+def choose_with(choose: Choose) -> None:
+    """From now on the drivers of this process choose so."""
+
+    def chosen(logits: Tensor, sampling: Sampling, pos: int) -> int:
+        token, honest = choose(logits, sampling, pos), honest_choice(logits, sampling, pos)
+        if token != honest:
+            say_struck(f"token {honest} at {pos} to {token}")
+        return token
+
+    sampler.choose = chosen
+
+
+def one_of_64(logits: Tensor, sampling: Sampling, pos: int) -> int:
+    """The twentieth best token at one position of 64, else the honest one."""
+    return int(logits.topk(20).indices[-1]) if pos % 64 == 40 else honest_choice(logits, sampling, pos)
+
+
+def second_best(logits: Tensor, sampling: Sampling, pos: int) -> int:
+    """The second-best token at one position of a hundred, else the honest one."""
+    if int.from_bytes(hashlib.sha256(b"due/%d" % pos).digest()[:4], "big") >= 2**32 // 100:
+        return honest_choice(logits, sampling, pos)
+    first, second = logits.topk(2).indices.tolist()
+    return int(second if first == honest_choice(logits, sampling, pos) else first)
+
+
+def colder(logits: Tensor, sampling: Sampling, pos: int) -> int:
+    """A token drawn at 0.97 of the temperature that was asked for."""
+    return honest_choice(logits, replace(sampling, temperature=0.97 * sampling.temperature), pos)
