@@ -12,21 +12,36 @@ from typing import cast
 
 from aiohttp import web
 
-from nodewire.strangers import Strangers
+from nodewire.budget import Budget
+from nodewire.strangers import Strangers, origin_of
+from relay import working
+from relay.counting import Counts
 from relay.limits import Limits
 
 
 class Door:
-    """Hand it every connection by `guest`, and every request by `middleware`."""
+    """Hand it every connection by `guest`, and every request by `middleware`.
 
-    def __init__(self, limits: Limits) -> None:
+    A connection of an address that is in debt (`work`) is ended before anything is made for it.
+    """
+
+    def __init__(self, limits: Limits, work: Budget, counts: Counts) -> None:
+        self._work, self._counts = work, counts
         self._idle: Strangers[_Guest] = Strangers(limits.idle_connections)
         self._idle_s = limits.idle_s
         self._guests: dict[asyncio.Protocol, _Guest] = {}
 
-    def guest(self, inner: asyncio.Protocol) -> asyncio.Protocol:
-        """The protocol of a connection that `inner`, one of aiohttp's, is to serve."""
-        return _Guest(inner, self)
+    def guest(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
+        """The protocol of a connection; `make` gives the one, of aiohttp's, that is to serve it."""
+        return _Guest(make, self)
+
+    def admits(self, address: str) -> bool:
+        origin = origin_of(address)
+        if self._work.left(origin) < 0:
+            self._counts.turned_away += 1
+            return False
+        self._work.charge(origin, working.ACCEPT)
+        return True
 
     @property
     def middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -46,13 +61,13 @@ class Door:
 
         return under_way
 
-    def arrived(self, guest: _Guest) -> None:
-        self._guests[guest.inner] = guest
+    def arrived(self, guest: _Guest, inner: asyncio.Protocol) -> None:
+        self._guests[inner] = guest
         self.idle(guest)
 
-    def left(self, guest: _Guest) -> None:
+    def left(self, guest: _Guest, inner: asyncio.Protocol) -> None:
         self.busy(guest)
-        self._guests.pop(guest.inner, None)
+        self._guests.pop(inner, None)
 
     def idle(self, guest: _Guest) -> None:
         guest.end_in(self._idle_s)
@@ -68,9 +83,10 @@ class Door:
 class _Guest(asyncio.Protocol):
     """One connection, between the event loop and aiohttp."""
 
-    def __init__(self, inner: asyncio.Protocol, door: Door) -> None:
-        self.inner = inner
+    def __init__(self, make: Callable[[], asyncio.Protocol], door: Door) -> None:
         self.address = ""
+        self._make = make
+        self._inner: asyncio.Protocol | None = None
         self._door = door
         self._transport: asyncio.Transport | None = None
         self._end: asyncio.TimerHandle | None = None
@@ -87,21 +103,29 @@ class _Guest(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
-        self._door.arrived(self)
-        self.inner.connection_made(transport)
+        if not self._door.admits(self.address):
+            self._transport.abort()
+            return
+        self._inner = self._make()
+        self._door.arrived(self, self._inner)
+        self._inner.connection_made(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._door.left(self)
-        self.inner.connection_lost(error)
+        if self._inner is not None:
+            self._door.left(self, self._inner)
+            self._inner.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        self.inner.data_received(data)
+        if self._inner is not None:
+            self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self.inner.eof_received()
+        return None if self._inner is None else self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        self.inner.pause_writing()
+        if self._inner is not None:
+            self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        self.inner.resume_writing()
+        if self._inner is not None:
+            self._inner.resume_writing()

@@ -186,6 +186,7 @@ class Conversation:
             for start in range(PAGE, len(found.seqs) + PAGE, PAGE):
                 for json in page:
                     await self._outbox.put(_event_frame(name, json))
+                await working.pay(self._house.work, self._path[0], working.of_answer(len(page)), self._house.counts)
                 if seqs := found.seqs[start : start + PAGE]:
                     page = await self._house.archive.load(seqs, reader)
         except (TimedOut, sqlite3.Error) as error:

@@ -26,7 +26,7 @@ class Limits:
     query_s: float = 5.0
     query_steps: int = 20_000_000  # of SQLite's virtual machine: about a second
     work_per_s: float = 3_000.0  # per address; a unit is about 100 microseconds of a core (working.py)
-    work_burst: int = 30_000
+    work_burst: int = 6_000
     bad_signatures: int = 16  # per connection; then it is closed
     events_bytes: int = 16 * 1024**3  # stored in all, as JSON
     key_events_bytes: int = 1024**3  # of one author's

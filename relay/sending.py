@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from nodewire.errors import LinkLost
 
+_TURN_FRAMES = 16
+
 
 class Outbox:
     """Frames for one client, at most `most_bytes` of them.
@@ -63,7 +65,13 @@ class Outbox:
         while not self._broken:
             await self._filled.wait()
             self._filled.clear()
+            sent = 0
             while self._frames:
+                sent += 1
+                if not sent % _TURN_FRAMES:
+                    await asyncio.sleep(0)  # to send may wait for nothing, and others want their turn
+                if not self._frames:  # cut off meanwhile
+                    break
                 frame = self._frames.popleft()
                 try:
                     async with asyncio.timeout(self._stall_s):

@@ -240,7 +240,7 @@ async def serve(
     """
     relay = Relay(config, policies, clock)
     shelf = None
-    door = Door(config.limits)
+    door = Door(config.limits, relay.work, relay.counts)
     app = web.Application(middlewares=[door.middleware, _with_cors])
     app.router.add_get("/", relay.root)
     if config.blobs is not None:
@@ -255,7 +255,7 @@ async def serve(
     listener: asyncio.Server | None = None
     try:
         listener = await asyncio.get_running_loop().create_server(
-            lambda: door.guest(server()), config.host, config.port, backlog=1_024, reuse_address=True
+            lambda: door.guest(server), config.host, config.port, backlog=1_024, reuse_address=True
         )
         relay.listens_on(listener.sockets[0].getsockname()[1])
         yield relay

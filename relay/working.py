@@ -11,13 +11,16 @@ import asyncio
 from nodewire.budget import Budget
 from relay.counting import Counts
 
-CONNECTION = 20.0
+ACCEPT = 2.0
+CONNECTION = 50.0
+"""A websocket. Opening one costs less: the rest is its price, since handshakes come in crowds."""
 MESSAGE = 1.0
 BAD_SIGNATURE = 10.0
 """Checking one costs less: the rest is its price."""
 _BYTES = 2_048
 _STEPS = 2_000
 _DELIVERIES = 10
+_STORED = 0.3
 _LONGEST_S = 10.0
 """A client that is not read for longer would miss the relay's ping."""
 
@@ -30,6 +33,11 @@ def of_message(size: int) -> float:
 def of_query(steps: int) -> float:
     """For so many steps of SQLite's virtual machine."""
     return steps / _STEPS
+
+
+def of_answer(count: int) -> float:
+    """To send so many stored events."""
+    return count * _STORED
 
 
 def of_deliveries(count: int) -> float:

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from talking import ALICE, BOB, NOW, Talk, note, talk
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from nodewire.nostr import nipb7
 from nodewire.nostr.keys import Keys
@@ -176,7 +176,7 @@ async def test_a_proxys_clients_are_told_apart_by_what_it_says(running):
 
 
 async def test_an_address_that_has_spent_its_budget_waits_and_another_does_not(running):
-    async with running(limits=Limits(work_per_s=100, work_burst=100)) as relay, contextlib.AsyncExitStack() as stack:
+    async with running(limits=Limits(work_per_s=100, work_burst=200)) as relay, contextlib.AsyncExitStack() as stack:
         greedy = [await stack.enter_async_context(talk_from(GREEDY, relay.url)) for _ in range(2)]
         honest = await stack.enter_async_context(talk_from(HONEST, relay.url))
         for n in range(300):
@@ -250,3 +250,14 @@ async def test_quotas_on_disk_hold_for_one_key_and_for_all_and_what_makes_room_i
         assert (await client.publish(note(BOB, kind=30_000, content="x" * 4_900, tags=[["d", ""]])))[0]
         assert (await client.publish(note(kind=5, tags=[["e", first.id]])))[0]
         assert (await client.publish(note(content="4" + "x" * 4_000)))[0]
+
+
+async def test_an_address_in_debt_opens_no_connection_and_another_does(running):
+    async with running(limits=Limits(work_per_s=0.001, work_burst=200)) as relay:
+        with pytest.raises((OSError, InvalidHandshake, EOFError)):
+            for _ in range(10):
+                async with connect(relay.url, local_addr=(GREEDY, 0), open_timeout=60):
+                    relay.work.charge(GREEDY, 100)
+        async with talk_from(HONEST, relay.url) as honest:
+            await honest.ask({"kinds": [1]})
+        assert relay.counts.turned_away
