@@ -169,7 +169,7 @@ async def kept(survey: Survey, state: Path, unix_s: Callable[[], float] = time.t
         log = await asyncio.to_thread(HealthLog, state / NAME)
         where = await asyncio.to_thread(log.where)
     except (sqlite3.Error, OSError) as error:
-        _log.warning("how links are is not written down: %s: %s", state / NAME, error)
+        _log.warning("link statistics could not be saved to %s: %s", state / NAME, error)
         yield
         return
     if where is not None:
@@ -180,7 +180,7 @@ async def kept(survey: Survey, state: Path, unix_s: Callable[[], float] = time.t
         try:
             await asyncio.to_thread(log.write, claim, healths, unix_s(), is_last=is_last)
         except sqlite3.Error as error:
-            _log.warning("how links are is not written down: %s", error)
+            _log.warning("link statistics could not be saved: %s", error)
 
     async def write_often() -> None:
         while True:
