@@ -38,6 +38,7 @@ from bench.report import Report, percentile, run
 from nodewire.graph.split_encoder import split_encoder
 from nodewire.kind import Registration
 from nodewire.llm.split import split_decoder
+from nodewire.plan.sample import INSPECTED_PPM
 from nodewire.protocol import arithmetic
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
 from nodewire.protocol.codec import OWN, Codings
@@ -104,11 +105,14 @@ CHEATED = {
     "other weights, by 10 %": Setting(weights=("noise", 0.1)),
     "bfloat16 for float32": Setting(half=True),
 }
+CACHE = "a cache of 8 bits"
+"""Off by so little that a chunk shows it seldom."""
 NARROWER = {
     "8-bit rows": ("bits", 8),
     "8-bit blocks of 32": ("blocks", 8),
     "8-bit floats (e4m3)": ("fp8", 0),
     "6-bit rows": ("bits", 6),
+    CACHE: ("cache", 8),
 }
 """What is sold as bfloat16, and held against a float32 reference."""
 NOISE = (0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -285,7 +289,7 @@ class Excesses:
             "chunks": len(self.ppm),
             "outcomes": dict(outcomes),
             "ppm": {"min": min(self.ppm, default=None), **spread, "max": max(self.ppm, default=None)},
-            "found_in_20_chunks": None if found is None else round(1 - (1 - found) ** 20, 6),
+            "found_in_20_chunks": None if found is None else round(1 - (1 - found * INSPECTED_PPM / 10**6) ** 20, 6),
         }
 
 
@@ -370,9 +374,11 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     report.line("greys", outcomes["grey"], "==", 0)
     report.line("not_computed", outcomes["not computed"], "==", 0)
     if narrower:
-        dishonest = [arm for name, arm in narrower.items() if name != "honest"]
+        dishonest = [arm for name, arm in narrower.items() if name not in ("honest", CACHE)]
         report.line("honest_excess_ppm", narrower["honest"]["ppm"]["max"], "<", arithmetic.PASS_PPM)
-        report.line("narrower_found_in_20_chunks", min(arm["found_in_20_chunks"] for arm in dishonest), ">=", 0.95)
+        report.line(
+            "narrower_weights_found_in_20_chunks", min(arm["found_in_20_chunks"] for arm in dishonest), ">=", 0.95
+        )
     report.line("largest_honest_part_of_fail_threshold", max(parts, default=None), "<", 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch._dynamo  # as kinds.k8843_worker does: everything is imported befor
 from nodewire.graph import actor as graph
 from nodewire.kind import Actor, Limits, Params
 from nodewire.llm import actor as llm
+from nodewire.llm.kv import past
 from nodewire.protocol.frame import Frame
 from nodewire_faults.cheats import Cheat
 from nodewire_faults.strike import say_struck
@@ -172,6 +174,28 @@ def eight_bit_floats(_: int) -> Change:
             tensor.copy_(((exact / scale).to(torch.float8_e4m3fn).float() * scale).to(tensor.dtype))
 
     return change
+
+
+def narrow_cache() -> set[str]:
+    """From now on keys and values are attended to as if they were kept in 8 bits, one scale for a position and head."""
+    honest, altered = past.attention, set[str]()
+
+    def narrowed(x: torch.Tensor) -> torch.Tensor:
+        exact = x.float()
+        scale = exact.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
+        found = ((exact / scale).round() * scale).to(x.dtype)
+        if not altered and not torch.equal(found, x):
+            altered.add("cache")
+            say_struck("keys and values")
+        return found
+
+    def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        return honest(q, narrowed(keys), narrowed(values), *rest, **named)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "attention", None) is honest:
+            setattr(module, "attention", attend)  # noqa: B010
+    return altered
 
 
 def without(layers: Collection[int]) -> Change:
