@@ -62,7 +62,7 @@ def test_a_committee_parses_back():
         ({"vrf_public": SEATS and COMMITTEE.oracles[0].share_public}, "vrf_public"),
         ({"oracles": [COMMITTEE.oracles[0].document()] * 4}, "twice"),
         ({"oracles": [o.document() for o in reversed(COMMITTEE.oracles)]}, "share indexes"),
-        ({"epoch_ms": 2.0}, "integer"),
+        ({"epoch_ms": 2.0}, "whole number"),
     ],
 )
 def test_an_unsound_committee_is_refused(change, word):
