@@ -173,7 +173,7 @@ def _with_closure(event: Event, state: State) -> Iterable[Event]:
 def _propose(epoch: int, state: State) -> Step:
     """As the leader: propose the body that follows from as many inventories as possible."""
     round_, committee = state.rounds[epoch], state.committee
-    if committee.leader(epoch) != state.me or round_.proposed or not _is_open(epoch, state):
+    if committee.leader(epoch) != state.me or round_.proposed or round_.is_deriving or not _is_open(epoch, state):
         return state, ()
     complete = _complete(epoch, state)
     waiting = len(complete) < len(committee.oracles) and state.now_ms < _close(epoch, state, skews=2)
@@ -206,7 +206,9 @@ def _propose(epoch: int, state: State) -> Step:
         previous=previous_digest,
     )
     state = replace(state, snapshots={**state.snapshots, body.snapshot: derived.snapshot})
-    state = state.with_round(epoch, replace(state.rounds[epoch], proposed=body.digest(), derived={}))
+    state = state.with_round(
+        epoch, replace(state.rounds[epoch], proposed=body.digest(), deriving=frozenset(), derived={})
+    )
     keep = KeepSnapshot(derived.sha256, derived.snapshot, derived.blob)
     return state, (keep, SayProposal(body, derived.blob))
 
@@ -256,7 +258,7 @@ def _missing(
 def _consider(epoch: int, state: State) -> Step:
     """Vote for the leader's proposal if everything that it cites gives the same body."""
     round_ = state.rounds[epoch]
-    if round_.voted or round_.refused or not round_.proposals or not _is_open(epoch, state):
+    if round_.voted or round_.refused or round_.is_deriving or not round_.proposals or not _is_open(epoch, state):
         return state, ()
     body = next(iter(round_.proposals.values())).body
     keep: tuple[Action, ...] = ()
@@ -269,7 +271,7 @@ def _consider(epoch: int, state: State) -> Step:
         state = replace(state, snapshots={**state.snapshots, derived.sha256: derived.snapshot})
         keep = (KeepSnapshot(derived.sha256, derived.snapshot, derived.blob),)
     vote = SayVote(tags.epoch_topic(epoch), body.digest())
-    round_ = replace(state.rounds[epoch], voted=True, derived={}, offered={})
+    round_ = replace(state.rounds[epoch], voted=True, deriving=frozenset(), derived={}, offered={})
     return state.with_round(epoch, round_), (*keep, vote)
 
 

@@ -210,6 +210,11 @@ class Round:
     quorum_ms: int | None = None
     """When 2f+1 votes were first there."""
 
+    @property
+    def is_deriving(self) -> bool:
+        """Whether work is under way beside the loop."""
+        return not self.derived.keys() >= self.deriving
+
 
 Rank = tuple[int, str, str]
 """Of a node, the best first: minus its bond's units, the id of its ad, its key. See `places`."""

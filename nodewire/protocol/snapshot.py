@@ -39,6 +39,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -55,7 +56,7 @@ from nodewire.protocol import beat as _beat
 from nodewire.protocol import bond as _bond
 from nodewire.protocol import published_profile, tags
 from nodewire.protocol.account import MAX_JUDGED, PASSES_OF_A_DOUBT, POINTS, Account, Judged
-from nodewire.protocol.ad import Ad, TaskOffer
+from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
 from nodewire.protocol.coordinates import Coordinates
@@ -234,6 +235,7 @@ def derive(
     if previous is not None and previous.epoch < epoch - REMEMBERED_EPOCHS:
         previous = None
     seen = {node.pubkey: node.epochs for node in previous.nodes} if previous else {}
+    held = {node.pubkey: node for node in previous.nodes} if previous else {}
     fresh = _account.due(judged, epoch, previous.epoch if previous else epoch - 1)
     accounts = _accounts(epoch, previous, fresh)
     live: list[_Live] = []
@@ -251,7 +253,7 @@ def derive(
     found = []
     for one in live:
         by = tuple(known for known in observed[one.pubkey] if known.observer in at)
-        node = _node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us, by, at)
+        node = _node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us, by, at, held.get(one.pubkey))
         nbytes = sum(len(texts[event]) for event in (one.event, one.ad_event, one.bond) if event is not None)
         found.append(_Found(node, one.ad_event, one.bond, nbytes))
     taken = _fitting(found)
@@ -304,16 +306,15 @@ def check(
         raise BadInput("nodes", "not what the events give")
 
 
-_ORDERED: dict[type[Schema], tuple[str, ...]] = {
-    kind: tuple(sorted(kind.model_fields)) for kind in (Node, Held, TaskOffer, Account, Judged)
-}
+@cache
+def _ordered(kind: type[Schema]) -> tuple[str, ...]:
+    return tuple(sorted(kind.model_fields))
 
 
 def _plain(value: Any) -> Any:
     """A part of a snapshot with its fields in canonical order."""
-    names = _ORDERED.get(type(value))
-    if names is not None:
-        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, Schema):
+        return {name: _plain(getattr(value, name)) for name in _ordered(type(value))}
     return [_plain(item) for item in value] if type(value) is tuple else value
 
 
@@ -471,6 +472,19 @@ def _observed(
     }
 
 
+def _credited(offer: ManifestOffer, least_us: Speeds, before: tuple[TaskOffer, ...]) -> tuple[TaskOffer, ...]:
+    """The offer's tasks with their certified speeds; `before` itself, from the same ad, if nothing has changed."""
+    speeds = [max(task.us_per_position, least_us[offer.manifest, task.task]) for task in offer.tasks]
+    if speeds == [task.us_per_position for task in before]:
+        return before
+    return tuple(
+        task
+        if us == task.us_per_position
+        else TaskOffer(task=task.task, price_msat=task.price_msat, us_per_position=us)
+        for task, us in zip(offer.tasks, speeds, strict=True)
+    )
+
+
 def _node(
     one: _Live,
     epochs: int,
@@ -478,23 +492,19 @@ def _node(
     least_us: Speeds,
     seen: tuple[Seen, ...],
     at: Mapping[str, Coordinates],
+    before: Node | None,
 ) -> Node:
     """`seen` by nodes whose places are in `at`."""
     account, is_lost = accounts.get(one.pubkey), is_unreachable(seen)
 
-    def credited(manifest: str, task: TaskOffer) -> TaskOffer:
-        us = max(task.us_per_position, least_us[manifest, task.task])
-        if us == task.us_per_position:
-            return task
-        return TaskOffer(task=task.task, price_msat=task.price_msat, us_per_position=us)
-
+    kept = before.held if before is not None and before.ad == one.beat.ad else ()
     held = tuple(
         Held(
             manifest=offer.manifest,
             free=0 if is_lost else min(offer.slots, one.beat.free.get(offer.manifest, 0), one.slots),
-            tasks=tuple(credited(offer.manifest, task) for task in offer.tasks),
+            tasks=_credited(offer, least_us, kept[at_].tasks if at_ < len(kept) else ()),
         )
-        for offer in one.ad.manifests
+        for at_, offer in enumerate(one.ad.manifests)
     )
     return Node(
         pubkey=one.pubkey,
