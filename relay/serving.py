@@ -156,9 +156,8 @@ class Relay:
         await ws.prepare(request)
         self._clients[ws] = request
         outbox = Outbox(ws.send_str, socket.end, limits.outbox_bytes, limits.stall_s)
-        talk = Conversation(
-            self, outbox, self.config.url or f"ws://{request.host}", (socket.origin, str(next(self._numbers)))
-        )
+        url = self.config.url or _dialled(request, self.config.proxies)
+        talk = Conversation(self, outbox, url, (socket.origin, str(next(self._numbers))))
         sending = asyncio.create_task(outbox.run())
         try:
             talk.begin()
@@ -181,9 +180,9 @@ class Relay:
         return ws
 
 
-def _dialled(request: web.Request) -> str:
-    """The URL that the client dialled, by what it says itself or a proxy for it; AUTH events must name it."""
-    is_secure = request.headers.get("X-Forwarded-Proto") in ("https", "wss")
+def _dialled(request: web.Request, proxies: frozenset[str]) -> str:
+    """The URL that the client dialled; AUTH events must name it. A proxy of the operator's says if it was by TLS."""
+    is_secure = request.remote in proxies and request.headers.get("X-Forwarded-Proto") in ("https", "wss")
     return f"{'wss' if is_secure else 'ws'}://{request.host}"
 
 

@@ -5,7 +5,8 @@ import json
 
 import aiohttp
 import pytest
-from talking import ALICE, BOB, NOW, note, talk
+from talking import ALICE, BOB, NOW, Talk, note, talk
+from websockets.asyncio.client import connect
 
 from nodewire.nostr.event import sign
 from relay import POLICIES, Config, Limits, schema, serve
@@ -316,6 +317,18 @@ async def test_wraps_are_shown_only_to_the_keys_they_are_addressed_to(private):
         assert (await bob.hear())[2]["id"] == live.id
         await sender.publish(note(content="end"))
         assert (await eve.hear())[2]["content"] == "end"
+
+
+@pytest.mark.parametrize(("proxies", "accepted"), [({"127.0.0.1"}, True), ((), False)])
+async def test_behind_its_operators_proxy_a_relay_is_dialled_by_tls_and_nobody_else_says_so(running, proxies, accepted):
+    async with running(proxies=frozenset(proxies)) as relay:
+        by_tls = "wss://127.0.0.1"
+        headers = {"X-Forwarded-Proto": "https"}
+        port = int(relay.url.rpartition(":")[2])
+        async with connect("ws://127.0.0.1", host="127.0.0.1", port=port, additional_headers=headers) as socket:
+            client = Talk(socket)
+            await greeted(client)
+            assert (await authenticate(client, relay, BOB, relay=by_tls))[0] is accepted
 
 
 async def test_a_challenge_is_answered_for_this_relay_and_now_and_with_ones_own_signature(private):
