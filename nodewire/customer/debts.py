@@ -13,9 +13,8 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.relaying import Relaying
 from nodewire.pay import lnurl
-from nodewire.pay.debts import Debt, Key
+from nodewire.pay.debts import Budget, Debt, Key
 from nodewire.pay.payer import Payer
-from nodewire.pay.settlement import share_budget_msat
 from nodewire.protocol import ad, feedback, job, kinds
 from nodewire.protocol.cached import may_be_due
 from nodewire.protocol.feedback import Due, Feedback
@@ -36,7 +35,7 @@ class Owed:
 
     `is_evident`: plan and ledger say that it is owed, so that nobody need be asked. `is_broken`: its job broke off, and
     it had not come: it is not owed, but its provider has computed it, and may refuse who leaves too many of them.
-    `budget_msat`: the most that its job may cost in all, where no payment of the job's own has been checked against it.
+    `budget`: the most that its job may cost its providers, where no payment of its own was checked against it.
     """
 
     key: Key
@@ -44,7 +43,7 @@ class Owed:
     lnurl: str
     is_evident: bool = True
     is_broken: bool = False
-    budget_msat: int | None = None
+    budget: Budget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +89,12 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
             if said.provider not in endpoints:
                 endpoints[said.provider] = await _endpoint(pool, said.provider)
             plan = request.plan
-            budget_msat = plan.terms.max_total_msat + share_budget_msat(plan, said.due.chunk + AHEAD)
+            budget = Budget(plan.terms.max_total_msat, frozenset(plan.members()))
             ended = payer.has_ended(request.id)
             came = payer.came(request.id)
             broken = came is not None and said.due.chunk >= came
             evident = not broken and is_evident(said, request, booked, ended=ended)
-            owed.append(Owed(key, said.due.amount_msat, endpoints[said.provider], evident, broken, budget_msat))
+            owed.append(Owed(key, said.due.amount_msat, endpoints[said.provider], evident, broken, budget))
     return owed
 
 
@@ -153,7 +152,7 @@ async def settle(
                     allow_private=private_endpoints,
                 )
                 paid = await payer.pay(
-                    one.key, one.amount_msat, fetch, relays=relays, lnurl=one.lnurl, budget_msat=one.budget_msat
+                    one.key, one.amount_msat, fetch, relays=relays, lnurl=one.lnurl, budget=one.budget
                 )
         except TimeoutError:
             return Settled(one, None, TimedOut("debt", f"not paid within {within_s or 0:.0f} s"))

@@ -12,9 +12,9 @@ from itertools import count
 
 from nodewire.errors import BadInput, NodewireError, OverBudget
 from nodewire.pay import lnurl
-from nodewire.pay.debts import Debt, Key
+from nodewire.pay.debts import Budget, Debt, Key
 from nodewire.pay.payer import Payer
-from nodewire.pay.settlement import share_budget_msat, share_msat
+from nodewire.pay.settlement import share_msat
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.cached import WHOLE_PPM, due_msat
 from nodewire.protocol.feedback import Due, Feedback
@@ -267,8 +267,7 @@ class JobPayments:
             fetch,
             relays=self._relays,
             lnurl=lnurl.encode(ad.lnurl),
-            # The plan's budget is the providers'; the verification shares, rounded up, stand beside it in the ledger.
-            budget_msat=self._plan.terms.max_total_msat + share_budget_msat(self._plan, due.chunk + AHEAD),
+            budget=Budget(self._plan.terms.max_total_msat, frozenset(self._plan.members())),
         )
         paid = Paid(said, due, debt)
         async with self._changed:

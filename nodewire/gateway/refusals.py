@@ -50,6 +50,7 @@ SHAPES: dict[str, Shape] = {
     "over-budget": _LATER,
     "payment-required": _LATER,
     "payment-failed": _LATER,
+    "work-required": _LATER,
     "timed-out": Shape(504, "server_error"),
     **dict.fromkeys(
         (

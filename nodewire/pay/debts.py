@@ -31,6 +31,14 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """The most that a job may cost its providers. Verification shares stand beside it in the ledger."""
+
+    msat: int
+    payees: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Debt:
     key: Key
     amount_msat: int

@@ -15,7 +15,7 @@ from pathlib import Path
 from nodewire.database import open_versioned
 from nodewire.errors import NotAllowed, NotFound, OverBudget
 from nodewire.pay import debts, dues
-from nodewire.pay.debts import Debt, Key
+from nodewire.pay.debts import Budget, Debt, Key
 from nodewire.pay.dues import Due
 
 _VERSION = 3
@@ -100,12 +100,12 @@ class Ledger:
 
     # The customer's side.
 
-    def plan(self, key: Key, amount_msat: int, *, budget_msat: int | None = None, lnurl: str = "") -> Debt:
-        """Enter a debt, or find it as it stands. `budget_msat` is for the payees; routing fees come on top.
+    def plan(self, key: Key, amount_msat: int, *, budget: Budget | None = None, lnurl: str = "") -> Debt:
+        """Enter a debt, or find it as it stands. Routing fees come on top of the budget.
 
         Raises:
             NotAllowed: it is entered with another amount.
-            OverBudget: with it, the job would cost more than `budget_msat`.
+            OverBudget: with it, the job would cost the budget's payees more than that.
         """
         with self._transaction():
             known = self._debt(key)
@@ -115,10 +115,12 @@ class Ledger:
                 return known
             if amount_msat <= 0:
                 raise NotAllowed("amount_msat", "nothing to pay")
-            spent = self.spent(job=key.job)
-            total_msat = spent.paid_msat + spent.pending_msat + amount_msat
-            if budget_msat is not None and total_msat > budget_msat:
-                raise OverBudget("amount_msat", f"{total_msat} msat for the job, at most {budget_msat} msat allowed")
+            if budget is not None:
+                each = [self.spent(job=key.job, payee=payee) for payee in budget.payees]
+                total_msat = sum(spent.paid_msat + spent.pending_msat for spent in each) + amount_msat
+                if total_msat > budget.msat:
+                    allowed = f"at most {budget.msat} msat allowed"
+                    raise OverBudget("amount_msat", f"{total_msat} msat for the job, {allowed}")
             debt = Debt(key, amount_msat, lnurl=lnurl)
             self._db.execute("INSERT INTO debts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _row(debt))
             return debt

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from nodewire.errors import BadInvoice, NotFound, OverBudget, PaymentFailed
 from nodewire.nostr.keys import Keys
 from nodewire.pay import debts, invoices, zaps
-from nodewire.pay.debts import Debt, Key
+from nodewire.pay.debts import Budget, Debt, Key
 from nodewire.pay.funds import Funds
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.lnurl import Fetch
@@ -56,7 +56,7 @@ class Payer:
         *,
         relays: tuple[str, ...],
         lnurl: str | None = None,
-        budget_msat: int | None = None,
+        budget: Budget | None = None,
     ) -> Debt:
         """Zap `key.payee` for one chunk and return the paid debt; a chunk that is paid is not paid again.
 
@@ -70,7 +70,7 @@ class Payer:
         """
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            debt = self._ledger.plan(key, amount_msat, budget_msat=budget_msat, lnurl=lnurl or "")
+            debt = self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl or "")
             if debt.state == "paying":
                 debt = await self._resolve(debt)
             if debt.state == "paid":

@@ -120,12 +120,6 @@ def share_msat(plan: Plan, units: int = 1) -> int:
     return units * -(-plan.chunk_msat * plan.verification.share_ppm // 1_000_000)
 
 
-def share_budget_msat(plan: Plan, chunks: int) -> int:
-    """The most that the shares of `chunks` come to; the first may be a prompt of all that the budget allows."""
-    first = plan.terms.max_total_msat // plan.chunk_msat if plan.chunk_msat else 0
-    return share_msat(plan, chunks + first)
-
-
 def verifier_pay_msat(price_msat: int, computed_units: int = 1) -> int:
     """What a verifier that agreed gets for one chunk of a task with this price, if it is the last of so many."""
     return price_msat + price_msat * (min(computed_units, MAX_COMPUTED_UNITS) - 1) // PREFILL_DISCOUNT

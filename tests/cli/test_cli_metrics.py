@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from nodewire.cli.daemons import relay as relay_command
+from nodewire.cli.relay import relay as relay_command
 from nodewire.cli.splice import splice as splice_command
 from nodewire.errors import BadConfig
 from tests.metrics.reading import documented, families, fetched, value, values

@@ -24,6 +24,7 @@ from nodewire.errors import (
 )
 from nodewire.nostr.keys import Keys
 from nodewire.pay import debts, zaps
+from nodewire.pay.debts import Budget
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Fees, Payer
 from nodewire.pay.sim_wallet import SimWallet
@@ -161,9 +162,10 @@ async def test_a_running_till_tells_of_each_settlement_and_finds_what_it_missed(
 async def test_a_job_never_costs_more_than_its_budget(market):
     for chunk in range(2):
         market.deliver(chunk)
-    await market.pay(0, budget_msat=30_000)
+    budget = Budget(30_000, frozenset({market.key().payee}))
+    await market.pay(0, budget=budget)
     with pytest.raises(OverBudget):
-        await market.pay(1, budget_msat=30_000)
+        await market.pay(1, budget=budget)
     assert await market.payee_wallet.balance_msat() == 21_000
 
 

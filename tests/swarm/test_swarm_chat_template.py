@@ -21,7 +21,10 @@ class Members:
 async def test_a_template_that_a_crash_left_half_is_asked_for_again(tmp_path, monkeypatch):
     sha256, write = hashlib.sha256(TEMPLATE).hexdigest(), Path.write_bytes
     record = NodesRecord(SimpleNamespace(swarm=None), Members(), tmp_path / "blobs")
-    record._cut = SimpleNamespace(chat=SimpleNamespace(sha256=sha256))
+    record._cut = SimpleNamespace(
+        chat=SimpleNamespace(sha256=sha256),
+        driver=SimpleNamespace(program=SimpleNamespace(sha256="00" * 32), weights=()),
+    )
 
     def broken_off(path: Path, data: bytes) -> int:
         write(path, data[: len(data) // 2])
