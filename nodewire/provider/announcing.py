@@ -19,6 +19,7 @@ from nodewire.protocol import beat as beats
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.coordinates import Coordinates
+from nodewire.protocol.observation import Observation
 from nodewire.protocol.published_profile import UNPROFILED, PublishedProfile
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.serving import Served
@@ -77,9 +78,10 @@ class Announcer:
         bonding: Bonding,
         where: Callable[[], Coordinates],
         profile: PublishedProfile = UNPROFILED,
+        observed: Callable[[], tuple[str, tuple[Observation, ...]] | None] = lambda: None,
     ) -> None:
         """`ad` of what is offered, without its bond; `where`: this node's network coordinates now; `profile`: what was
-        measured here."""
+        measured here; `observed`: what was found of others, and the digest of the body that drew them."""
         self._keys = keys
         self._pool = pool
         self._market = market
@@ -91,6 +93,7 @@ class Announcer:
         self._bonding = bonding
         self._where = where
         self._profile = profile
+        self._observed = observed
         self._beaten_s = 0
 
     async def run(self) -> None:
@@ -132,14 +135,16 @@ class Announcer:
         offered = self._held.offered
         is_pending = bool(offered) and offered != self._said  # until another ad is out, the one that stands holds
         free = () if self._held.is_paused else self._said if is_pending else offered
+        last, observed = self._observed() or (self._market.last_body(), ())
         beat = Beat(
             committee=self._market.committee_digest,
-            last=self._market.last_body(),
+            last=last,
             epoch=epoch,
             ad=ad,
             load_ppm=self._held.load_ppm(),
             free={s.digest: s.free if s in free else 0 for s in self._said},
             coordinates=self._where(),
+            observed=observed,
         )
         expires_at_s = beats.expires_at_s(self._market.committee, epoch)
         # A relay keeps the newer of two beats, by the second.

@@ -45,6 +45,7 @@ from nodewire.provider.free_chunks import FreeChunks
 from nodewire.provider.grants import Grants
 from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
+from nodewire.provider.observer import Observer
 from nodewire.provider.outage import Outage, disk_check, ledger_check, worker_check
 from nodewire.provider.proving import SPOOL_EPOCHS, Proven
 from nodewire.provider.reaching import open_wire
@@ -249,10 +250,19 @@ async def _open_inference(
         presented = Presented(config.state / "presented.db", market.committee_digest)
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
-    announcer = Announcer(
-        keys, pool, market, ad, held, bonding, lambda: in_ms(node.survey.place.claim.at), profiled.published
-    )
     private = config.wire.private or all(map(is_private, wire))
+    observer = Observer(node, market, allow_private=private)
+    announcer = Announcer(
+        keys,
+        pool,
+        market,
+        ad,
+        held,
+        bonding,
+        lambda: in_ms(node.survey.place.claim.at),
+        profiled.published,
+        observer.said,
+    )
     meeting = asyncio.create_task(Acquaintance(node, market, allow_private=private).run())
     stack.callback(meeting.cancel)
     committing = Committing(keys, pool, market.blobs, market, kept)
@@ -281,7 +291,7 @@ async def _open_inference(
         config.lookahead,
         FreeChunks(config.pow_bits),
     )
-    services = [market.run, announcer.run, committing.run, verifying.run]
+    services = [market.run, announcer.run, observer.run, committing.run, verifying.run]
     services += [one.run for one in (follower, presenter) if one is not None]
     provider = Provider(
         keys=keys,

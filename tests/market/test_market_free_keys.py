@@ -100,3 +100,17 @@ async def test_free_keys_in_every_snapshot_cost_no_generation(market):
             bought = [purchase.plan for purchase in customer.purchases]
     assert len(bought) >= GENERATIONS
     assert sum(bool(_members(plan) & keys) for plan in bought) <= 5  # of twenty, one is expected
+
+
+async def test_bonded_nodes_find_each_other_and_nobody_plans_with_keys_that_do_not_answer(market):
+    """As long as their observers come by: then what they say of free slots counts for nothing."""
+    async with strangers(market) as (_, keys):
+        known = {market.public[name] for name in STALLS}
+
+        def found(snapshot):
+            nodes = {node.pubkey: node for node in snapshot.nodes}
+            placed = [node for one in known if (node := nodes.get(one)) is not None and node.is_placed]
+            gone = [one for one in keys if one in nodes and not any(held.free for held in nodes[one].held)]
+            return len(placed) >= 3 and gone
+
+        await market.until(found)
