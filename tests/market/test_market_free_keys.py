@@ -28,9 +28,9 @@ def _members(plan):
 
 
 @asynccontextmanager
-async def strangers(market):
+async def strangers(market, name):
     """So many keys are in every snapshot. Yields the market as they see it, and their public keys."""
-    config = await market.customer_config("strangers")
+    config = await market.customer_config(name)
     async with AsyncExitStack() as stack:
         _, pool, seen = await open_market(stack, CustomerConfig.load(config))
         following = asyncio.create_task(seen.run())
@@ -80,7 +80,7 @@ async def strangers(market):
 
 
 async def test_free_keys_in_every_snapshot_cost_no_generation(market):
-    async with strangers(market) as (seen, keys):
+    async with strangers(market, "flood") as (seen, keys):
         epoch = await market.until(lambda s: keys <= {node.pubkey for node in s.nodes} and market.is_free(*STALLS)(s))
         snapshot, manifest = await seen.snapshot(epoch.body.snapshot), await seen.manifest(market.decoder["address"])
         held = 0
@@ -104,7 +104,7 @@ async def test_free_keys_in_every_snapshot_cost_no_generation(market):
 
 async def test_bonded_nodes_find_each_other_and_nobody_plans_with_keys_that_do_not_answer(market):
     """As long as their observers come by: then what they say of free slots counts for nothing."""
-    async with strangers(market) as (_, keys):
+    async with strangers(market, "absent") as (_, keys):
         known = {market.public[name] for name in STALLS}
 
         def found(snapshot):
