@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodewire.errors import BadEvent, BadInput, NotAllowed
-from nodewire.protocol import beat, observation, snapshot
+from nodewire.protocol import beat, canonical, observation, snapshot
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.observation import MAX_OBSERVED, SEEN_EPOCHS, Observation, Seen, check_drawn, is_drawn
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest
@@ -71,6 +71,9 @@ def test_two_liars_or_any_number_of_strangers_move_nothing():
 def test_a_snapshot_with_observations_proves_itself():
     found = taken({f"o{i}": RTT_US for i in range(4)}, previous=BEFORE)
     snapshot.check(COMMITTEE, found, previous=BEFORE)
+    blob = found.pack()
+    assert snapshot.unpack(blob, snapshot.sha256(blob)) == found
+    assert blob == canonical.encode(found.document())
     (index,) = [i for i, one in enumerate(found.nodes) if one.pubkey == TARGET.keys.public]
     forged = found.nodes[index].model_copy(update={"seen": (), "is_placed": False})
     nodes = (*found.nodes[:index], forged, *found.nodes[index + 1 :])
