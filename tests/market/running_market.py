@@ -67,6 +67,8 @@ GUESTS = {
     "pam": Stall([], ["graph.0"], FAST_US, slots=8),
     "quin": Stall([], ["graph.1"], FAST_US, slots=8),
 }
+SPARE_MSAT = 1_000_000
+"""What a provider has beside its bond: one that was killed pays for work that it did not commit to, and comes back."""
 WORKER = '[worker]\nmemory = "60MB"'
 WIRE = "[wire]\nprivate = true"
 """Whoever is met here is met on this machine."""
@@ -306,7 +308,7 @@ class RunningMarket:
 
     async def _open_stalls(self) -> None:
         for name, stall in (STALLS | GUESTS).items():
-            await self._open_wallet(name, stall.bond_msat)
+            await self._open_wallet(name, stall.bond_msat + SPARE_MSAT)
             lines = {
                 "key": "key.nsec",
                 "state": "state",
