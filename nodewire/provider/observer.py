@@ -44,7 +44,7 @@ class Observer:
         while True:
             try:
                 await self.look(await self._market.epoch(timeout_s=_EPOCH_S, after=self._looked))
-            except NodewireError as error:
+            except (NodewireError, OSError) as error:
                 log.debug("nothing is observed: %s", error)
                 await asyncio.sleep(self._market.committee.epoch_ms / 1_000)
 

@@ -29,7 +29,7 @@ async def wary(market):
 
 async def test_a_newcomer_works_for_its_first_chunk_and_whoever_has_paid_does_not(market, wary):
     others = tuple(public for name, public in market.public.items() if name == "dan")
-    async with market.customer("newcomer") as customer:
+    async with market.customer("worker-for-credit") as customer:
         terms = customer.terms.model_copy(update={"excluded": others})
 
         async def bought() -> int:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 
+import aiohttp
 import numpy as np
 import pytest
 from running_market import DECODER_MSAT, STALLS
@@ -113,18 +114,24 @@ async def test_every_provider_has_signed_for_every_chunk_and_the_committee_has_c
     while True:  # a provider commits once an epoch: the last chunk's root may wait for the next one
         epoch = (await market.until(lambda snapshot: True, after=epoch)).body.epoch
         committed = await market.events(Filter(kinds=frozenset({kinds.COMMITMENT})))
-        parsed = [commitment.parse(e) for e in committed]
-        roots = {(c.provider, root) for c in parsed if c.epoch <= epoch for root in c.commitment.chunks}
+        parsed = [await _whole(market, commitment.parse(e)) for e in committed]
+        roots = {(c.provider, root) for c in parsed if c.epoch <= epoch for root in c.chunks}
         if claimed <= roots:
             break
         assert epoch < done["epoch"] + 6
     certified = await market.events(Filter(kinds=frozenset({kinds.CERTIFICATE})))
     bodies = [certificate.parse(e).body for e in certified if (e.tag("n") or "").startswith("epoch/")]
-    for number in {
-        c.epoch for c in parsed if c.epoch <= epoch and done["request"] in {r.request for r in c.commitment.chunks}
-    }:
+    for number in {c.epoch for c in parsed if c.epoch <= epoch and done["request"] in {r.request for r in c.chunks}}:
         (root,) = {body.commitments for body in bodies if body.epoch == number}
         assert root == commitment.certified_root([c.id for c in parsed if c.epoch == number])
+
+
+async def _whole(market, committed):
+    """A commitment with its chunks, which are a blob of the store where they are many."""
+    if committed.blob is None:
+        return committed
+    async with aiohttp.ClientSession() as session, session.get(f"{market.blossom}/{committed.blob}") as answer:
+        return committed.attach(await answer.read())
 
 
 async def _ads(market):
