@@ -34,7 +34,7 @@ class Budget:
         return True
 
     def left(self, origin: str) -> float:
-        """What `origin` may take at once; below 0 it is in debt."""
+        """The amount that `origin` may take at once. Below 0 the origin is in debt."""
         return self._now(origin) if self._per_s else float("inf")
 
     def charge(self, origin: str, amount: float) -> float:

@@ -172,7 +172,7 @@ class WorkerConfig(Section):
 
 
 def _limits(worker: WorkerConfig, *secrets: Path) -> Limits:
-    """What a role's workers may use, and which of its files no worker may read."""
+    """The limits of a role's workers, and the files that no worker may read."""
     return replace(worker.limits, secrets=tuple(str(path.absolute()) for path in secrets))
 
 
@@ -277,7 +277,7 @@ class ProviderConfig(Role):
 
     @property
     def limits(self) -> Limits:
-        """What its workers may use."""
+        """The limits of its workers."""
         return _limits(self.worker, self.key, self.wallet.token_file)
 
     @property
@@ -337,7 +337,7 @@ class CustomerConfig(Role):
 
     @property
     def limits(self) -> Limits:
-        """What its workers may use."""
+        """The limits of its workers."""
         return _limits(self.worker, self.key, self.wallet.token_file)
 
     @model_validator(mode="after")
@@ -380,7 +380,7 @@ class OracleConfig(File):
 
     @property
     def limits(self) -> Limits | None:
-        """What its workers may use; None of an oracle that has none."""
+        """The limits of its workers; None for an oracle without workers."""
         if self.worker is None:
             return None
         secrets = [self.seat / name for name in ("key", "share")]

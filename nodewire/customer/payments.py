@@ -28,7 +28,7 @@ AHEAD_S = 15
 AHEAD = 2
 """Work on chunk n + 2 begins when chunk n is paid."""
 _MOST_BYTES_PER_TOKEN = 8
-"""Of a text, on average: ids have as many bytes, and count one each."""
+"""A text has at most so many bytes for a token, on average. An id has as many, and counts as one."""
 _SPECIAL_TOKENS = 16
 log = logging.getLogger("nodewire.customer")
 
@@ -60,7 +60,7 @@ def most_positions(manifest: Manifest, inputs: Sequence[Frame[Array]], tokens: i
 
 
 def least_msat(plan: Plan, manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
-    """What chunk 0 costs at least, its verification included and fees not: a prompt has no fewer tokens than that."""
+    """The least that chunk 0 costs, with its verification and without fees. A prompt is never counted too long."""
     units = 1
     if manifest.mode == "generate":
         least = sum(one.nbytes // _MOST_BYTES_PER_TOKEN for frame in inputs for one in frame.tensors)
@@ -282,7 +282,7 @@ class JobPayments:
             await self._changed.wait_for(lambda: self._may_pay(chunk))
 
     def units(self, chunk: int) -> int:
-        """What `chunk` counts as: by the driver's close, else by what providers ask for it."""
+        """The units of `chunk` by the driver's close, else by the providers' claims."""
         if self._closed is not None:
             return self._closed.get(chunk, 1)
         return max((units for (_, number), units in self._units.items() if number == chunk), default=1)
