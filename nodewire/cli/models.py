@@ -57,7 +57,7 @@ def _show(found: Sequence[Mapping[str, Any]]) -> None:
         console.print(f"[dim]served by {', '.join(node['public'][:8] for node in model['nodes']) or 'nobody'}[/]")
         console.print(f"[dim]{model['address']}[/]\n", soft_wrap=True)
     for node in {node["public"]: node for model in found for node in model["nodes"]}.values():
-        work = f"{node['passed']} samples passed, {node['withheld']} withheld"
+        work = f"{sats(node['passed_msat'])} of samples passed, {node['withheld']} withheld"
         console.print(f"[dim]{node['public'][:8]}: bond {sats(node['bond_msat'])}, {work}[/]", soft_wrap=True)
 
 
@@ -139,8 +139,8 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
                 {
                     "public": n.pubkey,
                     "bond_msat": n.bond_msat,
-                    "passed": account.times(n.passed),
-                    "withheld": account.times(n.withheld),
+                    "passed_msat": account.shown(n.passed),
+                    "withheld": account.shown(n.withheld),
                 }
                 for n, _ in holders
             ]

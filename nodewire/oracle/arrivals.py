@@ -198,7 +198,7 @@ def recomputed(what: Recomputed, state: State) -> State:
     state = state.with_case(case)
     unopened = what.unopened
     if unopened is not None and unopened.provider != case.sample.provider and unopened.key not in state.cases:
-        parties = replace(case.parties, origins=frozenset())  # it is opened for that sample's sake
+        parties = replace(case.parties, origins=frozenset(), price_msat=0)  # it is opened for that sample's sake
         state = state.with_case(Case(unopened, case.epoch, case.manifest, witness=True, parties=parties))
     return state
 

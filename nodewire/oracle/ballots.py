@@ -146,6 +146,7 @@ def _verdict_on(
         equivocated=equivocated,
         claimed=case.complaint.claim.id if case.complaint is not None else "",
         claimed_msat=case.complaint.due.amount_msat if case.complaint is not None else 0,
+        price_msat=case.parties.price_msat if outcome == "pass" else 0,
     )
 
 

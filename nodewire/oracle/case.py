@@ -41,6 +41,8 @@ class Parties:
     customer: str = ""
     origins: frozenset[str] = frozenset()
     """Of the provider's addresses (`nodewire.strangers`)."""
+    price_msat: int = 0
+    """What the plan pays the provider for the sampled chunk."""
 
 
 # ---- inputs -------------------------------------------------------------------------------------------------------

@@ -218,7 +218,12 @@ def _parties(
         for provider, ad in ads.items()
     }
     return {
-        one.key: Parties(one.provider in bonded, requests[one.request].customer, at.get(one.provider, frozenset()))
+        one.key: Parties(
+            one.provider in bonded,
+            requests[one.request].customer,
+            at.get(one.provider, frozenset()),
+            requests[one.request].plan.price_msat(one.task),
+        )
         for one in samples
     }
 

@@ -171,7 +171,13 @@ def _judged_came(event: Event, state: State) -> Step:
     if not state.epoch - JUDGED_EPOCHS <= verdict.epoch <= state.epoch:
         return state, ()
     certificate.check(state.committee)
-    judged = Judged(epoch=verdict.epoch, sample=verdict.key, provider=verdict.provider, outcome=outcome)
+    judged = Judged(
+        epoch=verdict.epoch,
+        sample=verdict.key,
+        provider=verdict.provider,
+        outcome=outcome,
+        price_msat=verdict.price_msat,
+    )
     return replace(state, judged={**state.judged, judged.sample: judged}), (KeepJudged(judged),)
 
 

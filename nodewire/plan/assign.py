@@ -12,8 +12,10 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
 3. Weight of an offer: units * speed * idle * known * repute, with
        units = min(max(bond_msat // bond_unit_msat, 1), 1000)         speed = max(1_000_000 // us, 1)
        idle  = 16 - load_ppm * 8 // 1_000_000                        known = 4 + bit length of min(epochs, 4095)
-       repute = max((16 + 2 * min(bit length of ceil(passed / 4096), 8)) >> min(ceil(withheld / 4096), 4), 1)
-   Many passes give twice the weight of none and no more; each withheld chunk halves it, up to four. What a node says of
+       repute = (10_000_000 + verify_share_ppm * min(bit length of ceil(passed / 4096) // max(price, 1), 8))
+                >> min(ceil(withheld / 4096), 4)
+   Work that passed is money and counts by how many chunks at this price it is. All of it adds four fifths of the
+   committee's share to a weight, and no more; each withheld chunk halves it, up to four. What a node says of
    its load counts for a factor of two. A node is bonded if bond_msat >= bond_unit_msat.
 4. The plan's quota. seed = H("nodewire/assign/2", beacon || manifest || customer || u8 k), q = H("nodewire/quota/2",
    seed) as a big-endian integer. Contested are the tasks with bonded and with unbonded offers. If q mod 20 = 0, the
@@ -252,7 +254,7 @@ def _offers(
                 continue
             if task.task in offers and task.price_msat <= terms.max_chunk_msat:
                 us = task.us_per_position
-                weight = share * (1_000_000 // us or 1)
+                weight = share * (1_000_000 // us or 1) * repute(node, task.price_msat, committee.verify_share_ppm)
                 offers[task.task].append(Offer(node, task.price_msat, us, weight, bonded))
     for name, found in offers.items():
         if not found:
@@ -264,16 +266,17 @@ def _share(node: Node, committee: Committee) -> int:
     """The part of a weight that is the same for all of a node's tasks."""
     units = min(max(node.bond_msat // committee.bond_unit_msat, 1), MAX_UNITS)
     idle = 16 - node.load_ppm * 8 // 1_000_000
-    return units * idle * (4 + min(node.epochs, 4_095).bit_length()) * repute(node)
+    return units * idle * (4 + min(node.epochs, 4_095).bit_length())
 
 
-def repute(node: Node) -> int:
-    """What certified verdicts on a node's work make of its weight: 16 for none, 1 to 32.
+def repute(node: Node, price_msat: int, share_ppm: int) -> int:
+    """What certified verdicts on a node's work make of its weight for a task at this price: 10,000,000 for none.
 
-    Passes can be bought, by jobs for one's own nodes: so they count by their logarithm, and to no more than twice.
+    Passes can be bought, by jobs for one's own nodes: so all of them together add less to a weight than the share of
+    their price that the committee was paid for each (`policy.SelfDealing`).
     """
-    passed, withheld = account.times(node.passed), account.times(node.withheld)
-    return max((16 + 2 * min(passed.bit_length(), 8)) >> min(withheld, 4), 1)
+    chunks, withheld = account.shown(node.passed) // max(price_msat, 1), account.shown(node.withheld)
+    return (10_000_000 + share_ppm * min(chunks.bit_length(), 8)) >> min(withheld, 4)
 
 
 Links = dict[str, list[tuple[str, int]]]

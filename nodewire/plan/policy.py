@@ -119,42 +119,45 @@ class VerifierPay:
 class SelfDealing:
     """Jobs of a node's own at its own nodes, for the weight that passes give (`assign.repute`).
 
-    A pass is one chunk in 1 / `rate`, of which each costs a share of at least `share_msat`, but for what comes back to
-    verifiers of its own (`collusion`). A step is a doubling of the passes, and adds `step` to the weight. An honest
-    newcomer comes by the same passes while it works at `price_msat` a chunk, of which `margin` is its profit. So
+    A pass is one chunk in 1 / `rate`. Each chunk costs `share` of its price, but for what comes back to verifiers of
+    the dealer's own (`collusion`). All reputation adds `reach` * `share` to a weight of 1, in `steps` doublings of what
+    passed. An honest newcomer comes by the same passes while it works, and `margin` of its price is profit. So, in
+    prices of a chunk,
 
-        cost(n) = n / rate * share_msat * (1 - collusion)
-        gain(n) = margin * price_msat * the chunks that n passes bring sooner than honest work would have
+        cost(n) = n / rate * share * (1 - collusion)
+        gain(n) = margin / rate * sum over its passes d of (weight(d + n) / weight(d) - 1)
+               <= margin / rate * n * (the most weight - the least) = margin / rate * n * reach * share
+
+    since the sum telescopes. So dealing never pays while reach * margin <= 1 - collusion, whatever the price: work at a
+    lower price counts by that lower price.
     """
 
-    price_msat: float
-    share_msat: float = 1.0
+    share: float
     rate: float = SHIPPED.rate
-    margin: float = (SHIPPED.reward - SHIPPED.cost) / SHIPPED.reward
+    margin: float = 1.0
     collusion: float = SHIPPED.collusion
-    step: float = 2 / 16
+    reach: float = 0.8
     steps: int = 8
 
-    def cost_msat(self, passes: int) -> float:
-        return passes / self.rate * self.share_msat * (1 - self.collusion)
+    def cost(self, passes: int) -> float:
+        return passes / self.rate * self.share * (1 - self.collusion)
 
     def weight(self, passes: int) -> float:
-        return 1 + self.step * min(passes.bit_length(), self.steps)
+        return 1 + self.reach * self.share * min(passes.bit_length(), self.steps) / self.steps
 
-    def gain_msat(self, passes: int) -> float:
+    def gain(self, passes: int) -> float:
         """For as long as an honest node needs to come to the full weight; from then on both weigh the same."""
         full = 2 ** (self.steps - 1)
         sooner = sum(self.weight(done + passes) / self.weight(done) - 1 for done in range(full))
-        return self.margin * self.price_msat * sooner / self.rate
+        return self.margin * sooner / self.rate
 
     def pays(self) -> bool:
         """Whether any number of passes is worth its cost."""
-        return any(self.gain_msat(n) > self.cost_msat(n) for n in range(1, 2**self.steps))
+        return any(self.gain(n) > self.cost(n) for n in range(1, 2**self.steps))
 
-    def share_min_msat(self) -> float:
-        """From this share on no number of passes is worth its cost."""
-        each = max(self.gain_msat(n) / n for n in range(1, 2**self.steps))
-        return each * self.rate / (1 - self.collusion)
+    def is_safe(self) -> bool:
+        """Whether the inequality holds by which it cannot pay."""
+        return self.reach * self.margin <= 1 - self.collusion
 
 
 def minimum_bond_msat(

@@ -157,6 +157,10 @@ class Plan(Schema):
             raise ValueError("chunk_msat: not the sum of the tasks' prices")
         return self
 
+    def price_msat(self, task: str) -> int:
+        """What the plan pays for a chunk of the task; 0 for one that it does not have."""
+        return next((one.price_msat for one in self.tasks if one.task == task), 0)
+
     @property
     def hedges(self) -> dict[str, str]:
         """By task of `terms.hedge` its standby, if that has no other part in the plan: it computes along from the

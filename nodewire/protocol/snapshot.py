@@ -18,9 +18,9 @@ Rules of derivation for epoch e, over beats that f+1 of the cited inventories li
    previous snapshot more than 16 epochs older does not count (its blob may be gone): all start again at 1.
 7. `judged` is what f+1 of the cited inventories list, as far as it is due (`account.due`; with no previous snapshot
    that counts, since epoch e - 1). passed and withheld = the node's points in the previous snapshot, faded for each
-   epoch since, and 4,096 for each of `judged` about it; of passed each unsure takes 32,768, down to 0 in all. `absent`
-   has the points above 0 of all others: at most 4,096 accounts, those with the most withheld, then the most passed,
-   then the least pubkey.
+   epoch since. Of `judged` about it, each withheld one adds 4,096, and each pass 4,096 times its price_msat, up to
+   2^53 - 1 in all. Then each unsure leaves passed // 8. `absent` has the points above 0 of all others: at most 4,096
+   accounts, those with the most withheld, then the most passed, then the least pubkey.
 8. At most 4,096 nodes, and 24 MiB of ads, bond statements and counting beats: nodes are taken by descending bond, then
    by the id of their ad, in which a small id is work (NIP-13), until one does not fit.
 9. `seen` has of the node's previous `seen`, and of what the counting beats of other nodes say of it (`observed`), each
@@ -55,7 +55,7 @@ from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
 from nodewire.protocol import bond as _bond
 from nodewire.protocol import published_profile, tags
-from nodewire.protocol.account import MAX_JUDGED, PASSES_OF_A_DOUBT, POINTS, Account, Judged
+from nodewire.protocol.account import DOUBT_LEAVES_ONE_IN, MAX_JUDGED, MAX_POINTS, POINTS, Account, Judged
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
@@ -398,7 +398,7 @@ def _bond_msat(committee: Committee, epoch: int, pubkey: str, ad: Ad, event: Eve
     return min(ad.bond_msat, statement.amount_msat) if good and lasting else 0
 
 
-def _accounts(epoch: int, previous: Snapshot | None, fresh: Iterable[Judged]) -> dict[str, Account]:
+def _accounts(epoch: int, previous: Snapshot | None, fresh: Sequence[Judged]) -> dict[str, Account]:
     """By pubkey, what is left of the previous snapshot's accounts, and what is counted now."""
     passed, withheld = Counter[str](), Counter[str]()
     if previous is not None:
@@ -406,11 +406,14 @@ def _accounts(epoch: int, previous: Snapshot | None, fresh: Iterable[Judged]) ->
         for old in accounts:
             passed[old.pubkey] = _account.faded(old.passed, epoch - previous.epoch)
             withheld[old.pubkey] = _account.faded(old.withheld, epoch - previous.epoch)
+    doubts = Counter(one.provider for one in fresh if one.outcome == "unsure")
     for one in fresh:
-        if one.outcome == "unsure":
-            passed[one.provider] -= PASSES_OF_A_DOUBT * POINTS
-        else:
-            (passed if one.outcome == "pass" else withheld)[one.provider] += POINTS
+        if one.outcome == "pass":
+            passed[one.provider] = min(passed[one.provider] + POINTS * one.price_msat, MAX_POINTS)
+        elif one.outcome == "withheld":
+            withheld[one.provider] += POINTS
+    for provider, times in doubts.items():
+        passed[provider] //= DOUBT_LEAVES_ONE_IN**times
     passed, withheld = +passed, +withheld
     known = passed | withheld  # those above 0
     return {pubkey: Account(pubkey=pubkey, passed=passed[pubkey], withheld=withheld[pubkey]) for pubkey in known}

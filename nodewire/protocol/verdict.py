@@ -78,6 +78,8 @@ class Verdict(Schema):
     """The provider's claim (a kind 7000) whose roots no certificate held in time (`protocol.complaint`): `withheld`.
     `root` is the claim's, `task` the first that the plan has for the provider, `epoch` the last one in time."""
     claimed_msat: Msat = 0
+    price_msat: Msat = 0
+    """Of a pass: what the plan pays for the task's chunk, by which it counts in the provider's account."""
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
@@ -103,6 +105,8 @@ class Verdict(Schema):
             raise ValueError("culprit: nobody is convicted in doubt")
         if bool(self.claimed) != bool(self.claimed_msat):
             raise ValueError("claimed_msat: a claim without an amount, or an amount without a claim")
+        if self.price_msat and self.outcome != "pass":
+            raise ValueError("price_msat: only what passed counts by its price")
         if self.claimed and (self.outcome != "withheld" or self.verifiers):
             raise ValueError("claimed: what was never committed to was withheld, and nobody verified it")
         return self

@@ -22,6 +22,7 @@ from nodewire.oracle.case import (
     Drawn,
     FramesShown,
     Opened,
+    Parties,
     PublishFault,
     PublishSampled,
     PublishVerdict,
@@ -52,6 +53,7 @@ from tests.protocol_committee.actors import GENESIS_S, Seat, digest, keys
 MANIFEST = manifest()
 PROVIDER, VERIFIER, SECOND = keys("provider"), keys("verifier"), keys("second verifier")
 TASK = "stage.0"
+PRICE_MSAT = 7
 
 Outgoing = list[tuple[Event, "set[str] | None"]]
 Fault = Callable[["Courtroom", Seat, object, Outgoing], Outgoing]
@@ -131,12 +133,13 @@ class Courtroom:
         """All oracles read this epoch: its samples, and the roots ((author, Opening) ...) that it certifies."""
         certified = {(a.public, o.request, o.task, o.chunk, o.attempt): o.root() for a, o in roots}
         manifests = {sample.request: MANIFEST for sample in samples}
+        parties = {sample.key: Parties(price_msat=PRICE_MSAT) for sample in samples}
         for pubkey in self.states:
             keys_ = frozenset(sample.key for sample in samples if audited)
             same = {sample.key: tuple(others) for sample in samples if others}
             seen = frozenset(sample.key for sample in samples if audited or inspected)
             body = digest(f"body/{epoch}")
-            drawn = Drawn(epoch, body, tuple(samples), manifests, certified, keys_, seen, others=same)
+            drawn = Drawn(epoch, body, tuple(samples), manifests, certified, keys_, seen, others=same, parties=parties)
             self._later(self.random.randint(*self.delay_ms), pubkey, drawn)
 
     def run_epochs(self, epochs: int) -> None:

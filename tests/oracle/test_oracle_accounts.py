@@ -11,7 +11,7 @@ from nodewire.oracle import rules
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.state import KeepJudged, Received, Tick, start
 from nodewire.protocol import inventory, snapshot, verdict
-from nodewire.protocol.account import COUNTED_AFTER, Judged, times
+from nodewire.protocol.account import COUNTED_AFTER, Judged, shown
 from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.verdict import Certificate, Verdict
 from tests.oracle.sky import Sky
@@ -35,6 +35,7 @@ def certified(n=0, provider=GOOD, outcome="pass", epoch=1, voters=SEATS[:3]):
         root=digest("root"),
         outcome=outcome,
         culprit=provider.keys.public if outcome == "fail" else "",
+        price_msat=1 if outcome == "pass" else 0,
     )
     votes = tuple(verdict.build_vote(s.keys, found, created_at=5) for s in voters)
     return verdict.build(keys("anyone"), Certificate(found, votes), created_at=6)
@@ -66,7 +67,7 @@ class Skies(Sky):
     def accounts(self):
         found = self.latest_snapshot()
         return {
-            name: (times(node.passed), times(node.withheld))
+            name: (shown(node.passed), shown(node.withheld))
             for name, node in (("good", found.node(GOOD.keys.public)), ("bad", found.node(BAD.keys.public)))
         }
 

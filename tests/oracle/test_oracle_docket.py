@@ -104,6 +104,7 @@ async def test_a_certified_root_is_drawn_once_and_a_second_root_for_it_never():
     assert not second.samples
     assert second.roots[(PROVIDER.public, *root(asked).key)] == digest("second")
     assert first.manifests == {asked.id: MANIFEST}
+    assert first.parties[first.samples[0].key].price_msat == 1
 
 
 @pytest.mark.parametrize("epochs", [(1, 2), (1, 1)], ids=["in an earlier epoch", "in the same"])

@@ -24,6 +24,7 @@ from nodewire.protocol import inventory, verdict, verification
 from nodewire.protocol.sent import Equivocation
 from tests.oracle.courtroom import (
     MANIFEST,
+    PRICE_MSAT,
     PROVIDER,
     SECOND,
     VERIFIER,
@@ -130,6 +131,7 @@ def test_a_verifier_that_shows_its_work_to_some_oracles_only_keeps_no_verdict_fr
     court.shows = {VERIFIER.public: lambda oracle, times: checked if oracle in some else None}
     found = tried(court, provider=provider)
     assert found.outcome == ("pass" if provider is HONEST else "fail")
+    assert found.price_msat == (PRICE_MSAT if provider is HONEST else 0)
 
 
 def test_a_cheating_provider_is_convicted_and_its_verifier_agreed():

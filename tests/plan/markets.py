@@ -165,9 +165,8 @@ def verdicts(nodes: int, seed: int, epoch: int) -> list[Judged]:
         outcomes = ["pass"] * random.choice([0, 1, 2, 7, 40, 200]) + ["withheld"] * random.choice([0, 0, 0, 1, 2, 6])
         for n, outcome in enumerate(outcomes):
             provider, sample = keys(f"provider/{seed}.{i}").public, digest(f"sample {seed}.{i}.{n}")
-            found.append(
-                Judged(epoch=epoch - COUNTED_AFTER, sample=sample, provider=provider, outcome=outcome)  # type: ignore[arg-type]
-            )
+            about = {"epoch": epoch - COUNTED_AFTER, "sample": sample, "provider": provider, "outcome": outcome}
+            found.append(Judged(**about, price_msat=20 if outcome == "pass" else 0))
     return found
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nodewire.errors import BadInput, NoProvider, OverBudget
 from nodewire.plan.assign import FAR_US, Busy, Offer, assign, draw, link_us, open_task, repute
+from nodewire.plan.policy import SHARE_PPM
 from nodewire.protocol.account import POINTS
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.snapshot import Node
@@ -312,26 +313,39 @@ def _judged(node, passed=0, withheld=0):
 
 
 @settings(max_examples=200)
-@given(st.integers(0, 2**40), st.integers(0, 2**20), st.integers(0, 2**20))
-def test_repute_is_bounded_rises_with_passes_and_falls_with_what_was_withheld(world, passed, withheld, more):
+@given(st.integers(0, 2**40), st.integers(0, 2**20), st.integers(0, 2**20), st.integers(0, 2**40))
+def test_repute_is_bounded_rises_with_passes_and_falls_with_what_was_withheld(world, passed, withheld, more, price):
     node = world.snapshot.nodes[0]
-    found = repute(_judged(node, passed, withheld))
-    assert 1 <= found <= 2 * repute(_judged(node))
-    assert repute(_judged(node, passed + more, withheld)) >= found
-    assert repute(_judged(node, passed, withheld + more)) <= found
+
+    def of(passed=0, withheld=0, price_msat=price):
+        return repute(_judged(node, passed, withheld), price_msat, SHARE_PPM)
+
+    found = of(passed, withheld)
+    assert 1 <= found <= 1.12 * of()
+    assert of(passed + more, withheld) >= found
+    assert of(passed, withheld + more) <= found
+    assert of(passed, withheld, price + more) <= found
     # it takes twice as many passes for every further step
-    assert found <= 16 + 2 * (passed + 1).bit_length()
+    assert found <= 10_000_000 + SHARE_PPM * (passed // max(price, 1)).bit_length()
 
 
 def test_repute_in_numbers(world):
     node = world.snapshot.nodes[0]
-    assert [repute(_judged(node, n)) for n in (0, 1, 2, 3, 4, 127, 128, 10**6)] == [16, 18, 20, 20, 22, 30, 32, 32]
-    assert [repute(_judged(node, 10**6, n)) for n in range(6)] == [32, 16, 8, 4, 2, 2]
-    assert [repute(_judged(node, 0, n)) for n in range(6)] == [16, 8, 4, 2, 1, 1]
+    new, full = 10_000_000, 11_200_000
+
+    def steps(price_msat, *passed_msat):
+        return [(repute(_judged(node, n), price_msat, SHARE_PPM) - new) / SHARE_PPM for n in passed_msat]
+
+    assert steps(1, 0, 1, 2, 3, 4, 127, 128, 10**6) == [0, 1, 2, 2, 3, 7, 8, 8]
+    assert steps(10, 0, 1, 9, 10, 20, 1_279, 1_280, 10**6) == [0, 0, 0, 1, 2, 7, 8, 8]
+    assert steps(0, 0, 1, 2) == [0, 1, 2]
+    assert [repute(_judged(node, 10**6, n), 1, SHARE_PPM) for n in range(6)] == [full >> min(n, 4) for n in range(6)]
+    assert [repute(_judged(node, 0, n), 1, SHARE_PPM) for n in range(6)] == [new >> min(n, 4) for n in range(6)]
+    assert repute(_judged(node, 10**6), 1, 0) == new  # where nobody pays a share, passes cost nothing
 
 
 def test_a_newcomer_is_still_drawn_among_the_renowned():
-    """One new node, nineteen with as many passes as count: it is among the eight drawn about half as often as they."""
+    """One new node, nineteen of twice its weight: it is among the eight drawn about half as often as they."""
     node = World(ring(0), 1, 5).snapshot.nodes[0]
     offers = [Offer(node, 1, 1, 16, True), *(Offer(node, 1, 1, 32, True) for _ in range(19))]
     times = Counter(

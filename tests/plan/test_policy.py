@@ -6,12 +6,15 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import BadInput
 from nodewire.pay.settlement import PREFILL_DISCOUNT, verifier_pay_msat
+from nodewire.plan.assign import repute
 from nodewire.plan.policy import SHARE_PPM, SHIPPED, Policy, SelfDealing, VerifierPay, minimum_bond_msat
+from nodewire.protocol.account import MAX_POINTS, POINTS
+from nodewire.protocol.snapshot import Node
 
 SPLITUP = Policy(rate=0.08, stake=10.0, reward=1.2, collusion=0.1)
 
@@ -103,13 +106,47 @@ def test_a_share_pays_for_jobs_up_to_a_length_that_the_policy_tells():
     assert VerifierPay(share=SHIPPED_PAY.share_min(512)).units_max() == 512
 
 
-@pytest.mark.parametrize("price_msat", [1, 3, 10, 100, 10_000])
-def test_dealing_with_oneself_costs_more_than_it_brings_where_shares_are_in_proportion(price_msat):
-    dealing = SelfDealing(price_msat=price_msat, share_msat=price_msat * SHARE_PPM / 1_000_000)
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 10**10), st.integers(1, 4_096), st.integers(1, 1_000_000))
+def test_what_passes_bring_is_less_than_the_shares_that_were_paid_for_them(price_msat, eighths, share_ppm):
+    """By the weights of plans. Bought is work of so many eighths of a chunk's price; an honest node comes by it, too.
+
+    What is brought is summed up over its way to the full weight. Of the shares a tenth comes back.
+    """
+    price_msat *= 8
+    weights = [weight_of(n * price_msat // 8, price_msat, share_ppm) for n in range(8 * 128 + eighths + 1)]
+    brought = sum(weights[n + eighths] / weights[n] - 1 for n in range(8 * 128))
+    assert brought <= eighths * share_ppm / 1_000_000 * 0.9
+
+
+def weight_of(passed_msat: int, price_msat: int, share_ppm: int) -> int:
+    node = Node(
+        pubkey="0" * 64, beat="0" * 64, ad="0" * 64, held=(), bond_msat=0, region="", load_ppm=0, coordinates=(0, 0, 0),
+        epochs=1, passed=min(passed_msat * POINTS, MAX_POINTS),
+    )  # fmt: skip
+    return repute(node, price_msat, share_ppm)
+
+
+@pytest.mark.parametrize("share", [0.01, SHARE_PPM / 1_000_000, 1.0])
+def test_dealing_with_oneself_costs_more_than_it_brings_whatever_the_margin(share):
+    dealing = SelfDealing(share)
+    assert dealing.is_safe()
     assert not dealing.pays()
-    assert dealing.share_min_msat() <= dealing.share_msat
+    assert not SelfDealing(share, collusion=0.2).pays()  # a fifth of all bonds are the dealer's, too
 
 
-def test_dealing_with_oneself_at_the_least_price_pays_for_whoever_sells_dearly():
-    assert not SelfDealing(price_msat=6).pays()
-    assert SelfDealing(price_msat=100).pays()
+def test_twice_the_weight_of_a_newcomer_would_pay_whoever_sells_dearly():
+    """As it was: eight steps of an eighth, for a share of 15 %."""
+    share = SHARE_PPM / 1_000_000
+    before = SelfDealing(share, reach=1 / share)
+    assert before.weight(255) == 2
+    assert before.pays()
+    assert not SelfDealing(share, reach=1 / share, margin=1 / 6).pays()
+
+
+@pytest.mark.parametrize("passes", [1, 7, 128])
+def test_the_policys_weight_is_the_one_that_plans_are_made_by(passes):
+    share = SelfDealing(SHARE_PPM / 1_000_000)
+    for price_msat in (1, 1_000):
+        ratio = weight_of(passes * price_msat, price_msat, SHARE_PPM) / weight_of(0, price_msat, SHARE_PPM)
+        assert ratio == pytest.approx(share.weight(passes))

@@ -5,7 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewire.protocol.account import COUNTED_AFTER, MAX_JUDGED, POINTS, Account, Judged, agreed, due, faded, times
+from nodewire.protocol.account import (
+    COUNTED_AFTER,
+    MAX_JUDGED,
+    MAX_POINTS,
+    POINTS,
+    Account,
+    Judged,
+    agreed,
+    due,
+    faded,
+    shown,
+)
 from nodewire.protocol.snapshot import MAX_ABSENT, Snapshot, check, derive
 from tests.protocol_committee.actors import Provider, committee, digest, keys
 
@@ -16,8 +27,9 @@ ONE = PROVIDERS[0].keys.public
 LATER = 40
 
 
-def judged(epoch: int, n: int = 0, provider: str = ONE, outcome="pass") -> Judged:
-    return Judged(epoch=epoch, sample=digest(f"{epoch}/{n}"), provider=provider, outcome=outcome)
+def judged(epoch: int, n: int = 0, provider: str = ONE, outcome="pass", price_msat: int = 1) -> Judged:
+    price_msat = price_msat if outcome == "pass" else 0
+    return Judged(epoch=epoch, sample=digest(f"{epoch}/{n}"), provider=provider, outcome=outcome, price_msat=price_msat)
 
 
 some = st.builds(
@@ -35,9 +47,9 @@ def snapshot(epoch: int, found=(), previous: Snapshot | None = None, providers=P
 
 
 def account(found: Snapshot, pubkey: str) -> tuple[int, int]:
-    """Passes and withheld chunks that a snapshot shows, node or not."""
+    """Msat of work that passed, and withheld chunks, that a snapshot shows, node or not."""
     one = found.node(pubkey) or next((a for a in found.absent if a.pubkey == pubkey), None)
-    return (times(one.passed), times(one.withheld)) if one else (0, 0)
+    return (shown(one.passed), shown(one.withheld)) if one else (0, 0)
 
 
 def test_a_verdict_counts_twelve_epochs_after_its_draw():
@@ -83,9 +95,9 @@ def test_points_fade_to_nothing_and_never_below(points, more, first, then):
 
 
 def test_one_verdict_shows_for_4096_epochs_and_many_halve_in_2839():
-    assert times(faded(POINTS, POINTS - 1)) == 1
+    assert shown(faded(POINTS, POINTS - 1)) == 1
     assert faded(POINTS, POINTS) == 0
-    assert times(faded(1000 * POINTS, 2839)) == 500
+    assert shown(faded(1000 * POINTS, 2839)) == 500
 
 
 def test_a_withheld_chunk_and_passes_stay_with_who_stays_away():
@@ -121,11 +133,19 @@ def test_more_than_fit_are_the_latest():
     assert len(due(many, 17, 15)) == MAX_JUDGED
 
 
-def test_work_in_doubt_takes_back_eight_passes_and_leaves_nobody_below_who_is_new():
-    passes = [judged(5, n) for n in range(10)]
+def test_a_pass_counts_by_what_it_was_paid_up_to_what_an_account_holds():
+    found = [judged(5, 0, price_msat=0), judged(5, 1, price_msat=3), judged(5, 2, price_msat=1_000)]
+    assert account(snapshot(17, found), ONE) == (1_003, 0)
+    dear = [judged(5, n, price_msat=10**18) for n in range(3)]
+    assert snapshot(17, dear).node(ONE).passed == MAX_POINTS
+
+
+def test_work_in_doubt_leaves_an_eighth_and_nobody_below_a_new_node():
+    passes = [judged(5, n) for n in range(16)]
     once = snapshot(17, [*passes, judged(5, 99, outcome="unsure")])
     assert account(once, ONE) == (2, 0)
-    again = snapshot(18, [judged(6, n, outcome="unsure") for n in range(3)], once)
+    assert account(snapshot(17, [*passes, *(judged(5, 99 + n, outcome="unsure") for n in range(2))]), ONE) == (1, 0)
+    again = snapshot(18, [judged(6, n, outcome="unsure") for n in range(5)], once)
     assert account(again, ONE) == (0, 0)
     assert account(snapshot(19, [judged(7)], again), ONE) == (1, 0)  # there is no debt
     mixed = snapshot(17, [judged(5, outcome="withheld"), judged(5, 1, outcome="unsure")], providers=())

@@ -118,17 +118,31 @@ def place(passed=0, withheld=0):
     )  # fmt: skip
 
 
-def test_bought_passes_give_twice_the_weight_of_none_at_most_and_one_silence_takes_that_away():
-    assert repute(place(passed=10**6)) == 2 * repute(place())
-    assert repute(place(passed=255)) == repute(place(passed=10**6))
-    assert repute(place(passed=10**6, withheld=1)) <= repute(place())
-    assert repute(place(passed=10**6, withheld=4)) == 2
+SHARE_PPM = 150_000
+
+
+def weight(price_msat=1, **account):
+    return repute(place(**account), price_msat, SHARE_PPM)
+
+
+def test_bought_passes_add_less_to_a_weight_than_their_share_and_one_silence_takes_that_away():
+    assert weight() < weight(passed=10**6) <= 1.12 * weight()
+    assert weight(passed=255) == weight(passed=10**6)
+    assert weight(passed=10**6, withheld=1) < weight()
+    assert weight(passed=10**6, withheld=4) < weight() / 14
+
+
+def test_work_for_oneself_at_a_millisat_is_no_reputation_for_whoever_sells_dearly():
+    """255 samples of it, drawn of 5,100 chunks, would have doubled the weight at any price, for 5,100 msat."""
+    assert weight(price_msat=100_000, passed=255) == weight(price_msat=100_000)
+    assert weight(price_msat=100_000, passed=255 * 100_000) == weight(passed=255)
 
 
 def test_nobody_waits_an_account_away_within_a_thousand_epochs():
     """Whoever withheld would leave, and come back under the same bond a few epochs later."""
     assert faded(POINTS, 1_000) > 0.7 * POINTS
-    assert repute(place()) > repute(place().model_copy(update={"withheld": faded(POINTS, 1_000)}))
+    silent = place().model_copy(update={"withheld": faded(POINTS, 1_000)})
+    assert weight() > repute(silent, 1, SHARE_PPM)
 
 
 def test_a_verifier_is_no_party_to_the_job_whatever_keys_the_customer_has():

@@ -130,7 +130,13 @@ def inventing(sky, seat, action, outgoing):
     if isinstance(action, SayInventory):
         epoch = action.inventory.epoch
         made = [
-            Judged(epoch=max(0, epoch - COUNTED_AFTER), sample=digest(f"s/{n}"), provider=who, outcome=outcome)
+            Judged(
+                epoch=max(0, epoch - COUNTED_AFTER),
+                sample=digest(f"s/{n}"),
+                provider=who,
+                outcome=outcome,
+                price_msat=9 if outcome == "pass" else 0,
+            )
             for n, (who, outcome) in enumerate(
                 [(FRIEND.keys.public, "pass"), (RIVALS[0].keys.public, "withheld"), (RIVALS[1].keys.public, "withheld")]
             )
