@@ -13,7 +13,11 @@ from pathlib import Path
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
 PROVIDERS = 8
-BOND_MSAT = 500_000
+DECODER_MSAT, ENCODER_MSAT = 21_000, 4_000
+"""What a chunk of one piece costs."""
+BOND_MSAT = 10_000_000
+"""A hundred times the price of all that may be in flight (4 slots of both models' pieces): for less it would count for
+fewer slots, or for none, and free keys would stand beside these."""
 
 
 class Broken(Exception):
@@ -97,7 +101,7 @@ def specializations(decoder: dict, encoder: dict) -> list[list[tuple[str, str, i
     decoder_tasks = [p for p in pieces if p[0] == decoder["address"]]
     encoder_tasks = [p for p in pieces if p[0] == encoder["address"]]
     # Two of each decoder piece and, as far as they reach, of each encoder piece; no node holds two pieces of one model.
-    for tasks, price in ((decoder_tasks, 21_000), (encoder_tasks, 4_000)):
+    for tasks, price in ((decoder_tasks, DECODER_MSAT), (encoder_tasks, ENCODER_MSAT)):
         doubled = (tasks * PROVIDERS)[:PROVIDERS]
         for i, (address, task) in enumerate(doubled):
             plan[i].append((address, task, price))
