@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 from statistics import median
-from typing import Literal
 
 from nodewire.protocol.chunk import Leaf
+from nodewire.protocol.compare import Outcome
 from nodewire.protocol.fingerprint import MILLION, row_distances
 from nodewire.protocol.manifest import Manifest
 
+_ORDER: tuple[Outcome, ...] = ("pass", "grey", "fail")
 ROUNDED = frozenset({"bfloat16", "float16"})
 """Dtypes in which a result is off by its rounding, so that a narrower one could hide."""
 FEW = 8
@@ -36,9 +37,14 @@ def has_reference(manifest: Manifest, task: str) -> bool:
     return manifest.task(task).engine == "decoder.stage" and not ROUNDED.isdisjoint(dtypes)
 
 
-def outcome(ppm: int) -> Literal["pass", "grey", "fail"]:
+def outcome(ppm: int) -> Outcome:
     """What an excess says of the result."""
     return "pass" if ppm <= PASS_PPM else "fail" if ppm >= FAIL_PPM else "grey"
+
+
+def judged(distance: Outcome, ppm: int) -> Outcome:
+    """What a result is by its distance from another and by its excess: the worse of the two."""
+    return max(distance, outcome(ppm), key=_ORDER.index)
 
 
 def is_suspect(mine: Sequence[Leaf], theirs: Sequence[Leaf]) -> bool:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nodewire.protocol.chunk import Leaf, Opening, leaf_of, opening
+from nodewire.protocol.compare import compare
 from nodewire.protocol.frame import Array, Frame
 from nodewire.verify.recompute import Computed
 from tests.oracle import courtroom
@@ -15,6 +16,9 @@ ROUNDING = 0.006
 """How far an honest result of a deep task in bfloat16 is from the truth."""
 EIGHT_BITS = 0.0095
 """The same with weights of 8 bits."""
+
+IN_DOUBT = 0.019
+"""So far off that the distance of two results alone leaves it open."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +74,15 @@ def test_eight_bits_fail_where_a_suspect_result_is_inspected():
     court, found = tried(EIGHT_BITS, ROUNDING)
     assert (found.outcome, found.culprit) == ("fail", PROVIDER.public)
     assert found.verifiers == ((VERIFIER.public, True),)
+    assert set(court.recomputed) == set(court.honest)
+
+
+def test_a_result_in_doubt_by_its_distance_fails_by_the_reference():
+    court, found = tried(IN_DOUBT, ROUNDING)
+    assert (
+        compare(courtroom.MANIFEST, TASK, shown(PROVIDER, ROUNDING, 10), shown(PROVIDER, IN_DOUBT, 2)).outcome == "grey"
+    )
+    assert (found.outcome, found.culprit) == ("fail", PROVIDER.public)
     assert set(court.recomputed) == set(court.honest)
 
 
