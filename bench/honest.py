@@ -9,8 +9,11 @@ make openings of each chunk of each task, and nodewire.protocol.compare says wha
 Then the same for cheats and for ever smaller perturbations, against an honest process of another configuration: in what
 share of chunks the comparison ends with fail, grey or pass. What passes is not detectable.
 
+With --no-cheats only honest results are compared.
+
 Lines: comparisons, false fails, honest comparisons in doubt, and the largest honest distance as a part of the distance
-at which a comparison fails.
+at which a comparison fails. Without a false fail among n comparisons there is less than one in n / 3, at 95 %, as far
+as they are independent (the rule of three): `false_fails_at_most`, and `chunks`, of how many the comparisons are.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ EXACT = Tolerance(0, 1)
 """Of tokens: a driver that judges says another's as far as it excuses them, and then they are the same."""
 Key = tuple[str, str, int]
 """Session, task, chunk."""
+Recorded = tuple[list[Call], dict[str, torch.Tensor]]
 Openings = Mapping[Key, Opening | None]
 """None: it could not be computed to its end."""
 
@@ -94,6 +98,18 @@ SETTINGS = (
     Setting(2, "avx2", frames="merged"),
     Setting(2, frames="whole"),
     Setting(1, "none", mkldnn=False, frames="whole"),
+    Setting(3),
+    Setting(1, "none"),
+    Setting(2, "avx2"),
+    Setting(4, "none"),
+    Setting(4, "avx2", mkldnn=False),
+    Setting(2, "none", mkldnn=False),
+    Setting(2, frames="merged"),
+    Setting(1, "none", frames="merged"),
+    Setting(1, "avx2", mkldnn=False, frames="merged"),
+    Setting(1, frames="whole"),
+    Setting(2, mkldnn=False, frames="whole"),
+    Setting(4, "avx2", frames="whole"),
 )
 QUICK = (Setting(2, "avx2"), Setting(1, mkldnn=False, frames="merged"))
 CHEATED = {
@@ -361,30 +377,37 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     honest = Tallies()
     cheats: dict[str, dict[str, Any]] = {}
     narrower: dict[str, dict[str, Any]] = {}
+    chunks = 0
     with tempfile.TemporaryDirectory(prefix="nodewire-honest-") as folder:
         for model in await asyncio.to_thread(models, Path(folder), quick=report.quick):
-            if options.only in model.name:
-                cheats[model.name] = await _one(model, honest, narrower, quick=report.quick)
-                report.arms = {"honest": honest.document(), "cheats": cheats, "narrower": narrower}
+            if options.only not in model.name:
+                continue
+            recorded, computed = await _honest(model, honest, quick=report.quick)
+            chunks += len(computed[Setting()])
+            if model.name == "decoder bfloat16":
+                narrower |= await _narrower(model, computed, {} if options.no_cheats else NARROWER)
+            if not options.no_cheats:
+                cheats[model.name] = await _cheated(model, recorded, list(computed.values())[-1])
+            report.arms = {"honest": honest.document(), "cheats": cheats, "narrower": narrower, "chunks": chunks}
     outcomes: Counter[str] = sum((tally.outcomes for tally in honest.values()), Counter())
     report.arms["false_fails_at_most"] = 3 / max(1, outcomes.total())  # with 95 % confidence, if there was none
     parts = [arm["part_of_fail"] for arm in honest.document().values()]
-    report.line("comparisons", outcomes.total(), ">=", 1 if options.only else 300 if report.quick else 10_000)
+    report.line("comparisons", outcomes.total(), ">=", 1 if options.only else 300 if report.quick else 100_000)
     report.line("false_fails", outcomes["fail"], "==", 0)
     report.line("greys", outcomes["grey"], "==", 0)
     report.line("not_computed", outcomes["not computed"], "==", 0)
     if narrower:
         dishonest = [arm for name, arm in narrower.items() if name not in ("honest", CACHE)]
         report.line("honest_excess_ppm", narrower["honest"]["ppm"]["max"], "<", arithmetic.PASS_PPM)
+    if narrower and not options.no_cheats:
         report.line(
             "narrower_weights_found_in_20_chunks", min(arm["found_in_20_chunks"] for arm in dishonest), ">=", 0.95
         )
     report.line("largest_honest_part_of_fail_threshold", max(parts, default=None), "<", 1)
 
 
-async def _one(model: Model, honest: Tallies, narrower: dict[str, dict[str, Any]], *, quick: bool) -> dict[str, Any]:
-    """Add a model's honest comparisons to the tallies, and to `narrower` where it is a decoder in bfloat16; what
-    became of its cheats."""
+async def _honest(model: Model, honest: Tallies, *, quick: bool) -> tuple[Recorded, dict[Setting, Openings]]:
+    """Add a model's honest comparisons to the tallies; what was recorded, and what each setting would show of it."""
     say(f"{model.name}: {len(model.manifest.tasks)} tasks, {len(model.inputs)} sessions")
     recorded = read(await model.compute(Setting(), "recorded", record=True))
     decoder = model.manifest.mode == "generate"
@@ -397,18 +420,18 @@ async def _one(model: Model, honest: Tallies, narrower: dict[str, dict[str, Any]
         honest.compare(model, mine, theirs, f"{one} / {other}")
     for kind, arm in honest.document().items():
         say(f"  {kind}: {arm['outcomes']}, {arm['ppm']}")
-    if model.name == "decoder bfloat16":
-        narrower |= await _narrower(model, computed)
-    return await _cheated(model, recorded, computed[settings[-1]])
+    return recorded, computed
 
 
-async def _narrower(model: Model, computed: Mapping[Setting, Openings]) -> dict[str, dict[str, Any]]:
+async def _narrower(
+    model: Model, computed: Mapping[Setting, Openings], cheats: Mapping[str, tuple[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """Excesses of honest results over each other, and of narrower ones over all of them."""
     reference = model.openings(*read(await model.compute(Setting(reference=True), "reference")))
     found = {"honest": Excesses()}
     for mine, theirs in itertools.permutations(computed.values(), 2):
         found["honest"].compare(reference, mine, theirs)
-    for number, (name, weights) in enumerate(NARROWER.items()):
+    for number, (name, weights) in enumerate(cheats.items()):
         cheated = model.openings(*read(await model.compute(Setting(weights=weights), f"narrower-{number}")))
         found[name] = Excesses()
         for mine in computed.values():
@@ -419,7 +442,7 @@ async def _narrower(model: Model, computed: Mapping[Setting, Openings]) -> dict[
     return documents
 
 
-async def _cheated(model: Model, recorded: tuple[list[Call], dict[str, torch.Tensor]], verifier: Openings) -> Any:
+async def _cheated(model: Model, recorded: Recorded, verifier: Openings) -> Any:
     """Cheats, each as the verifier sees it. The cheater computes on the machine that the provider had."""
     found: dict[str, Tallies] = defaultdict(Tallies)
     settings = {**CHEATED, "a layer left out": Setting(weights=("skip", model.skip))}
@@ -439,7 +462,7 @@ async def _cheated(model: Model, recorded: tuple[list[Call], dict[str, torch.Ten
 
 def perturbed(
     model: Model,
-    recorded: tuple[list[Call], dict[str, torch.Tensor]],
+    recorded: Recorded,
     make: Callable[[], Any],
     codings: Codings = OWN,
 ) -> Openings:
@@ -461,6 +484,7 @@ def perturbed(
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", help="models whose name holds this: decoder, bfloat16, encoder")
+    parser.add_argument("--no-cheats", action="store_true", help="compare honest results alone")
 
 
 if __name__ == "__main__":

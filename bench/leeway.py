@@ -70,14 +70,25 @@ def _hundredth(pos: int) -> bool:
     return int.from_bytes(hashlib.sha256(b"due/%d" % pos).digest()[:4], "big") < 2**32 // 100
 
 
+def of_64(count: int) -> Choose:
+    """The second-best at so many positions of 64, one after the other."""
+    return second_best(lambda pos: pos % 64 < count)
+
+
 CHEATS: dict[str, Choose] = {
     "another token, one of 64": lambda logits, sampling, pos: (
         int(logits.topk(20).indices[-1]) if pos % 64 == 40 else honest_choice(logits, sampling, pos)
     ),
     "the second-best, one of 64": second_best(lambda pos: pos % 64 == 40),
+    "the second-best, 3 of 64": of_64(3),
+    "the second-best, 6 of 64": of_64(6),
+    "the second-best, 7 of 64": of_64(7),
     "the second-best, 1 %": second_best(_hundredth),
     "temperature 0.97 for 1": sampled(temperature=0.97),
     "temperature 0.9 for 1": sampled(temperature=0.9),
+    "temperature 0.8 for 1": sampled(temperature=0.8),
+    "greedy for 1": sampled(temperature=1e-3),
+    "top_k 20": sampled(top_k=20),
     "top_p 0.9 for 1": sampled(top_p=0.9),
     "another seed": sampled(seed=lambda sampling: sampling.seed + 1),
 }
@@ -94,9 +105,9 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
             arm = await _honest(model, quick=report.quick)
             judged, refused = judged + arm["judged"], refused + arm["refused"]
             parts.append(arm["largest_gap"])
-            cheats = await asyncio.to_thread(_cheats, model)
-            struck += [cheat["chunks"] for cheat in cheats.values()]
-            report.arms[model.name] = {"honest": arm, "cheats": cheats}
+            altered = await asyncio.to_thread(cheats, model)
+            struck += [cheat["chunks"] for cheat in altered.values()]
+            report.arms[model.name] = {"honest": arm, "cheats": altered}
     report.line("tokens_judged", judged, ">=", 1 if options.only else 500 if report.quick else 10_000)
     report.line("honest_tokens_not_excused", refused, "==", 0)
     report.line("largest_honest_gap_as_a_part_of_what_is_excused", round(max(parts), 4), "<=", 0.5)
@@ -125,7 +136,7 @@ async def _honest(model: Model, *, quick: bool) -> dict[str, float]:
     }
 
 
-def _cheats(model: Model) -> dict[str, dict[str, int]]:
+def cheats(model: Model) -> dict[str, dict[str, int]]:
     """By cheat: chunks and tokens that it altered, and those of them that an honest driver does not excuse."""
     found = {}
     actors = {task.name: recompute._load(task, model.folder, 1, half=False) for task in model.manifest.tasks}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch._dynamo  # as kinds.k8843_worker does: everything is imported befor
 from nodewire.graph import actor as graph
 from nodewire.kind import Actor, Limits, Params
 from nodewire.llm import actor as llm
+from nodewire.llm.attention import Attention
 from nodewire.llm.kv import past
 from nodewire.protocol.frame import Frame
 from nodewire_faults.cheats import Cheat
@@ -174,6 +176,39 @@ def eight_bit_floats(_: int) -> Change:
             tensor.copy_(((exact / scale).to(torch.float8_e4m3fn).float() * scale).to(tensor.dtype))
 
     return change
+
+
+def cast(dtype: str) -> Change:
+    """Every matrix rounded to a narrower dtype, in which a file may have held it anyway."""
+
+    def change(name: str, tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            tensor.copy_(tensor.to(getattr(torch, dtype)).to(tensor.dtype))
+
+    return change
+
+
+def pruned(part: float) -> Change:
+    """Every matrix without the `part` of its numbers that are nearest to zero."""
+
+    def change(name: str, tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            sizes = tensor.float().abs()
+            tensor[sizes <= sizes.flatten().kthvalue(max(1, int(sizes.numel() * part))).values] = 0
+
+    return change
+
+
+def shorten_window(positions: int) -> set[str]:
+    """From now on decoders that are loaded attend to the last `positions` alone."""
+    built = Attention.__init__
+
+    def short(self: Attention, *args: Any, **named: Any) -> None:
+        built(self, *args, **named)
+        self.how = replace(self.how, window=positions)
+
+    Attention.__init__ = short  # type: ignore[method-assign]
+    return {"window"}
 
 
 def narrow_cache() -> set[str]:
