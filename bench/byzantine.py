@@ -19,6 +19,9 @@ Figures, per cheat:
   that is wrong in the end.
 - unnoticed: jobs that the cheater spoilt and no sample hit.
 - unsure, withheld: verdicts that say neither.
+- struck_samples: verdicts on chunks of the cheater's that its cheat is known to alter. Of drivers' cheats these are all
+  after the prompt's (`bench.matrix` counts them token by token). struck_found: those of them that convict it. With
+  `--rate 100%` every chunk is drawn.
 """
 
 from __future__ import annotations
@@ -49,6 +52,8 @@ from processes.saying import say
 CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied", "forged", "mistaken", "second", "colder")
 DRIVERS = ("mistaken", "second", "colder")
 """Those of which the driver cheats; the others do in every stage."""
+UNKNOWN = ("stale", "copied")
+"""Of their samples it is not known which are struck: one is honest at first, the other has claims without roots."""
 SAMPLED = {"colder": {"temperature": 1.0, "seed": 7}}
 """What their customers ask for, others greedy decoding."""
 PROVIDERS, HOLDERS = 10, 6
@@ -91,7 +96,7 @@ class Bought:
     requests: set[str] = field(default_factory=set)
 
 
-async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Random) -> dict[str, Any]:
+async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Random, rate: str = RATE) -> dict[str, Any]:
     """One market with one cheater: `count` jobs and the books after them."""
     with tempfile.TemporaryDirectory(prefix=f"nodewire-{name}-") as folder:
         tasks = "driver" if name in DRIVERS else ",".join(f"stage.{k}" for k in range(TASKS - 1))
@@ -103,7 +108,7 @@ async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Rando
             providers=PROVIDERS,
             holders=HOLDERS,
             dishonest={CHEATER: launched},
-            committee=("--verify-rate", RATE),
+            committee=("--verify-rate", rate),
             bond_sats=BOND_SATS,
             epoch_s=EPOCH_S,
         ) as market:
@@ -117,7 +122,7 @@ async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Rando
             seconds = time.monotonic() - began
             await asyncio.sleep(3)  # payments and statements that are on their way
             books = await Books.of(market, list(market.providers.values()))
-            return {**_arm(market, books, jobs), "seconds": round(seconds, 1)}
+            return {**_arm(name, market, books, jobs), "seconds": round(seconds, 1)}
 
 
 async def _buy(
@@ -151,7 +156,7 @@ async def _buy(
                 return
 
 
-def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
+def _arm(name: str, market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
     cheater = market.providers[f"provider-{CHEATER}"]
     honest = [p for p in market.providers.values() if p is not cheater]
     _attribute(books, jobs)
@@ -162,6 +167,7 @@ def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
     nets = {p.name: books.net_msat(p) for p in honest}
     working = [p.name for p in honest if books.worked(p)]
     outcomes = books.outcomes()
+    struck = [v for v in books.verdicts if v.provider == cheater.public and (v.chunk or name not in DRIVERS)]
     return {
         "jobs": len(jobs),
         "altered": market.log(cheater.name).count(STRUCK),
@@ -174,6 +180,8 @@ def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
         "outcomes": outcomes,
         "outcomes_of_the_cheater": books.outcomes(v for v in books.verdicts if v.provider == cheater.public),
         "unsure": outcomes["unsure"],
+        "struck_samples": len(struck),
+        "struck_found": sum(cheater.public in verdict.convicted for verdict in struck),
         "caught": len(convicting),
         "caught_as_verifier": sum(v.provider != cheater.public for v in convicting),
         "caught_at_job": None if first_s is None else books.jobs_until(first_s),
@@ -225,8 +233,9 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     prompts = PROMPTS[: 3 if report.quick else None]
     for name in CHEATS:
         if options.only in ("", name):
-            say(f"cheat {name}, a bond of {BOND_SATS} sat, {RATE} sampled")
-            arm = report.arms[name] = await cheat(name, prompts, jobs, random.Random(f"{report.seed} {name}"))
+            say(f"cheat {name}, a bond of {BOND_SATS} sat, {options.rate} sampled")
+            rng = random.Random(f"{report.seed} {name}")
+            arm = report.arms[name] = await cheat(name, prompts, jobs, rng, options.rate)
             judge(report, name, arm)
     if options.only in ("", "rules"):
         count, rng = options.jobs or (20 if report.quick else 200), random.Random(f"{report.seed} rules")
@@ -248,6 +257,8 @@ def judge(report: Report, name: str, arm: dict[str, Any]) -> None:
     """The acceptance lines of one cheat."""
     report.line(f"{name}_altered", arm["altered"], ">=", 1)
     report.line(f"{name}_caught", arm["caught"], ">=", 1)
+    if name not in UNKNOWN:
+        report.line(f"{name}_struck_samples_found", arm["struck_found"], "==", arm["struck_samples"])
     report.line(f"{name}_wrongly_convicted", len(arm["wrongly"]), "==", 0)
     report.line(f"{name}_plans_after_the_verdict", arm["plans_after"], "==", 0)
     report.line(f"{name}_cheater_net_msat", arm["cheater_net_msat"], "<", 0)
@@ -264,6 +275,7 @@ def judge(report: Report, name: str, arm: dict[str, Any]) -> None:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", choices=("", *CHEATS, "rules", "dag"), help="one of the arms")
+    parser.add_argument("--rate", default=RATE, help="of chunks that are drawn")
     parser.add_argument("--jobs", type=int, default=0, help="of each arm, instead of 200 (20 in `dag`)")
 
 

@@ -42,5 +42,5 @@ def second_best(logits: Tensor, sampling: Sampling, pos: int) -> int:
 
 
 def colder(logits: Tensor, sampling: Sampling, pos: int) -> int:
-    """A token drawn at 0.97 of the temperature that was asked for."""
-    return honest_choice(logits, replace(sampling, temperature=0.97 * sampling.temperature), pos)
+    """A token drawn at 0.8 of the temperature that was asked for: text that most readers like better."""
+    return honest_choice(logits, replace(sampling, temperature=0.8 * sampling.temperature), pos)
