@@ -218,7 +218,7 @@ def _crowd(report: Report, bonded: int, free: int) -> None:
 
     def seen(sky, seat, action, outgoing):  # type: ignore[no-untyped-def]
         if isinstance(action, SayInventory):
-            listed[seat.keys.public] = set(action.inventory.beats)
+            listed[seat.keys.public] = set(action.inventory.all_beats)
         return outgoing
 
     sky.faults = {seat.keys.public: seen for seat in seats}

@@ -37,7 +37,6 @@ from nodewire.protocol.committee import KEPT_EPOCHS, VALID_EPOCHS
 from nodewire.protocol.inventory import Inventory, Listed, Proposal, Supply, Vote
 
 KEPT_CERTIFICATES = 16
-MAX_SUPPLIES = 8
 STRANGERS = _inventory.MAX_COMMITMENTS // 2
 """Room in an epoch for the commitments of whoever comes first; the rest is for nodes with a bond."""
 MAX_UNBONDED_BLOBS = 64
@@ -113,7 +112,7 @@ def _said(event: Event, state: State) -> Step:
     round_ = state.rounds.get(epoch, Round())
     if isinstance(said, Supply):
         count = round_.supplies.get(said.oracle, 0)
-        if count < MAX_SUPPLIES:
+        if count < _inventory.MAX_SUPPLIES:
             extra = {**round_.extra, **{supplied.id: supplied for supplied in said.events}}
             supplies = {**round_.supplies, said.oracle: count + 1}
             state = state.with_round(epoch, replace(round_, extra=extra, supplies=supplies))

@@ -4,8 +4,9 @@ A round certifies the epoch e that has just closed; it is over when e+1 closes.
 
 close(e) + skew      every oracle lists the beats and commitments that it holds, with their blobs, and finds valid
 then                 who listed an event that f+1 inventories list and another lacks supplies it
-2f+1 inventories     the leader (e mod n), with all n of them or at close(e) + 2 skews, proposes a body; events missing
-                     until close(e) + 3 skews cost the inventories that list them their place among the cited ones
+2f+1 inventories     the leader (e mod n), with all n of them or at close(e) + 2 skews, proposes a body. What it lacks
+                     of strangers it leaves out in the end, by calling the body crowded; bonded nodes' events that are
+                     missing until close(e) + 3 skews cost the inventories that list them their place among the cited
 proposal             each oracle derives snapshot and commitments from what it holds, votes for the same at most once
 2f+1 votes           the leader publishes the certificate, after one more skew everybody who has the votes does
 certificate          each oracle publishes its partial of the beacon
@@ -28,6 +29,7 @@ from typing import Literal
 from nodewire.errors import BadInput
 from nodewire.nostr.event import Event
 from nodewire.oracle import intake, places
+from nodewire.oracle.citation import Citation
 from nodewire.oracle.derivation import Derivation, Derived
 from nodewire.oracle.persistent_map import PersistentMap
 from nodewire.oracle.state import (
@@ -113,20 +115,25 @@ def _list(epoch: int, state: State) -> Step:
     round_ = state.rounds[epoch]
     if round_.listed or not _is_open(epoch, state) or state.now_ms < _close(epoch, state, skews=1):
         return state, ()
-    listable = (event for _, _, pubkey in state.order for event in _listable(pubkey, epoch, state))
-    beats = {event.id: event for event in islice(listable, _inventory.MAX_BEATS)}
+    listable = ((units < 0, one) for units, _, pubkey in state.order for one in _listable(pubkey, epoch, state))
+    beats: dict[bool, list[str]] = {False: [], True: []}
+    held: dict[str, Event] = {}
+    for is_bonded, (event, beat) in islice(listable, _inventory.MAX_BEATS):
+        beats[is_bonded].append(event.id)
+        held.update((one.id, one) for one in (event, *_closure(beat, state)))
     inventory = Inventory(
         committee=state.digest,
         epoch=epoch,
-        beats=tuple(sorted(beats)),
+        beats=tuple(sorted(beats[False])),
+        bonded=tuple(sorted(beats[True])),
         commitments=tuple(sorted(state.commitments.get(epoch, {}).values())),
         judged=_account.due(state.judged.values(), epoch, _last(epoch, state)),
     )
-    round_ = replace(round_, listed=True, extra={**round_.extra, **beats})
+    round_ = replace(round_, listed=True, extra={**round_.extra, **held})
     return state.with_round(epoch, round_), (SayInventory(inventory),)
 
 
-def _listable(pubkey: str, epoch: int, state: State) -> list[Event]:
+def _listable(pubkey: str, epoch: int, state: State) -> list[tuple[Event, Beat]]:
     """The newest two beats of a node that are alive in `epoch`, not signed ahead, and whose ad and bond are at hand."""
     if pubkey in state.convicted:
         return []
@@ -139,31 +146,37 @@ def _listable(pubkey: str, epoch: int, state: State) -> list[Event]:
         ad_event, ad = state.ads.get(beat.ad, (None, None))
         own = ad_event is not None and ad_event.pubkey == pubkey
         if alive and own and ad is not None and (ad.bond is None or ad.bond in state.bonds):
-            found.append(event)
+            found.append((event, beat))
     return found[:LISTED_PER_NODE]
 
 
 def _supply(epoch: int, state: State) -> Step:
-    """Hand out what this oracle listed, f+1 inventories list, and another lacks."""
+    """Hand out what this oracle listed, f+1 inventories list, and another lacks: bonded nodes' events first."""
     round_ = state.rounds[epoch]
     complete = _complete(epoch, state)
     if round_.supplied or not round_.listed or not _is_open(epoch, state) or len(complete) < state.committee.quorum:
         return state, ()
     if len(complete) < len(state.committee.oracles) and state.now_ms < _close(epoch, state, skews=2):
         return state, ()
-    lists = [set(inventory.beats) for inventory in complete.values()]
+    lists = [set(inventory.all_beats) for inventory in complete.values()]
     beats, _ = _snapshot.listed(state.committee, list(complete.values()))
-    rare = [id_ for id_ in beats if id_ in round_.extra and any(id_ not in ids for ids in lists)]
-    events = [event for id_ in rare for event in _with_closure(round_.extra[id_], state)]
-    limited = tuple({event.id: event for event in events}.values())[: intake.MAX_SUPPLIES * 16]
+    rare = [round_.extra[id_] for id_ in beats if id_ in round_.extra and any(id_ not in ids for ids in lists)]
+    rare.sort(key=lambda event: -state.backed.get(event.pubkey, 0))
+    events: dict[str, Event] = {}
+    for event in rare:
+        events[event.id] = event
+        mine = {known.id for known, _ in state.beats.get(event.pubkey, ())}
+        if any(ids.isdisjoint(mine) for ids in lists):  # else all have the node's ad
+            events.update((one.id, one) for one in _closure(_beat.parse(event), state))
+        if len(events) >= _inventory.MAX_SUPPLIES * _inventory.MAX_SUPPLIED:
+            break
     state = state.with_round(epoch, replace(round_, supplied=True))
-    return state, ((SaySupply(epoch, limited),) if limited else ())
+    return state, ((SaySupply(epoch, tuple(events.values())),) if events else ())
 
 
-def _with_closure(event: Event, state: State) -> Iterable[Event]:
-    """A beat with the ad and the bond statement that it needs, as far as they are at hand."""
-    yield event
-    ad_event, ad = state.ads.get(_beat.parse(event).ad, (None, None))
+def _closure(beat: Beat, state: State) -> Iterable[Event]:
+    """The ad and the bond statement that a beat needs, as far as they are at hand."""
+    ad_event, ad = state.ads.get(beat.ad, (None, None))
     if ad_event is not None and ad is not None:
         yield ad_event
         if ad.bond is not None and ad.bond in state.bonds:
@@ -183,27 +196,24 @@ def _propose(epoch: int, state: State) -> Step:
     if isinstance(previous, str):
         return state, actions
     known, parsed = _known(round_, state), _parsed(state)
-    chosen = dict(complete)
-    while True:
-        beats, commitments = _snapshot.listed(committee, list(chosen.values()))
-        missing = _missing(epoch, beats, known, parsed, state)
-        if not missing:
-            break
-        if state.now_ms < _close(epoch, state, skews=3) or len(chosen) == committee.quorum:
-            ids = tuple(sorted(missing)[:MAX_ASKED_IDS])
-            return state.ask(f"missing/{epoch}", FetchEvents(ids))
-        blamed = max(chosen, key=lambda id_: (len(missing.intersection(chosen[id_].beats)), id_))
-        del chosen[blamed]
-    derived, state, actions = _derived(epoch, chosen, (previous, previous_digest), known, parsed, state)
+    if round_.chosen is None:
+        state, actions = _choose(epoch, complete, known, parsed, state)
+        round_ = state.rounds[epoch]
+        if round_.chosen is None:
+            return state, actions
+    ids, is_crowded = round_.chosen
+    cited = Citation.of(ids, is_crowded, round_, committee.leader(epoch))
+    derived, state, actions = _derived(epoch, cited, (previous, previous_digest), known, parsed, state)
     if derived is None or derived.snapshot is None:
         return state, actions
     body = Body(
         committee=state.digest,
         epoch=epoch,
         snapshot=derived.sha256,
-        commitments=_commitment.certified_root(commitments),
-        inventories=tuple(sorted(chosen)),
+        commitments=_commitment.certified_root(cited.listed(committee)[1]),
+        inventories=tuple(sorted(ids)),
         previous=previous_digest,
+        is_crowded=is_crowded,
     )
     state = replace(state, snapshots={**state.snapshots, body.snapshot: derived.snapshot})
     state = state.with_round(
@@ -213,9 +223,37 @@ def _propose(epoch: int, state: State) -> Step:
     return state, (keep, SayProposal(body, derived.blob))
 
 
+def _choose(
+    epoch: int,
+    complete: Mapping[str, Inventory],
+    known: Mapping[str, Event],
+    parsed: Mapping[str, Beat | Ad],
+    state: State,
+) -> Step:
+    """As the leader: settle on inventories of which everything is at hand, or ask for what is missing.
+
+    Strangers can make oracles list what the leader lacks, as much as they like. It waits for little, and not for long.
+    """
+    committee, ids, is_crowded = state.committee, set(complete), False
+    is_late = state.now_ms >= _close(epoch, state, skews=3)
+    while True:
+        cited = Citation.of(ids, is_crowded, state.rounds[epoch], state.me)
+        missing = _missing(epoch, cited.listed(committee)[0], known, parsed, state)
+        if not missing:
+            round_ = replace(state.rounds[epoch], chosen=(frozenset(ids), is_crowded))
+            return state.with_round(epoch, round_), ()
+        if not is_crowded and cited.leaders is not None and (is_late or len(missing) > MAX_ASKED_IDS):
+            is_crowded = True
+        elif not is_late or len(ids) == committee.quorum:
+            return state.ask(f"missing/{epoch}", FetchEvents(tuple(sorted(missing)[:MAX_ASKED_IDS])))
+        else:
+            others = {id_: one for id_, one in cited.inventories.items() if one is not cited.leaders}
+            ids.remove(max(others, key=lambda id_: (len(missing.intersection(others[id_].all_beats)), id_)))
+
+
 def _derived(
     epoch: int,
-    cited: Mapping[str, Inventory],
+    cited: Citation,
     previous: tuple[Snapshot | None, str],
     known: Mapping[str, Event],
     parsed: Mapping[str, Beat | Ad],
@@ -223,16 +261,15 @@ def _derived(
     blob: bytes = b"",
 ) -> tuple[Derived | None, State, tuple[Action, ...]]:
     """What follows from these inventories, if that is known; the work is given out once."""
-    round_, key = state.rounds[epoch], (*sorted(cited), previous[1])
+    round_, key = state.rounds[epoch], cited.key(previous[1])
     if key in round_.derived or key in round_.deriving:
         return round_.derived.get(key), state, ()
-    inventories = list(cited.values())
     work = Derivation(
         committee=state.committee,
         epoch=epoch,
         key=key,
-        beats=tuple(_snapshot.listed(state.committee, inventories)[0]),
-        judged=tuple(_snapshot.judged(state.committee, inventories)),
+        beats=tuple(cited.listed(state.committee)[0]),
+        judged=tuple(cited.judged(state.committee)),
         previous=previous[0],
         known=known,
         parsed=parsed,
@@ -281,16 +318,20 @@ def _checked(epoch: int, body: Body, state: State) -> tuple[State, Derived | Non
     if not is_ready:
         return state, None, actions
     round_, committee = state.rounds[epoch], state.committee
-    cited = {id_: one for id_ in body.inventories if (one := round_.inventories[id_].inventory) is not None}
-    if len({round_.inventories[id_].oracle for id_ in cited}) != len(cited) or len(cited) < committee.quorum:
-        return _refused(epoch, "inventories: not of 2f+1 distinct oracles", state), None, ()
+    cited = Citation.of(body.inventories, body.is_crowded, round_, committee.leader(epoch))
+    if len({round_.inventories[id_].oracle for id_ in cited.inventories}) != len(cited.inventories):
+        return _refused(epoch, "inventories: two of one oracle", state), None, ()
+    if len(cited.inventories) < committee.quorum:
+        return _refused(epoch, "inventories: not of 2f+1 oracles", state), None, ()
+    if body.is_crowded and cited.leaders is None:
+        return _refused(epoch, "is_crowded: the leader's inventory is not cited", state), None, ()
     previous, previous_digest, state, _ = _previous(epoch, state)
     if body.previous != previous_digest or isinstance(previous, str):
         return _refused(epoch, "previous: not the newest certified body", state), None, ()
-    beats, commitments = _snapshot.listed(committee, list(cited.values()))
+    beats, commitments = cited.listed(committee)
     if _commitment.certified_root(commitments) != body.commitments:
         return _refused(epoch, "commitments: not those that the inventories list", state), None, ()
-    key = (*sorted(cited), previous_digest)
+    key = cited.key(previous_digest)
     if key in round_.derived or key in round_.deriving:
         return state, round_.derived.get(key), ()
     known, parsed = _known(round_, state), _parsed(state)

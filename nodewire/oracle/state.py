@@ -193,9 +193,11 @@ class Round:
     """The first event by (oracle, `t`): what a second one may contradict."""
     accused: frozenset[tuple[str, str]] = frozenset()
     extra: Mapping[str, Event] = field(default_factory=dict)
-    """Events that this round needs, by id: those this oracle listed, and those supplied by others."""
+    """Events that this round needs, by id: what this oracle listed, with what that needs, and what others supplied."""
     supplies: Mapping[str, int] = field(default_factory=dict)
     """How many supply events each oracle has sent."""
+    chosen: tuple[frozenset[str], bool] | None = None
+    """As the leader: the inventories from which this oracle derives, and whether the body is crowded."""
     deriving: frozenset[Key] = frozenset()
     derived: Mapping[Key, Derived] = field(default_factory=dict)
     """Until this oracle has voted."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadQuorum
 from nodewire.protocol.committee import MAX_ORACLES
@@ -31,6 +31,15 @@ class Body(Schema):
     """Event ids of at least 2f+1 inventories of distinct oracles, sorted."""
     previous: Hex32
     """Digest of the body certified before this one; the committee's digest for the first."""
+    is_crowded: bool = False
+    """Of nodes without a bond only the beats that the leader's inventory lists count; left out where it is false."""
+
+    @model_serializer(mode="wrap")
+    def _without_its_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if not self.is_crowded:
+            del said["is_crowded"]
+        return said
 
     @model_validator(mode="after")
     def _is_sorted(self) -> Self:

@@ -6,12 +6,13 @@ All carry `t` (which of them it is), `c` (committee), `n` (topic: `epoch/<number
 
 inventory  content = Inventory as JSON up to 4 KiB; a longer one is a blob (canonical msgpack) whose SHA-256 is tag
            `blob`, and the content is empty. Lists the beats and commitments that the oracle holds and found valid, and
-           what certified verdicts say that is to be counted now (`account`).
+           what certified verdicts say that is to be counted now (`account`). Beats of nodes of which a listed holder
+           has stated a bond of a unit or more stand apart, in `bonded`.
 proposal   content = Body (kind 8852) as JSON; `x` = its digest; `e` = each cited inventory.
 vote       content empty; `x` = digest of the body voted for.
 supply     no `x`; content = JSON array of at most 64 signed events as NIP-01 objects: beats, ads, bond statements that
            the oracle listed, that f+1 inventories list, and that some other inventory lacks. Beats are replaceable, so
-           relays may have dropped what the round still needs.
+           relays may have dropped what the round still needs. At most 8 of an oracle's count in a round.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import orjson
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadEvent, BadHash, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
@@ -41,6 +42,7 @@ MAX_SUPPLY_BYTES = 49_152
 MAX_BEATS = 8_192
 MAX_COMMITMENTS = 4_096
 MAX_SUPPLIED = 64
+MAX_SUPPLIES = 8
 
 Saying = Literal["inventory", "proposal", "vote", "supply"]
 
@@ -58,13 +60,28 @@ class Inventory(Schema):
     beats: tuple[Hex32, ...] = Field(max_length=MAX_BEATS)
     commitments: tuple[Hex32, ...] = Field(max_length=MAX_COMMITMENTS)
     judged: tuple[Judged, ...] = Field(default=(), max_length=MAX_JUDGED)
+    bonded: tuple[Hex32, ...] = Field(default=(), max_length=MAX_BEATS)
+    """The beats of nodes with a bond, which are not in `beats`; left out where there is none."""
+
+    @property
+    def all_beats(self) -> tuple[str, ...]:
+        return self.beats + self.bonded
+
+    @model_serializer(mode="wrap")
+    def _without_its_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if not self.bonded:
+            del said["bonded"]
+        return said
 
     @model_validator(mode="after")
     def _is_sorted(self) -> Self:
-        for name in ("beats", "commitments"):
+        for name in ("beats", "commitments", "bonded"):
             ids = getattr(self, name)
             if any(a >= b for a, b in pairwise(ids)):
                 raise ValueError(f"{name}: not sorted, or one stands twice")
+        if len(self.all_beats) > MAX_BEATS or not set(self.bonded).isdisjoint(self.beats):
+            raise ValueError(f"bonded: more than {MAX_BEATS} with `beats`, or one stands in both")
         if any(a.order >= b.order for a, b in pairwise(self.judged)):
             raise ValueError("judged: not sorted, or one stands twice")
         return self
@@ -153,7 +170,7 @@ def build_supply(
     created_at: int,
     expires_at_s: int | None = None,
 ) -> list[Event]:
-    """As many supply events as these events need, each under 48 KiB of content."""
+    """As many supply events as these events need, each under 48 KiB of content; the first that count."""
     batches: list[list[Event]] = [[]]
     room = MAX_SUPPLY_BYTES
     for event in events:
@@ -164,7 +181,7 @@ def build_supply(
         batches[-1].append(event)
         room -= size
     tags_ = [("t", "supply"), ("c", committee), ("n", tags.epoch_topic(epoch)), *tags.expiration(expires_at_s)]
-    contents = ["[" + ",".join(event.to_json() for event in batch) + "]" for batch in batches if batch]
+    contents = ["[" + ",".join(event.to_json() for event in batch) + "]" for batch in batches[:MAX_SUPPLIES] if batch]
     return [sign(keys, KIND, created_at=created_at, content=content, tags=tags_) for content in contents]
 
 

@@ -3,7 +3,7 @@
 A snapshot is a blob (canonical msgpack), cited by plain SHA-256. `derive` makes it from events alone, so every oracle,
 and later every auditor, gets the same bytes.
 
-Rules of derivation for epoch e, over beats that f+1 of the cited inventories list:
+Rules of derivation for epoch e, over beats that f+1 of the cited inventories list (`listed`):
 1. A beat counts if it names the committee and its epoch is from e - live_epochs to e (`Committee.live_epochs`).
 2. Of a node's beats the one with the highest (epoch, created_at) counts, then the smallest id.
 3. The ad it names must be the node's own, be well-formed and accept the committee; else the node is left out.
@@ -178,8 +178,13 @@ def unpack(blob: bytes, expected: str) -> Snapshot:
     return Snapshot.unpack(blob)
 
 
-def listed(committee: Committee, inventories: Sequence[Inventory]) -> tuple[list[str], list[str]]:
+def listed(
+    committee: Committee, inventories: Sequence[Inventory], leaders: Inventory | None = None
+) -> tuple[list[str], list[str]]:
     """The ids of beats and of commitments that f+1 of these inventories (of distinct oracles) list, sorted.
+
+    leaders: the leader's inventory, if the body is crowded. A beat that fewer than f+1 list as a bonded node's then
+    counts only if the leader lists it, too: the leader holds what it lists, so no stranger keeps it from proposing.
 
     Of each that is fewer than three times what one inventory holds: 3f+1 lists give no more places than that. No cut is
     made among them, since a cut by ids or by how many list them is for strangers to bend.
@@ -189,7 +194,11 @@ def listed(committee: Committee, inventories: Sequence[Inventory]) -> tuple[list
         count = Counter(id_ for ids in lists for id_ in ids)
         return sorted(id_ for id_, n in count.items() if n > committee.f)
 
-    return popular(i.beats for i in inventories), popular(i.commitments for i in inventories)
+    beats = popular(i.all_beats for i in inventories)
+    if leaders is not None:
+        counting = {*popular(i.bonded for i in inventories), *leaders.all_beats}
+        beats = [id_ for id_ in beats if id_ in counting]
+    return beats, popular(i.commitments for i in inventories)
 
 
 def judged(committee: Committee, inventories: Sequence[Inventory]) -> list[Judged]:

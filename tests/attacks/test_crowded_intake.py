@@ -70,7 +70,7 @@ def test_8192_keys_that_only_beat_take_no_place_from_a_bonded_newcomer():
     state, actions = fed(state, newcomer.bond, newcomer.beat(4))
     assert FetchEvents((newcomer.ad.id,)) in actions
     state, _ = fed(state, newcomer.ad)
-    assert inventory_of(state, 4).beats == (newcomer.beat(4).id,)
+    assert inventory_of(state, 4).all_beats == (newcomer.beat(4).id,)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_bonded_nodes_come_first_and_then_strangers_by_the_work_in_their_ads(few
     ]
     assert state.crowded_out > 0
     best = (*by_work(bonded), *by_work(strangers)[:4])
-    assert set(inventory_of(state, 4).beats) == {one.beat(epoch).id for one in best for epoch in (3, 4)}
+    assert set(inventory_of(state, 4).all_beats) == {one.beat(epoch).id for one in best for epoch in (3, 4)}
 
 
 def test_a_bond_takes_a_strangers_place_at_once_whatever_the_strangers_work(few_places):
@@ -148,7 +148,7 @@ def test_every_oracle_lists_all_bonded_among_strangers_and_a_newcomer_within_thr
 
     def seen(sky, seat, action, outgoing):
         if isinstance(action, SayInventory):
-            listed[seat.keys.public] = set(action.inventory.beats)
+            listed[seat.keys.public] = set(action.inventory.all_beats)
         return outgoing
 
     sky.faults = {seat.keys.public: seen for seat in seats}

@@ -58,7 +58,7 @@ def test_an_inventory_above_4_kb_is_a_blob_that_the_event_cites():
     events = [e for e in sky.stored.values() if e.kind == kinds.INVENTORY and e.tag("t") == "inventory"]
     large = [inventory.parse(event) for event in events if event.tag("blob")]
     assert large
-    assert all(listed.attach(sky.blobs[listed.blob]).inventory.beats for listed in large)
+    assert all(listed.attach(sky.blobs[listed.blob]).inventory.all_beats for listed in large)
 
 
 def test_a_verdict_that_convicts_stays_and_one_that_only_counts_expires():

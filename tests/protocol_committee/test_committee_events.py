@@ -168,6 +168,34 @@ def test_an_unsorted_inventory_and_a_wrong_digest_are_refused():
         inventory.parse(resigned(event, drop=("n",), add=[("n", "epoch/5")]))
 
 
+def test_what_an_inventory_and_a_body_do_not_say_is_left_out_of_them():
+    empty = Inventory(committee=C, epoch=4, beats=(), commitments=())
+    assert "bonded" not in empty.document()
+    assert "is_crowded" not in BODY.document()
+    crowded = BODY.model_copy(update={"is_crowded": True})
+    assert Body.parse(crowded.to_json()) == crowded
+    assert crowded.digest() != BODY.digest()
+    bonded = empty.model_copy(update={"bonded": (digest("b"),)})
+    assert Inventory.unpack(bonded.pack()) == bonded
+
+
+def test_a_beat_stands_in_an_inventory_once_and_no_inventory_has_more_than_fit(monkeypatch):
+    ids = tuple(sorted(digest(str(i)) for i in range(3)))
+    with pytest.raises(BadEvent, match="in both"):
+        Inventory.from_document(
+            {"v": 1, "committee": C, "epoch": 1, "beats": ids, "commitments": [], "bonded": ids[:1]}
+        )
+    monkeypatch.setattr(inventory, "MAX_BEATS", 2)
+    with pytest.raises(BadEvent, match="more than 2"):
+        Inventory.from_document(
+            {"v": 1, "committee": C, "epoch": 1, "beats": ids[:2], "commitments": [], "bonded": ids[2:]}
+        )
+    with pytest.raises(BadEvent, match="sorted"):
+        Inventory.from_document(
+            {"v": 1, "committee": C, "epoch": 1, "beats": [], "commitments": [], "bonded": ids[1::-1]}
+        )
+
+
 def test_a_proposal_and_a_vote_parse_back():
     proposal = inventory.parse(inventory.build_proposal(AUTHOR, BODY, created_at=1))
     assert isinstance(proposal, Proposal)

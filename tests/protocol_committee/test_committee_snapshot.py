@@ -196,3 +196,32 @@ def test_what_f_plus_one_inventories_list_is_in():
 
     beats, commitments = listed(COMMITTEE, [lists(*ids[:2]), lists(ids[1], ids[2]), lists(ids[3])])
     assert (beats, commitments) == ([ids[1]], [ids[0]])
+
+
+def test_a_crowded_body_counts_strangers_that_its_leader_lists_and_bonded_nodes_all_the_same():
+    both, others, bonded, theirs = sorted(digest(str(i)) for i in range(4))
+
+    def lists(beats, bonded=()):
+        return Inventory(
+            committee=COMMITTEE.digest(),
+            epoch=1,
+            beats=tuple(sorted(beats)),
+            bonded=tuple(sorted(bonded)),
+            commitments=(),
+        )
+
+    leaders = lists([both, theirs])
+    said = [leaders, lists([both, others], [bonded]), lists([others], [bonded])]
+    assert listed(COMMITTEE, said)[0] == sorted([both, others, bonded])
+    assert listed(COMMITTEE, said, leaders)[0] == sorted([both, bonded])
+
+
+def test_a_bond_that_f_oracles_alone_know_makes_nobody_count():
+    stranger = digest("stranger")
+    said = [
+        Inventory(committee=COMMITTEE.digest(), epoch=1, beats=(), commitments=()),
+        Inventory(committee=COMMITTEE.digest(), epoch=1, beats=(stranger,), commitments=()),
+        Inventory(committee=COMMITTEE.digest(), epoch=1, beats=(), bonded=(stranger,), commitments=()),
+    ]
+    assert listed(COMMITTEE, said)[0] == [stranger]
+    assert listed(COMMITTEE, said, said[0])[0] == []

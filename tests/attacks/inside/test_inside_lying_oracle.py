@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nodewire.oracle import rules
+from nodewire.oracle.citation import Citation
+from nodewire.oracle.derivation import Derivation
 from nodewire.oracle.state import Convicted, PublishPartial, SayInventory, SayProposal
 from nodewire.plan.sample import draw
 from nodewire.protocol import beacon, commitment, dvrf, inventory, job, snapshot
@@ -66,7 +68,7 @@ def leaving_out_rivals(sky, seat, action, outgoing):
     if isinstance(action, SayInventory):
         mine = {e.id for e, _ in sky.states[FAULTY].beats.get(FRIEND.keys.public, ())}
         kept = tuple(id_ for id_ in action.inventory.beats if id_ in mine)
-        return said_again(seat, action.inventory.model_copy(update={"beats": kept, "commitments": ()}))
+        return said_again(seat, action.inventory.model_copy(update={"beats": kept, "bonded": (), "commitments": ()}))
     return outgoing
 
 
@@ -78,6 +80,54 @@ def test_who_lists_neither_rivals_nor_their_commitments_keeps_none_of_them_out()
         expected = commitment.certified_root(sorted(committed(one, epoch).id for one in RIVALS))
         assert body.commitments == expected
         assert len(snapshot.unpack(sky.blobs[body.snapshot], body.snapshot).nodes) == 4
+
+
+def calling_it_crowded(sky, seat, action, outgoing):
+    """As the leader it leaves out whom a leader may leave out: all that it does not list."""
+    if not isinstance(action, SayProposal):
+        return leaving_out_rivals(sky, seat, action, outgoing)
+    body, state = action.body, sky.states[FAULTY]
+    cited = Citation.of(body.inventories, True, state.rounds[body.epoch], FAULTY)
+    derived = Derivation(
+        committee=DOCUMENT,
+        epoch=body.epoch,
+        key=(),
+        beats=tuple(cited.listed(DOCUMENT)[0]),
+        judged=(),
+        previous=rules._previous(body.epoch, state)[0],
+        known=rules._known(state.rounds[body.epoch], state),
+        parsed={},
+    ).run()
+    sky.blobs[derived.sha256] = derived.blob
+    body = body.model_copy(update={"snapshot": derived.sha256, "is_crowded": True})
+    return [(inventory.build_proposal(seat.keys, body, created_at=1), None)]
+
+
+def test_a_leader_that_calls_an_epoch_crowded_leaves_out_strangers_and_no_bonded_rival():
+    stranger = Provider("stranger", DOCUMENT, HELD)
+    sky = Sky(DOCUMENT, SEATS, 1, {FAULTY: calling_it_crowded})
+    for one in RIVALS:
+        sky.stored[one.bond.id] = one.bond
+    sky.run_epochs(EPOCHS, beats_of(sky, [FRIEND, stranger, *RIVALS]))
+    bodies = certified(sky)
+    assert len(bodies) == EPOCHS - 1
+    everybody = {one.keys.public for one in (FRIEND, stranger, *RIVALS)}
+    for epoch, body in bodies.items():
+        found = {node.pubkey for node in snapshot.unpack(sky.blobs[body.snapshot], body.snapshot).nodes}
+        assert body.is_crowded == (epoch % 4 == 1)
+        assert everybody - found == ({stranger.keys.public} if body.is_crowded else set())
+
+
+def test_a_crowded_body_that_does_not_cite_its_leaders_inventory_gets_no_vote():
+    def fault(sky, seat, action, outgoing):
+        if not isinstance(action, SayProposal):
+            return outgoing
+        said = sky.states[FAULTY].rounds[action.body.epoch].inventories
+        others = tuple(id_ for id_ in action.body.inventories if said[id_].oracle != FAULTY)
+        body = action.body.model_copy(update={"inventories": others, "is_crowded": True})
+        return [(inventory.build_proposal(seat.keys, body, created_at=1), None)]
+
+    assert sorted(certified(run(fault))) == [epoch for epoch in range(EPOCHS - 1) if epoch % 4 != 1]
 
 
 def proposing(change):
@@ -159,7 +209,7 @@ def two_tongued(sky, seat, action, outgoing):
     if isinstance(action, SayInventory):
         event, _ = inventory.build_inventory(seat.keys, action.inventory, created_at=1)
         other, _ = inventory.build_inventory(
-            seat.keys, action.inventory.model_copy(update={"beats": action.inventory.beats[:1]}), created_at=1
+            seat.keys, action.inventory.model_copy(update={"bonded": action.inventory.bonded[:1]}), created_at=1
         )
         half = set(list(sky.states)[:2])
         return [(event, half), (other, set(sky.states) - half)]

@@ -1,0 +1,41 @@
+"""The inventories that an epoch's body cites, and what follows from them: `protocol.snapshot.listed`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from nodewire.oracle.derivation import Key
+from nodewire.oracle.state import Round
+from nodewire.protocol import snapshot as _snapshot
+from nodewire.protocol.account import Judged
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.inventory import Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """`inventories` by event id."""
+
+    inventories: Mapping[str, Inventory]
+    is_crowded: bool
+    leaders: Inventory | None
+    """The leader's own, if it is among them."""
+
+    @classmethod
+    def of(cls, ids: Collection[str], is_crowded: bool, round_: Round, leader: str) -> Citation:
+        found = {id_: one for id_ in ids if (one := round_.inventories[id_].inventory) is not None}
+        leaders = next((one for id_, one in found.items() if round_.inventories[id_].oracle == leader), None)
+        return cls(found, is_crowded, leaders)
+
+    def listed(self, committee: Committee) -> tuple[list[str], list[str]]:
+        """The beats and the commitments that count."""
+        return _snapshot.listed(committee, list(self.inventories.values()), self.leaders if self.is_crowded else None)
+
+    def judged(self, committee: Committee) -> list[Judged]:
+        """What counts of verdicts, as far as it is due."""
+        return _snapshot.judged(committee, list(self.inventories.values()))
+
+    def key(self, previous: str) -> Key:
+        """What tells one derivation from another."""
+        return (*sorted(self.inventories), previous, *(("crowded",) if self.is_crowded else ()))

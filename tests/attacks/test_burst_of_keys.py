@@ -1,0 +1,109 @@
+"""Thousands of new keys beat in one moment: every epoch is certified, and whoever has a bond is in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodewire.oracle import places, rules
+from nodewire.oracle.state import SayInventory
+from nodewire.protocol import inventory
+from nodewire.protocol.inventory import Inventory
+from tests.oracle.sky import Sky
+from tests.protocol_committee.actors import HOLDER, Provider, committee, digest
+
+HELD = {digest("model"): ([("driver", 10, 500)], 2)}
+BOND_MSAT = 100_000_000
+FREE, BONDED = 600, 6
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch):
+    """As 8,192 keys are to an oracle, so are these."""
+    monkeypatch.setattr(places, "MAX_WAITING", FREE // 2)
+    monkeypatch.setattr(rules, "MAX_ASKED_IDS", 20)
+    monkeypatch.setattr(inventory, "MAX_SUPPLIES", 1)
+
+
+class Burst:
+    """A committee, some nodes with bonds, and a crowd of keys that beat in the moment in which an epoch begins.
+
+    lost_percent: of beats, at each oracle for itself.
+    """
+
+    def __init__(self, lost_percent=0):
+        self.committee, seats = committee(bond_holders=(HOLDER.public,), epoch_ms=10_000, skew_ms=2_000, beat_ms=3_000)
+        self.sky = Sky(self.committee, seats, 1, {seat.keys.public: self._seen for seat in seats})
+        self.bonded = [self.provider(f"bonded-{i}", bond_msat=BOND_MSAT) for i in range(BONDED)]
+        self.free = [self.provider(f"free-{i}") for i in range(FREE)]
+        self.lost_percent = lost_percent
+        self.said: dict[int, dict[str, Inventory]] = {}
+
+    def provider(self, name, **fields):
+        return Provider(name, self.committee, HELD, **fields)
+
+    def run(self, epochs):
+        for _ in range(epochs):
+            epoch, last = self.committee.epoch_at(self.sky.now_ms), self.last()
+            for one in (*self.free, *self.bonded):
+                self.sky.stored.setdefault(one.ad.id, one.ad)
+                if one.bond is not None and one.bond.id not in self.sky.stored:
+                    self.sky.publish(one.bond)
+                self.sky.publish(one.beat(epoch, last), self.hearing())
+            self.sky.run_to(self.committee.close_ms(epoch), step_ms=100)
+
+    def hearing(self):
+        return [pubkey for pubkey in self.sky.states if self.sky.random.randrange(100) >= self.lost_percent]
+
+    def last(self):
+        certified = [state.certified[-1] for state in self.sky.states.values() if state.certified]
+        return max(certified, key=lambda one: one.body.epoch).digest if certified else None
+
+    def certified(self):
+        return sorted(self.sky.certificates())
+
+    def has_listed_all_bonded(self, epoch):
+        """Whether every oracle has listed every bonded node, as such."""
+        of = {event.id: event.pubkey for event in self.sky.stored.values()}
+        everybody = {one.keys.public for one in self.bonded}
+        return all({of[id_] for id_ in one.bonded} == everybody for one in self.said[epoch].values())
+
+    def _seen(self, sky, seat, action, outgoing):
+        if isinstance(action, SayInventory):
+            self.said.setdefault(action.inventory.epoch, {})[seat.keys.public] = action.inventory
+        return outgoing
+
+
+def test_every_epoch_of_a_burst_is_certified_and_lists_all_bonded_nodes_and_a_new_one():
+    burst = Burst()
+    burst.run(3)
+    burst.bonded.append(burst.provider("newcomer", bond_msat=BOND_MSAT))
+    burst.run(3)
+    assert burst.certified() == [0, 1, 2, 3, 4]
+    assert all(burst.has_listed_all_bonded(epoch) for epoch in (3, 4))
+    nodes = {node.pubkey for node in burst.sky.latest_snapshot().nodes}
+    assert {one.keys.public for one in burst.bonded} < nodes  # and strangers
+
+
+def test_a_burst_of_which_every_oracle_loses_other_beats_costs_no_epoch_and_no_bonded_node():
+    burst = Burst(lost_percent=30)
+    for _ in range(6):
+        burst.run(1)
+        burst.sky.random.shuffle(burst.free)
+    assert burst.certified() == [0, 1, 2, 3, 4]
+    assert {one.keys.public for one in burst.bonded} < {node.pubkey for node in burst.sky.latest_snapshot().nodes}
+
+
+def test_strangers_whose_events_the_leader_cannot_have_cost_no_epoch():
+    """Their beats and ads reach two oracles, which do not lead, and are on no relay any more."""
+    burst = Burst()
+    hidden, burst.free = burst.free[:60], burst.free[60:70]
+    for epoch in range(4):
+        others = [one.pubkey for one in burst.committee.oracles if one.pubkey != burst.committee.leader(epoch)]
+        for one in hidden:
+            for event in (one.beat(epoch, burst.last()), one.ad):
+                burst.sky.publish(event, others[:2])
+                del burst.sky.stored[event.id]
+        burst.run(1)
+    assert burst.certified() == [0, 1, 2]
+    everybody = {one.keys.public for one in (*burst.bonded, *burst.free)}
+    assert everybody <= {node.pubkey for node in burst.sky.latest_snapshot().nodes}
