@@ -7,6 +7,7 @@ yet, or has had its answer and sends no further one.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -17,6 +18,9 @@ from nodewire.strangers import Strangers, origin_of
 from relay import working
 from relay.counting import Counts
 from relay.limits import Limits
+
+_UNSENT_BYTES = 262_144
+"""What the kernel takes that it cannot send yet: of a client that reads nothing it would take megabytes."""
 
 
 class Door:
@@ -101,6 +105,9 @@ class _Guest(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            option = (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+            transport.get_extra_info("socket").setsockopt(*option)
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
         if not self._door.admits(self.address):

@@ -18,7 +18,7 @@ from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, 
 from nodewire.nostr import nipb7
 from nodewire.nostr.event import Event
 from nodewire.strangers import origin_of
-from relay import informing
+from relay import downloading, informing, working
 from relay.counting import Counts
 from relay.limits import BlobLimits, Config
 from relay.sharing import Slots, address_of
@@ -45,8 +45,9 @@ def add_routes(
     http_url: Callable[[], str],
     clock: Callable[[], float],
     counts: Counts,
+    work: Budget,
 ) -> None:
-    """Serve `shelf` from the root of `app`; `http_url()` is the prefix of blobs' URLs."""
+    """Serve `shelf` from the root of `app`; `http_url()` is the prefix of its URLs. Downloads are charged to `work`."""
     limits = config.blob_limits
     uploads, downloads = Slots("uploads", limits.uploads, counts), Slots("downloads", limits.downloads, counts)
     shares = Budget(limits.address_bytes / limits.kept_s, limits.address_bytes, time.monotonic)
@@ -86,25 +87,21 @@ def add_routes(
 
     async def fetch(request: web.Request) -> web.StreamResponse:
         blob = shelf.use(request.match_info["sha256"], int(clock()))
-        response = web.FileResponse(
-            shelf.path(blob.sha256),
-            headers={
-                "Content-Type": blob.type,
-                "Cache-Control": "public, max-age=31536000, immutable",
-                # Strangers' files come from the same origin as the relay's own pages: they must not act as one.
-                "Content-Security-Policy": "default-src 'none'; sandbox",
-                "X-Content-Type-Options": "nosniff",
-                **informing.CORS,
-            },
-        )
-        try:
-            async with downloads.one(address_of(request, config.proxies), longest_s(blob.bytes)):
-                await response.prepare(request)  # sends all of it
-        except (Busy, TimedOut):
-            if response.prepared and request.transport is not None:
-                request.transport.abort()  # its status has gone out: nothing else tells the client
-            raise
-        return response
+        address = address_of(request, config.proxies)
+        headers = {
+            "Content-Type": blob.type,
+            "Cache-Control": "public, max-age=31536000, immutable",
+            # Strangers' files come from the same origin as the relay's own pages: they must not act as one.
+            "Content-Security-Policy": "default-src 'none'; sandbox",
+            "X-Content-Type-Options": "nosniff",
+            **informing.CORS,
+        }
+
+        async def pay(nbytes: int) -> None:
+            await working.pay(work, origin_of(address), working.of_download(nbytes), counts)
+
+        async with downloads.one(address, longest_s(blob.bytes)):
+            return await downloading.send(request, shelf.path(blob.sha256), headers, pay)
 
     async def delete(request: web.Request) -> web.StreamResponse:
         sha256 = request.match_info["sha256"]

@@ -184,9 +184,10 @@ class Conversation:
             subscription.seen = found.seen
             page = found.first
             for start in range(PAGE, len(found.seqs) + PAGE, PAGE):
+                price = working.of_answer(len(page), sum(map(len, page)))
+                await working.pay(self._house.work, self._path[0], price, self._house.counts)
                 for json in page:
                     await self._outbox.put(_event_frame(name, json))
-                await working.pay(self._house.work, self._path[0], working.of_answer(len(page)), self._house.counts)
                 if seqs := found.seqs[start : start + PAGE]:
                     page = await self._house.archive.load(seqs, reader)
         except (TimedOut, sqlite3.Error) as error:

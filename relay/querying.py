@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Protocol
 
 from nodewire.nostr.nip01 import Filter
 
@@ -20,6 +21,12 @@ _MOST_PAIRS = 500  # author-kind pairs read as ranges of their own; above that, 
 PAGE = 50  # events whose JSON is in memory at once, per client
 
 Where = tuple[list[str], list[object]]  # conditions and their parameters
+
+
+class Statements(Protocol):
+    """A connection to the database, as far as queries need one."""
+
+    def execute(self, sql: str, parameters: Sequence[object], /) -> sqlite3.Cursor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +51,9 @@ class Found:
     seen: int
 
 
-def find(db: sqlite3.Connection, filters: Sequence[Filter], reader: Reader, most: int) -> Found:
+def find(db: Statements, filters: Sequence[Filter], reader: Reader, most: int) -> Found:
     """The matching events, each filter cut at its own limit or at `most`."""
-    seen = db.execute("SELECT coalesce(max(seq), 0) FROM event").fetchone()[0]
+    seen = db.execute("SELECT coalesce(max(seq), 0) FROM event", ()).fetchone()[0]
     rows: dict[int, tuple[int, bytes]] = {}
     for filter_ in filters:
         limit = most if filter_.limit is None else min(filter_.limit, most)
@@ -58,13 +65,13 @@ def find(db: sqlite3.Connection, filters: Sequence[Filter], reader: Reader, most
     return Found(seqs, load(db, seqs[:PAGE]), seen)
 
 
-def load(db: sqlite3.Connection, seqs: Sequence[int]) -> list[str]:
+def load(db: Statements, seqs: Sequence[int]) -> list[str]:
     """The JSON of these events, in this order; those deleted since are left out."""
     rows = dict(db.execute(f"SELECT seq, json FROM event WHERE seq IN ({_marks(seqs)})", seqs))
     return [rows[seq] for seq in seqs if seq in rows]
 
 
-def count(db: sqlite3.Connection, filters: Sequence[Filter], reader: Reader) -> int:
+def count(db: Statements, filters: Sequence[Filter], reader: Reader) -> int:
     """How many events match any of `filters`, limits aside (NIP-45)."""
     alternatives: list[str] = []
     params: list[object] = []

@@ -24,15 +24,15 @@ from nodewire.errors import TimedOut
 from nodewire.nostr.nip01 import Filter
 from relay import queueing, schema
 from relay.limits import Limits
-from relay.querying import Found, Reader, count, find, load
+from relay.querying import Found, Reader, Statements, count, find, load
 
 _TICK_STEPS = 1_000
-_GLANCE_RANGES = 16
+_STATEMENT_STEPS = 100
 _GLANCE_STEPS = 20_000
 _SHORT_STEPS = 100_000
 
 T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
+Work = Callable[[Statements], T]
 Charge = Callable[[queueing.Path, int], None]
 
 
@@ -41,7 +41,10 @@ class TooLong(Exception):
 
 
 class Meter(Generic[T]):
-    """One connection whose work is counted in steps, and broken off above a number of them."""
+    """One connection whose work is counted in steps, and broken off above a number of them.
+
+    A statement counts for some before its first: most of what a query of many small ranges costs is to begin each.
+    """
 
     def __init__(self, path: Path) -> None:
         self.db = schema.open_reader(path)
@@ -55,7 +58,7 @@ class Meter(Generic[T]):
         self.steps, self._most, self._until_s = 0, most_steps, time.monotonic() + most_s
         self.db.execute("BEGIN")  # one snapshot for all statements of a query
         try:
-            return work(self.db)
+            return work(self)
         except sqlite3.OperationalError as error:
             if self._is_over():
                 raise TooLong from error
@@ -67,6 +70,13 @@ class Meter(Generic[T]):
                 self._most, self._until_s = self.steps + 1_000 * _TICK_STEPS, float("inf")
                 self.db.execute("ROLLBACK")
             self.steps = steps
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> sqlite3.Cursor:
+        """Raises TooLong, or sqlite3.Error."""
+        self.steps += _STATEMENT_STEPS
+        if self._is_over():
+            raise TooLong
+        return self.db.execute(sql, parameters)
 
     def _tick(self) -> bool:
         self.steps += _TICK_STEPS
@@ -189,9 +199,9 @@ class Archive:
 
 
 def _is_small(filters: Sequence[Filter]) -> bool:
-    """Whether so few ranges of an index answer the filters that it is worth a glance."""
+    """Whether a glance is long enough to begin all ranges of an index that answer the filters."""
     ranges = 0
     for filter_ in filters:
         ranges += len(filter_.authors or "1") * len(filter_.kinds or "1")
         ranges += sum(len(wanted) for wanted in filter_.tags.values())
-    return ranges <= _GLANCE_RANGES
+    return ranges * _STATEMENT_STEPS < _GLANCE_STEPS

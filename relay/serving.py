@@ -244,7 +244,7 @@ async def serve(
     app.router.add_get("/", relay.root)
     if config.blobs is not None:
         shelf = Shelf(config.blobs, config.blob_limits)
-        blossom.add_routes(app, shelf, config, lambda: relay.http_url, clock, relay.counts)
+        blossom.add_routes(app, shelf, config, lambda: relay.http_url, clock, relay.counts, relay.work)
     app.router.add_get("/{path:.+}", relay.page)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S, handle_signals=False)
     await runner.setup()

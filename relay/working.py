@@ -21,6 +21,8 @@ _BYTES = 2_048
 _STEPS = 2_000
 _DELIVERIES = 10
 _STORED = 0.3
+_SENT_BYTES = 65_536
+_DOWNLOADED_BYTES = 262_144
 _LONGEST_S = 10.0
 """A client that is not read for longer would miss the relay's ping."""
 
@@ -35,9 +37,14 @@ def of_query(steps: int) -> float:
     return steps / _STEPS
 
 
-def of_answer(count: int) -> float:
-    """To send so many stored events."""
-    return count * _STORED
+def of_answer(count: int, size: int) -> float:
+    """To send so many stored events, of so many characters together."""
+    return count * _STORED + size / _SENT_BYTES
+
+
+def of_download(nbytes: int) -> float:
+    """To read so much of a file, and hand it to the kernel."""
+    return nbytes / _DOWNLOADED_BYTES
 
 
 def of_deliveries(count: int) -> float:

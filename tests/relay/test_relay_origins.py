@@ -133,6 +133,46 @@ async def test_downloads_that_are_not_read_end_and_take_no_slot_from_another_add
             writer.transport.abort()
 
 
+async def test_each_piece_of_a_download_is_paid_for_before_it_is_read_and_an_unread_one_is_not_read_on(running):
+    """The kernel took megabytes for each client that read nothing, at nobody's cost."""
+    body = bytes(16_000_000)
+    async with running(limits=Limits(work_per_s=0.001)) as relay:
+        assert (await put_from(HONEST, relay, body))[0] == 200
+        path = f"/{hashlib.sha256(body).hexdigest()}"
+        connector = aiohttp.TCPConnector(local_addr=(HONEST, 0))
+        async with aiohttp.ClientSession(relay.http_url, connector=connector) as http:
+            before = relay.work.left(HONEST)
+            async with http.get(path) as answer:
+                assert len(await answer.read()) == len(body)
+            paid = before - relay.work.left(HONEST)
+        assert paid >= len(body) / 262_144
+        port = int(relay.url.rpartition(":")[2])
+        before = relay.work.left(GREEDY)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(GREEDY, 0), limit=1_000)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        await reader.readline()
+        async with talk_from(HONEST, relay.url) as honest:
+            for _ in range(50):
+                await honest.ask({"kinds": [1]})
+        assert before - relay.work.left(GREEDY) < paid / 2
+        writer.transport.abort()
+
+
+async def test_an_address_without_budget_has_a_download_wait_and_another_does_not(running):
+    body = bytes(4_000_000)
+    async with running(limits=Limits(work_per_s=0.001, work_burst=60)) as relay:
+        assert (await put_from(HONEST, relay, body))[0] == 200
+        port = int(relay.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(GREEDY, 0))
+        relay.work.charge(GREEDY, 57.5)
+        path = f"/{hashlib.sha256(body).hexdigest()}"
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        assert b" 200 " in await reader.readline()
+        await until(lambda: relay.counts.waited_s)
+        assert (await put_from(HONEST, relay, b"meanwhile"))[0] == 200
+        writer.transport.abort()
+
+
 async def test_a_download_that_takes_too_long_for_its_size_is_cut_off(running):
     body = bytes(16_000_000)
     async with running() as relay:

@@ -1,6 +1,7 @@
 """Queries out of SQLite and deliveries by the index give what a loop over all events gives."""
 
 import asyncio
+import threading
 from contextlib import suppress
 
 import pytest
@@ -198,4 +199,20 @@ async def test_a_short_query_waits_for_no_long_one(archive, tmp_path):
     await ask("short", ("b", "0"), short)
     assert ended.index("short") <= 3  # long ones that were under way may have ended
     await asyncio.gather(*greedy)
+    await reading.close()
+
+
+async def test_a_query_of_many_ranges_that_find_nothing_waits_for_no_thread_and_is_paid_for(archive, tmp_path):
+    """It cost nothing, by SQLite's own count, and waited behind whatever a thread was at."""
+    charged: list[int] = []
+    reading = Archive(tmp_path / "events.sqlite", Limits(), lambda path, steps: charged.append(steps))
+    held, is_held = threading.Event(), threading.Event()
+    blocked = asyncio.create_task(reading._short.run(("greedy", "0"), lambda db: is_held.set() or held.wait(60)))
+    await asyncio.to_thread(is_held.wait, 60)
+    wanted = [Filter(authors=frozenset(f"{n:064x}" for n in range(40)), kinds=frozenset([7]))]
+    assert (await reading.find(wanted, EVERYBODY)).seqs == []
+    assert charged[0] >= 40 * 100
+    assert not blocked.done()
+    held.set()
+    await blocked
     await reading.close()
