@@ -27,6 +27,7 @@ from nodewire.errors import (
     NoQuorum,
     NotFound,
 )
+from nodewire.loop_turn import in_slices
 from nodewire.nostr.event import MAX_BYTES, Event, of_hashed
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter, newest_first
@@ -227,7 +228,7 @@ class Market:
                 blob = await asyncio.to_thread(path.read_bytes)
                 if not stays:
                     path.unlink(missing_ok=True)
-                self.keep_snapshot(sha256, snapshot.unpack(blob, sha256))
+                self.keep_snapshot(sha256, await in_slices(snapshot.unpacked(blob, sha256)))
             return self._snapshots[sha256]
 
     def keep_snapshot(self, sha256: str, one: Snapshot) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError
 from nodewire.kind import Clock
+from nodewire.loop_turn import LoopTurn, in_slices
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle import rules
@@ -59,8 +60,8 @@ MAX_ASKING = 16_384
 _FETCH_TOGETHER_S = 0.02
 _IDS_PER_FETCH = 256
 _COLLECTED_EPOCHS = 4_096
-_EVENTS_AT_ONCE = 32
-"""Events that come faster than they are read leave the loop to others after so many."""
+_MOST_WAITING = 64
+"""Of what has come and is not applied yet; more is left to the relays' links."""
 _BLOBS_TOGETHER = 4
 """Commitments' blobs, at most 8 MiB each, that are fetched at a time."""
 _PUTS_TOGETHER = 2
@@ -138,6 +139,7 @@ class Oracle:
         self._putting = asyncio.Semaphore(_PUTS_TOGETHER)
         self._state = self._begun(0)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._inbox = asyncio.Queue[Input](_MOST_WAITING)
         self._wanted: dict[str, None] = {}
         self._fetching = False
 
@@ -148,7 +150,7 @@ class Oracle:
 
     def expel(self, pubkey: str) -> None:
         """List this node no more: a certified verdict, which the journal has, convicts it."""
-        self._feed(Convicted(pubkey))
+        self._spawn(self._inbox.put(Convicted(pubkey)))
 
     async def run(self) -> None:
         """Announce the committee, then follow the rules until cancelled.
@@ -160,10 +162,11 @@ class Oracle:
         self._spawn(self._publish(_committee.build(self._keys, self._committee, created_at=now_s)))
         # who leads a round must know what was certified before; with all relays silent, it goes on without
         self._state = self._begun(self._now_ms())
-        await self._guarded(self._fetch(self._newest_certificates()))
-        self._spawn(self._fetch_bonds())
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._apply())
+                await self._guarded(self._fetch(self._newest_certificates()))
+                self._spawn(self._fetch_bonds())
                 group.create_task(self._listen())
                 group.create_task(self._tick())
         finally:
@@ -189,14 +192,11 @@ class Oracle:
         ]
         if self._committee.bond_holders:
             filters.append(Filter(kinds={bond.KIND}, authors=set(self._committee.bond_holders), since=since))
-        number = 0
         async for event in self._relays.subscribe(filters):
-            if (number := number + 1) % _EVENTS_AT_ONCE == 0:
-                await asyncio.sleep(0)
             if event.kind == certificate.KIND and (event.tag("n") or "").startswith(verdict.topic("")):
                 self._verdict_came(event)
             else:
-                self._feed(Received(event))
+                await self._inbox.put(Received(event))
         raise LinkLost("relays", "every relay has ended the subscription")
 
     def _verdict_came(self, event: Event) -> None:
@@ -215,21 +215,30 @@ class Oracle:
     async def _count(self, event: Event, said: Verdict) -> None:
         try:
             if await self._counts(said):
-                self._feed(Received(event))
+                await self._inbox.put(Received(event))
         finally:
             self._asking.discard(said.key)
 
     async def _tick(self) -> None:
         while True:
-            self._feed(Tick(self._now_ms()))
+            await self._inbox.put(Tick(self._now_ms()))
             await asyncio.sleep(self._committee.skew_ms / 4000)
 
-    def _feed(self, what: Input) -> None:
-        # time moves with every input, so that an event is judged by when it came
-        if isinstance(what, Received) and self._now_ms() > self._state.now_ms + self._committee.skew_ms:
-            self._feed(Tick(self._now_ms()))
+    async def _apply(self) -> None:
+        """Apply what comes, one input after the other, and leave the loop to others after each slice."""
+        turn = LoopTurn()
+        while True:
+            what = await self._inbox.get()
+            # time moves with every input, so that an event is judged by when it came
+            if isinstance(what, Received) and self._now_ms() > self._state.now_ms + self._committee.skew_ms:
+                await self._move(Tick(self._now_ms()), turn)
+            await self._move(what, turn)
+            if turn.is_over:
+                await turn.give_up()
+
+    async def _move(self, what: Input, turn: LoopTurn) -> None:
         before = self._state
-        self._state, actions = rules.apply(what, before)
+        self._state, actions = await in_slices(rules.sliced(what, before), turn)
         self.figures.moved(before, self._state)
         if self._state.opened != before.opened:
             _spare_the_collector(self._state.opened)
@@ -301,7 +310,7 @@ class Oracle:
     async def _store_and_publish(self, event: Event, blob: bytes | None) -> None:
         if blob is not None:
             await self._blobs.put(blob)
-        self._feed(Received(event))
+        await self._inbox.put(Received(event))
         await self._publish(event)
 
     async def _publish(self, event: Event) -> None:
@@ -318,10 +327,8 @@ class Oracle:
         await self._feed_all(await self._relays.fetch(filters))
 
     async def _feed_all(self, events: Sequence[Event]) -> None:
-        for number, event in enumerate(events, 1):
-            self._feed(Received(event))
-            if number % _EVENTS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        for event in events:
+            await self._inbox.put(Received(event))
 
     async def _fetch_bonds(self) -> None:
         """Learn whom a bond backs: nobody else is sure of a place among strangers."""
@@ -330,7 +337,7 @@ class Oracle:
             await self._feed_all(await self._relays.fetch_all([holders]))
 
     async def _derive(self, work: Derivation) -> None:
-        self._feed(await asyncio.to_thread(work.run))
+        await self._inbox.put(await in_slices(work.sliced()))
 
     async def _put_if_absent(self, data: bytes) -> None:
         """A leader that hides its snapshot hides nothing: whoever votes for one has it."""
@@ -348,7 +355,7 @@ class Oracle:
     async def _fetch_blob(self, sha256: str, max_bytes: int) -> None:
         path = await self._blobs.get(sha256, max_bytes)
         data = await asyncio.to_thread(path.read_bytes)
-        self._feed(BlobCame(sha256, data))
+        await self._inbox.put(BlobCame(sha256, data))
 
     def _newest_certificates(self) -> list[Filter]:
         ours, epoch = {"c": {self._digest}}, self._committee.epoch_at(self._now_ms())

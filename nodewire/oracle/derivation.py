@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgpack
-
 from nodewire.errors import BadInput
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
 from nodewire.protocol import beat as _beat
+from nodewire.protocol import pieces
 from nodewire.protocol import snapshot as _snapshot
 from nodewire.protocol.account import Judged
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.snapshot import Snapshot
+from nodewire.slices import Sliced, whole
 
 Key = tuple[str, ...]
 """What a derivation follows from: the cited inventories, sorted, and the digest of the previous body."""
@@ -52,20 +52,27 @@ class Derivation:
     blob: bytes = b""
 
     def run(self) -> Derived:
-        """Do the work, which takes long for many nodes. It looks at nothing but its fields."""
+        """Do the work without a pause."""
+        return whole(self.sliced())
+
+    def sliced(self) -> Sliced[Derived]:
+        """Do the work, which takes long for many nodes, in slices. It looks at nothing but its fields."""
         try:
-            return self._derived({**_events(self.blob, self.known), **self.known} if self.blob else self.known)
+            known = self.known
+            if self.blob:
+                known = {**(yield from _events(self.blob, self.known)), **self.known}
+            return (yield from self._derived(known))
         except BadInput:
             return Derived(self.epoch, self.key, None, b"", "")
 
-    def _derived(self, known: Mapping[str, Event]) -> Derived:
+    def _derived(self, known: Mapping[str, Event]) -> Sliced[Derived]:
         if any(id_ not in known for id_ in self.beats):
             raise BadInput("events", "a beat that the inventories list is missing")
         beats = [known[id_] for id_ in self.beats]
-        if _snapshot.needed(self.committee, self.epoch, beats, known, self.parsed):
+        if (yield from _snapshot.needed(self.committee, self.epoch, beats, known, self.parsed)):
             raise BadInput("events", "an ad or bond statement that a beat needs is missing")
         others = [event for event in known.values() if event.kind != _beat.KIND]
-        snapshot = _snapshot.derive(
+        snapshot = yield from _snapshot.derived(
             self.committee,
             self.epoch,
             beats,
@@ -74,16 +81,16 @@ class Derivation:
             previous=self.previous,
             parsed=self.parsed,
         )
-        blob = snapshot.pack()
-        return Derived(self.epoch, self.key, snapshot, blob, _snapshot.sha256(blob))
+        blob = yield from pieces.packed(snapshot)
+        return Derived(self.epoch, self.key, snapshot, blob, (yield from pieces.sha256(blob)))
 
 
-def _events(blob: bytes, known: Mapping[str, Event]) -> dict[str, Event]:
+def _events(blob: bytes, known: Mapping[str, Event]) -> Sliced[dict[str, Event]]:
     """By id, the events in a proposed snapshot that are not known. Raises BadInput, BadSignature."""
-    try:
-        document = msgpack.unpackb(blob, raw=False)
-        texts = document["events"]
-        lacking = [text for text in texts if isinstance(text, str) and text[7:71] not in known]
-    except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
-        raise BadInput("snapshot", "not a snapshot's bytes") from error
-    return {event.id: event for event in map(parse_event, lacking)}
+    document, found = (yield from _snapshot.read(blob)), {}
+    for text in document.get("events", ()):
+        if isinstance(text, str) and text[7:71] not in known:
+            event = parse_event(text)
+            found[event.id] = event
+        yield
+    return found

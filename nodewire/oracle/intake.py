@@ -27,14 +27,15 @@ from nodewire.protocol import bond as _bond
 from nodewire.protocol import certificate as _certificate
 from nodewire.protocol import commitment as _commitment
 from nodewire.protocol import inventory as _inventory
+from nodewire.protocol import pieces, tags
 from nodewire.protocol import snapshot as _snapshot
-from nodewire.protocol import tags
 from nodewire.protocol import verdict as _verdict
 from nodewire.protocol.account import COUNTED_AFTER, Judged
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import Commitment
 from nodewire.protocol.committee import KEPT_EPOCHS, VALID_EPOCHS
 from nodewire.protocol.inventory import Inventory, Listed, Proposal, Supply, Vote
+from nodewire.slices import Sliced
 
 KEPT_CERTIFICATES = 16
 STRANGERS = _inventory.MAX_COMMITMENTS // 2
@@ -206,10 +207,11 @@ def certificate_came(certificate: Certificate, state: State) -> Step:
     return state, tuple(actions)
 
 
-def blob_came(sha256: str, data: bytes, state: State) -> Step:
+def blob_came(sha256: str, data: bytes, state: State) -> Sliced[Step]:
     """Whatever asked for this blob gets it; a blob that is not what it should be is as good as none."""
     state, actions = _commitments_came(sha256, data, state)
-    state, more = _other_blob_came(sha256, data, state)
+    yield
+    state, more = yield from _other_blob_came(sha256, data, state)
     return state, actions + more
 
 
@@ -234,7 +236,7 @@ def _commitments_came(sha256: str, data: bytes, state: State) -> Step:
     return state, actions
 
 
-def _other_blob_came(sha256: str, data: bytes, state: State) -> Step:
+def _other_blob_came(sha256: str, data: bytes, state: State) -> Sliced[Step]:
     actions: tuple[Action, ...] = ()
     for epoch, round_ in state.rounds.items():
         inventories = dict(round_.inventories)
@@ -242,18 +244,20 @@ def _other_blob_came(sha256: str, data: bytes, state: State) -> Step:
             if listed.blob == sha256 and listed.inventory is None:
                 with contextlib.suppress(BadInput):
                     inventories[listed.id] = listed.attach(data)
+                    yield
                     actions = (KeepBlob(data),)
         state = state.with_round(epoch, replace(round_, inventories=inventories))
     if actions:
         return state, actions
     for epoch, round_ in state.rounds.items():
         if not round_.voted and any(proposal.body.snapshot == sha256 for proposal in round_.proposals.values()):
-            if hashlib.sha256(data).hexdigest() == sha256:
+            if (yield from pieces.sha256(data)) == sha256:
                 state = state.with_round(epoch, replace(round_, offered={**round_.offered, sha256: data}))
             return state, ()
     if sha256 not in {certificate.body.snapshot for certificate in state.certified}:
         return state, ()
     try:
-        return replace(state, snapshots={**state.snapshots, sha256: _snapshot.unpack(data, sha256)}), ()
+        found = yield from _snapshot.unpacked(data, sha256)
+        return replace(state, snapshots={**state.snapshots, sha256: found}), ()
     except BadInput:
         return state, ()

@@ -23,6 +23,7 @@ from nodewire.protocol import snapshot as _snapshot
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.bond import BondStatement
 from nodewire.protocol.committee import VALID_EPOCHS
+from nodewire.slices import Sliced
 
 MAX_PLACES = 2 * _snapshot.MAX_NODES
 MAX_WAITING = 4_096
@@ -98,32 +99,38 @@ def bond_came(event: Event, state: State) -> Step:
 # ---- at an epoch's end --------------------------------------------------------------------------------------------
 
 
-def pruned(state: State) -> State:
+def pruned(state: State) -> Sliced[State]:
     """Without beats that are too old to count, nodes that have no others, and what is held for these."""
     oldest = state.epoch - state.committee.live_epochs - 2
-    kept = {pubkey: _since(oldest, beats) for pubkey, beats in state.beats.items() if pubkey not in state.convicted}
-    named = {beat.ad for beats in kept.values() for _, beat in beats}
+    kept: dict[str, _Beats] = {}
+    named: set[str] = set()
+    for pubkey, beats in state.beats.items():
+        if pubkey not in state.convicted and (since := _since(oldest, beats)):
+            kept[pubkey] = since
+            named.update(beat.ad for _, beat in since)
+        yield
     ads = {id_: pair for id_, pair in state.ads.items() if id_ in named}
     named_bonds = {ad.bond for _, ad in ads.values()}
-    bonds = {id_: pair for id_, pair in state.bonds.items() if id_ in named_bonds or _counts(pair[1], state)}
+    yield
+    bonds: dict[str, tuple[Event, BondStatement]] = {}
     backed: dict[str, int] = {}
-    for _, statement in bonds.values():
-        if _counts(statement, state) and (units := _units(statement, state)):
+    for id_, (event, statement) in state.bonds.items():
+        counts = _counts(statement, state)
+        if counts or id_ in named_bonds:
+            bonds[id_] = event, statement
+        if counts and (units := _units(statement, state)):
             backed[statement.provider] = max(units, backed.get(statement.provider, 0))
-    state = replace(
-        state,
-        ads=PersistentMap(ads),
-        bonds=PersistentMap(bonds),
-        backed=PersistentMap(backed),
-    )
-    ranks = {pubkey: _rank(pubkey, beats, state) for pubkey, beats in kept.items() if beats}
-    placed = {pubkey: rank for pubkey, rank in ranks.items() if rank is not None}
-    return replace(
-        state,
-        beats=PersistentMap({pubkey: kept[pubkey] for pubkey in placed}),
-        ranks=PersistentMap(placed),
-        order=tuple(sorted(placed.values())),
-    )
+        yield
+    state = replace(state, ads=PersistentMap(ads), bonds=PersistentMap(bonds), backed=PersistentMap(backed))
+    yield
+    placed: dict[str, Rank] = {}
+    for pubkey, beats in kept.items():
+        if (rank := _rank(pubkey, beats, state)) is not None:
+            placed[pubkey] = rank
+        yield
+    beats_placed = PersistentMap({pubkey: kept[pubkey] for pubkey in placed})
+    yield
+    return replace(state, beats=beats_placed, ranks=PersistentMap(placed), order=tuple(sorted(placed.values())))
 
 
 # ---- smaller parts ------------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """The committee's rules, pure: `apply(input, state) -> (state, actions)`. No I/O, no clock, no keys.
 
+`sliced` is the same in slices (`nodewire.slices`): what looks at every node would hold an event loop. Whoever drives it
+applies one input after the other.
+
 A round certifies the epoch e that has just closed; it is over when e+1 closes.
 
 close(e) + skew      every oracle lists the beats and commitments that it holds, with their blobs, and finds valid
@@ -23,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import Literal
 
 from nodewire.errors import BadInput
@@ -68,6 +70,7 @@ from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.committee import KEPT_EPOCHS, VALID_EPOCHS
 from nodewire.protocol.inventory import Inventory, Listed
 from nodewire.protocol.snapshot import Snapshot
+from nodewire.slices import Sliced, whole
 
 LISTED_PER_NODE = 2
 FRESH = 4
@@ -78,10 +81,16 @@ _HELD_KINDS = frozenset({_beat.KIND, _ad.KIND, _bond.KIND, _commitment.KIND})
 
 def apply(what: Input, state: State) -> Step:
     """The state after `what`, and what the oracle must now do, in order. Malformed events change nothing."""
+    return whole(sliced(what, state))
+
+
+def sliced(what: Input, state: State) -> Sliced[Step]:
+    """The same as `apply`, in slices."""
     actions: list[Action] = []
     match what:
         case Tick(now_ms):
-            state, first = intake.fetch_commitments(_open_round(replace(state, now_ms=max(now_ms, state.now_ms))))
+            state = yield from _open_round(replace(state, now_ms=max(now_ms, state.now_ms)))
+            state, first = intake.fetch_commitments(state)
             actions += first
         case Received(event):
             try:
@@ -98,11 +107,11 @@ def apply(what: Input, state: State) -> Step:
                 round_ = state.rounds[epoch]
                 state = state.with_round(epoch, replace(round_, derived={**round_.derived, key: what}))
         case BlobCame(sha256, data):
-            state, first = intake.blob_came(sha256, data, state)
+            state, first = yield from intake.blob_came(sha256, data, state)
             actions += first
     for epoch in sorted(state.rounds):
         for step in (_list, _supply, _propose, _consider, _certify):
-            state, more = step(epoch, state)
+            state, more = yield from step(epoch, state)
             actions += more
     return state, tuple(actions)
 
@@ -110,17 +119,23 @@ def apply(what: Input, state: State) -> Step:
 # ---- a round's steps ----------------------------------------------------------------------------------------------
 
 
-def _list(epoch: int, state: State) -> Step:
+def _list(epoch: int, state: State) -> Sliced[Step]:
     """Say what this oracle holds, once, when the epoch's events have had time to arrive."""
     round_ = state.rounds[epoch]
     if round_.listed or not _is_open(epoch, state) or state.now_ms < _close(epoch, state, skews=1):
         return state, ()
-    listable = ((units < 0, one) for units, _, pubkey in state.order for one in _listable(pubkey, epoch, state))
     beats: dict[bool, list[str]] = {False: [], True: []}
     held: dict[str, Event] = {}
-    for is_bonded, (event, beat) in islice(listable, _inventory.MAX_BEATS):
-        beats[is_bonded].append(event.id)
-        held.update((one.id, one) for one in (event, *_closure(beat, state)))
+    room = _inventory.MAX_BEATS
+    for units, _, pubkey in state.order:
+        listable = _listable(pubkey, epoch, state)[:room]
+        room -= len(listable)
+        for event, beat in listable:
+            beats[units < 0].append(event.id)
+            held.update((one.id, one) for one in (event, *_closure(beat, state)))
+        if not room:
+            break
+        yield
     inventory = Inventory(
         committee=state.digest,
         epoch=epoch,
@@ -150,7 +165,7 @@ def _listable(pubkey: str, epoch: int, state: State) -> list[tuple[Event, Beat]]
     return found[:LISTED_PER_NODE]
 
 
-def _supply(epoch: int, state: State) -> Step:
+def _supply(epoch: int, state: State) -> Sliced[Step]:
     """Hand out what this oracle listed, f+1 inventories list, and another lacks: bonded nodes' events first."""
     round_ = state.rounds[epoch]
     complete = _complete(epoch, state)
@@ -160,6 +175,7 @@ def _supply(epoch: int, state: State) -> Step:
         return state, ()
     lists = [set(inventory.all_beats) for inventory in complete.values()]
     beats, _ = _snapshot.listed(state.committee, list(complete.values()))
+    yield
     rare = [round_.extra[id_] for id_ in beats if id_ in round_.extra and any(id_ not in ids for ids in lists)]
     rare.sort(key=lambda event: -state.backed.get(event.pubkey, 0))
     events: dict[str, Event] = {}
@@ -170,6 +186,7 @@ def _supply(epoch: int, state: State) -> Step:
             events.update((one.id, one) for one in _closure(_beat.parse(event), state))
         if len(events) >= _inventory.MAX_SUPPLIES * _inventory.MAX_SUPPLIED:
             break
+        yield
     state = state.with_round(epoch, replace(round_, supplied=True))
     return state, ((SaySupply(epoch, tuple(events.values())),) if events else ())
 
@@ -183,7 +200,7 @@ def _closure(beat: Beat, state: State) -> Iterable[Event]:
             yield state.bonds[ad.bond][0]
 
 
-def _propose(epoch: int, state: State) -> Step:
+def _propose(epoch: int, state: State) -> Sliced[Step]:
     """As the leader: propose the body that follows from as many inventories as possible."""
     round_, committee = state.rounds[epoch], state.committee
     if committee.leader(epoch) != state.me or round_.proposed or round_.is_deriving or not _is_open(epoch, state):
@@ -195,9 +212,9 @@ def _propose(epoch: int, state: State) -> Step:
     previous, previous_digest, state, actions = _previous(epoch, state)
     if isinstance(previous, str):
         return state, actions
-    known, parsed = _known(round_, state), _parsed(state)
+    known, parsed = yield from _at_hand(round_, state)
     if round_.chosen is None:
-        state, actions = _choose(epoch, complete, known, parsed, state)
+        state, actions = yield from _choose(epoch, complete, known, parsed, state)
         round_ = state.rounds[epoch]
         if round_.chosen is None:
             return state, actions
@@ -229,7 +246,7 @@ def _choose(
     known: Mapping[str, Event],
     parsed: Mapping[str, Beat | Ad],
     state: State,
-) -> Step:
+) -> Sliced[Step]:
     """As the leader: settle on inventories of which everything is at hand, or ask for what is missing.
 
     Strangers can make oracles list what the leader lacks, as much as they like. It waits for little, and not for long.
@@ -238,7 +255,9 @@ def _choose(
     is_late = state.now_ms >= _close(epoch, state, skews=3)
     while True:
         cited = Citation.of(ids, is_crowded, state.rounds[epoch], state.me)
-        missing = _missing(epoch, cited.listed(committee)[0], known, parsed, state)
+        listed, _ = cited.listed(committee)
+        yield
+        missing = yield from _missing(epoch, listed, known, parsed, state)
         if not missing:
             round_ = replace(state.rounds[epoch], chosen=(frozenset(ids), is_crowded))
             return state.with_round(epoch, round_), ()
@@ -281,18 +300,19 @@ def _derived(
 
 def _missing(
     epoch: int, beats: Iterable[str], known: Mapping[str, Event], parsed: Mapping[str, Beat | Ad], state: State
-) -> set[str]:
+) -> Sliced[set[str]]:
     """What deriving from these beats lacks: beats not at hand; ads and bond statements, with the beats they are for."""
     at_hand = [known[id_] for id_ in beats if id_ in known]
     missing = {id_ for id_ in beats if id_ not in known}
-    if _snapshot.needed(state.committee, epoch, at_hand, known, parsed):  # rarely; then find out which beats need it
-        for event in at_hand:
-            if lacking := _snapshot.needed(state.committee, epoch, [event], known, parsed):
+    if (yield from _snapshot.needed(state.committee, epoch, at_hand, known, parsed)):
+        for event in at_hand:  # rarely: which beats need it?
+            lacking = yield from _snapshot.needed(state.committee, epoch, [event], known, parsed)
+            if lacking:
                 missing |= lacking | {event.id}
     return missing
 
 
-def _consider(epoch: int, state: State) -> Step:
+def _consider(epoch: int, state: State) -> Sliced[Step]:
     """Vote for the leader's proposal if everything that it cites gives the same body."""
     round_ = state.rounds[epoch]
     if round_.voted or round_.refused or round_.is_deriving or not round_.proposals or not _is_open(epoch, state):
@@ -300,7 +320,7 @@ def _consider(epoch: int, state: State) -> Step:
     body = next(iter(round_.proposals.values())).body
     keep: tuple[Action, ...] = ()
     if round_.proposed != body.digest():
-        state, derived, actions = _checked(epoch, body, state)
+        state, derived, actions = yield from _checked(epoch, body, state)
         if derived is None:
             return state, actions
         if derived.snapshot is None or derived.sha256 != body.snapshot:
@@ -312,7 +332,7 @@ def _consider(epoch: int, state: State) -> Step:
     return state.with_round(epoch, round_), (*keep, vote)
 
 
-def _checked(epoch: int, body: Body, state: State) -> tuple[State, Derived | None, tuple[Action, ...]]:
+def _checked(epoch: int, body: Body, state: State) -> Sliced[tuple[State, Derived | None, tuple[Action, ...]]]:
     """What this oracle derives from the inventories that `body` cites, once all is there; a wrong body is refused."""
     state, is_ready, actions = _gather(epoch, body, state)
     if not is_ready:
@@ -334,9 +354,9 @@ def _checked(epoch: int, body: Body, state: State) -> tuple[State, Derived | Non
     key = cited.key(previous_digest)
     if key in round_.derived or key in round_.deriving:
         return state, round_.derived.get(key), ()
-    known, parsed = _known(round_, state), _parsed(state)
+    known, parsed = yield from _at_hand(round_, state)
     blob = round_.offered.get(body.snapshot, b"")
-    if not blob and _missing(epoch, beats, known, parsed, state):  # the proposal has what this oracle lacks
+    if not blob and (yield from _missing(epoch, beats, known, parsed, state)):  # the proposal has what is lacking here
         state, ask = state.ask(f"blob/{body.snapshot}", FetchBlob(body.snapshot))
         return state, None, ask
     derived, state, actions = _derived(epoch, cited, (previous, previous_digest), known, parsed, state, blob)
@@ -369,7 +389,7 @@ def _gather(epoch: int, body: Body, state: State) -> tuple[State, bool, tuple[Ac
     return state, complete, (*actions, *more)
 
 
-def _certify(epoch: int, state: State) -> Step:
+def _certify(epoch: int, state: State) -> Sliced[Step]:
     """With 2f+1 votes for one body: publish the certificate, the leader at once, others if nobody has after a skew."""
     round_, committee = state.rounds[epoch], state.committee
     if round_.quorum_ms is None or any(c.body.epoch == epoch for c in state.certified):
@@ -379,6 +399,7 @@ def _certify(epoch: int, state: State) -> Step:
         votes = [event for (x, _), event in sorted(round_.votes.items()) if x == digest]
         if len(votes) >= committee.quorum and not patient:
             certificate = Certificate(proposal.body, tuple(votes))
+            yield
             state, actions = intake.certificate_came(certificate, state)
             return state, (PublishCertificate(certificate), *actions)
     return state, ()
@@ -435,19 +456,22 @@ def _is_bare(listed: Listed | None) -> bool:
     return listed is not None and listed.inventory is None
 
 
-def _known(round_: Round, state: State) -> dict[str, Event]:
-    """Every beat, ad and bond statement at hand, by id."""
-    known = {event.id: event for beats in state.beats.values() for event, _ in beats}
-    known.update((event.id, event) for event, _ in state.ads.values())
-    known.update((event.id, event) for event, _ in state.bonds.values())
-    return {**known, **round_.extra}
-
-
-def _parsed(state: State) -> dict[str, Beat | Ad]:
-    """What was read of the events at hand, by id."""
-    parsed: dict[str, Beat | Ad] = {event.id: beat for beats in state.beats.values() for event, beat in beats}
-    parsed.update((event.id, ad) for event, ad in state.ads.values())
-    return parsed
+def _at_hand(round_: Round, state: State) -> Sliced[tuple[dict[str, Event], dict[str, Beat | Ad]]]:
+    """By id, every beat, ad and bond statement at hand, and what was read of the beats and ads."""
+    known: dict[str, Event] = {}
+    parsed: dict[str, Beat | Ad] = {}
+    for beats in state.beats.values():
+        for event, beat in beats:
+            known[event.id], parsed[event.id] = event, beat
+        yield
+    for event, ad in state.ads.values():
+        known[event.id], parsed[event.id] = event, ad
+        yield
+    for event, _ in state.bonds.values():
+        known[event.id] = event
+        yield
+    known.update(round_.extra)
+    return known, parsed
 
 
 def _is_open(epoch: int, state: State) -> bool:
@@ -458,7 +482,7 @@ def _close(epoch: int, state: State, *, skews: int = 0) -> int:
     return state.committee.close_ms(epoch) + skews * state.committee.skew_ms
 
 
-def _open_round(state: State) -> State:
+def _open_round(state: State) -> Sliced[State]:
     """Once an epoch: open the round of the one that has closed, and forget what is too old to matter."""
     epoch = state.epoch
     if state.opened >= epoch - 1 or epoch < 1:
@@ -469,7 +493,7 @@ def _open_round(state: State) -> State:
     snapshots |= {p.body.snapshot for round_ in rounds.values() for p in round_.proposals.values()}
     asked = {key: at for key, at in state.asked.items() if at > state.now_ms - 2 * state.committee.epoch_ms}
     return replace(
-        places.pruned(state),
+        (yield from places.pruned(state)),
         rounds=rounds,
         opened=epoch - 1,
         certified=tuple(one for one in state.certified if one.body.epoch >= epoch - KEPT_EPOCHS),

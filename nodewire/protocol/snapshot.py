@@ -39,22 +39,20 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import msgpack
 from pydantic import Field, model_validator
 
-from nodewire.errors import BadEvent, BadHash, BadInput
+from nodewire.errors import BadEvent, BadHash, BadInput, TooLarge
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
 from nodewire.protocol import account as _account
 from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
 from nodewire.protocol import bond as _bond
-from nodewire.protocol import published_profile, tags
+from nodewire.protocol import pieces, published_profile, tags
 from nodewire.protocol.account import DOUBT_LEAVES_ONE_IN, MAX_JUDGED, MAX_POINTS, POINTS, Account, Judged
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
@@ -64,6 +62,7 @@ from nodewire.protocol.inventory import MAX_BEATS, Inventory
 from nodewire.protocol.observation import MAX_SEEN, Seen, is_drawn, is_placed, is_unreachable, merged
 from nodewire.protocol.published_profile import PublishedProfile
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
+from nodewire.slices import Sliced, whole
 
 MAX_NODES = 4_096
 MAX_ABSENT = 4_096
@@ -125,18 +124,27 @@ class Snapshot(Schema):
         return self
 
     def pack(self) -> bytes:
-        """As every document, but piece by piece: of many nodes that takes long, and other threads have their turns."""
-        packer = msgpack.Packer(use_bin_type=True)
-        pieces = [packer.pack_map_header(len(type(self).model_fields))]
-        for name in sorted(type(self).model_fields):
-            value = getattr(self, name)
-            pieces.append(packer.pack(name))
-            if isinstance(value, tuple):
-                pieces.append(packer.pack_array_header(len(value)))
-                pieces += [packer.pack(_plain(item)) for item in value]
-            else:
-                pieces.append(packer.pack(value))
-        return b"".join(pieces)
+        """As every document's bytes. Of many nodes that takes long: on an event loop use `pieces.packed`."""
+        return whole(pieces.packed(self))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """As every document's. Of many nodes that takes long: on an event loop use `unpacked`."""
+        return whole(cls._unpacked(data))
+
+    @classmethod
+    def _unpacked(cls, data: bytes) -> Sliced[Self]:
+        if len(data) > cls.MAX_BYTES:
+            raise TooLarge("snapshot", f"{len(data)} bytes, at most {cls.MAX_BYTES}")
+        document = yield from read(data)
+        if document.get("v") == 1 and "nodes" in document:
+            for number, item in enumerate(document["nodes"]):
+                try:
+                    document["nodes"][number] = Node.from_document(item)
+                except BadInput as error:
+                    raise BadInput(f"nodes.{number}.{error.field}", error.reason) from error
+                yield
+        return cls.from_document({k: tuple(v) if k in _MOST_ITEMS else v for k, v in document.items()})
 
     def node(self, pubkey: str) -> Node | None:
         at = bisect_left(self.nodes, pubkey, key=attrgetter("pubkey"))
@@ -166,6 +174,14 @@ class Snapshot(Schema):
         return {wanted[event.id]: _beat.parse(event) for event in events}
 
 
+_MOST_ITEMS = {"nodes": MAX_NODES, "events": _MAX_EVENTS, "judged": MAX_JUDGED, "absent": MAX_ABSENT}
+
+
+def read(blob: bytes) -> Sliced[dict[str, Any]]:
+    """The document in a snapshot's bytes. Raises TooLarge, BadInput."""
+    return pieces.read(blob, _MOST_ITEMS, longest=_ad.MAX_OFFERS)
+
+
 def sha256(blob: bytes) -> str:
     """What cites a snapshot: the plain SHA-256 of its blob."""
     return hashlib.sha256(blob).hexdigest()
@@ -173,9 +189,14 @@ def sha256(blob: bytes) -> str:
 
 def unpack(blob: bytes, expected: str) -> Snapshot:
     """The snapshot cited as `expected`. Raises BadHash, or as `Snapshot.unpack`."""
-    if sha256(blob) != expected:
+    return whole(unpacked(blob, expected))
+
+
+def unpacked(blob: bytes, expected: str) -> Sliced[Snapshot]:
+    """The same as `unpack`, in slices."""
+    if (yield from pieces.sha256(blob)) != expected:
         raise BadHash("snapshot", "not the blob that was cited")
-    return Snapshot.unpack(blob)
+    return (yield from Snapshot._unpacked(blob))
 
 
 def listed(
@@ -212,10 +233,12 @@ def needed(
     beats: Iterable[Event],
     known: Mapping[str, Event],
     parsed: Mapping[str, Beat | Ad] | None = None,
-) -> set[str]:
+) -> Sliced[set[str]]:
     """Ids of ads and bond statements that deriving from these beats needs and that `known` (by id) lacks."""
     missing, parsed, digest = set(), parsed or {}, committee.digest()
-    for event, beat in _counting(committee, epoch, beats, parsed).values():
+    counting = yield from _counting(committee, epoch, beats, parsed)
+    for event, beat in counting.values():
+        yield
         if beat.ad not in known:
             missing.add(beat.ad)
         elif (ad := _own_ad(digest, event.pubkey, known[beat.ad], parsed)) and ad.bond and ad.bond not in known:
@@ -234,7 +257,22 @@ def derive(
     previous: Snapshot | None = None,
     parsed: Mapping[str, Beat | Ad] | None = None,
 ) -> Snapshot:
-    """The snapshot of `epoch` from verified events, by the rules above. Malformed events are passed over.
+    """The snapshot of `epoch` from verified events, by the rules above. Malformed events are passed over."""
+    return whole(derived(committee, epoch, beats, ads, bonds=bonds, judged=judged, previous=previous, parsed=parsed))
+
+
+def derived(
+    committee: Committee,
+    epoch: int,
+    beats: Sequence[Event],
+    ads: Iterable[Event],
+    *,
+    bonds: Iterable[Event] = (),
+    judged: Iterable[Judged] = (),
+    previous: Snapshot | None = None,
+    parsed: Mapping[str, Beat | Ad] | None = None,
+) -> Sliced[Snapshot]:
+    """The same as `derive`, in slices.
 
     `parsed` has, by event id, what was read of these events before: to read it again is most of the work.
     """
@@ -248,7 +286,9 @@ def derive(
     fresh = _account.due(judged, epoch, previous.epoch if previous else epoch - 1)
     accounts = _accounts(epoch, previous, fresh)
     live: list[_Live] = []
-    for event, beat in _counting(committee, epoch, beats, parsed).values():
+    counting = yield from _counting(committee, epoch, beats, parsed)
+    for event, beat in counting.values():
+        yield
         ad_event = by_id.get(beat.ad)
         ad = _own_ad(digest, event.pubkey, ad_event, parsed) if ad_event else None
         if ad_event is None or ad is None:
@@ -257,10 +297,12 @@ def derive(
         bond_msat = _bond_msat(committee, epoch, event.pubkey, ad, bond_event) if bond_event else 0
         slots = _covered_slots(committee, ad, bond_msat)
         live.append(_Live(event, beat, ad_event, ad, bond_event, bond_msat if slots else 0, slots or MAX_SLOTS))
-    least_us, observed = _priors(committee, live), _observed(committee, epoch, live, previous)
+    least_us = yield from _priors(committee, live)
+    observed = yield from _observed(committee, epoch, live, previous)
     at = {one.pubkey: one.beat.coordinates for one in live}
     found = []
     for one in live:
+        yield
         by = tuple(known for known in observed[one.pubkey] if known.observer in at)
         node = _node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us, by, at, held.get(one.pubkey))
         nbytes = sum(len(texts[event]) for event in (one.event, one.ad_event, one.bond) if event is not None)
@@ -269,62 +311,18 @@ def derive(
     closure = {e.id: e for f in taken for e in (f.ad, f.bond) if e is not None}
     events = [*sorted(beats, key=lambda e: e.id), *(closure[id_] for id_ in sorted(closure))]
     here = {f.node.pubkey for f in taken}
+    said = []
+    for event in events:
+        said.append(texts[event])
+        yield
     return Snapshot(
         committee=digest,
         epoch=epoch,
         nodes=tuple(sorted((f.node for f in taken), key=lambda node: node.pubkey)),
-        events=tuple(texts[event] for event in events),
+        events=tuple(said),
         judged=fresh,
         absent=_absent(account for pubkey, account in accounts.items() if pubkey not in here),
     )
-
-
-def check(
-    committee: Committee,
-    snapshot: Snapshot,
-    *,
-    previous: Snapshot | None,
-    beats: Collection[str] | None = None,
-    judged: Iterable[Judged] | None = None,
-    known: Mapping[str, Event] | None = None,
-) -> None:
-    """Re-derive a snapshot from the events in it, whose signatures are checked unless `known` (by id) holds the same.
-
-    `beats` (ids) and `judged`: what it must be derived from, if the caller knows it from the cited inventories.
-
-    Raises:
-        BadEvent, BadSignature: an embedded event is malformed.
-        BadInput: it is not what its events, or the listed beats, give.
-    """
-    known = known or {}
-    events = []
-    for text in snapshot.events:
-        mine = known.get(_id(text))
-        events.append(mine if mine is not None and mine.to_json() == text else parse_event(text))
-    beat_events = [event for event in events if event.kind == _beat.KIND]
-    others = [event for event in events if event.kind != _beat.KIND]
-    if beats is not None and sorted(event.id for event in beat_events) != sorted(beats):
-        raise BadInput("events", "not the beats that the inventories list")
-    if len({event.id for event in events}) != len(events):
-        raise BadInput("events", "one stands twice")
-    if not _is_full(snapshot) and needed(committee, snapshot.epoch, beat_events, {event.id: event for event in events}):
-        raise BadInput("events", "an ad or bond statement that a beat needs is missing")
-    counted = snapshot.judged if judged is None else judged
-    again = derive(committee, snapshot.epoch, beat_events, others, judged=counted, previous=previous)
-    if again != snapshot:
-        raise BadInput("nodes", "not what the events give")
-
-
-@cache
-def _ordered(kind: type[Schema]) -> tuple[str, ...]:
-    return tuple(sorted(kind.model_fields))
-
-
-def _plain(value: Any) -> Any:
-    """A part of a snapshot with its fields in canonical order."""
-    if isinstance(value, Schema):
-        return {name: _plain(getattr(value, name)) for name in _ordered(type(value))}
-    return [_plain(item) for item in value] if type(value) is tuple else value
 
 
 def _id(text: str) -> str:
@@ -371,10 +369,11 @@ class _Texts(dict[str, str]):
 
 def _counting(
     committee: Committee, epoch: int, beats: Iterable[Event], parsed: Mapping[str, Beat | Ad]
-) -> dict[str, tuple[Event, Beat]]:
+) -> Sliced[dict[str, tuple[Event, Beat]]]:
     """By pubkey, the one beat that counts in `epoch`."""
     digest, best = committee.digest(), dict[str, tuple[tuple[int, int, str], Event, Beat]]()
     for event in beats:
+        yield
         known = parsed.get(event.id)
         try:
             beat = known if isinstance(known, Beat) else _beat.parse(event)
@@ -445,10 +444,11 @@ Speeds = dict[tuple[str, str], int]
 """By manifest and task, the fastest that any node is credited with (us a position)."""
 
 
-def _priors(committee: Committee, live: Iterable[_Live]) -> Speeds:
+def _priors(committee: Committee, live: Iterable[_Live]) -> Sliced[Speeds]:
     """The weighted median of claims, by rule 4: whoever would make it faster needs half of the bonds."""
     claims: dict[tuple[str, str], tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
     for one in live:
+        yield
         units = min(one.bond_msat // committee.bond_unit_msat, MAX_UNITS)
         for offer in one.ad.manifests:
             for task in offer.tasks:
@@ -456,6 +456,7 @@ def _priors(committee: Committee, live: Iterable[_Live]) -> Speeds:
                 both[units > 0].append((task.us_per_position, max(units, 1)))
     found: Speeds = {}
     for key, (unbonded, bonded) in claims.items():
+        yield
         said = sorted(bonded or unbonded)
         left = -(-sum(units for _, units in said) // 2)
         for us, units in said:
@@ -468,20 +469,23 @@ def _priors(committee: Committee, live: Iterable[_Live]) -> Speeds:
 
 def _observed(
     committee: Committee, epoch: int, live: Iterable[_Live], previous: Snapshot | None
-) -> dict[str, tuple[Seen, ...]]:
+) -> Sliced[dict[str, tuple[Seen, ...]]]:
     """By node, what is known of it by rule 9: of the previous snapshot, and what drawn observers say now."""
     before = {node.pubkey: node for node in previous.nodes} if previous else {}
     units = {pubkey: node.bond_msat // committee.bond_unit_msat for pubkey, node in before.items()}
     total = sum(units.values())
     new: dict[str, list[Seen]] = {one.pubkey: [] for one in live}
     for one in live:
+        yield
         for said in one.beat.observed if units.get(one.pubkey) else ():
             drawn = is_drawn(one.beat.last, one.pubkey, said.node, units[one.pubkey], total)
             if drawn and said.node in new:
                 new[said.node].append(Seen(observer=one.pubkey, epoch=one.beat.epoch, rtt_us=said.rtt_us))
-    return {
-        pubkey: merged(before[pubkey].seen if pubkey in before else (), found, epoch) for pubkey, found in new.items()
-    }
+    observed = {}
+    for pubkey, found in new.items():
+        observed[pubkey] = merged(before[pubkey].seen if pubkey in before else (), found, epoch)
+        yield
+    return observed
 
 
 def _credited(offer: ManifestOffer, least_us: Speeds, before: tuple[TaskOffer, ...]) -> tuple[TaskOffer, ...]:
@@ -533,11 +537,6 @@ def _node(
         seen=seen,
         is_placed=is_placed(one.beat.coordinates, ((at[by.observer], by.rtt_us) for by in seen)),
     )
-
-
-def _is_full(snapshot: Snapshot) -> bool:
-    """Whether rule 8 may have left nodes out, whose ads are then rightly missing."""
-    return len(snapshot.nodes) == MAX_NODES or sum(map(len, snapshot.events)) > MAX_EVENT_BYTES - 262_144
 
 
 def _fitting(found: list[_Found]) -> list[_Found]:

@@ -116,6 +116,7 @@ async def test_an_oracle_lists_what_counts_and_looks_into_it_once_however_often_
     seat = Seat(SEATS[0].keys, SEATS[0].share)
     oracle = Oracle(seat, COMMITTEE, None, None, Journal(tmp_path / "journal.db"), _Now(), counts=counts)
     oracle._state = oracle._begun(oracle._now_ms())
+    applying = asyncio.create_task(oracle._apply())
     for _ in range(3):
         for chunk in (1, 2):
             oracle._verdict_came(certified(chunk))
@@ -123,11 +124,13 @@ async def test_an_oracle_lists_what_counts_and_looks_into_it_once_however_often_
     await asyncio.sleep(0.01)
     assert sorted(asked) == [1, 2]
     free.set()
-    await asyncio.sleep(0.01)
+    while not oracle.state.judged:
+        await asyncio.sleep(0)
     assert list(oracle.state.judged) == [verdict.parse(certified(1)).verdict.key]
     oracle._verdict_came(certified(1))
     await asyncio.sleep(0.01)
     assert len(asked) == 2
+    applying.cancel()
 
 
 class _Now(WallClock):

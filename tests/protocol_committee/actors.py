@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
+from nodewire.nostr import event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import ad, beat, bond, dvrf
+from nodewire.protocol import ad, beat, bond, dvrf, kinds
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.canonical import tagged_hash
 from nodewire.protocol.committee import Committee, Oracle
+from nodewire.protocol.snapshot import Snapshot, derive
 
 GENESIS_S = 1_800_000_000
 
@@ -123,3 +125,11 @@ HOLDER = keys("bond holder")
 
 def statement(provider: str, amount_msat: int, expires_at_s: int = GENESIS_S + 10_000_000) -> Event:
     return bond.build(HOLDER, provider, amount_msat, expires_at_s=expires_at_s, created_at=GENESIS_S)
+
+
+def rederived(committee_: Committee, one: Snapshot, previous: Snapshot | None = None) -> Snapshot:
+    """What the events in a snapshot give. Raises BadSignature: one is forged."""
+    events = [event.parse(text) for text in one.events]
+    beats = [found for found in events if found.kind == kinds.BEAT]
+    others = [found for found in events if found.kind != kinds.BEAT]
+    return derive(committee_, one.epoch, beats, others, judged=one.judged, previous=previous)

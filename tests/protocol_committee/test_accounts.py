@@ -17,8 +17,8 @@ from nodewire.protocol.account import (
     faded,
     shown,
 )
-from nodewire.protocol.snapshot import MAX_ABSENT, Snapshot, check, derive
-from tests.protocol_committee.actors import Provider, committee, digest, keys
+from nodewire.protocol.snapshot import MAX_ABSENT, Snapshot, derive
+from tests.protocol_committee.actors import Provider, committee, digest, keys, rederived
 
 COMMITTEE, _ = committee(1)
 HELD = {digest("model"): ([("driver", 10, 500)], 4)}
@@ -110,7 +110,7 @@ def test_a_withheld_chunk_and_passes_stay_with_who_stays_away():
     assert back.absent == ()
     assert (back.node(ONE).passed, back.node(ONE).withheld) == (POINTS - 2, POINTS - 2)
     assert Snapshot.unpack(gone.pack()) == gone
-    check(COMMITTEE, gone, previous=here)
+    assert rederived(COMMITTEE, gone, here) == gone
 
 
 def test_contradicting_verdicts_on_a_sample_count_as_one():

@@ -8,7 +8,7 @@ from nodewire.errors import BadEvent, BadInput, NotAllowed
 from nodewire.protocol import beat, canonical, observation, snapshot
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.observation import MAX_OBSERVED, SEEN_EPOCHS, Observation, Seen, check_drawn, is_drawn
-from tests.protocol_committee.actors import HOLDER, Provider, committee, digest
+from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, rederived
 
 COMMITTEE, _ = committee(1, bond_holders=(HOLDER.public,))
 MODEL = digest("model")
@@ -70,15 +70,10 @@ def test_two_liars_or_any_number_of_strangers_move_nothing():
 
 def test_a_snapshot_with_observations_proves_itself():
     found = taken({f"o{i}": RTT_US for i in range(4)}, previous=BEFORE)
-    snapshot.check(COMMITTEE, found, previous=BEFORE)
+    assert rederived(COMMITTEE, found, BEFORE) == found
     blob = found.pack()
     assert snapshot.unpack(blob, snapshot.sha256(blob)) == found
     assert blob == canonical.encode(found.document())
-    (index,) = [i for i, one in enumerate(found.nodes) if one.pubkey == TARGET.keys.public]
-    forged = found.nodes[index].model_copy(update={"seen": (), "is_placed": False})
-    nodes = (*found.nodes[:index], forged, *found.nodes[index + 1 :])
-    with pytest.raises(BadInput, match="nodes"):
-        snapshot.check(COMMITTEE, found.model_copy(update={"nodes": nodes}), previous=BEFORE)
 
 
 def test_draws_fall_on_a_node_about_four_times_an_epoch_in_proportion_to_bonds():
