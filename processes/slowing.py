@@ -18,8 +18,11 @@ def children(pid: int) -> list[int]:
 
 
 @asynccontextmanager
-async def slowed(pids: Sequence[int]) -> AsyncIterator[None]:
-    """They get a small part of their time, as on a machine that somebody else has begun to use."""
+async def slowed(pids: Sequence[int], stopped_s: float = STOPPED_S) -> AsyncIterator[None]:
+    """They get a small part of their time, as on a machine that somebody else has begun to use.
+
+    After every 10 ms that they run they stand still for `stopped_s` seconds.
+    """
 
     def tell(what: signal.Signals) -> None:
         for pid in pids:
@@ -29,7 +32,7 @@ async def slowed(pids: Sequence[int]) -> AsyncIterator[None]:
     async def stutter() -> None:
         while True:
             tell(signal.SIGSTOP)
-            await asyncio.sleep(STOPPED_S)
+            await asyncio.sleep(stopped_s)
             tell(signal.SIGCONT)
             await asyncio.sleep(RUNNING_S)
 

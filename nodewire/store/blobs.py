@@ -213,23 +213,32 @@ class Blobs:
         try:
             if not own and await self._holds(server, ref.sha256):
                 return None
-            tries = 0
-            while True:
-                with self.path(ref.sha256).open("rb") as file:
-                    headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}
-                    async with (
-                        asyncio.timeout(SLOW_S + ref.bytes / LEAST_BYTES_S),
-                        # A redirect would carry the blob and its signature wherever the store says.
-                        self._http().put(
-                            f"{server}/upload", data=file, headers=headers, allow_redirects=False
-                        ) as response,
-                    ):
-                        if response.status not in _BUSY or tries == len(_BUSY_S):
-                            return None if response.status in _TAKEN else _refusal(server, response)
-                await asyncio.sleep(_BUSY_S[tries] * (0.5 + random.random()))
-                tries += 1
+            for wait_s in (*_BUSY_S, None):
+                try:
+                    status, refusal = await self._send(server, ref, keys, type_)
+                except aiohttp.ClientConnectorError:
+                    raise
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                    if wait_s is None:  # an upload that was cut off is as little the caller's fault as a busy server
+                        raise
+                else:
+                    if status not in _BUSY or wait_s is None:
+                        return refusal
+                await asyncio.sleep(wait_s * (0.5 + random.random()))
+            raise AssertionError("the last try returns or raises")
         except (aiohttp.ClientError, TimeoutError) as error:
             return LinkLost(server, str(error) or type(error).__name__)
+
+    async def _send(self, server: str, ref: BlobRef, keys: Keys, type_: str) -> tuple[int, NodewireError | None]:
+        """One upload. Returns the answer's status and, where the server did not take the blob, the error."""
+        headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}
+        # A redirect would carry the blob and its signature wherever the store says.
+        with self.path(ref.sha256).open("rb") as file:
+            async with (
+                asyncio.timeout(SLOW_S + ref.bytes / LEAST_BYTES_S),
+                self._http().put(f"{server}/upload", data=file, headers=headers, allow_redirects=False) as response,
+            ):
+                return response.status, None if response.status in _TAKEN else _refusal(server, response)
 
     def _authorization(self, keys: Keys, sha256: str) -> str:
         now_s = int(self._clock())

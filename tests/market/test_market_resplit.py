@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import pytest
 from running_market import STALLS
 from test_market_failures import whole_tokens
 
 from processes.slowing import children, slowed
 
+pytestmark = pytest.mark.timeout(900)
 PROMPT = "the cat sat on the mat"
+MUCH_SLOWER_S = 0.8
+"""A stage that stands still for so long a token is slower than any ring, however busy the machine is."""
 
 
 @asynccontextmanager
@@ -25,20 +29,33 @@ async def joined(market, name):
         await market.until(lambda s: s.node(public) is None)
 
 
+async def _generate_past_a_slow_stage(market, customer):
+    """A generation, right to the token, in which `bea` is slow from its 60th token on. Returns its summary."""
+    ids: list[int] = []
+    async with asyncio.timeout(240), AsyncExitStack() as stack:
+        async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=350):
+            ids += piece.ids
+            if len(ids) == 60:
+                await stack.enter_async_context(slowed(children(market.processes["bea"].pid), MUCH_SLOWER_S))
+    assert ids == customer.last["ids"] == whole_tokens(market, PROMPT, 350)
+    return customer.last
+
+
 async def test_a_session_leaves_a_stage_that_has_become_slow_with_the_same_tokens(market):
     async with AsyncExitStack() as stack:
         isa = await stack.enter_async_context(joined(market, "isa"))
-        await market.until(market.is_free(*STALLS))
         customer = await stack.enter_async_context(market.customer("restless"))
-        ids: list[int] = []
-        async with asyncio.timeout(120):
-            async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=350):
-                ids += piece.ids
-                if len(ids) == 60:
-                    await stack.enter_async_context(slowed(children(market.processes["bea"].pid)))
-        done = customer.last
-        assert ids == done["ids"] == whole_tokens(market, PROMPT, 350)
-        assert [move["outcome"] for move in done["moves"]] == ["moved"]
+        requests, paid_msat = [], 0
+        for _ in range(3):  # on a busy machine the ring in reserve may be found slower than the stage that stutters
+            await market.until(market.is_free(*STALLS))
+            done = await _generate_past_a_slow_stage(market, customer)
+            requests += done.get("requests", [done["request"]])
+            paid_msat += sum(done["paid_msat"].values())
+            outcomes = [move["outcome"] for move in done["moves"]]
+            assert set(outcomes) <= {"moved", "slower"}
+            if "moved" in outcomes:
+                break
+        assert outcomes == ["moved"]
         (move,) = done["moves"]
         assert move["slow"] == (market.public["bea"],)
         assert {move["after"][task] for task in ("stage.0", "stage.1")} == {isa}
@@ -46,6 +63,6 @@ async def test_a_session_leaves_a_stage_that_has_become_slow_with_the_same_token
         assert [task["provider"] for task in done["tasks"]].count(market.public["bea"]) == 0
     await market.settled("restless")
     ledger = market.ledger("restless")
-    paid = sum(ledger.spent(job=request).paid_msat for request in done["requests"])
+    paid = sum(ledger.spent(job=request).paid_msat for request in requests)
     ledger.close()
-    assert paid == sum(done["paid_msat"].values())
+    assert paid == paid_msat

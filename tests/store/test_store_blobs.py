@@ -232,6 +232,24 @@ async def test_an_upload_is_not_redirected_elsewhere(strange, tmp_path, status):
     assert came == []
 
 
+async def test_an_upload_that_is_cut_off_is_made_again(strange, tmp_path, monkeypatch):
+    monkeypatch.setattr("nodewire.store.blobs._BUSY_S", (0.001, 0.001))
+    uploads = 0
+
+    async def cut_off_twice(request):
+        nonlocal uploads
+        if request.method == "HEAD":
+            return web.Response(status=404)
+        uploads += 1
+        if uploads <= 2:
+            request.transport.abort()
+        return web.Response()
+
+    async with Blobs([await strange(cut_off_twice, every=True)], tmp_path, KEYS) as blobs:
+        assert await blobs.put(BODY) == REF
+    assert uploads == 3
+
+
 async def test_an_upload_that_every_server_refuses_says_why(tmp_path, unused_tcp_port):
     limits = BlobLimits(blob_bytes=10)
     config = Config(db=tmp_path / "e.sqlite", port=0, blobs=tmp_path / "served", blob_limits=limits)
