@@ -10,10 +10,11 @@ are first used, so that a part of the package costs no more than it is.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
+"""As `typing` has it, which takes longer to import than all else before a command hears Ctrl-C."""
 if TYPE_CHECKING:
+    from typing import Any
+
     from nodewire.customer.customer import Customer as Customer
     from nodewire.customer.piece import Piece as Piece
     from nodewire.errors import NodewireError as NodewireError
@@ -33,6 +34,8 @@ __all__ = ["Customer", "NodewireError", "Piece", "Terms", "__version__", "regist
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

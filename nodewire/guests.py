@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from nodewire.errors import BadConfig
+from nodewire.listen_address import named_by
 from nodewire.strangers import Strangers
 
 RETRY_S = 2
@@ -38,11 +39,15 @@ def listening_socket(field: str, address: str) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((host.strip("[]"), int(port)))
+        with named_by(field, address):
+            sock.bind((host.strip("[]"), int(port)))
     except (OSError, OverflowError) as error:  # the latter: a port above 65,535
         sock.close()
         why = error.strerror if isinstance(error, OSError) else "no port has that number"
         raise BadConfig(field, f"cannot listen on {address} ({why})") from error
+    except BadConfig:
+        sock.close()
+        raise
     return sock
 
 

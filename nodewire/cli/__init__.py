@@ -1,14 +1,17 @@
-"""`nodewire ...`: the console script. This module is light: Ctrl-C is heard before the commands are imported."""
+"""`nodewire ...`: the console script. Ctrl-C is heard before anything but `signal` is imported."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+
+from nodewire import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
     from nodewire.cli.commands import app as app
 
 STOPPED = 130

@@ -24,6 +24,7 @@ from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, con
 from nodewire.cli.roles import load_oracle, load_provider
 from nodewire.cli.swarm_options import Key, Split, State, SwarmAt, no_market
 from nodewire.errors import BadConfig, BadInput
+from nodewire.listen_address import named_by
 from nodewire.protocol.sizes import parse_size
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
@@ -149,7 +150,8 @@ def simnet(
         treasurer = None
         if key is not None and committee is not None:
             treasurer = open_treasurer(network, key, committee, statement_s=statement_s, unbonding_s=unbonding_s)
-        runner, own_url = await http.start(network, host, port, treasurer, url)
+        with named_by("--port", f"{host}:{port}"):
+            runner, own_url = await http.start(network, host, port, treasurer, url)
         stack.push_async_callback(runner.cleanup)
         held = {"holder": treasurer.public} if treasurer is not None else {}
         return {"ready": "simnet", "url": own_url, **held}
@@ -237,7 +239,8 @@ def up(
         settings.state.mkdir(parents=True, exist_ok=True)
         db, blobs = settings.state / "relay.db", settings.state / "blossom"
         beside = room.Config(host=host, port=port, db=db, blobs=blobs, blob_limits=limits)
-        running = await stack.enter_async_context(room.serve(beside))
+        with named_by("--port", f"{host}:{port}"):
+            running = await stack.enter_async_context(room.serve(beside))
         ready = await start_provider(stack, settings)
         exposed, own = ready["metrics"], exporting.exposed(running, "")
         both = replace(exposed, daemon="up", here=[*exposed.here, *own.here], apart=[*exposed.apart, *own.apart])

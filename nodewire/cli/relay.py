@@ -10,6 +10,7 @@ import typer
 
 from nodewire.cli.daemons import host_port, run_until_stopped, size_of
 from nodewire.cli.output import DEVELOPERS, Json
+from nodewire.listen_address import named_by
 
 
 def relay(
@@ -51,7 +52,8 @@ def relay(
         host_port("--metrics", metrics, least_port=0)
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
-        running = await stack.enter_async_context(serve(wanted.config))
+        with named_by("--port", f"{wanted.config.host}:{wanted.config.port}"):
+            running = await stack.enter_async_context(serve(wanted.config))
         exposed = exporting.exposed(running, listen)
         return {"ready": "relay", "url": running.url, "blossom": running.http_url, "metrics": exposed}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from nodewire.cli.output import Json, console, notes, one_line, print_json, sats
+from nodewire.cli.output import Json, console, counted, notes, one_line, print_json, sats
 from nodewire.cli.roles import load_customer, naming, wallet_of
 from nodewire.config import CustomerConfig, OracleConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, NotAllowed
@@ -100,6 +100,9 @@ async def _settle(role: CustomerConfig, agreed: Callable[[], bool], broken: tupl
         to_pay = [one for one in owed if not one.is_broken or one.key.payee.startswith(broken)]
         left = [one for one in owed if one not in to_pay]
         unpaid = [debts.Settled(one, None, NotAllowed("pay", "not owed; --broken pays it")) for one in left]
+        if to_pay:
+            total, payees = sum(one.amount_msat for one in to_pay), {one.key.payee for one in to_pay}
+            notes.print(f"{sats(total)} in all, to {counted(len(payees), 'provider')}; routing fees come on top")
         if not to_pay or not agreed():
             return unpaid + [debts.Settled(one, None, NotAllowed("pay", "not agreed to")) for one in to_pay]
         return unpaid + await debts.settle(

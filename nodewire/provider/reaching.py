@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 from nodewire.config import WireConfig
 from nodewire.errors import BadConfig, NodewireError
+from nodewire.listen_address import named_by
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.address import SpliceAddress, is_splice
@@ -23,11 +24,13 @@ async def open_wire(stack: AsyncExitStack, config: WireConfig, node: Node, keys:
     """Listen, and hear offers; the addresses for the ad.
 
     Raises:
-        BadConfig: it listens on all addresses of this machine, none of which can be reached, nor is there a splice.
+        BadConfig: it cannot listen there. Or it listens on all addresses of this machine, none of which can be
+            reached, nor is there a splice.
     """
     host, _, port = config.listen.rpartition(":")
     host = host.strip("[]")
-    listening = await node.listen(host, int(port))
+    with named_by("wire.listen", config.listen):
+        listening = await node.listen(host, int(port))
     wire = config.announce or (listening,)
     if host in _ALL and not config.announce:
         wire = await _found(stack, config, listening, keys, pool)

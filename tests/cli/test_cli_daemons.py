@@ -7,14 +7,20 @@ import socket
 import subprocess
 import sys
 import tomllib
+from contextlib import AsyncExitStack
 
 import pytest
 
 from nodewire.cli import daemons
+from nodewire.cli.relay import relay
 from nodewire.cli.splice import splice
+from nodewire.config import WireConfig
 from nodewire.errors import BadConfig, BadInput
+from nodewire.guests import listening_socket
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.address import SpliceAddress
+from nodewire.provider.reaching import open_wire
+from nodewire.wire.node import Node
 from nodewire.wire.reach import splice as ends
 
 
@@ -54,6 +60,28 @@ def test_a_splice_whose_port_is_taken_says_so(tmp_path):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BadConfig, match=f"cannot listen at {address}"):
             splice(tmp_path / "key.nsec", ["ws://127.0.0.1:9"], listen=address)
+
+
+@pytest.mark.parametrize("daemon", ["relay", "simnet", "guests", "wire"])
+def test_a_port_that_is_taken_is_told_with_the_setting_that_names_it(tmp_path, daemon):
+    def start(port):
+        address = f"127.0.0.1:{port}"
+        if daemon == "relay":
+            relay(port=port, db=tmp_path / "relay.db", blobs=tmp_path / "blobs")
+        elif daemon == "simnet":
+            daemons.simnet("127.0.0.1", port, tmp_path / "simnet.db")
+        elif daemon == "guests":
+            listening_socket("--port", address)
+        else:
+            wire = WireConfig(listen=address)
+            asyncio.run(open_wire(AsyncExitStack(), wire, Node(Keys.generate()), Keys.generate(), None))
+
+    option = "wire.listen" if daemon == "wire" else "--port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = f"{option}: cannot listen on 127.0.0.1:{port} .address already in use.: choose another"
+        with pytest.raises(BadConfig, match=said):
+            start(port)
 
 
 async def _carry(address: SpliceAddress, nbytes: int) -> None:

@@ -101,6 +101,16 @@ def test_an_interrupt_while_it_starts_is_one_line(folder, name, module):
     assert code and out == "" and len(said) <= 1, (code, said)  # it may have ended by an error of its own just before
 
 
+def test_an_interrupt_is_heard_before_anything_else_is_imported(tmp_path):
+    """What comes before is Python's own start, and `signal` with what it needs."""
+    heard = (
+        "import sys; before = set(sys.modules); import signal; needed = set(sys.modules) - before; "
+        "import nodewire.cli; print(*sorted(set(sys.modules) - before - needed))"
+    )
+    done = subprocess.run([sys.executable, "-c", heard], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.split() == ["__future__", "nodewire", "nodewire.cli"]
+
+
 def test_many_interrupts_are_no_traceback_either(folder):
     code, _, said, _ = interrupted(folder, "models", "nodewire.cli.commands", times=5)
     assert code == 130 and "Traceback" not in "".join(said)
