@@ -31,15 +31,18 @@ def main() -> None:
         commands.run_command()
     except (KeyboardInterrupt, SystemExit) as error:
         if hears:
-            signal.signal(signal.SIGINT, _stop_at_once)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         code = STOPPED if isinstance(error, KeyboardInterrupt) else error.code
         if code == STOPPED and not output.end.is_told:
             output.notes.print("stopped")
+        if hears:  # all is said: another Ctrl-C only ends what is left of the process
+            signal.signal(signal.SIGINT, lambda number, frame: os._exit(code if isinstance(code, int) else 1))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         sys.exit(code)
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
-    """End the process where nothing has begun yet, or all is over."""
+    """End the process where nothing has begun yet."""
     os.write(2, b"stopped\n")
     os._exit(STOPPED)
 

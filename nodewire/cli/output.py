@@ -46,7 +46,7 @@ _AMOUNT = re.compile(r"(?<![\w.,])(\d+) msat\b")
 
 
 class _End:
-    """Whether a command that Ctrl-C ended has said itself what came of it."""
+    """Whether a command has said itself what it ended by, so that a Ctrl-C after it adds no line."""
 
     is_told = False
 
@@ -57,6 +57,7 @@ end = _End()
 def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:
     """Print the error and exit with 1."""
     advice = _advice(error)
+    end.is_told = True
     if as_json:
         print_json({"error": {**error.as_dict(), "reason": _reachable(error.reason), "advice": advice}})
     else:
