@@ -46,6 +46,7 @@ from nodewire.oracle.state import (
     Tick,
     start,
 )
+from nodewire.oracle.tenure import tenured
 from nodewire.protocol import beacon, beat, bond, certificate, commitment, inventory, verdict
 from nodewire.protocol import committee as _committee
 from nodewire.protocol import tags as _tags
@@ -59,7 +60,8 @@ MAX_ASKING = 16_384
 
 _FETCH_TOGETHER_S = 0.02
 _IDS_PER_FETCH = 256
-_COLLECTED_EPOCHS = 4_096
+_COLLECTED_INPUTS = 1_024
+"""After so many the garbage collector looks at what they left (`oracle.tenure`)."""
 _MOST_WAITING = 64
 """Of what has come and is not applied yet; more is left to the relays' links."""
 _BLOBS_TOGETHER = 4
@@ -86,17 +88,6 @@ class Blobs(Protocol):
     async def put(self, source: bytes, *, own: bool = False) -> object: ...
 
     async def get(self, blob: str, max_bytes: int) -> Path: ...
-
-
-def _spare_the_collector(epoch: int) -> None:
-    """Have the garbage collector pass over what lives: of 4,096 nodes it would stop the loop for most of a second.
-
-    Cycles that are alive now are collected only after some thousand epochs.
-    """
-    if epoch % _COLLECTED_EPOCHS == 0:
-        gc.unfreeze()
-        gc.collect()
-    gc.freeze()
 
 
 async def _always(said: Verdict) -> bool:
@@ -158,6 +149,10 @@ class Oracle:
         Raises:
             ExceptionGroup of LinkLost: every relay has ended the subscription; a supervisor starts the oracle again.
         """
+        with tenured():
+            await self._run()
+
+    async def _run(self) -> None:
         now_s = int(self._clock.time_s())
         self._spawn(self._publish(_committee.build(self._keys, self._committee, created_at=now_s)))
         # who leads a round must know what was certified before; with all relays silent, it goes on without
@@ -226,13 +221,17 @@ class Oracle:
 
     async def _apply(self) -> None:
         """Apply what comes, one input after the other, and leave the loop to others after each slice."""
-        turn = LoopTurn()
+        turn, applied = LoopTurn(), 0
         while True:
             what = await self._inbox.get()
             # time moves with every input, so that an event is judged by when it came
             if isinstance(what, Received) and self._now_ms() > self._state.now_ms + self._committee.skew_ms:
                 await self._move(Tick(self._now_ms()), turn)
             await self._move(what, turn)
+            applied += 1
+            if applied % _COLLECTED_INPUTS == 0:
+                await turn.give_up()
+                gc.collect()  # a beat takes the place of an old one, so nothing else would
             if turn.is_over:
                 await turn.give_up()
 
@@ -240,8 +239,6 @@ class Oracle:
         before = self._state
         self._state, actions = await in_slices(rules.sliced(what, before), turn)
         self.figures.moved(before, self._state)
-        if self._state.opened != before.opened:
-            _spare_the_collector(self._state.opened)
         for action in actions:
             self._do(action)
 
