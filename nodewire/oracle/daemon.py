@@ -17,9 +17,11 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle import rules
 from nodewire.oracle.derivation import Derivation
+from nodewire.oracle.fetches import Fetches
 from nodewire.oracle.figures import OracleFigures
 from nodewire.oracle.intake import JUDGED_EPOCHS, KEPT_CERTIFICATES
 from nodewire.oracle.journal import Journal
+from nodewire.oracle.places import MAX_WAITING
 from nodewire.oracle.setup import Seat
 from nodewire.oracle.state import (
     Action,
@@ -58,8 +60,10 @@ _log = logging.getLogger(__name__)
 MAX_ASKING = 16_384
 """Certified verdicts of which it is not known yet whether they may be listed: a dozen epochs' full draws."""
 
-_FETCH_TOGETHER_S = 0.02
-_IDS_PER_FETCH = 256
+_FETCHES = 16
+_STRANGERS_FETCHES = 4
+"""Of events for nodes without a bond."""
+_MAX_WANTED = 16_384
 _COLLECTED_INPUTS = 1_024
 """After so many the garbage collector looks at what they left (`oracle.tenure`)."""
 _MOST_WAITING = 64
@@ -131,8 +135,8 @@ class Oracle:
         self._state = self._begun(0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._inbox = asyncio.Queue[Input](_MOST_WAITING)
-        self._wanted: dict[str, None] = {}
-        self._fetching = False
+        self._urgent = Fetches(self._fetch_ids, self._spawn, at_a_time=_FETCHES, most=_MAX_WANTED)
+        self._strangers = Fetches(self._fetch_ids, self._spawn, at_a_time=_STRANGERS_FETCHES, most=MAX_WAITING)
 
     @property
     def state(self) -> State:
@@ -162,7 +166,8 @@ class Oracle:
                 group.create_task(self._apply())
                 await self._guarded(self._fetch(self._newest_certificates()))
                 self._spawn(self._fetch_bonds())
-                group.create_task(self._listen())
+                for filters in self._filters():
+                    group.create_task(self._listen(filters))
                 group.create_task(self._tick())
         finally:
             for task in self._tasks:
@@ -174,22 +179,24 @@ class Oracle:
         journal = self._journal
         return replace(begun, convicted=journal.convicted(self._digest), judged=journal.judged(self._digest))
 
-    async def _listen(self) -> None:
+    def _filters(self) -> list[list[Filter]]:
+        """Of a subscription each, so that what strangers say crowds no oracle's words out of a queue."""
         since, long_since = (
             int(self._clock.time_s()) - epochs * self._committee.epoch_ms // 1000 - 1
             for epochs in (VALID_EPOCHS + 1, JUDGED_EPOCHS)
         )
         ours, oracles = {"c": {self._digest}}, {oracle.pubkey for oracle in self._committee.oracles}
-        filters = [
-            Filter(kinds={beat.KIND, commitment.KIND}, tags=ours, since=since),
-            Filter(kinds={certificate.KIND}, tags=ours, since=long_since),  # of epochs, and of verdicts
-            Filter(kinds={inventory.KIND}, authors=oracles, tags=ours, since=since),
-        ]
+        known = [Filter(kinds={inventory.KIND, certificate.KIND}, authors=oracles, tags=ours, since=since)]
         if self._committee.bond_holders:
-            filters.append(Filter(kinds={bond.KIND}, authors=set(self._committee.bond_holders), since=since))
+            known.append(Filter(kinds={bond.KIND}, authors=set(self._committee.bond_holders), since=since))
+        anybodys = Filter(kinds={certificate.KIND}, tags=ours, since=long_since)  # of epochs, and of verdicts
+        return [known, [anybodys], [Filter(kinds={beat.KIND, commitment.KIND}, tags=ours, since=since)]]
+
+    async def _listen(self, filters: Sequence[Filter]) -> None:
         async for event in self._relays.subscribe(filters):
             if event.kind == certificate.KIND and (event.tag("n") or "").startswith(verdict.topic("")):
                 self._verdict_came(event)
+                await asyncio.sleep(0)
             else:
                 await self._inbox.put(Received(event))
         raise LinkLost("relays", "every relay has ended the subscription")
@@ -278,11 +285,8 @@ class Oracle:
                 self._spawn(self._publish(certificate.build_fault(self._keys, fault, created_at=now_s)))
             case KeepJudged(judged):
                 self._journal.keep_judged(self._digest, judged, self._state.epoch - JUDGED_EPOCHS)
-            case FetchEvents(ids):
-                self._wanted.update(dict.fromkeys(ids))
-                if not self._fetching:
-                    self._fetching = True
-                    self._spawn(self._fetch_wanted())
+            case FetchEvents(ids, is_urgent):
+                (self._urgent if is_urgent else self._strangers).add(ids)
             case FetchCertificates():
                 self._spawn(self._fetch(self._newest_certificates()))
             case FetchBlob(sha256, max_bytes, is_urgent=True):
@@ -313,12 +317,8 @@ class Oracle:
     async def _publish(self, event: Event) -> None:
         await self._relays.publish(event)
 
-    async def _fetch_wanted(self) -> None:
-        await asyncio.sleep(_FETCH_TOGETHER_S)  # beats come in crowds, and so do the ads that they name
-        self._fetching = False
-        ids, self._wanted = list(self._wanted), {}
-        for i in range(0, len(ids), _IDS_PER_FETCH):
-            await self._fetch([Filter(ids=set(ids[i : i + _IDS_PER_FETCH]))])
+    async def _fetch_ids(self, ids: set[str]) -> None:
+        await self._guarded(self._fetch([Filter(ids=ids)]))
 
     async def _fetch(self, filters: Sequence[Filter]) -> None:
         await self._feed_all(await self._relays.fetch(filters))

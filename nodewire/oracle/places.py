@@ -154,7 +154,7 @@ def _newcomer(event: Event, beat: Beat, state: State) -> Step:
     if len(waiting) >= MAX_WAITING // 2:
         waiting, waited = PersistentMap[Waiting](), waiting
     state = replace(state, waiting=waiting.including(pubkey, Waiting(beats, asked_ms)), waited=waited)
-    return state, () if is_asked else (FetchEvents((beats[0][1].ad,)),)
+    return state, () if is_asked else (FetchEvents((beats[0][1].ad,), is_urgent=False),)
 
 
 def _waiting(pubkey: str, state: State) -> Waiting | None:
@@ -167,12 +167,12 @@ def _no_longer_waiting(pubkey: str, state: State) -> State:
 
 def _want(pubkey: str, state: State) -> Step:
     """Ask for what a node's newest beat names and this oracle does not hold."""
-    ad = state.beats[pubkey][0][1].ad
+    ad, is_bonded = state.beats[pubkey][0][1].ad, state.backed.get(pubkey, 0) > 0
     if ad not in state.ads:
-        return state.ask(f"ad/{pubkey}", FetchEvents((ad,)))
+        return state.ask(f"ad/{pubkey}", FetchEvents((ad,), is_bonded))
     bond = state.ads[ad][1].bond
     if bond is not None and bond not in state.bonds:
-        return state.ask(f"bond/{pubkey}", FetchEvents((bond,)))
+        return state.ask(f"bond/{pubkey}", FetchEvents((bond,), is_bonded))
     return state, ()
 
 

@@ -126,6 +126,8 @@ class FetchEvents:
     """Look for these event ids on the relays; what is found comes back as Received."""
 
     ids: tuple[str, ...]
+    is_urgent: bool = True
+    """What is not is for strangers: it waits for its like, and is left if too much of it comes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def test_a_name_that_is_nobodys_ad_buys_no_place(few_places):
         state, _ = fed(state, one.beat(4), one.ad)
     before = state.order
     state, actions = fed(state, bare_beat(1, "0" * 64))
-    assert actions == [FetchEvents(("0" * 64,))]
+    assert actions == [FetchEvents(("0" * 64,), is_urgent=False)]
     assert state.order == before
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 from nodewire.errors import BadConfig, NodewireError, NotAllowed
+from nodewire.nostr.event import sign
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.journal import KEPT_EPOCHS, Journal
 from nodewire.oracle.setup import create_committee, load_committee, load_seat
@@ -254,3 +255,20 @@ def test_numbers_out_of_range_found_nothing(tmp_path):
     with pytest.raises(BadConfig, match="skew_ms"):
         create_committee(tmp_path, name="t", f=0, genesis_s=0, epoch_ms=1_000, skew_ms=900)
     assert not list(tmp_path.iterdir())
+
+
+async def test_what_strangers_say_shares_no_queue_with_what_oracles_say(founded):
+    """A queue that is full drops its oldest, whoever said it."""
+    committee, folder = founded
+    relay, provider = Relay(), Provider("p", committee, {digest("model"): ([("driver", 1, 1_000)], 1)})
+    async with running(committee, folder, relay):
+        await relay.until(lambda events: any(event.kind == certificate.KIND for event in events))
+    vote = next(e for e in relay.stored.values() if e.kind == inventory.KIND and e.tag("t") == "vote")
+    theirs = next(event for event in relay.stored.values() if event.kind == certificate.KIND)
+    copied = sign(keys("stranger"), theirs.kind, created_at=theirs.created_at, content=theirs.content, tags=theirs.tags)
+    strangers = provider.beat(0, created_at=int(time.time())), copied
+    for filters, _ in relay.inboxes:
+        if any(f.matches(vote) for f in filters):
+            assert not any(f.matches(event) for f in filters for event in strangers)
+    for event in (vote, theirs, *strangers):
+        assert any(f.matches(event) for filters, _ in relay.inboxes for f in filters)

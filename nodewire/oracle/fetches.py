@@ -1,0 +1,57 @@
+"""Fetches of events by id: those of one moment together, a few under way at a time, so many waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from itertools import islice
+
+_TOGETHER_S = 0.02
+"""Beats come in crowds, and so do the ads that they name."""
+IDS_PER_FETCH = 256
+
+
+class Fetches:
+    """Of the ids that are `add`ed.
+
+    Args:
+        fetch: looks for these ids, and raises nothing.
+        spawn: has work done beside.
+        at_a_time: fetches under way.
+        most: ids that wait; beyond, the oldest is not looked for.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[set[str]], Awaitable[None]],
+        spawn: Callable[[Coroutine[None, None, None]], None],
+        *,
+        at_a_time: int,
+        most: int,
+    ) -> None:
+        self._fetch, self._spawn = fetch, spawn
+        self._at_a_time, self._most = at_a_time, most
+        self._ids: dict[str, None] = {}
+        self._under_way = 0
+        self._is_gathering = False
+
+    def add(self, ids: Iterable[str]) -> None:
+        """Look for these, too."""
+        self._ids.update(dict.fromkeys(ids))
+        while len(self._ids) > self._most:
+            del self._ids[next(iter(self._ids))]
+        if self._ids and not self._is_gathering and self._under_way < self._at_a_time:
+            self._is_gathering = True
+            self._under_way += 1
+            self._spawn(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await asyncio.sleep(_TOGETHER_S)
+            self._is_gathering = False
+            while ids := set(islice(self._ids, IDS_PER_FETCH)):
+                for id_ in ids:
+                    del self._ids[id_]
+                await self._fetch(ids)
+        finally:
+            self._under_way -= 1
