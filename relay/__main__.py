@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvloop
 
+from nodewire import heap
 from nodewire.metrics import endpoint
 from relay import BlobLimits, Config, exporting, serve
 
@@ -50,6 +51,7 @@ async def main(config: Config, metrics: str = "") -> None:
         relay = await stack.enter_async_context(serve(config))
         if metrics:
             await stack.enter_async_context(endpoint.serving(exporting.exposed(relay, metrics)))
+        heap.freeze()
         print(relay.url, flush=True)
         await stop.wait()
 

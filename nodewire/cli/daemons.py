@@ -19,6 +19,7 @@ import typer
 import uvloop
 from rich.markup import escape
 
+from nodewire import heap
 from nodewire.cli import swarm_node
 from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, console, print_json, sats
 from nodewire.cli.roles import load_oracle, load_provider
@@ -95,6 +96,7 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
         async with AsyncExitStack() as stack:
             ready = await start(stack)
             is_starting = False
+            heap.freeze()
             wait = ready.pop("wait", None)
             exposed: endpoint.Exposed | None = ready.pop("metrics", None)
             if exposed is not None and exposed.listen:
