@@ -144,13 +144,19 @@ class Stall:
 
 
 class Bench:
-    """Workers that train. To be collected on the event loop."""
+    """Workers that train. To be collected on the event loop.
 
-    def __init__(self, free: asyncio.Queue[Worker]) -> None:
-        self._free = free
+    `outage` is theirs where this node sells nothing else: else `Stall` shows what keeps it from serving.
+    """
+
+    def __init__(self, free: asyncio.Queue[Worker], outage: Outage | None) -> None:
+        self._free, self._outage = free, outage
 
     def collect(self) -> Iterator[Metric]:
         yield FREE.of(self._free.qsize())
+        if self._outage is not None:
+            cause = self._outage.cause
+            yield OUTAGE.by({(cause.field,): 1} if cause is not None else {})
 
 
 def _kind(number: int) -> str:

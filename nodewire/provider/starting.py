@@ -113,7 +113,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
             stack, config, config.train, keys=keys, pool=pool, blobs=market.blobs, ledger=ledger, till=till, lnurl=lnurl
         )
         halves += [training, *([fedstr] if fedstr else [])]
-        here.append(measuring.Bench(training.free))
+        here.append(measuring.Bench(training.free, training.outage if halves[0] is training else None))
         stack.push_async_callback(training.withdraw)
         ready |= {"trains": list(config.train.families), "name": ready.get("name", training.name)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from nodewire.pay.till import Till
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.trainer import Trainer
 from nodewire.protocol.transcript import Transcript
+from nodewire.provider.outage import Check
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.kept import KeptShards
@@ -152,6 +153,7 @@ async def provider(
     patience_s: float = 20.0,
     fedstr: bool = False,
     allow_private: bool = True,
+    checks: Sequence[Check] = (),
     **changes: Any,
 ) -> AsyncIterator[Keys]:
     """A trainer that runs until the block is left; entered again, it is the same one, restarted.
@@ -212,6 +214,7 @@ async def provider(
             workers=workers,
             folder=folder,
             patience_s=patience_s,
+            checks=checks,
         )
         halves: list[Training | Fedstr] = [training]
         if fedstr:

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 from nodewire.customer.training import choosing
 from nodewire.customer.training.ads import Ads
+from nodewire.errors import NodeFailed
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import trainer
 from nodewire.protocol.trainer import Trainer
+from nodewire.provider import outage as outages
 from nodewire.provider.training import announcing
 from nodewire.provider.training.announcing import Announcing
 from tests.training import small_market
@@ -91,3 +93,27 @@ async def test_an_ad_is_renewed_before_it_ends_and_readers_see_no_change(tmp_pat
                 await asyncio.sleep(0.02)
         renewing.cancel()
         assert await ads.now() is first
+
+
+async def test_a_trainer_that_cannot_serve_says_so_and_is_listed_again_when_it_can(tmp_path, monkeypatch):
+    """It sells nothing else, so that no beat tells of it."""
+    monkeypatch.setattr(outages, "QUIET_S", 0.01)
+    monkeypatch.setattr(outages, "FIRST_S", 0.01)
+    faults = list[NodeFailed]()
+
+    async def check():
+        for fault in faults:
+            raise fault
+
+    async with (
+        small_market.opened(tmp_path) as market,
+        small_market.provider(market, "ada", checks=[check]) as ada,
+        Pool([market.relay], keys=Keys.generate()) as pool,
+    ):
+        ads = Ads(pool)
+        await until(ads, {ada.public})
+        faults.append(NodeFailed("disk", "No space left on device"))
+        await until(ads, set())
+        faults.clear()
+        await until(ads, {ada.public})
+        ads.close()

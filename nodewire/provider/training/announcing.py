@@ -1,10 +1,11 @@
-"""A trainer's ad, which lasts some minutes: published anew while its provider runs, and ended when that stops."""
+"""A trainer's ad, which lasts some minutes: published anew while its provider can serve, and ended when it cannot."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from contextlib import suppress
 
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
@@ -32,6 +33,13 @@ class Announcing:
         self._pool = pool
         self._ad = ad
         self._said_s = 0
+        self._is_paused = False
+        self._changed = asyncio.Event()
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Have `renew` take the ad back while it is paused, and publish it again after that, at once."""
+        self._is_paused = is_paused
+        self._changed.set()
 
     async def announce(self) -> None:
         """Publish the ad. Raises RelayRefused, TimedOut."""
@@ -40,7 +48,13 @@ class Announcing:
     async def renew(self) -> None:
         """Publish it again and again until cancelled."""
         while True:
-            await asyncio.sleep(AGAIN_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S):
+                    await self._changed.wait()
+            self._changed.clear()
+            if self._is_paused:
+                await self.end()
+                continue
             try:
                 await self._publish(LASTS_S, _PUBLISH_S)
             except NodewireError as error:

@@ -14,6 +14,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.pay.till import Till
 from nodewire.protocol import kinds
 from nodewire.protocol.trainer import Trainer
+from nodewire.provider.outage import disk_check, ledger_check, worker_check
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.kept import KeptShards
@@ -73,6 +74,7 @@ async def open_training(
         workers=workers,
         folder=folder,
         patience_s=config.patience_s,
+        checks=[disk_check(folder), ledger_check(ledger), worker_check(lambda: [w.revived() for w in workers])],
     )
     if not train.fedstr:
         return training, None, workers
@@ -89,6 +91,7 @@ async def open_training(
         patience_s=config.patience_s,
         servers=config.blossom,
         allow_private=train.private_endpoints,
+        outage=training.outage,
     )
     return training, fedstr, workers
 

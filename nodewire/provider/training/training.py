@@ -10,7 +10,8 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodewire.errors import BadInput, Busy, NodewireError, PaymentRequired, WorkerFailed
+from nodewire.errors import BadInput, Busy, NodeFailed, NodewireError, PaymentRequired, WorkerFailed
+from nodewire.job_task_group import typed_fault
 from nodewire.kind import Worker
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
@@ -25,7 +26,9 @@ from nodewire.protocol import round as rounds
 from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.round import BALANCE, RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
+from nodewire.provider.admission import feedback_for
 from nodewire.provider.figures import Figures
+from nodewire.provider.outage import Check, Outage
 from nodewire.provider.training import arrivals
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
 from nodewire.provider.training.announcing import Announcing
@@ -69,7 +72,9 @@ class Training:
         workers: Sequence[Worker],
         folder: Path,
         patience_s: float,
+        checks: Sequence[Check] = (),
     ) -> None:
+        """`checks` find whether this node can serve (`provider.outage`)."""
         self._keys = keys
         self._pool = pool
         self._blobs = BoundedBlobs(blobs, folder / "blobs.db", CACHED_TIMES * ad.concurrency * ad.most_bytes)
@@ -85,6 +90,7 @@ class Training:
         self._made = MadeResults(folder / "made")
         self._patience_s = patience_s
         self._announcing = Announcing(keys, pool, ad)
+        self.outage = Outage(checks, lambda: self._announcing.pause(is_paused=self.outage.cause is not None))
         self._arrivals = Arrivals()
         self._runs: dict[str, ShardRun | OuterRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,13 +116,14 @@ class Training:
     async def run(self) -> None:
         """Announce, then serve until cancelled."""
         await self._announcing.announce()
-        renewing = asyncio.create_task(self._announcing.renew())
+        beside = [asyncio.create_task(work()) for work in (self._announcing.renew, self.outage.run)]
         try:
             self._go_on()
             while await self._listen():
                 log.warning("the clock was set")
         finally:
-            renewing.cancel()
+            for task in beside:
+                task.cancel()
 
     async def withdraw(self) -> None:
         """Take the ad back. To be called when `run` was cancelled, while the relays are still connected."""
@@ -223,6 +230,7 @@ class Training:
         self, event: Event, request: RoundRequest | OuterRequest, ticket: RoundTicket | OuterTicket
     ) -> None:
         try:
+            self.outage.check_admission()
             job = self._checked(request, ticket)
             if isinstance(job, Admitted):
                 self._carried.begun(job)
@@ -244,6 +252,7 @@ class Training:
             if worker is not None:
                 self._slots.free.put_nowait(worker)
             await self._tell(request.id, request.customer, request.kind, Busy("disk", "cannot be written"))
+            self.outage.note(NodeFailed("disk", "cannot be written"))
             raise
         await self._run(job, worker)
 
@@ -274,9 +283,11 @@ class Training:
                     self.figures.steps += job.assigned.steps if isinstance(job, Admitted) else 0
                 await run.balance()
         except NodewireError as error:
+            self.outage.note(error)
             log.warning("round %s ended: %s", request.id[:8], error)
-        except Exception:
-            log.exception("round %s ended by a fault of this software", request.id[:8])
+        except Exception as raised:
+            self.outage.note(typed_fault(raised))
+            log.exception("round %s ended by a fault of this machine", request.id[:8])
         else:
             log.info(
                 "round %d of %s served: %s, %.3f sat earned",
@@ -355,10 +366,8 @@ class Training:
             self._refusing -= 1
 
     async def _tell(self, request: str, customer: str, kind: int, error: NodewireError) -> None:
-        status: feedback.Status = "busy" if error.code == "busy" else "error"
-        said = feedback.build(
-            self._keys, request, customer, status, created_at=int(time.time()), text=error.code, kind=kind
-        )
+        status, text = feedback_for(error)
+        said = feedback.build(self._keys, request, customer, status, created_at=int(time.time()), text=text, kind=kind)
         try:
             await self._publish(said)
         except NodewireError as failure:

@@ -19,10 +19,12 @@ from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.till import Till
-from nodewire.protocol import fedstr, feedback, kinds
+from nodewire.protocol import fedstr, kinds
 from nodewire.protocol.fedstr import Asked, Source
 from nodewire.protocol.trainer import Trainer
+from nodewire.provider.admission import feedback_for
 from nodewire.provider.figures import Figures
+from nodewire.provider.outage import Outage
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.fedstr.admission import FedstrAdmission
@@ -64,6 +66,7 @@ class Fedstr:
         servers: tuple[str, ...],
         allow_private: bool,
         fetch_s: float = 120.0,
+        outage: Outage | None = None,
     ) -> None:
         self._keys = keys
         self._pool = pool
@@ -86,6 +89,7 @@ class Fedstr:
         self._servers = servers
         self._allow_private = allow_private
         self._fetch_s = fetch_s
+        self._outage = outage
         self.figures = Figures()
         self._runs: dict[str, FedstrRun] = {}
         self._known: dict[str, Source] = {}
@@ -126,6 +130,8 @@ class Fedstr:
     async def _serve(self, event: Event, *, again: bool) -> None:
         """A request from its first look to its balance. `again`: it was under way when this provider died."""
         try:
+            if self._outage is not None and not again:
+                self._outage.check_admission()
             asked = fedstr.parse(event, self._keys) if again else self._admission.glance(event, time.time())
             run, worker = await self._begun(asked, again=again)
         except NodewireError as error:
@@ -247,12 +253,10 @@ class Fedstr:
             raise Busy("concurrency", "all workers are training") from error
 
     async def _tell(self, event: Event, error: NodewireError) -> None:
-        status: feedback.Status = "busy" if error.code == "busy" else "error"
+        status, text = feedback_for(error)
         try:
             await self._publish(
-                fedstr.feedback(
-                    self._keys, event.id, event.pubkey, status, created_at=int(time.time()), text=error.code
-                )
+                fedstr.feedback(self._keys, event.id, event.pubkey, status, created_at=int(time.time()), text=text)
             )
         except NodewireError as failure:
             log.warning("feedback: %s", failure)
