@@ -23,6 +23,7 @@ from nodewire.llm.split import BLOCK
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.protocol.frame import Frame
+from nodewire.text.stream import TextStream
 from nodewire.weights.tensorfile import Stored
 
 _SESSION = "alone"
@@ -74,11 +75,12 @@ class Alone:
                 "tensors": _table(layers),
             }
         )
-        spoken = Tokenizer(checkpoint.tokenizer)
-        drafters = Draft(draft, driver, checkpoint.tokenizer).load(spoken, where) if draft is not None else None
+        tokenizer = Tokenizer(checkpoint.tokenizer)
+        drafters = Draft(draft, driver, checkpoint.tokenizer).load(tokenizer, where) if draft is not None else None
         self.turns = 0
         """How many frames the layers have computed."""
-        self._driver = Driver(driver, filler(ends), spoken, where, drafters)
+        self._tokenizer = tokenizer
+        self._driver = Driver(driver, filler(ends), tokenizer, where, drafters)
         self._stage = Stage(stage, filler(layers), where)
 
     def steps(
@@ -91,6 +93,7 @@ class Alone:
             BadInput, TooLarge, Unsupported: the prompt or a parameter cannot be used.
         """
         self._driver.open(_SESSION, params)
+        stream = TextStream(self._tokenizer, params.get("stop", ()))
         try:
             self._stage.open(_SESSION, {})
             onward = deque[Frame[Any]]()
@@ -102,7 +105,8 @@ class Alone:
                         continue
                     if isinstance(said := out.meta.get("logprobs"), str):
                         told(said)
-                    yield int(out.tensors[0][0]), str(out.meta["text"])
+                    token, reason = int(out.tensors[0][0]), out.meta.get("reason")
+                    yield token, spoken(stream, token, reason)
                     if out.meta["end"]:
                         return
                 self.turns += 1
@@ -111,6 +115,12 @@ class Alone:
         finally:
             self._driver.close(_SESSION)
             self._stage.close(_SESSION)
+
+
+def spoken(stream: TextStream, token: int, reason: object) -> str:
+    """The text that a driver's `token` makes known; `reason` is why it is the last, or None."""
+    text = stream.push(token) if reason != "eos" else ""
+    return text if reason is None or stream.stopped else text + stream.flush()
 
 
 def _common(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -44,7 +44,7 @@ MakeDrafters = Callable[[Sampler], Sequence[Drafter[Any]]]
 class _Session:
     sampling: Sampling
     sampler: Sampler
-    text: TextStream
+    text: TextStream | None  # read for stop strings; None where there are none
     router: Router | None  # None where nothing is guessed
     pages: int  # that it takes
     flight: Flight | None = None  # None until the prompt came
@@ -102,7 +102,7 @@ class Driver:
         opening.check(session, self._sessions)
         ends = frozenset(self.program.config.eos_token_id)
         router = Router(self._make_drafters(sampler), ends, self._clock_ns) if sampling.lookahead > 1 else None
-        text = TextStream(self._tokenizer, sampling.stop)
+        text = TextStream(self._tokenizer, sampling.stop) if sampling.stop else None
         pages = self._room.take(sampling.positions)
         self._sessions[session] = _Session(sampling, sampler, text, router, pages)
 
@@ -158,7 +158,8 @@ class Driver:
         self._check_ids(history)
         state.sampler.begin(ids)
         for token in history.tolist():
-            state.text.push(token)
+            if state.text is not None:
+                state.text.push(token)
             state.sampler.accept(token)
         ids = torch.cat((ids, history))
         state.prompt = n
@@ -282,9 +283,8 @@ class Driver:
     def _told(self, state: _Session, token: int, pos: int, shown: Mapping[str, str | bool]) -> Frame[Any]:
         seq = state.generated
         state.generated += 1
-        text, state.ended = self._speak(state, token, pos)
+        state.ended = self._ended(state, token, pos)
         meta: dict[str, int | str | bytes | bool | None] = {
-            "text": text,
             "pos": pos,
             "chunk": chunk_of(seq, self.program.chunk),
             "end": state.ended is not None,
@@ -307,18 +307,17 @@ class Driver:
             router.sent([one for one in sent if one.nodes])
         return [self._hidden(state, one) for one in sent]
 
-    def _speak(self, state: _Session, token: int, pos: int) -> tuple[str, Reason | None]:
-        """The text that `token` makes printable, and why the session ends with it, if it does."""
+    def _ended(self, state: _Session, token: int, pos: int) -> Reason | None:
+        """Why the session ends with `token`, if it does."""
         if token in self.program.config.eos_token_id:
-            return state.text.flush(), "eos"
-        text = state.text.push(token)
-        if state.text.stopped:
-            return text, "stop"
-        if state.sampler.ended:
-            return text + state.text.flush(), "stop"
+            return "eos"
+        if state.text is not None:
+            state.text.push(token)
+        if state.sampler.ended or (state.text is not None and state.text.stopped):
+            return "stop"
         if state.generated >= state.sampling.max_tokens or pos + 1 >= state.sampling.positions:
-            return text + state.text.flush(), "length"
-        return text, None
+            return "length"
+        return None
 
     def _hidden(self, state: _Session, sent: Sent) -> Frame[Any]:
         ids = torch.tensor([node.token for node in sent.nodes], dtype=torch.int64)

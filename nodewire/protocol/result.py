@@ -21,21 +21,17 @@ from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.schema import Count, Schema
 
 MAX_ROOTS = 512
-MAX_TEXT_BYTES = 30_000
-"""NIP-44 carries 40,960 bytes, and JSON escapes some characters."""
 
 
 class Said(Schema):
-    """What a result tells the customer alone: frames put out, compute per call (median and total), the text."""
+    """What a result tells the customer alone: frames put out, and compute per call (median and total)."""
 
-    MAX_BYTES: ClassVar[int] = 40_960
+    MAX_BYTES: ClassVar[int] = 1_024
     ERROR: ClassVar[type[BadInput]] = BadEvent
 
     v: Literal[1] = 1
     frames: Count
     compute_us: tuple[Count, Count]
-    text: str = ""
-    """Only from the driver, and only while it fits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,6 @@ class JobRun:
         """Whether this node cannot go on, and settles what it did."""
         self._frames = 0
         """Put out; what was not computed is none."""
-        self._text: list[str] = []
         self._joining: asyncio.Queue[str] = asyncio.Queue()
         self.handover: Members | None = None
         """Who takes part in handovers for this job; it is given the control documents about them."""
@@ -222,8 +221,7 @@ class JobRun:
             if (broken := self._chunks.broken or self._task_group.fault) is not None:
                 raise broken
             serving.cancel()
-            text = "".join(self._text) if self.drives else ""
-            await self._telling.result(self._settling.roots, text, self._frames, self._worker.microseconds())
+            await self._telling.result(self._settling.roots, self._frames, self._worker.microseconds())
             await self.credit.all_paid(None if self._part.generates else self._mailbox.failed)
             broke = False
             await self._telling.say("success")
@@ -312,8 +310,6 @@ class JobRun:
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         self._frames += is_computed(frame)
-        if isinstance(text := frame.meta.get("text"), str):
-            self._text.append(text)
         if self._record is None or frame.edge not in self._record.inner:  # else it may be a guess
             self._hashing.note(task, chunk, frame)
         self._chunks.produced(frame.seq)

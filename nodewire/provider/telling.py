@@ -64,11 +64,9 @@ class Telling:
         leads_here = any(one.name == edge and one.target in tasks for one in self._manifest.edges)
         return leads_here or is_driven(self._manifest, edge)
 
-    async def result(self, roots: Sequence[ChunkRoot], text: str, frames: int, compute_us: tuple[int, int]) -> None:
-        """`text`: what came, of a driver; `compute_us`: median and total of the calls."""
-        if len(text.encode()) > result.MAX_TEXT_BYTES:
-            text = ""  # the customer has it from the wire; an event cannot carry it
-        said = result.Said(frames=frames, compute_us=compute_us, text=text)
+    async def result(self, roots: Sequence[ChunkRoot], frames: int, compute_us: tuple[int, int]) -> None:
+        """`compute_us`: median and total of the calls."""
+        said = result.Said(frames=frames, compute_us=compute_us)
         ciphertext = nip44.encrypt(said.to_json(), self._conversation())
         event = result.build(
             self._keys, self._request.id, self._request.customer, roots, ciphertext, created_at=int(time.time())

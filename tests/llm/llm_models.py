@@ -11,8 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bench.tiny_decoders import byte_tokenizer
 from nodewire.kind import Limits
 from nodewire.llm.actor import load
+from nodewire.llm.alone import spoken
+from nodewire.llm.tokenizer import Tokenizer
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.manifest import CUSTOMER
+from nodewire.text.stream import TextStream
 
 PLAIN = {
     "hidden_size": 64,
@@ -64,6 +67,7 @@ class Ring:
             program = registration.blobs[task.program.sha256].read_bytes()
             weights = [registration.blobs[blob.sha256] for blob in task.weights]
             self.actors[task.name] = load(task.engine, program, weights, limits)
+        self.tokenizer = Tokenizer(registration.blobs[self.manifest.driver.weights[-1].sha256].read_bytes())
 
     def open(self, session: str, **params) -> None:
         for actor in self.actors.values():
@@ -94,7 +98,11 @@ class Ring:
         finally:
             self.close(session)
         ids = [int(i) for frame in frames for i in frame.tensors[0]]
-        return ids, "".join(frame.meta["text"] for frame in frames), frames[-1].meta["reason"]
+        stream = TextStream(self.tokenizer, params.get("stop", ()))
+        for token in history or ():
+            stream.push(token)
+        texts = [spoken(stream, token, frame.meta.get("reason")) for token, frame in zip(ids, frames, strict=True)]
+        return ids, "".join(texts), frames[-1].meta["reason"]
 
 
 def prompt_frame(prompt, history=None) -> Frame:
