@@ -1,7 +1,7 @@
-"""One flood, in a process of its own: `python -m bench.flood NAME < target.json`, which prints what it did as JSON.
+"""One flood, in a process of its own: `python -m bench.flood NAME`, which prints what it did as JSON.
 
 A flood is a function that takes a `Target` and a `Counter`, and goes on until it is cancelled. It comes from loopback
-addresses of its own, which are its origins; it is bounded in number, and ends with its time.
+addresses of its own, which are its origins; it is bounded in number, and ends with its input, or with its time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import json
 import os
 import resource
 import sys
+import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -44,24 +46,34 @@ class Target:
 Flood = Callable[[Target, Counter[str]], Awaitable[None]]
 
 
-async def flooded(name: str, target: Target) -> Counter[str]:
-    """Run a flood in another process until its time is over; what it counted."""
+@asynccontextmanager
+async def flooding(name: str, target: Target) -> AsyncIterator[Counter[str]]:
+    """A flood from another process, which has begun, until the block is left; then what it counted is there."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.flood", name, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    counts: Counter[str] = Counter()
     try:
-        out, _ = await process.communicate(json.dumps(asdict(target)).encode())
+        process.stdin.write(json.dumps(asdict(target)).encode() + b"\n")
+        await process.stdout.readline()
+        yield counts
+        process.stdin.close()
+        counts.update(json.loads(await process.stdout.read()))
+        await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    return Counter(json.loads(out))
 
 
 async def _run(flood: Flood, target: Target) -> Counter[str]:
     counts: Counter[str] = Counter()
     try:
-        async with asyncio.timeout(target.seconds):
+        async with asyncio.timeout(target.seconds) as ends:
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=_until_told, args=(loop, ends), daemon=True).start()
             await flood(target, counts)
     except TimeoutError:
         pass
@@ -69,6 +81,12 @@ async def _run(flood: Flood, target: Target) -> Counter[str]:
         counts[f"ended by {type(error).__name__}"] += 1
         print(f"flood: {type(error).__name__}: {error}", file=sys.stderr)
     return counts
+
+
+def _until_told(loop: asyncio.AbstractEventLoop, ends: asyncio.Timeout) -> None:
+    sys.stdin.read()
+    with suppress(RuntimeError):  # its time is over, too
+        loop.call_soon_threadsafe(ends.reschedule, 0.0)
 
 
 async def together(*tasks: Awaitable[None]) -> None:
@@ -84,12 +102,13 @@ def local(path: str) -> str:
 def _main() -> None:
     from bench.hostile import ARMS
 
-    said = json.load(sys.stdin)
+    said = json.loads(sys.stdin.readline())
     target = Target(**{**said, "addresses": tuple(said["addresses"])})
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16_384) if hard > 0 else 16_384, hard))
     assert Path(target.role).exists()
     os.nice(_NICE)
+    print("begun", flush=True)
     print(json.dumps(asyncio.run(_run(ARMS[sys.argv[1]].flood, target))), flush=True)
 
 

@@ -1,17 +1,42 @@
 """A market under floods: `python -m bench.hostile [--json] [--quick] [--only ARM]`.
 
 A market of public commands; beside it an honest bystander with an address of its own (loopback has many), which
-pings a provider over the wire, asks the relay, and every so often opens a new websocket and uploads a small blob. Each
-arm measures a quiet span, then one as long under a flood, which comes from another address and process.
+pings a provider over the wire, asks the relay, and every so often opens a new websocket and uploads a small blob. Where
+there is a gateway, it buys a short completion again and again.
+
+Each arm measures a quiet span and one as long under a flood, in slices by turns, so that what else the machine does is
+in both. A flood comes from another address and process, and gets the cores that nobody else wants: what counts is the
+work that it makes for others.
 
 Figures, per arm:
 - epochs: certified ones of all that ended in the span.
 - ping_ms: round trips over an open link to a provider.
 - req_ms: from a REQ to its EOSE, over an open websocket.
-- turned_away: new websockets and uploads of the bystander that failed.
+- turned_away: new websockets, uploads and completions of the bystander that failed.
+- chat_ms: from a completion's request to its end.
 - flood: what the flood did; that it struck is an acceptance line, too.
 
-An arm is one line in `ARMS` and a function in a module beside this one (`bench.flood`).
+An arm is one line in `ARMS` and a function in a module beside this one (`bench.flood`). Each way of attack that was
+known has an arm here, or a test:
+
+| attack | arm or test |
+|---|---|
+| trickled uploads that hold all slots, until a committee stops | trickled_uploads |
+| idle websockets that fill a relay | idle_websockets |
+| answers and blobs that nobody reads | slow_readers |
+| COUNTs that starve the queries of others | count_loop |
+| wrong signatures; events as large as may be | bad_signatures, big_events |
+| ads and beats of keys without a bond | strangers_beats |
+| FILLER, and DATA for unknown jobs | wire_filler, wire_filler_bytes, wire_unknown_jobs |
+| documents that take long to read | wire_documents |
+| handshakes, half ones, links that say nothing | wire_handshakes, wire_half_open, wire_links |
+| completions by the hundred | gateway_requests |
+| slowloris; streams that nobody reads | gateway_connections, gateway_unread |
+| zap requests for jobs that never were | lnurl_callbacks |
+| HTTP that is malformed | tests/attacks/test_malformed_http.py, tests/pay/test_lnurl.py |
+| free Sybils, bonded or not | tests/attacks/test_claims_and_free_keys.py |
+| hostile templates; a lying oracle | test_hostile_templates.py, test_withheld_beacons.py |
+| an upload that is redirected | tests/store/test_store_blobs.py |
 """
 
 from __future__ import annotations
@@ -33,8 +58,8 @@ import aiohttp
 import orjson
 from websockets.asyncio.client import ClientConnection, connect
 
-from bench import flood_relay, flood_wire
-from bench.flood import Flood, Target, flooded
+from bench import flood_http, flood_relay, flood_wire
+from bench.flood import Flood, Target, flooding
 from bench.report import Report, percentile, run, spread
 from nodewire.nostr import nipb7
 from nodewire.nostr.keys import Keys
@@ -50,8 +75,10 @@ PROVIDERS = 4
 EPOCH_S = 3.0
 """Relay, oracles, providers, bystander and flood share this machine's cores."""
 SPAN_S, QUICK_SPAN_S = 45.0, 12.0
+SLICES = 3
+"""Of each span, quiet and flooded by turns."""
 BYSTANDER = "127.0.0.2"
-PING_S, REQ_S, VISIT_S = 0.05, 0.1, 1.0
+PING_S, REQ_S, VISIT_S, CHAT_S = 0.05, 0.1, 1.0, 1.0
 CERTIFIED, PING_MS, SLOWER = 0.95, 50.0, 10.0
 _SETTLING_EPOCHS = 3
 
@@ -81,17 +108,21 @@ ARMS = {
     "wire_links": Arm(flood_wire.wire_links, "linked"),
     "wire_handshakes": Arm(flood_wire.wire_handshakes, "linked"),
     "wire_half_open": Arm(flood_wire.wire_half_open, "sent"),
+    "gateway_requests": Arm(flood_http.gateway_requests, "sent", flood_http.gateway),
+    "gateway_connections": Arm(flood_http.gateway_connections, "sent", flood_http.gateway),
+    "gateway_unread": Arm(flood_http.gateway_unread, "sent", flood_http.gateway),
+    "lnurl_callbacks": Arm(flood_http.lnurl_callbacks, "sent", flood_http.lnurl),
 }
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the bystander saw in a span."""
+    """What the bystander saw, in slices of a span that each began and ended at a Unix time."""
 
-    began_s: float = field(default_factory=time.time)
-    ended_s: float = 0.0
+    slices_s: list[tuple[float, float]] = field(default_factory=list)
     ping_ms: list[float] = field(default_factory=list)
     req_ms: list[float] = field(default_factory=list)
+    chat_ms: list[float] = field(default_factory=list)
     visits: int = 0
     turned_away: Counter[str] = field(default_factory=Counter)
 
@@ -99,8 +130,9 @@ class Seen:
 class Bystander:
     """An honest node with a link to a provider and a websocket to the relay. Use as `async with`."""
 
-    def __init__(self, relay: str, blossom: str, provider: str, addresses: tuple[str, ...]) -> None:
-        self._relay, self._blossom, self._provider, self._addresses = relay, blossom, provider, addresses
+    def __init__(self, target: Target) -> None:
+        self._relay, self._blossom, self._gateway = target.relay, target.blossom, target.extra.get("gateway")
+        self._provider, self._addresses = target.provider, target.addresses
         self._keys = Keys.generate()
         self._node = Node(self._keys)
         self._stack = AsyncExitStack()
@@ -112,21 +144,20 @@ class Bystander:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def look(self, seconds: float) -> Seen:
+    async def look(self, seconds: float, seen: Seen) -> None:
         """Measure for so long."""
-        seen = Seen()
-        looking = [
-            asyncio.create_task(self._again(act, pause_s, seen))
-            for act, pause_s in ((self._ping, PING_S), (self._ask, REQ_S), (self._visit, VISIT_S))
-        ]
+        acts = [(self._ping, PING_S), (self._ask, REQ_S), (self._visit, VISIT_S)]
+        if self._gateway is not None:
+            acts.append((self._buy, CHAT_S))
+        began_s = time.time()
+        looking = [asyncio.create_task(self._again(act, pause_s, seen)) for act, pause_s in acts]
         done, pending = await asyncio.wait(looking, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        seen.ended_s = time.time()
+        seen.slices_s.append((began_s, time.time()))
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         for task in done:
             task.result()
-        return seen
 
     async def _again(self, act: Callable[[Seen, AsyncExitStack], Awaitable[None]], pause_s: float, seen: Seen) -> None:
         async with AsyncExitStack() as stack:
@@ -180,6 +211,20 @@ class Bystander:
         except Exception as error:
             seen.turned_away[f"upload: {type(error).__name__}"] += 1
 
+    async def _buy(self, seen: Seen, _: AsyncExitStack) -> None:
+        began = time.perf_counter()
+        try:
+            connector = aiohttp.TCPConnector(local_addr=(BYSTANDER, 0))
+            async with asyncio.timeout(60), aiohttp.ClientSession(connector=connector) as http:
+                url, asked = f"{str(self._gateway).rstrip('/')}/v1/completions", flood_http.completion(4)
+                async with http.post(url, json=asked) as answer:
+                    await answer.read()
+                    if answer.status != 200:
+                        seen.turned_away[f"completion: {answer.status} {(await answer.text())[:80]}"] += 1
+        except Exception as error:
+            seen.turned_away[f"completion: {type(error).__name__}"] += 1
+        seen.chat_ms.append((time.perf_counter() - began) * 1_000)
+
     def _dial(self) -> connect:
         return connect(self._relay, compression=None, open_timeout=20, local_addr=(BYSTANDER, 0))
 
@@ -209,26 +254,24 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
                 extra = {} if prepare is None else await prepare(market)
                 manifest = str(market.models["pycoder"]["address"])
                 target = Target(
-                    market.relay, market.blossom, provider, addresses, manifest, str(hostile), span_s + 2.0, extra
+                    market.relay, market.blossom, provider, addresses, manifest, str(hostile), 10 * span_s, extra
                 )
-                async with Bystander(market.relay, market.blossom, provider, addresses) as bystander:
+                async with Bystander(target) as bystander:
                     await _measured(report, market, bystander, name, target, span_s)
 
 
 async def _measured(
     report: Report, market: Market, bystander: Bystander, name: str, target: Target, span_s: float
 ) -> None:
-    await bystander.look(1.0)  # links are made
-    say(f"{name}: {span_s:.0f} s without the flood")
-    quiet = await bystander.look(span_s)
-    say(f"{name}: {span_s:.0f} s under it")
-    flooding = asyncio.create_task(flooded(name, target))
-    await asyncio.sleep(2.0)  # it begins
-    try:
-        under = await bystander.look(span_s)
-    finally:
-        counts = await flooding
-    await asyncio.sleep(_SETTLING_EPOCHS * market.epoch_s)
+    await bystander.look(1.0, Seen())  # links are made
+    quiet, under, counts = Seen(), Seen(), Counter[str]()
+    for number in range(SLICES):
+        say(f"{name}: slice {number + 1} of {SLICES}")
+        await bystander.look(span_s / SLICES, quiet)
+        async with flooding(name, target) as counted:
+            await bystander.look(span_s / SLICES, under)
+        counts += counted
+        await asyncio.sleep(_SETTLING_EPOCHS * market.epoch_s)
     arm: dict[str, Any] = {"flood": dict(counts)}
     for when, seen in (("quiet", quiet), ("flooded", under)):
         certified, all_ = await _epochs(market, seen)
@@ -236,6 +279,7 @@ async def _measured(
             "epochs": {"certified": certified, "of": all_},
             "ping_ms": {**spread(seen.ping_ms), "p99": percentile(seen.ping_ms, 99)},
             "req_ms": {**spread(seen.req_ms), "p99": percentile(seen.req_ms, 99)},
+            "chat_ms": spread(seen.chat_ms) if seen.chat_ms else {},
             "visits": seen.visits,
             "turned_away": dict(seen.turned_away),
         }
@@ -247,15 +291,17 @@ async def _measured(
     report.line(f"{name}: ping p99, ms", percentile(under.ping_ms, 99), "<=", PING_MS)
     report.line(f"{name}: REQ p99 over quiet", p99 / quiet_p99 if p99 and quiet_p99 else None, "<=", SLOWER)
     report.line(f"{name}: bystander turned away", sum(under.turned_away.values()), "==", 0)
+    if under.chat_ms:
+        report.line(f"{name}: requests reset", counts["reset"] + counts["503 without Retry-After"], "==", 0)
     say(f"{name}: {epochs}, REQ p99 {p99} ms, quiet {quiet_p99} ms, {dict(counts)}, {dict(under.turned_away)}")
 
 
 async def _epochs(market: Market, seen: Seen) -> tuple[int, int]:
     """Of the epochs that ended in a span, those that were certified; and all of them."""
-    first, last = (market.epoch_at(at_s) for at_s in (seen.began_s, seen.ended_s))
-    events = await market.events(Filter(kinds=frozenset({kinds.CERTIFICATE}), since=int(seen.began_s) - 1))
-    certified = {certificate.parse(event).body.epoch for event in events}
-    return len(certified & set(range(first, last))), last - first
+    ended = {e for began_s, end_s in seen.slices_s for e in range(market.epoch_at(began_s), market.epoch_at(end_s))}
+    since_s = int(seen.slices_s[0][0]) - 1
+    events = await market.events(Filter(kinds=frozenset({kinds.CERTIFICATE}), since=since_s))
+    return len({certificate.parse(event).body.epoch for event in events} & ended), len(ended)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

@@ -37,13 +37,16 @@ class Budget:
         """The amount that `origin` may take at once. Below 0 the origin is in debt."""
         return self._now(origin) if self._per_s else float("inf")
 
+    def debt_s(self, origin: str) -> float:
+        """The seconds until `origin` has paid all that was charged."""
+        return max(0.0, -self.left(origin) / self._per_s) if self._per_s else 0.0
+
     def charge(self, origin: str, amount: float) -> float:
         """Take `amount`, which may make a debt; the seconds until `origin` has paid all of it."""
         if not self._per_s:
             return 0.0
-        left = self._now(origin) - amount
-        self._set(origin, left)
-        return max(0.0, -left / self._per_s)
+        self._set(origin, self._now(origin) - amount)
+        return self.debt_s(origin)
 
     def _now(self, origin: str) -> float:
         now_s = self._clock()

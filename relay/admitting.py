@@ -26,7 +26,8 @@ _UNSENT_BYTES = 262_144
 class Door:
     """Hand it every connection by `guest`, and every request by `middleware`.
 
-    A connection of an address that is in debt (`work`) is ended before anything is made for it.
+    A connection of an address that is deep in debt (`work`) is ended before anything is made for it: a crowd behind one
+    address, a market's 256 nodes say, waits for its turns, and no more wait than the debt has room for.
     """
 
     def __init__(self, limits: Limits, work: Budget, counts: Counts) -> None:
@@ -41,7 +42,7 @@ class Door:
 
     def admits(self, address: str) -> bool:
         origin = origin_of(address)
-        if self._work.left(origin) < 0:
+        if self._work.debt_s(origin) > working.LONGEST_S:
             self._counts.turned_away += 1
             return False
         self._work.charge(origin, working.ACCEPT)

@@ -23,7 +23,7 @@ _DELIVERIES = 10
 _STORED = 0.3
 _SENT_BYTES = 65_536
 _DOWNLOADED_BYTES = 262_144
-_LONGEST_S = 10.0
+LONGEST_S = 10.0
 """A client that is not read for longer would miss the relay's ping."""
 
 
@@ -54,7 +54,7 @@ def of_deliveries(count: int) -> float:
 
 async def pay(budget: Budget, origin: str, amount: float, counts: Counts) -> None:
     """Charge `origin`, and wait until it is out of debt."""
-    debt_s = min(budget.charge(origin, amount), _LONGEST_S)
+    debt_s = min(budget.charge(origin, amount), LONGEST_S)
     if debt_s:
         counts.waited_s += debt_s
         await asyncio.sleep(debt_s)

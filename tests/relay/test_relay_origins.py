@@ -292,6 +292,19 @@ async def test_quotas_on_disk_hold_for_one_key_and_for_all_and_what_makes_room_i
         assert (await client.publish(note(content="4" + "x" * 4_000)))[0]
 
 
+async def test_256_nodes_behind_one_address_connect_at_once_and_all_are_heard(running):
+    """Those beyond the first hundred were reset."""
+    async with running() as relay:
+
+        async def node(number):
+            async with connect(relay.url, compression=None, open_timeout=60) as socket:
+                client = Talk(socket)
+                return (await client.publish(note(Keys.generate(), content=str(number))))[0]
+
+        assert all(await asyncio.gather(*map(node, range(256))))
+        assert not relay.counts.turned_away
+
+
 async def test_an_address_in_debt_opens_no_connection_and_another_does(running):
     async with running(limits=Limits(work_per_s=0.001, work_burst=200)) as relay:
         with pytest.raises((OSError, InvalidHandshake, EOFError)):
