@@ -112,3 +112,15 @@ def test_a_node_that_lies_about_itself_gets_at_most_twice_its_share(nodes, lie):
     liar, snapshot = _market(nodes, LIES[lie])
     places = [task.provider == liar for plan in _plans(snapshot, 400) for task in plan.tasks]
     assert 0.3 / nodes < sum(places) / len(places) <= 2 / nodes
+
+
+def test_a_slow_node_that_claims_what_others_do_gets_their_share_and_no_more():
+    """Nobody measures how fast a node computes. A tenth of the others' speed, told, costs it nine places of ten."""
+    nodes = 30
+    share = {}
+    for us in (HONEST_US, 10 * HONEST_US):
+        liar, snapshot = _market(nodes, {"us": us})
+        places = [task.provider == liar for plan in _plans(snapshot, 400) for task in plan.tasks]
+        share[us] = sum(places) / len(places) * nodes
+    assert 0.5 < share[HONEST_US] <= 1.5
+    assert share[10 * HONEST_US] < 0.3

@@ -251,6 +251,21 @@ class RunningMarket:
             await wallet.close()
         return held
 
+    async def came_in_msat(self, name: str) -> int:
+        """What came in for dues of a role's ledger, by the network's own word. Bonds and verdicts are no dues."""
+        role = self._role(name)
+        ledger, wallet = self.ledger(name), SimWallet.from_file(role.wallet.url, role.wallet.token_file)
+        total_msat, after = 0, 0
+        try:
+            while events := (await wallet.ask("GET", f"/v1/events?after={after}&limit=100&wait_s=0"))["events"]:
+                after = int(events[-1]["cursor"])
+                came = [one for one in events if (one["event"], one["direction"]) == ("settled", "in")]
+                total_msat += sum(int(one["amount_msat"]) for one in came if ledger.quote(one["payment_hash"]))
+        finally:
+            await wallet.close()
+            ledger.close()
+        return total_msat
+
     def ledger(self, name: str) -> Ledger:
         return Ledger(self._role(name).ledger)
 

@@ -27,14 +27,17 @@ async def refusal(market: RunningMarket, name: str) -> NodewireError:
     return refused.value
 
 
-async def test_a_wallet_that_cannot_pay_a_chunk_is_told_with_both_amounts(market):
-    await market.customer_config("poor", sats=1)
-    error = await refusal(market, "poor")
+@pytest.mark.parametrize("sats", [0, 1])
+async def test_a_wallet_that_cannot_pay_a_chunk_is_told_with_both_amounts(market, sats):
+    name = f"poor-{sats}"
+    await market.customer_config(name, sats=sats)
+    error = await refusal(market, name)
     assert isinstance(error, PaymentFailed) and error.field == "balance"
-    assert re.search(r"costs \d+\.?\d* sat or more, the wallet holds 1 sat", error.reason)
-    config = ["--config", str(market.config_of("poor"))]
+    assert re.search(rf"costs \d+\.?\d* sat or more, the wallet holds {sats} sat", error.reason)
+    config = ["--config", str(market.config_of(name))]
     done = await asyncio.to_thread(market.run, "embed", "a cat", "--model", market.encoder["address"], *config)
-    assert done.returncode and b"the wallet holds 1 sat" in b" ".join((done.stdout + done.stderr).split())
+    said = b" ".join((done.stdout + done.stderr).split())
+    assert done.returncode and f"the wallet holds {sats} sat".encode() in said
 
 
 async def test_a_wallet_with_another_token_is_told(market):

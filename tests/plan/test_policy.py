@@ -106,6 +106,17 @@ def test_a_share_pays_for_jobs_up_to_a_length_that_the_policy_tells():
     assert VerifierPay(share=SHIPPED_PAY.share_min(512)).units_max() == 512
 
 
+def test_long_contexts_take_a_higher_share_and_fewer_samples_of_them_would_let_cheats_pay():
+    assert SHIPPED_PAY.share_min(128) == pytest.approx(0.35, abs=0.005)
+    assert SHIPPED_PAY.share_min(512) == pytest.approx(1.24, abs=0.005)
+
+    def is_secure(units):
+        """At a rate that falls as a sample's pay grows, so that each chunk costs its verifiers the same."""
+        return Policy(rate=SHIPPED.rate / SHIPPED_PAY.paid(units), stake=SHIPPED.stake).is_secure()
+
+    assert is_secure(43) and not is_secure(44)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 10**10), st.integers(1, 4_096), st.integers(1, 1_000_000))
 def test_what_passes_bring_is_less_than_the_shares_that_were_paid_for_them(price_msat, eighths, share_ppm):
