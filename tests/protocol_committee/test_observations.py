@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nodewire.errors import BadEvent, BadInput, NotAllowed
+from nodewire.errors import BadEvent, BadInput
 from nodewire.protocol import beat, canonical, observation, snapshot
 from nodewire.protocol.beat import Beat
-from nodewire.protocol.observation import MAX_OBSERVED, SEEN_EPOCHS, Observation, Seen, check_drawn, is_drawn
+from nodewire.protocol.observation import MAX_OBSERVED, SEEN_EPOCHS, Observation, Seen, is_drawn
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, rederived
 
 COMMITTEE, _ = committee(1, bond_holders=(HOLDER.public,))
@@ -85,14 +85,7 @@ def test_draws_fall_on_a_node_about_four_times_an_epoch_in_proportion_to_bonds()
     assert is_drawn(bodies[0], digest("x"), digest("x"), 1, 1) is False
 
 
-def test_who_was_not_drawn_and_a_node_itself_are_refused_by_name():
-    one = Observation(node=digest("x"), rtt_us=5)
-    check_drawn(digest("body"), digest("o"), [one], 1, 4)
-    with pytest.raises(NotAllowed) as refused:
-        check_drawn(digest("body"), digest("o"), [one], 0, 4)
-    assert refused.value.field == "observed"
-    with pytest.raises(NotAllowed, match="itself"):
-        check_drawn(digest("body"), digest("x"), [one], 4, 4)
+def test_a_beat_about_its_own_node_is_refused_by_name():
     own = OBSERVERS[0]
     with pytest.raises(BadEvent, match="itself") as error:
         beat.parse(own.beat(EPOCH, observed=(Observation(node=own.keys.public, rtt_us=5),)))
