@@ -34,7 +34,7 @@ async def gateway(market: Market) -> dict[str, str]:
         lines += [f'[[models]]\nname = "{MODEL}"\nmanifest = {json.dumps(market.models["pycoder"]["address"])}']
         (config.parent / "gateway.toml").write_text("\n".join(lines) + "\n")
         ready = await market.daemon("gateway", "gateway", "--config", str(config.parent / "gateway.toml"))
-        _gateways[id(market)] = ready["url"]
+        _gateways[id(market)] = ready["url"].removesuffix("/v1")
     return {"gateway": _gateways[id(market)]}
 
 
@@ -143,7 +143,7 @@ async def lnurl_callbacks(target: Target, counts: Counter[str]) -> None:
 
 
 def _completions(target: Target) -> str:
-    return target.extra["gateway"].rstrip("/") + "/v1/completions"
+    return f"{target.extra['gateway']}/v1/completions"
 
 
 def _session() -> aiohttp.ClientSession:

@@ -216,7 +216,7 @@ class Bystander:
         try:
             connector = aiohttp.TCPConnector(local_addr=(BYSTANDER, 0))
             async with asyncio.timeout(60), aiohttp.ClientSession(connector=connector) as http:
-                url, asked = f"{str(self._gateway).rstrip('/')}/v1/completions", flood_http.completion(4)
+                url, asked = f"{self._gateway}/v1/completions", flood_http.completion(4)
                 async with http.post(url, json=asked) as answer:
                     await answer.read()
                     if answer.status != 200:

@@ -18,15 +18,18 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from nodewire.budget import Budget
 from nodewire.errors import BadConfig
 from nodewire.listen_address import named_by
-from nodewire.strangers import Strangers
+from nodewire.strangers import Strangers, origin_of
 
 RETRY_S = 2
 """After which a client that was told to come later does well to ask again."""
 _FAREWELL_S = 2.0
 _LEAVING = 1_024  # connections that are given that, of one server
 _BACKLOG = 1_024
+ACCEPTS_PER_S, ACCEPTS_BURST = 200.0, 4_096.0
+"""Connections of one address; those beyond are reset before anything is made for them."""
 
 
 def listening_socket(field: str, address: str) -> socket.socket:
@@ -83,7 +86,8 @@ async def serving(
     await runner.setup()
     server = runner.server
     assert server is not None
-    door = _Door(Strangers(most), Strangers(_LEAVING), here, each_s, first_s or each_s, _refusing(refusal))
+    accepts = Budget(ACCEPTS_PER_S, ACCEPTS_BURST, asyncio.get_running_loop().time)
+    door = _Door(Strangers(most), Strangers(_LEAVING), accepts, here, each_s, first_s or each_s, _refusing(refusal))
     listener = await asyncio.get_running_loop().create_server(
         lambda: _Guest(server(), door), sock=listening, backlog=_BACKLOG
     )
@@ -129,6 +133,7 @@ class _Door:
     strangers: Strangers[_Guest]
     leaving: Strangers[_Guest]
     """Those that were told to come later, and have yet to read it."""
+    accepts: Budget
     here: dict[asyncio.Protocol, _Guest]
     each_s: float
     first_s: float
@@ -149,6 +154,10 @@ class _Guest(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert self._inner is not None
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        if not self._door.accepts.take(origin_of(self._address)):
+            self._inner = None
+            self._transport.abort()
+            return
         self._door.here[self._inner] = self
         self._began_s = asyncio.get_running_loop().time()
         self._end_in(self._door.first_s)

@@ -6,6 +6,7 @@ till's affair (`zaps.Till.quote`); this is its HTTP form.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,7 @@ import orjson
 from aiohttp import web
 
 from nodewire import guests
+from nodewire.budget import Budget
 from nodewire.errors import BadInput, Busy, NodewireError, TooLarge
 from nodewire.pay.invoices import MAX_MSAT, Invoice
 from nodewire.strangers import origin_of
@@ -24,6 +26,9 @@ from nodewire.strangers import origin_of
 MAX_ZAP_REQUEST_CHARS = 4_096
 MAX_CONNECTIONS = 256
 CONNECTION_S = 20.0
+REQUESTS_PER_S, REQUESTS_BURST = 20.0, 200.0
+"""Of one address. Those beyond wait for their turn: a provider's loop has heartbeats to send."""
+MOST_WAIT_S = CONNECTION_S / 2
 MAX_QUOTES_EACH = 32
 """Invoices that one address may wait for at a time: each is work for the wallet."""
 WELL_KNOWN = "/.well-known/lnurlp/"
@@ -103,11 +108,31 @@ def routes(endpoint: Endpoint) -> list[web.RouteDef]:
 @asynccontextmanager
 async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator[None]:
     """Serve `endpoint` on a bound socket, to strangers (`nodewire.guests`)."""
-    app = web.Application()
+    app = web.Application(middlewares=[_in_turn()])
     app.add_routes(routes(endpoint))
     refusal = orjson.dumps(_refusal(Busy("connections", "others need the room")))
     async with guests.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S, refusal=refusal):
         yield
+
+
+def _in_turn() -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Have a request wait until its address has paid for it, before anything of it is looked at."""
+    budget = Budget(REQUESTS_PER_S, REQUESTS_BURST, asyncio.get_running_loop().time)
+
+    @web.middleware
+    async def waited(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        origin = origin_of(request.remote or "")
+        if (1.0 - budget.left(origin)) / REQUESTS_PER_S > MOST_WAIT_S:
+            response = _json(_refusal(Busy("requests", f"{REQUESTS_PER_S:g} a second for one address")))
+            response.force_close()
+            return response
+        if debt_s := budget.charge(origin, 1.0):
+            await asyncio.sleep(debt_s)
+        return await handler(request)
+
+    return waited
 
 
 def _refusal(error: NodewireError) -> dict[str, Any]:
