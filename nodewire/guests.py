@@ -55,7 +55,7 @@ def listening_socket(field: str, address: str) -> socket.socket:
 
 
 def known(request: web.Request) -> None:
-    """Who asks has shown what it is good for: it makes room for nobody any more, and still ends with its time."""
+    """Mark the client as known: its connection makes room for no other, and still ends with its time."""
     guest = request.app[_GUESTS].get(request.protocol)
     if guest is not None:
         guest.is_known()
@@ -77,7 +77,7 @@ async def serving(
     Those that have `first_s` end after it unless they are `known` by then. `refusal` is the JSON for those that make
     room. With `cancels`, a client that hangs up has what was being made for it cancelled.
     """
-    # Nobody's unread body is waited for, and none is more than the bytes that came.
+    # An unread body is not waited for, and no body is decompressed.
     runner = web.AppRunner(
         app, access_log=None, logger=_log, lingering_time=0, auto_decompress=False, handler_cancellation=cancels
     )
@@ -113,7 +113,7 @@ async def _answered(request: web.Request, _: web.StreamResponse) -> None:
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """What a stranger sends that is no HTTP is its own fault: a word for it, and no traceback."""
+    """Bytes that are no HTTP are the stranger's fault: the log has a line for them, and no traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         whose, what = record.getMessage().rpartition(" ")[2], " ".join(error.message.split())

@@ -1,4 +1,4 @@
-"""Whose work is done next: that of the origin for which least has been done.
+"""Turns for work that waits: the next one is of the origin for which least has been done.
 
 Work is measured after it is done, in any unit. An origin that was idle starts where the busy ones stand now: idleness
 saves up nothing, and an origin that asks little goes before all that ask much. Pure.
@@ -21,7 +21,7 @@ class Turns(Generic[W]):
 
     def __init__(self) -> None:
         self.done = 0.0
-        """What has been done for this origin, on the scale of the origins beside it."""
+        """The work done for this origin, on the scale of the origins beside it."""
         self._own: deque[W] = deque()
         self._within: dict[str, Turns[W]] = {}
         self._busy: dict[str, Turns[W]] = {}

@@ -1,4 +1,4 @@
-"""What each thing that a client asks for costs, in units of about 100 microseconds of a core.
+"""The prices of a client's requests, in units of about 100 microseconds of a core.
 
 An address that has spent its budget is not refused: its next message is read when its debt is paid. So a flood costs
 the relay no more than the budget, and nobody else anything.
@@ -28,27 +28,27 @@ LONGEST_S = 10.0
 
 
 def of_message(size: int) -> float:
-    """To read a message of so many bytes, and to check and store the event in it."""
+    """The price of reading a message of so many bytes, and of checking and storing the event in it."""
     return MESSAGE + size / _BYTES
 
 
 def of_query(steps: int) -> float:
-    """For so many steps of SQLite's virtual machine."""
+    """The price of so many steps of SQLite's virtual machine."""
     return steps / _STEPS
 
 
 def of_answer(count: int, size: int) -> float:
-    """To send so many stored events, of so many characters together."""
+    """The price of sending so many stored events, of so many characters together."""
     return count * _STORED + size / _SENT_BYTES
 
 
 def of_download(nbytes: int) -> float:
-    """To read so much of a file, and hand it to the kernel."""
+    """The price of reading so much of a file, and of handing it to the kernel."""
     return nbytes / _DOWNLOADED_BYTES
 
 
 def of_deliveries(count: int) -> float:
-    """To pass an event on to so many subscriptions; its sender pays."""
+    """The price of passing an event on to so many subscriptions; its sender pays."""
     return count / _DELIVERIES
 
 

@@ -1,4 +1,4 @@
-"""The line in front of the desk: who is bought for now, and who waits for that, in turn by owner."""
+"""The line in front of the desk: the requests that are bought for now, and those that wait, in turn by owner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Line:
         return sum(map(len, self._waiting.values()))
 
     async def take(self, owner: str, at_a_time: int | None = None) -> None:
-        """Have a place, waited for.
+        """Wait for a place, and take it.
 
         Raises:
             TooMany: the owner has or waits for `at_a_time` already.
@@ -72,7 +72,7 @@ class Line:
                 turn.set_result(None)
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """End all waiting."""
         for turns in self._waiting.values():
             for turn in turns:
                 if not turn.done():

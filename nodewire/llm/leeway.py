@@ -1,8 +1,8 @@
-"""How far a token was from being the choice: whoever judges a driver excuses what its own arithmetic leaves open.
+"""How far a token was from being the choice. A judge of a driver excuses what its own arithmetic leaves open.
 
 Two honest machines make logits that differ in their last bits, and where two tokens are about as likely, one chooses
 this and the other that. The gap of a token is the least error of the logits' differences with which it is the choice.
-NIPS.md, "Judging".
+NIPS.md, "Task programs", has the formula.
 """
 
 from __future__ import annotations

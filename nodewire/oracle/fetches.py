@@ -1,4 +1,4 @@
-"""Fetches of events by id: those of one moment together, a few under way at a time, so many waiting."""
+"""Fetches of events by id: the ids of one moment go together, and the fetches and the ids that wait are bounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IDS_PER_FETCH = 256
 
 
 class Fetches:
-    """Of the ids that are `add`ed.
+    """Looks for the events whose ids are `add`ed.
 
     Args:
         fetch: looks for these ids, and raises nothing.

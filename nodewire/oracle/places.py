@@ -1,7 +1,7 @@
 """The places of nodes, which are few: bonded nodes come before strangers, strangers by the work in their ads.
 
-A node's rank is (its bond's units, most first; the id of its ad). An id is a hash, so a small one is work (NIP-13), and
-work is all that grinding it can be. When all places are taken, the last in rank goes.
+A node's rank is (its bond's units, most first; the id of its ad). An id is a hash: nothing but work makes it small
+(NIP-13). When all places are taken, the last in rank goes.
 
 A bonded node, of which a holder that the committee lists has stated a bond, has a place from its first beat on. A
 stranger waits until the ad that its beat names has come. A key that only beats never gets further: those that wait are

@@ -15,11 +15,11 @@ class Funds:
         self._balance = asyncio.ensure_future(wallet.balance_msat())
 
     async def check(self, least_msat: int) -> None:
-        """Nothing where nothing is to be paid.
+        """Check that the wallet holds so much. Where nothing is to be paid, the wallet is not waited for.
 
         Raises:
             PaymentFailed: the wallet holds less; both amounts are named.
-            LinkLost, TimedOut, NotAllowed: the wallet does not say, as it is out of reach, or the token is not its own.
+            LinkLost, TimedOut, NotAllowed: the wallet cannot be reached, or does not know the token.
         """
         if least_msat <= 0:
             return

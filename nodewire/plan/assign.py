@@ -32,15 +32,15 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
        link(a, b) = (isqrt((ax-bx)^2 + (ay-by)^2) + ah + bh) // 2 if others have found both where they say they are
                     (`is_placed`), else 50_000
    in microseconds: coordinates predict a round trip, a frame takes half of it, and links carry 12,500 bytes per ms.
-   Whoever is not placed counts as far away. Neighbouring tasks that land on one node have no link between them.
+   A node that is not placed counts as far away. Neighbouring tasks that land on one node have no link between them.
    Of the candidates that leave room under `terms.max_chunk_msat` for the cheapest candidate of every later task (the
    prices of tasks in `terms.hedge` count twice), the one drawn first is taken whose cost is at most 5/4 of the least;
    if none leaves room, or if the sum is above `terms.max_total_msat`, OverBudget. A lower price is no advantage.
 7. Standbys, once all tasks are placed. Of a task's other candidates, and its reserves, whose price is not above the
    chosen one's (a standby that takes over is paid the plan's price), again the one drawn first whose cost is at most
    5/4 of the least, its links now to all placed neighbours. First for the tasks in `terms.hedge`, in the manifest's
-   order: of those who are placed nowhere, are no hedge yet and not all that another task has left to stand by for it,
-   if there are any. Who was found so is a hedge, and stands by for nothing else.
+   order: of nodes that are placed nowhere, are no hedge yet and not all that another task has left to stand by for it,
+   if there are any. A node that was found so is a hedge, and stands by for nothing else.
 8. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
    600_000) ms; first = min(5000 + next + (sum of us) * max(context, 1) // 1000, 600_000) ms.
 9. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm, or BadPlan where the ring answers

@@ -1,8 +1,8 @@
-"""The tokens that a decoder's driver chose, held against the logits of whoever computes again. NIPS.md, "Judging".
+"""The tokens that a decoder's driver chose, held against the logits of a judge. NIPS.md, "Judging".
 
-A judge gives its own driver the tokens that the provider committed to (`token_list`). It says each that its own logits
-leave open, and else its own choice: so its leaves are the provider's, unless a token cannot be excused. It is told of a
-verifier's tokens, too, and says of which it would have excused them, all that was said before given.
+A judge gives its own driver the tokens that the provider committed to (`token_list`). The driver says each token that
+its logits leave open, and else its own choice. So its leaves are the provider's, unless a token cannot be excused. The
+driver is given a verifier's tokens, too, and marks those that it would have excused after what was said before them.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def of_frames(frames: Iterable[Frame[Array]]) -> dict[int, int]:
 
 
 def spared(manifest: Manifest, task: str, checked: Opening, mine: Opening, excused: Collection[int]) -> Opening:
-    """A verifier's opening as far as it answers for it, beside one's own, which says the provider's tokens.
+    """The part of a verifier's opening that the verifier answers for; the rest is taken from `mine`.
 
-    It chose for itself. From its first token on that is another, though excused, what it was given follows the
-    provider's token and no longer its own: so from there on it is taken to have what is right.
+    `mine` is the judge's own opening, which says the provider's tokens. The verifier chose for itself. Where its first
+    token that differs is excused, the inputs after it follow the provider's token and not the verifier's.
     """
     edge = tokens_edge(manifest, task)
     if edge is None:

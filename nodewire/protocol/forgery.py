@@ -1,7 +1,7 @@
 """A sketch that is not of the bytes whose hash stands beside it. NIPS.md, "Judging".
 
-A hash binds its author to bytes, and a sketch to nothing: whoever compares by a sketch must have recomputed it. The
-root that an author signed contradicts its own bytes then, so one such leaf convicts, and no tolerance of work is asked.
+A hash binds its author to bytes, and a sketch to nothing. So a sketch is recomputed before anything is compared by it.
+Where it is not that of the bytes, the signed root contradicts them: one such leaf convicts, and no work is compared.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ROUNDING_PPM = 50
 
 
 def forged(committed: Iterable[Leaf], true: Iterable[Leaf]) -> tuple[Leaf, ...]:
-    """The committed leaves of which a sketch is not that of their bytes, by `true`: leaves recomputed from frames.
+    """The committed leaves that have a sketch which is not that of their bytes. `true`: leaves recomputed from frames.
 
-    Nothing is said of tensors whose bytes are not among the true ones.
+    A tensor whose bytes are not among the true ones is passed over.
     """
     known = {(leaf.edge, leaf.seq): leaf for leaf in true}
     return tuple(

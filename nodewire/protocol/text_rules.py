@@ -62,7 +62,10 @@ def text_rules(program: bytes) -> TextRules:
 def text_blobs(manifest: Manifest) -> dict[str, BlobRef]:
     """The files by which a generation's text is read: the driver's program, and the tokenizer.json that it cites."""
     driver = manifest.driver
-    return {"program": driver.program, **dict(zip(("tokenizer",), driver.weights[-1:], strict=False))}
+    files = {"program": driver.program}
+    if driver.weights:
+        files["tokenizer"] = driver.weights[-1]
+    return files
 
 
 def _is_id(value: Any, below: int) -> bool:

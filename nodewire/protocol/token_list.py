@@ -1,4 +1,4 @@
-"""Tokens by number, as a driver that judges another's is told them. NIPS.md, "Judging"."""
+"""The tokens that a judge's driver is given: those of the driver that it judges, by number. NIPS.md, "Judging"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BESIDE = "beside"
 EXCUSED = "excused"
 """In a token's meta: true where the token of BESIDE is another, and excused."""
 MAX_TOKENS = 65_536
-"""Of one session that is judged: as many frames as its inputs may have."""
+"""The most of one session that is judged: as many as its inputs may have frames."""
 _NONE = 2**32 - 1
 
 

@@ -1,4 +1,4 @@
-"""What a provider computes for keys that have never paid it: bounded for each origin, and in all by work that adapts.
+"""First chunks for keys that have never paid: bounded for each origin, and in all by proof of work that adapts.
 
 A key costs nothing, so a bound per key would be none. A first chunk counts from its beginning until it is paid, or for
 ten minutes. One origin has a few of these at a time. In all there is no bound that one origin could fill: the work that
@@ -18,7 +18,7 @@ from nodewire.nostr.event import Event
 
 MOST_OF_ORIGIN = 8
 FREE_OF_WORK = 16
-"""Unpaid first chunks in all for which no more work is asked than the ad says."""
+"""With so many unpaid first chunks in all, no more work is asked than the ad says."""
 MAX_BITS = 20
 """A customer does no more for one request: about a second."""
 FORGOTTEN_S = 600.0
@@ -26,12 +26,12 @@ _MOST = 65_536
 
 
 class FreeChunks:
-    """`base_bits`: of work, that the ad asks of every request."""
+    """`base_bits`: the bits of work that the ad asks of every request."""
 
     def __init__(self, base_bits: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._base_bits, self._clock = base_bits, clock
         self._begun: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        """By job, when its first chunk began, and from where; the oldest first."""
+        """By job, when its first chunk began, and its origin; the oldest first."""
         self._of: Counter[str] = Counter()
         """By origin."""
 
@@ -43,11 +43,11 @@ class FreeChunks:
 
     @property
     def bits(self) -> int:
-        """Of work that a key that has never paid has to bring now."""
+        """The bits of work that a key has to bring now, if it has never paid."""
         return self._base_bits + (max(0, self.unpaid - 1) // FREE_OF_WORK).bit_length()
 
     def check_work(self, request: Event) -> None:
-        """Raises WorkRequired: it carries less work. Busy: nobody could bring as much."""
+        """Raises WorkRequired: the request carries less work. Busy: more work would be needed than customers do."""
         bits = self.bits
         if bits > max(MAX_BITS, self._base_bits):
             raise Busy("credit", f"{self.unpaid} first chunks are unpaid")
@@ -55,16 +55,16 @@ class FreeChunks:
             raise WorkRequired("nonce", f"{bits} bits of a key that has not paid here", bits)
 
     def begin(self, job: str, origin: str) -> None:
-        """A first chunk begins. Of an origin that is not known, or this machine's own, none is too many.
+        """A first chunk begins. An origin that is not known, and this machine itself, may have any number.
 
         Raises:
-            Busy: the origin has as many unpaid as it may have.
+            Busy: as many of the origin's are unpaid as it may have.
         """
         self._forget_old()
         if job in self._begun:
             return
         if origin and not _is_here(origin) and self._of[origin] >= MOST_OF_ORIGIN:
-            raise Busy("credit", f"{MOST_OF_ORIGIN} first chunks from there are unpaid")
+            raise Busy("credit", f"{MOST_OF_ORIGIN} first chunks of this origin are unpaid")
         self._begun[job] = (self._clock(), origin)
         self._of[origin] += 1
         if len(self._begun) > _MOST:

@@ -1,7 +1,7 @@
-"""The observer: a bonded provider dials nodes that a certified body draws it for, and its beats say what it found.
+"""The observer of a bonded provider: it dials the nodes that a certified body draws, and beats say what it found.
 
-It says nothing where it is not sure: a node that turned it away is there, and one whose addresses it may not dial, or
-that can only be met at a splice, it has not looked for.
+It says nothing where it is not sure. A node that refuses the link is there. A node that has no address which it may
+dial, or that can only be met at a splice, was not looked for.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from nodewire.wire.node import Node
 from nodewire.wire.transport import parse_address
 
 FRESH_EPOCHS = 2
-"""For so many epochs after its body's an observation is said: beats may cite the newest four."""
+"""An observation is said for so many epochs after that of its body. Beats may cite the newest four."""
 KEPT_LINKS = 32
-"""With more links than that, those that were made to observe are closed again."""
+"""Where the node has more links, those that were made to observe are closed again."""
 _HEARTBEATS = 4
 _EPOCH_S = 60.0
 log = logging.getLogger("nodewire.provider")
 
 
 class Observer:
+    """`await run()` until cancelled; `said()` is for the next beat."""
+
     def __init__(self, node: Node, market: Market, *, allow_private: bool) -> None:
         self._node = node
         self._market = market
         self._allow_private = allow_private
         self._looked = -1
-        """The epoch whose draws were seen to last."""
+        """The epoch of which the draws were observed last."""
         self._found: tuple[int, str, tuple[Observation, ...]] | None = None
 
     async def run(self) -> None:

@@ -1,6 +1,6 @@
-"""What a provider sent, as it shows it itself: the frames whose hashes it committed to, sketched anew.
+"""A provider's own frames: pulled from it, held against the hashes that it committed to, and sketched anew.
 
-Whoever shows them need not be believed, for they hash to what was committed. NIPS.md, "Judging".
+The provider need not be believed, since each frame must hash to its leaf. NIPS.md, "Judging".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns at something scarce: by rank, then by arrival, within caps that are shared under a name.
 
-A cap bounds one party's part of what all share: a key's, an address's, that of all nodes without a bond. Whoever a cap
-leaves no room for is passed over until it does, and keeps its place in line.
+A cap bounds one party's part of what all share: a key's, an address's, that of all nodes without a bond. A turn for
+which a cap leaves no room is passed over until it does, and keeps its place in line.
 """
 
 from __future__ import annotations

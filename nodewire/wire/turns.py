@@ -25,7 +25,7 @@ _all: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
 
 
 class Turns:
-    """Of one event loop."""
+    """The turns of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.perf_counter) -> None:
         self._loop = loop
@@ -38,7 +38,7 @@ class Turns:
 
     @classmethod
     def here(cls) -> Turns:
-        """Of the running loop."""
+        """The turns of the running loop."""
         loop = asyncio.get_running_loop()
         if (found := _all.get(loop)) is None:
             found = _all[loop] = cls(loop)
@@ -50,11 +50,11 @@ class Turns:
         return self._spent_s < TURN_S
 
     def end_s(self) -> float:
-        """When work that begins now has had its turn, by time.perf_counter."""
+        """The time, by time.perf_counter, at which a turn that begins now is over."""
         return self._clock() + _SLICE_S
 
     def spent(self, end_s: float) -> None:
-        """Work is done that began when its turn's end was told as `end_s`."""
+        """Count the time that work took, whose turn was to be over at `end_s`."""
         self._spent_s += self._clock() - end_s + _SLICE_S
         if self._spent_s > _NEGLIGIBLE_S and not (self._is_ending or self._is_serving):
             self._is_ending = True
@@ -116,7 +116,7 @@ class Turns:
 
 @dataclass(slots=True)
 class _Origin:
-    """What waits for a turn of one origin: what has had none, and what goes on."""
+    """The work of one origin that waits for a turn: work that has had none, and work that goes on."""
 
     first: deque[Callable[[], None]] = field(default_factory=deque)
     further: deque[Callable[[], None]] = field(default_factory=deque)
