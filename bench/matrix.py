@@ -149,7 +149,7 @@ def _row(model: Model, struck: Sequence[Key], theirs: Openings, judge: Openings,
         if excess is not None:
             excesses.append(excess)
             beside[arithmetic.outcome(excess)] += 1
-            outcome = arithmetic.judged(outcome, excess)
+            outcome = arithmetic.worse_outcome(outcome, excess)
         if outcome == "fail":
             found += 1
             is_suspect = arithmetic.is_suspect(mine.leaves, other.leaves)

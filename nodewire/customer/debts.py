@@ -13,7 +13,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.relaying import Relaying
 from nodewire.pay import lnurl
-from nodewire.pay.debts import Budget, Debt, Key
+from nodewire.pay.debts import Debt, JobBudget, Key
 from nodewire.pay.payer import Payer
 from nodewire.protocol import ad, feedback, job, kinds
 from nodewire.protocol.cached import may_be_due
@@ -43,7 +43,7 @@ class Owed:
     lnurl: str
     is_evident: bool = True
     is_broken: bool = False
-    budget: Budget | None = None
+    budget: JobBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
             if said.provider not in endpoints:
                 endpoints[said.provider] = await _endpoint(pool, said.provider)
             plan = request.plan
-            budget = Budget(plan.terms.max_total_msat, frozenset(plan.members()))
+            budget = JobBudget(plan.terms.max_total_msat, frozenset(plan.members()))
             ended = payer.has_ended(request.id)
             came = payer.came(request.id)
             broken = came is not None and said.due.chunk >= came

@@ -12,7 +12,7 @@ from itertools import count
 
 from nodewire.errors import BadInput, NodewireError, OverBudget
 from nodewire.pay import lnurl
-from nodewire.pay.debts import Budget, Debt, Key
+from nodewire.pay.debts import Debt, JobBudget, Key
 from nodewire.pay.payer import Payer
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol.ad import Ad
@@ -267,7 +267,7 @@ class JobPayments:
             fetch,
             relays=self._relays,
             lnurl=lnurl.encode(ad.lnurl),
-            budget=Budget(self._plan.terms.max_total_msat, frozenset(self._plan.members())),
+            budget=JobBudget(self._plan.terms.max_total_msat, frozenset(self._plan.members())),
         )
         paid = Paid(said, due, debt)
         async with self._changed:

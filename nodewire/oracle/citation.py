@@ -19,18 +19,20 @@ class Citation:
 
     inventories: Mapping[str, Inventory]
     is_crowded: bool
-    leaders: Inventory | None
-    """The leader's own, if it is among them."""
+    leader_inventory: Inventory | None
+    """The one of the round's leader, if it is among them."""
 
     @classmethod
     def of(cls, ids: Collection[str], is_crowded: bool, round_: Round, leader: str) -> Citation:
         found = {id_: one for id_ in ids if (one := round_.inventories[id_].inventory) is not None}
-        leaders = next((one for id_, one in found.items() if round_.inventories[id_].oracle == leader), None)
-        return cls(found, is_crowded, leaders)
+        leader_inventory = next((one for id_, one in found.items() if round_.inventories[id_].oracle == leader), None)
+        return cls(found, is_crowded, leader_inventory)
 
     def listed(self, committee: Committee) -> tuple[list[str], list[str]]:
         """The beats and the commitments that count."""
-        return _snapshot.listed(committee, list(self.inventories.values()), self.leaders if self.is_crowded else None)
+        return _snapshot.listed(
+            committee, list(self.inventories.values()), self.leader_inventory if self.is_crowded else None
+        )
 
     def judged(self, committee: Committee) -> list[Judged]:
         """What counts of verdicts, as far as it is due."""

@@ -261,12 +261,12 @@ def _choose(
         if not missing:
             round_ = replace(state.rounds[epoch], chosen=(frozenset(ids), is_crowded))
             return state.with_round(epoch, round_), ()
-        if not is_crowded and cited.leaders is not None and (is_late or len(missing) > MAX_ASKED_IDS):
+        if not is_crowded and cited.leader_inventory is not None and (is_late or len(missing) > MAX_ASKED_IDS):
             is_crowded = True
         elif not is_late or len(ids) == committee.quorum:
             return state.ask(f"missing/{epoch}", FetchEvents(tuple(sorted(missing)[:MAX_ASKED_IDS])))
         else:
-            others = {id_: one for id_, one in cited.inventories.items() if one is not cited.leaders}
+            others = {id_: one for id_, one in cited.inventories.items() if one is not cited.leader_inventory}
             ids.remove(max(others, key=lambda id_: (len(missing.intersection(others[id_].all_beats)), id_)))
 
 
@@ -343,7 +343,7 @@ def _checked(epoch: int, body: Body, state: State) -> Sliced[tuple[State, Derive
         return _refused(epoch, "inventories: two of one oracle", state), None, ()
     if len(cited.inventories) < committee.quorum:
         return _refused(epoch, "inventories: not of 2f+1 oracles", state), None, ()
-    if body.is_crowded and cited.leaders is None:
+    if body.is_crowded and cited.leader_inventory is None:
         return _refused(epoch, "is_crowded: the leader's inventory is not cited", state), None, ()
     previous, previous_digest, state, _ = _previous(epoch, state)
     if body.previous != previous_digest or isinstance(previous, str):

@@ -20,7 +20,7 @@ from nodewire.oracle.case import (
     Step,
     Unfounded,
 )
-from nodewire.protocol.arithmetic import excess_ppm, is_suspect, judged
+from nodewire.protocol.arithmetic import excess_ppm, is_suspect, worse_outcome
 from nodewire.protocol.choices import spared
 from nodewire.protocol.chunk import Opening
 from nodewire.protocol.compare import Outcome, compare
@@ -156,7 +156,7 @@ def _beside_mine(case: Case, theirs: Opening) -> Outcome:
     assert case.mine is not None
     found = _outcome(case, case.mine, theirs)
     ppm = excess_ppm(case.reference, case.mine.leaves, theirs.leaves)
-    return found if ppm is None else judged(found, ppm)
+    return found if ppm is None else worse_outcome(found, ppm)
 
 
 def _ask(case: Case, what: str, action: Action, state: State) -> Step:

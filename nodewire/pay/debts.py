@@ -31,8 +31,8 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """The most that a job may cost its providers. Verification shares stand beside it in the ledger."""
+class JobBudget:
+    """The most that a job may pay its providers. Verification shares stand beside it in the ledger."""
 
     msat: int
     payees: frozenset[str]

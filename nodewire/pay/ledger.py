@@ -15,7 +15,7 @@ from pathlib import Path
 from nodewire.database import open_versioned
 from nodewire.errors import NotAllowed, NotFound, OverBudget
 from nodewire.pay import debts, dues
-from nodewire.pay.debts import Budget, Debt, Key
+from nodewire.pay.debts import Debt, JobBudget, Key
 from nodewire.pay.dues import Due
 
 _VERSION = 3
@@ -100,7 +100,7 @@ class Ledger:
 
     # The customer's side.
 
-    def plan(self, key: Key, amount_msat: int, *, budget: Budget | None = None, lnurl: str = "") -> Debt:
+    def plan(self, key: Key, amount_msat: int, *, budget: JobBudget | None = None, lnurl: str = "") -> Debt:
         """Enter a debt, or find it as it stands. Routing fees come on top of the budget.
 
         Raises:

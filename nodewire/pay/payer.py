@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from nodewire.errors import BadInvoice, NotFound, OverBudget, PaymentFailed
 from nodewire.nostr.keys import Keys
 from nodewire.pay import debts, invoices, zaps
-from nodewire.pay.debts import Budget, Debt, Key
+from nodewire.pay.debts import Debt, JobBudget, Key
 from nodewire.pay.funds import Funds
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.lnurl import Fetch
@@ -56,7 +56,7 @@ class Payer:
         *,
         relays: tuple[str, ...],
         lnurl: str | None = None,
-        budget: Budget | None = None,
+        budget: JobBudget | None = None,
     ) -> Debt:
         """Zap `key.payee` for one chunk and return the paid debt; a chunk that is paid is not paid again.
 

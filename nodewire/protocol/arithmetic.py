@@ -23,8 +23,8 @@ from nodewire.protocol.manifest import Manifest
 _ORDER: tuple[Outcome, ...] = ("pass", "grey", "fail")
 ROUNDED = frozenset({"bfloat16", "float16"})
 """Dtypes in which a result is off by its rounding, so that a narrower one could hide."""
-FEW = 8
-"""Of fewer rows nothing is said."""
+LEAST_ROWS = 8
+"""Fewer rows say nothing of a result."""
 PASS_PPM, FAIL_PPM = 1_250_000, 1_330_000
 """An excess up to the first is honest, from the second on it is not."""
 SUSPECT_PPM = 6_500
@@ -42,7 +42,7 @@ def outcome(ppm: int) -> Outcome:
     return "pass" if ppm <= PASS_PPM else "fail" if ppm >= FAIL_PPM else "grey"
 
 
-def judged(distance: Outcome, ppm: int) -> Outcome:
+def worse_outcome(distance: Outcome, ppm: int) -> Outcome:
     """What a result is by its distance from another and by its excess: the worse of the two."""
     return max(distance, outcome(ppm), key=_ORDER.index)
 
@@ -53,16 +53,16 @@ def is_suspect(mine: Sequence[Leaf], theirs: Sequence[Leaf]) -> bool:
     `mine` and `theirs` are leaves of the same frames in the same order.
     """
     gaps = _gaps(mine, theirs)
-    return len(gaps) >= FEW and median(gaps) * MILLION > SUSPECT_PPM
+    return len(gaps) >= LEAST_ROWS and median(gaps) * MILLION > SUSPECT_PPM
 
 
 def excess_ppm(reference: Sequence[Leaf], own: Sequence[Leaf], theirs: Sequence[Leaf]) -> int | None:
-    """How much further from the reference `theirs` is than `own`, in millionths; None where nothing can be said.
+    """How much further from the reference `theirs` is than `own`, in millionths; None where the rows say nothing.
 
     All three are leaves of the same frames in the same order; the reference's tensors are float32.
     """
     far, near = _gaps(theirs, reference), _gaps(own, reference)
-    if not FEW <= len(near) == len(far):
+    if not LEAST_ROWS <= len(near) == len(far):
         return None
     noise = sum(gap * gap for gap in near)
     if not noise:

@@ -200,11 +200,11 @@ def unpacked(blob: bytes, expected: str) -> Sliced[Snapshot]:
 
 
 def listed(
-    committee: Committee, inventories: Sequence[Inventory], leaders: Inventory | None = None
+    committee: Committee, inventories: Sequence[Inventory], leader: Inventory | None = None
 ) -> tuple[list[str], list[str]]:
     """The ids of beats and of commitments that f+1 of these inventories (of distinct oracles) list, sorted.
 
-    leaders: the leader's inventory, if the body is crowded. A beat that fewer than f+1 list as a bonded node's then
+    leader: the leader's inventory, if the body is crowded. A beat that fewer than f+1 list as a bonded node's then
     counts only if the leader lists it, too: the leader holds what it lists, so no stranger keeps it from proposing.
 
     Of each that is fewer than three times what one inventory holds: 3f+1 lists give no more places than that. No cut is
@@ -216,8 +216,8 @@ def listed(
         return sorted(id_ for id_, n in count.items() if n > committee.f)
 
     beats = popular(i.all_beats for i in inventories)
-    if leaders is not None:
-        counting = {*popular(i.bonded for i in inventories), *leaders.all_beats}
+    if leader is not None:
+        counting = {*popular(i.bonded for i in inventories), *leader.all_beats}
         beats = [id_ for id_ in beats if id_ in counting]
     return beats, popular(i.commitments for i in inventories)
 

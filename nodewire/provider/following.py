@@ -51,7 +51,7 @@ _AGAIN_EPOCHS, _NEVER_EPOCHS = 30, 360
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class WindowLimits:
     """`window_bytes`: of one window; `memory_bytes`: of all that are held at a time; and what is asked for them."""
 
     window_bytes: int
@@ -73,7 +73,7 @@ class Follower:
         windows: Windows,
         held: Specializations,
         state: Path,
-        budget: Budget,
+        budget: WindowLimits,
         settings: Settings,
         clock_s: Callable[[], float] = time.time,
     ) -> None:

@@ -12,7 +12,7 @@ from nodewire.market import Market
 from nodewire.nostr.pool import Pool
 from nodewire.plan.place.follow import Settings
 from nodewire.provider.candidates import Candidates
-from nodewire.provider.following import Budget, Follower
+from nodewire.provider.following import Follower, WindowLimits
 from nodewire.provider.specializations import Specializations
 from nodewire.provider.windows import Windows
 from nodewire.store.bounded import BoundedBlobs
@@ -54,7 +54,7 @@ async def open_following(
     )
     stack.push_async_callback(windows.close)
     candidates = Candidates(market, pool, wanted.manifests, kinds.keys(), {one.digest for one in held.offered})
-    budget = Budget(
+    budget = WindowLimits(
         window_bytes=min(memory, workers),
         memory_bytes=memory,
         task_bytes=config.worker.memory,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nodewire.errors import BadConfig, BadInput, NodewireError, NotAllowed, NotFound, OverBudget
 from nodewire.pay import debts, dues
-from nodewire.pay.debts import Budget, Debt, Key
+from nodewire.pay.debts import Debt, JobBudget, Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger, Quote, Spent
 
@@ -147,14 +147,14 @@ def test_what_was_spent_is_known_by_job_and_by_payee(ledger):
 def test_a_budget_counts_what_is_paid_and_planned_and_leaves_out_fees(ledger):
     of_alice = frozenset({ALICE})
     pay(ledger, KEY, 0, 1_000, fee_msat=10)
-    ledger.plan(Key(JOB, ALICE, 1), 500, budget=Budget(1_500, of_alice))
+    ledger.plan(Key(JOB, ALICE, 1), 500, budget=JobBudget(1_500, of_alice))
     with pytest.raises(OverBudget):
-        ledger.plan(Key(JOB, ALICE, 2), 1, budget=Budget(1_500, of_alice))
-    assert ledger.plan(Key(JOB, ALICE, 1), 500, budget=Budget(0, of_alice)).amount_msat == 500
+        ledger.plan(Key(JOB, ALICE, 2), 1, budget=JobBudget(1_500, of_alice))
+    assert ledger.plan(Key(JOB, ALICE, 1), 500, budget=JobBudget(0, of_alice)).amount_msat == 500
 
 
 def test_a_budget_of_providers_is_neither_used_up_nor_widened_by_what_others_get(ledger):
-    budget = Budget(1_500, frozenset({ALICE}))
+    budget = JobBudget(1_500, frozenset({ALICE}))
     ledger.plan(Key(JOB, BOB, 0), 5_000)
     ledger.plan(Key(JOB, ALICE, 0), 1_500, budget=budget)
     with pytest.raises(OverBudget):

@@ -24,7 +24,7 @@ from nodewire.errors import (
 )
 from nodewire.nostr.keys import Keys
 from nodewire.pay import debts, zaps
-from nodewire.pay.debts import Budget
+from nodewire.pay.debts import JobBudget
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Fees, Payer
 from nodewire.pay.sim_wallet import SimWallet
@@ -162,7 +162,7 @@ async def test_a_running_till_tells_of_each_settlement_and_finds_what_it_missed(
 async def test_a_job_never_costs_more_than_its_budget(market):
     for chunk in range(2):
         market.deliver(chunk)
-    budget = Budget(30_000, frozenset({market.key().payee}))
+    budget = JobBudget(30_000, frozenset({market.key().payee}))
     await market.pay(0, budget=budget)
     with pytest.raises(OverBudget):
         await market.pay(1, budget=budget)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nodewire.protocol.arithmetic import FEW, excess_ppm, is_suspect, outcome
+from nodewire.protocol.arithmetic import LEAST_ROWS, excess_ppm, is_suspect, outcome
 from nodewire.protocol.chunk import Leaf, leaf_of
 from nodewire.protocol.frame import Array, Frame
 
@@ -52,7 +52,7 @@ def test_a_result_with_as_much_error_again_fails_at_every_depth(exact, depth_noi
 def test_nothing_is_said_of_few_rows_of_wide_numbers_or_of_other_frames(exact):
     random = np.random.default_rng(4)
     reference, mine = leaves(exact, "float32"), result(random, exact, 0.01)
-    assert excess_ppm(reference[: FEW - 1], mine[: FEW - 1], mine[: FEW - 1]) is None
+    assert excess_ppm(reference[: LEAST_ROWS - 1], mine[: LEAST_ROWS - 1], mine[: LEAST_ROWS - 1]) is None
     assert excess_ppm(reference, reference, reference) is None
     assert excess_ppm(reference, mine, mine[1:]) is None
     assert not is_suspect(mine[1:], mine[:-1])

@@ -18,7 +18,7 @@ from nodewire.protocol.ad import TaskOffer
 from nodewire.protocol.snapshot import Held, Node, Snapshot
 from nodewire.provider import followed
 from nodewire.provider.candidates import Candidates
-from nodewire.provider.following import DRAIN_EPOCHS, Budget, Follower
+from nodewire.provider.following import DRAIN_EPOCHS, Follower, WindowLimits
 from nodewire.provider.serving import loaded_name
 from nodewire.provider.specializations import Specializations
 from nodewire.provider.windows import Windows
@@ -182,7 +182,7 @@ async def following(sky, folder, *, memory=4 * MB, window=2 * MB, disk=10**9, **
         measured = {DIGEST: dict.fromkeys(TASKS, 1_000)}
         windows = Windows(kinds, make, blobs, kept, folder / "blobs", disk_bytes=disk, slots=2, measured=measured)
         stack.push_async_callback(windows.close)
-        budget = Budget(window, memory, 3 * MB, least_msat=7, price_ppm=500_000)
+        budget = WindowLimits(window, memory, 3 * MB, least_msat=7, price_ppm=500_000)
         rules = Settings(**{"rest": 1, "patience": 1, **settings})
         candidates = Candidates(sky, None, [ADDRESS], kinds.keys(), ())
         follower = Follower(ME, sky, candidates, windows, held, folder, budget, rules, clock_s=sky.clock_s)
