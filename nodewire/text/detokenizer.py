@@ -118,7 +118,7 @@ def _decoder(said: Any) -> dict[str, Any] | None:
         nonlocal left
         left -= 1
         if left < 0 or depth > 2:
-            raise BadTask("tokenizer", f"decoder is more than {MAX_DECODERS} deep or long")
+            raise BadTask("tokenizer", f"decoder has more than {MAX_DECODERS} parts, or Sequences three deep")
         match one:
             case {"type": "Sequence", "decoders": [*inner]}:
                 for part in inner:
