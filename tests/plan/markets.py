@@ -24,6 +24,7 @@ from nodewire.protocol.plan import Terms
 from nodewire.protocol.snapshot import Node, Snapshot
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys
 
+STAGES = tuple(f"stage.{i}" for i in range(4))
 VECTORS = Path(__file__).parent.parent / "vectors" / "assign2.json"
 CUSTOMER_KEYS = keys("customer")
 
@@ -158,6 +159,26 @@ def generous(**changes) -> Terms:
     return Terms(**{"max_chunk_msat": 10**9, "max_total_msat": 10**9, **changes})
 
 
+def strained(world: World, seed: int) -> World:
+    """The same world, where many nodes have values at the bounds of assignment's rules, or beyond them."""
+    random = Random(seed)
+
+    def node(one: Node) -> Node:
+        full = random.random() < 0.3
+        return one.model_copy(
+            update={
+                "held": tuple(held.model_copy(update={"free": 0}) if full else held for held in one.held),
+                "bond_msat": random.choice([0, 999_999, 1_000_000, 999_000_000, 3_000_000_000]),
+                "epochs": random.choice([1, 4_094, 4_095, 4_096, 500_000]),
+                "passed": random.choice([0, 1, 2**20, 2**53 - 1]),
+                "withheld": random.choice([0, 0, 0, 1, 5 * 4_096]),
+            }
+        )
+
+    world.snapshot = world.snapshot.model_copy(update={"nodes": tuple(map(node, world.snapshot.nodes))})
+    return world
+
+
 def verdicts(nodes: int, seed: int, epoch: int) -> list[Judged]:
     """What `market`'s providers of this seed were found to have done, to be counted in `epoch`."""
     random, found = Random(seed), []
@@ -174,12 +195,14 @@ def vectors() -> list[dict]:
     """Inputs and what must come out, each case for one rule or more."""
     world = World(ring(4))
     pubkeys = [p.keys.public for p in world.providers]
+    refused = "two are busy, one excluded"
+    drawn = _members(refused, world)
     cases = [
         ("a ring", world, generous(), 0, ()),
         ("a redraw", world, generous(), 7, ()),
         ("a local driver, sampled", world, generous(driver="local", verify="sampled"), 0, ()),
         ("two regions", world, generous(regions=("eu", "us")), 1, ()),
-        ("two are busy, one excluded", world, generous(excluded=(pubkeys[3],)), 0, (pubkeys[0], pubkeys[1])),
+        (refused, world, generous(excluded=drawn[:1]), 0, drawn[1:3]),
         ("only trusted ones", world, generous(trusted=tuple(pubkeys[:9])), 0, ()),
         ("a tight budget", world, generous(max_chunk_msat=90), 0, ()),
         ("too tight a budget", world, generous(max_chunk_msat=30), 0, ()),
@@ -191,11 +214,26 @@ def vectors() -> list[dict]:
         ("accounts", World(ring(4), 16, 6, epoch=20, judged=verdicts(16, 6, 20)), generous(), 0, ()),
         ("accounts, a DAG", World(diamond(), 16, 7, epoch=20, judged=verdicts(16, 7, 20)), generous(), 3, ()),
         ("narrowed edges", World(ring(2), 6, 8), generous(codecs={"hidden.1": "int8", "return": "bf16"}), 0, ()),
-        ("hedged stages", World(ring(4), 16, 9), generous(hedge=("stage.0", "stage.1", "stage.2", "stage.3")), 0, ()),
+        ("hedged stages", World(ring(4), 16, 9), generous(hedge=STAGES), 0, ()),
         ("more hedges than nodes", World(ring(4), 6, 1), generous(hedge=("stage.0", "stage.2", "stage.3")), 0, ()),
         ("a driver that is hedged", World(ring(2), 6, 8), generous(hedge=("driver",)), 0, ()),
+        ("values at their bounds", strained(World(ring(3), 24, 22), 22), generous(), 0, ()),
+        ("prices above the cap", World(ring(1), 14, 21), generous(max_chunk_msat=40), 0, ()),
+        ("one bonded of many", World(ring(2), 20, 25, bonded=5), generous(), 0, ()),
+        ("few nodes to hedge", World(ring(4), 8, 25, bonded=100), generous(hedge=STAGES), 0, ()),
+        ("hedges in a tight budget", World(ring(3), 16, 20), generous(hedge=STAGES[:2], max_chunk_msat=100), 0, ()),
     ]
     return [_vector(*case) for case in cases]
+
+
+def _beacon(name: str) -> str:
+    return digest(f"beacon of {name}")
+
+
+def _members(name: str, world: World) -> tuple[str, ...]:
+    """Nodes of the plan that this case has where nothing is excluded and nobody is busy."""
+    plan = assign(world.manifest, world.snapshot, **{**world.inputs(), "beacon": _beacon(name)})
+    return tuple(dict.fromkeys(node for one in plan.tasks for node in (one.provider, one.standby) if node))
 
 
 def _vector(name: str, world: World, terms: Terms, k: int, busy: tuple[str, ...]) -> dict:
@@ -203,7 +241,7 @@ def _vector(name: str, world: World, terms: Terms, k: int, busy: tuple[str, ...]
     inputs = world.inputs(terms, k=k, busy=exclusions)
     # signatures differ from run to run, and with them the blob that holds them
     inputs["body"] = world.certificate.body.model_copy(update={"snapshot": digest(f"snapshot of {name}")})
-    inputs["beacon"] = digest(f"beacon of {name}")
+    inputs["beacon"] = _beacon(name)
     case = {
         "name": name,
         "manifest": world.manifest.document(),
