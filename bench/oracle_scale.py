@@ -257,7 +257,8 @@ def _crowd(report: Report, bonded: int, free: int, lost_percent: int, seed: int)
                 hearing = [pubkey for pubkey in sky.states if sky.random.randrange(100) >= lost_percent]
                 sky.publish(one.beat(epoch, last, load_ppm=number), hearing)
         sky.run_to(ours.close_ms(epoch), step_ms=500)
-        say(f"crowd, {lost_percent} % lost: certified {sorted(sky.certificates())}")
+        used_s = max(s for (at, _), s in sky.cpu_s.items() if at == epoch)
+        say(f"crowd, {lost_percent} % lost: certified {sorted(sky.certificates())}, CPU {used_s:.2f} s")
     certified = {one.body.epoch: one.body for state in sky.states.values() for one in state.certified}
     of = {event.id: event.pubkey for event in sky.stored.values()}
     backed = {one.keys.public for one in good}

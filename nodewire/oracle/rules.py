@@ -258,11 +258,12 @@ def _choose(
         listed, _ = cited.listed(committee)
         yield
         missing = yield from _missing(epoch, listed, known, parsed, state)
-        if not missing:
+        is_much = len(missing) > MAX_ASKED_IDS or len(listed) > _inventory.MAX_BEATS
+        if not is_crowded and cited.leader_inventory is not None and (is_much or (missing and is_late)):
+            is_crowded = True
+        elif not missing:
             round_ = replace(state.rounds[epoch], chosen=(frozenset(ids), is_crowded))
             return state.with_round(epoch, round_), ()
-        if not is_crowded and cited.leader_inventory is not None and (is_late or len(missing) > MAX_ASKED_IDS):
-            is_crowded = True
         elif not is_late or len(ids) == committee.quorum:
             return state.ask(f"missing/{epoch}", FetchEvents(tuple(sorted(missing)[:MAX_ASKED_IDS])))
         else:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from nodewire.errors import BadEvent, BadInput, BadTag
+from nodewire.errors import BadEvent, BadInput, BadTag, TooLarge
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
@@ -23,6 +23,8 @@ from nodewire.protocol.observation import MAX_OBSERVED, Observation
 from nodewire.protocol.schema import Hex32, Schema
 
 KIND = kinds.BEAT
+MAX_EVENT_BYTES = 4_096
+"""Of the event as JSON: snapshots carry beats whole, and tags are anybody's to add."""
 
 
 class Beat(Schema):
@@ -76,6 +78,8 @@ def parse(event: Event) -> Beat:
         BadEvent, BadTag, BadVersion, TooLarge: it is malformed, or its tags contradict its document.
     """
     tags.check_kind(event, KIND)
+    if (size := len(event.to_json().encode())) > MAX_EVENT_BYTES:
+        raise TooLarge("beat", f"an event of {size} bytes, at most {MAX_EVENT_BYTES}")
     beat = Beat.parse(event.content)
     if tags.hex32(event, "c") != beat.committee:
         raise BadTag("c", "not the beat's committee")

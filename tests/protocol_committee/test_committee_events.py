@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodewire.errors import BadEvent, BadHash, BadInput, BadQuorum, BadSignature, BadTag, BadVersion, NoQuorum
+from nodewire.errors import BadEvent, BadHash, BadInput, BadQuorum, BadSignature, BadTag, BadVersion, NoQuorum, TooLarge
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.event import parse as parse_event
 from nodewire.protocol import ad, beacon, beat, bond, certificate, commitment, inventory, merkle, tags
@@ -14,6 +14,7 @@ from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.inventory import Inventory, Listed, Proposal, Supply, Vote
+from nodewire.protocol.observation import Observation
 from tests.protocol_committee.actors import GENESIS_S, HOLDER, Provider, committee, digest, keys, statement
 
 COMMITTEE, SEATS = committee(1)
@@ -134,6 +135,15 @@ def test_a_bond_statement_parses_back():
     for amount in ("", "-1", "1.0", "9" * 20, "٣"):
         with pytest.raises(BadTag, match="amount"):
             bond.parse(resigned(statement(digest("x"), 5), drop=("amount",), add=[("amount", amount)]))
+
+
+def test_a_beat_with_all_that_it_may_say_is_taken_and_one_with_more_in_its_tags_is_not():
+    observed = tuple(Observation(node=node, rtt_us=10**7) for node in sorted(digest(f"n/{i}") for i in range(8)))
+    free = {digest(f"manifest/{i}"): 4_096 for i in range(16)}
+    full = PROVIDER.beat(10**9, free=free, observed=observed, load_ppm=10**6, coordinates=(-(10**7), -(10**7), 10**7))
+    assert beat.parse(full).observed == observed
+    with pytest.raises(TooLarge, match="beat"):
+        beat.parse(resigned(PROVIDER.beat(4), add=[("note", "é" * 1_900)]))
 
 
 # ---- what oracles say
