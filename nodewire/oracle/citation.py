@@ -34,6 +34,10 @@ class Citation:
             committee, list(self.inventories.values()), self.leader_inventory if self.is_crowded else None
         )
 
+    def bonded(self, committee: Committee) -> list[str]:
+        """Of the beats that count, those that f+1 list as bonded nodes'."""
+        return _snapshot.popular(committee, (one.bonded for one in self.inventories.values()))
+
     def judged(self, committee: Committee) -> list[Judged]:
         """What counts of verdicts, as far as it is due."""
         return _snapshot.judged(committee, list(self.inventories.values()))

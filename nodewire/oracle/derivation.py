@@ -38,7 +38,8 @@ class Derivation:
     """Derive the snapshot of `epoch` from the listed `beats` (ids).
 
     `known` has by id the verified events at hand, `parsed` what was read of them. What is lacking there is taken from
-    `blob`, a proposed snapshot, and its signature is checked.
+    `blob`, a proposed snapshot, and its signature is checked. Ads and statements are then the blob's: a full snapshot
+    has not those of all that are listed. Only those of the beats in `bonded` must be there or at hand.
     """
 
     committee: Committee
@@ -50,6 +51,8 @@ class Derivation:
     known: Mapping[str, Event]
     parsed: Mapping[str, Beat | Ad]
     blob: bytes = b""
+    bonded: tuple[str, ...] = ()
+    """Of `beats`, those that f+1 list as bonded nodes'."""
 
     def run(self) -> Derived:
         """Do the work without a pause."""
@@ -58,18 +61,28 @@ class Derivation:
     def sliced(self) -> Sliced[Derived]:
         """Do the work, which takes long for many nodes, in slices. It looks at nothing but its fields."""
         try:
-            known = self.known
-            if self.blob:
-                known = {**(yield from _events(self.blob, self.known)), **self.known}
-            return (yield from self._derived(known))
+            return (yield from self._derived((yield from self._offered()) if self.blob else self.known))
         except BadInput:
             return Derived(self.epoch, self.key, None, b"", "")
+
+    def _offered(self) -> Sliced[dict[str, Event]]:
+        """The listed beats, the events in the blob, and what else is at hand of bonded nodes. Raises as `_events`."""
+        offered = yield from _events(self.blob, self.known)
+        offered.update((id_, self.known[id_]) for id_ in self.beats if id_ in self.known)
+        bonded = [offered[id_] for id_ in self.bonded if id_ in offered]
+        while True:  # an ad names a statement
+            lacking = yield from _snapshot.needed(self.committee, self.epoch, bonded, offered, self.parsed)
+            at_hand = {id_: self.known[id_] for id_ in lacking if id_ in self.known}
+            if not at_hand:
+                return offered
+            offered.update(at_hand)
 
     def _derived(self, known: Mapping[str, Event]) -> Sliced[Derived]:
         if any(id_ not in known for id_ in self.beats):
             raise BadInput("events", "a beat that the inventories list is missing")
         beats = [known[id_] for id_ in self.beats]
-        if (yield from _snapshot.needed(self.committee, self.epoch, beats, known, self.parsed)):
+        must = [known[id_] for id_ in self.bonded] if self.blob else beats
+        if (yield from _snapshot.needed(self.committee, self.epoch, must, known, self.parsed)):
             raise BadInput("events", "an ad or bond statement that a beat needs is missing")
         others = [event for event in known.values() if event.kind != _beat.KIND]
         snapshot = yield from _snapshot.derived(
@@ -86,11 +99,11 @@ class Derivation:
 
 
 def _events(blob: bytes, known: Mapping[str, Event]) -> Sliced[dict[str, Event]]:
-    """By id, the events in a proposed snapshot that are not known. Raises BadInput, BadSignature."""
+    """By id, the events in a proposed snapshot, the known ones as they are known. Raises BadInput, BadSignature."""
     document, found = (yield from _snapshot.read(blob)), {}
     for text in document.get("events", ()):
-        if isinstance(text, str) and text[7:71] not in known:
-            event = parse_event(text)
+        if isinstance(text, str):
+            event = known.get(text[7:71]) or parse_event(text)
             found[event.id] = event
         yield
     return found

@@ -293,6 +293,7 @@ def _derived(
         previous=previous[0],
         known=known,
         parsed=parsed,
+        bonded=tuple(cited.bonded(state.committee)),
         blob=blob,
     )
     state = state.with_round(epoch, replace(round_, deriving=round_.deriving | {key}))

@@ -7,7 +7,7 @@ fault        `p` = the oracle, `c`; content = {"v": 1, "events": [two signed kin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -33,10 +33,11 @@ class Certificate:
 
     body: Body
     votes: tuple[Event, ...]
+    digest: str = field(init=False)
+    """The body's, once: every beat is compared with it."""
 
-    @property
-    def digest(self) -> str:
-        return self.body.digest()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", self.body.digest())
 
     def check(self, committee: Committee) -> None:
         """Check that 2f+1 oracles of `committee` signed votes for this body and nothing else is among the votes.

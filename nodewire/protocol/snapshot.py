@@ -22,7 +22,8 @@ Rules of derivation for epoch e, over beats that f+1 of the cited inventories li
    2^53 - 1 in all. Then each unsure leaves passed // 8. `absent` has the points above 0 of all others: at most 4,096
    accounts, those with the most withheld, then the most passed, then the least pubkey.
 8. At most 4,096 nodes, and 24 MiB of ads, bond statements and counting beats: nodes are taken by descending bond, then
-   by the id of their ad, in which a small id is work (NIP-13), until one does not fit.
+   by the id of their ad, in which a small id is work (NIP-13), until one does not fit. Nothing is read of the others,
+   so whoever lacks their ads derives the same.
 9. `seen` has of the node's previous `seen`, and of what the counting beats of other nodes say of it (`observed`), each
    with its beat's epoch, the newest of each observer that is here; none older than e - 4, at most 8. An observer's
    word counts if it has a bond in the previous snapshot, and the body that its beat names as `last` draws it for the
@@ -210,16 +211,17 @@ def listed(
     Of each that is fewer than three times what one inventory holds: 3f+1 lists give no more places than that. No cut is
     made among them, since a cut by ids or by how many list them is for strangers to bend.
     """
-
-    def popular(lists: Iterable[tuple[str, ...]]) -> list[str]:
-        count = Counter(id_ for ids in lists for id_ in ids)
-        return sorted(id_ for id_, n in count.items() if n > committee.f)
-
-    beats = popular(i.all_beats for i in inventories)
+    beats = popular(committee, (i.all_beats for i in inventories))
     if leader is not None:
-        counting = {*popular(i.bonded for i in inventories), *leader.all_beats}
+        counting = {*popular(committee, (i.bonded for i in inventories)), *leader.all_beats}
         beats = [id_ for id_ in beats if id_ in counting]
-    return beats, popular(i.commitments for i in inventories)
+    return beats, popular(committee, (i.commitments for i in inventories))
+
+
+def popular(committee: Committee, lists: Iterable[tuple[str, ...]]) -> list[str]:
+    """The ids that stand in f+1 of the lists, sorted."""
+    count = Counter(id_ for ids in lists for id_ in ids)
+    return sorted(id_ for id_, n in count.items() if n > committee.f)
 
 
 def judged(committee: Committee, inventories: Sequence[Inventory]) -> list[Judged]:
@@ -297,20 +299,17 @@ def derived(
         bond_msat = _bond_msat(committee, epoch, event.pubkey, ad, bond_event) if bond_event else 0
         slots = _covered_slots(committee, ad, bond_msat)
         live.append(_Live(event, beat, ad_event, ad, bond_event, bond_msat if slots else 0, slots or MAX_SLOTS))
+    live = _fitting(live, texts)
     least_us = yield from _priors(committee, live)
     observed = yield from _observed(committee, epoch, live, previous)
     at = {one.pubkey: one.beat.coordinates for one in live}
-    found = []
+    nodes = []
     for one in live:
         yield
         by = tuple(known for known in observed[one.pubkey] if known.observer in at)
-        node = _node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us, by, at, held.get(one.pubkey))
-        nbytes = sum(len(texts[event]) for event in (one.event, one.ad_event, one.bond) if event is not None)
-        found.append(_Found(node, one.ad_event, one.bond, nbytes))
-    taken = _fitting(found)
-    closure = {e.id: e for f in taken for e in (f.ad, f.bond) if e is not None}
+        nodes.append(_node(one, seen.get(one.pubkey, 0) + 1, accounts, least_us, by, at, held.get(one.pubkey)))
+    closure = {e.id: e for one in live for e in (one.ad_event, one.bond) if e is not None}
     events = [*sorted(beats, key=lambda e: e.id), *(closure[id_] for id_ in sorted(closure))]
-    here = {f.node.pubkey for f in taken}
     said = []
     for event in events:
         said.append(texts[event])
@@ -318,10 +317,10 @@ def derived(
     return Snapshot(
         committee=digest,
         epoch=epoch,
-        nodes=tuple(sorted((f.node for f in taken), key=lambda node: node.pubkey)),
+        nodes=tuple(sorted(nodes, key=lambda node: node.pubkey)),
         events=tuple(said),
         judged=fresh,
-        absent=_absent(account for pubkey, account in accounts.items() if pubkey not in here),
+        absent=_absent(account for pubkey, account in accounts.items() if pubkey not in at),
     )
 
 
@@ -346,14 +345,6 @@ class _Live:
     @property
     def pubkey(self) -> str:
         return self.event.pubkey
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    node: Node
-    ad: Event
-    bond: Event | None
-    nbytes: int
 
 
 class _Texts(dict[str, str]):
@@ -539,10 +530,10 @@ def _node(
     )
 
 
-def _fitting(found: list[_Found]) -> list[_Found]:
+def _fitting(live: list[_Live], texts: _Texts) -> list[_Live]:
     taken, room = [], MAX_EVENT_BYTES
-    for one in sorted(found, key=lambda f: (-f.node.bond_msat, f.node.ad))[:MAX_NODES]:
-        room -= one.nbytes
+    for one in sorted(live, key=lambda one: (-one.bond_msat, one.ad_event.id))[:MAX_NODES]:
+        room -= sum(len(texts[event]) for event in (one.event, one.ad_event, one.bond) if event is not None)
         if room < 0:
             break
         taken.append(one)

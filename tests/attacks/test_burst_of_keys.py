@@ -6,7 +6,7 @@ import pytest
 
 from nodewire.oracle import places, rules
 from nodewire.oracle.state import SayInventory
-from nodewire.protocol import inventory
+from nodewire.protocol import inventory, snapshot
 from nodewire.protocol.inventory import Inventory
 from tests.oracle.sky import Sky
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest
@@ -107,3 +107,25 @@ def test_strangers_whose_events_the_leader_cannot_have_cost_no_epoch():
     assert burst.certified() == [0, 1, 2]
     everybody = {one.keys.public for one in (*burst.bonded, *burst.free)}
     assert everybody <= {node.pubkey for node in burst.sky.latest_snapshot().nodes}
+
+
+@pytest.mark.parametrize("limit", ["MAX_NODES", "MAX_EVENT_BYTES"])
+def test_ads_that_find_no_room_in_the_snapshot_and_reach_few_oracles_cost_no_epoch(monkeypatch, limit):
+    """All hear the beats. Two oracles lack ads that the snapshot does not have either, for it is full."""
+    monkeypatch.setattr(snapshot, limit, {"MAX_NODES": 16, "MAX_EVENT_BYTES": 30_000}[limit])
+    burst = Burst()
+    burst.free = []
+    long = ["x" * 100, ""]
+    strangers = [Provider(f"free-{i}", burst.committee, HELD, region=long[i % 2]) for i in range(150)]
+    for epoch in range(4):
+        at = burst.committee.oracles.index(burst.committee.oracle(burst.committee.leader(epoch)))
+        two = [burst.committee.oracles[(at + i) % 4].pubkey for i in range(2)]
+        for number, one in enumerate(strangers):
+            burst.sky.publish(one.beat(epoch, burst.last()))
+            burst.sky.publish(one.ad, two if number % 3 else None)
+            del burst.sky.stored[one.ad.id]
+        burst.run(1)
+    assert burst.certified() == [0, 1, 2]
+    found = burst.sky.latest_snapshot()
+    assert BONDED < len(found.nodes) < len(strangers)
+    assert {one.keys.public for one in burst.bonded} <= {node.pubkey for node in found.nodes}

@@ -20,9 +20,9 @@ EVENTS = {event.id: event for event in (*BEATS, *(provider.ad for provider in PR
 WHOLE = snapshot.derive(COMMITTEE, EPOCH, BEATS, [provider.ad for provider in PROVIDERS])
 
 
-def work(known=EVENTS, blob=b""):
+def work(known=EVENTS, blob=b"", bonded=()):
     ids = tuple(sorted(beat.id for beat in BEATS))
-    return Derivation(COMMITTEE, EPOCH, ("key",), ids, (), None, known, {}, blob)
+    return Derivation(COMMITTEE, EPOCH, ("key",), ids, (), None, known, {}, blob, bonded)
 
 
 def test_a_derivation_gives_the_snapshot_and_its_bytes():
@@ -35,6 +35,21 @@ def test_what_is_lacking_here_is_taken_from_the_proposed_snapshot(lacking):
     known = {id_: event for id_, event in EVENTS.items() if id_ != lacking}
     assert work(known).run().snapshot is None
     assert work(known, WHOLE.pack()).run().snapshot == WHOLE
+
+
+def without(provider):
+    """A proposal that leaves a node's ad out, and so the node."""
+    ads = [one.ad for one in PROVIDERS if one is not provider]
+    return snapshot.derive(COMMITTEE, EPOCH, BEATS, ads).pack()
+
+
+def test_a_strangers_ad_that_the_proposed_snapshot_lacks_counts_nowhere_and_a_bonded_nodes_does():
+    blob = without(PROVIDERS[0])
+    assert work(EVENTS, blob).run().blob == blob
+    assert work(EVENTS, blob, bonded=(BEATS[0].id,)).run().snapshot == WHOLE
+    known = {id_: event for id_, event in EVENTS.items() if id_ != PROVIDERS[0].ad.id}
+    assert work(known, blob).run().blob == blob
+    assert work(known, blob, bonded=(BEATS[0].id,)).run().snapshot is None
 
 
 @pytest.mark.parametrize(
