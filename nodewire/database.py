@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodewire.errors import BadConfig
+from nodewire.errors import BadConfig, NodeFailed
 
 _WAIT_S = 10.0
 """For another process of the same role that is writing."""
+_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _WAIT_ALONE_S = 0.2
 
 
@@ -33,6 +35,7 @@ def open_versioned(
 
     Raises:
         BadConfig: it cannot be opened, or is of a version from which no step leads here.
+        NodeFailed: there is no room for it, or its disk fails.
     """
     try:
         if secret and path != ":memory:":
@@ -49,11 +52,19 @@ def open_versioned(
             db.close()
             raise
     except (sqlite3.OperationalError, OSError) as error:
-        raise BadConfig(str(path), str(error)) from error
+        kind = NodeFailed if _is_the_disks(error) else BadConfig
+        raise kind(str(path), str(error)) from error
     except sqlite3.DatabaseError as error:
         what = f"damaged ({error}). Bring back a copy, or move it away to start without what it says"
         raise BadConfig(str(path), what) from error
     return db
+
+
+def _is_the_disks(error: sqlite3.OperationalError | OSError) -> bool:
+    """Whether the file could be opened where its disk had room, and read."""
+    if isinstance(error, OSError):
+        return error.errno in _DISK_ERRNOS
+    return (error.sqlite_errorcode or 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def _bring(db: sqlite3.Connection, path: str, what: str, schema: str, version: int, steps: Mapping[int, str]) -> None:

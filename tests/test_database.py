@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 
@@ -89,3 +91,19 @@ def test_a_secret_file_is_its_owners_and_one_that_is_damaged_says_what_to_do(pat
     path.write_bytes(os.urandom(8_192))
     with pytest.raises(BadConfig, match="move it away"):
         open_versioned(path, "rows", SCHEMA, 1)
+
+
+def test_a_disk_without_room_is_no_mistake_in_the_configuration(path):
+    """The kernel's limit on file sizes stands for the full disk."""
+    script = """
+import resource, sys
+from nodewire.database import open_versioned
+from nodewire.errors import NodeFailed
+resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+try:
+    open_versioned(sys.argv[1], "a book", "CREATE TABLE a (x INTEGER)", 1)
+except NodeFailed as error:
+    print(error.field)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [str(path)], done.stderr

@@ -155,7 +155,8 @@ class PublicRecord:
             "root": self.root(TASKS[number], chunk).root,
             "outcome": "pass",
         }
-        return Verdict(**{**fields, **changes})
+        fields |= changes
+        return Verdict(**{"price_msat": PRICE_MSAT if fields["outcome"] == "pass" else 0, **fields})
 
     def judged(self, said: Verdict, votes_for: Verdict | None = None) -> Event:
         """The certificate of a verdict; `votes_for`: what the oracles voted for in truth."""

@@ -72,7 +72,8 @@ class Trail:
 
     def fail(self, **changes):
         """CHEAT's chunk 1 fails."""
-        return self.told.verdict(1, 1, self.epoch, outcome="fail", culprit=CHEAT.public, **changes)
+        fields = {"outcome": "fail", "culprit": CHEAT.public, **changes}
+        return self.told.verdict(1, 1, self.epoch, **fields)
 
     def judge(self, *, but: tuple[int, int] = (1, 1)) -> None:
         for number in range(3):
@@ -174,6 +175,7 @@ async def test_who_alters_a_copy_of_a_certificate_harms_no_audit(trail):
     [
         ({"root": "5e" * 32}, "another root"),
         ({"verifiers": ((STRANGER.public, True),)}, "was not drawn to verify"),
+        ({"outcome": "pass", "culprit": "", "price_msat": 9}, "counts as 9 msat, the plan's price is 1000 msat"),
     ],
 )
 async def test_a_verdict_on_something_else_than_the_draw_is_wrong_however_many_voted(trail, change, reason):

@@ -17,6 +17,7 @@ from nodewire.pay.settlement import Finding
 from nodewire.plan.sample import draw, place
 from nodewire.protocol import beacon, verdict
 from nodewire.protocol.committee import Committee
+from nodewire.protocol.plan import Plan
 from nodewire.protocol.verdict import Certificate, Verdict
 from nodewire.protocol.verification import Sample
 
@@ -108,7 +109,7 @@ def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[
             continue
         (one,) = found.values()
         said = one.verdict
-        if fault := _contradiction(said, sample, judged.epochs[key]):
+        if fault := _contradiction(said, sample, judged.epochs[key], record.request.plan):
             yield wrong("verdict", what, fault)
             continue
         judged.verdicts[key] = said
@@ -189,13 +190,15 @@ def _certified(
     return held, broken, ids
 
 
-def _contradiction(said: Verdict, sample: Sample, epoch: int) -> str:
+def _contradiction(said: Verdict, sample: Sample, epoch: int, plan: Plan) -> str:
     if said.root != sample.root:
         return "it judges another root than the certified one"
     if said.epoch != epoch:
         return f"it says that epoch {said.epoch} drew it, which was {epoch}"
     if strangers := {who for who, _ in said.verifiers} - set(sample.verifiers):
         return f"{min(strangers)[:8]} was not drawn to verify it"
+    if said.outcome == "pass" and said.price_msat != (due_msat := plan.price_msat(said.task)):
+        return f"it counts as {said.price_msat} msat, the plan's price is {due_msat} msat"
     return ""
 
 
