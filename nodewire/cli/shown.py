@@ -16,7 +16,7 @@ from nodewire.config import CustomerConfig
 from nodewire.customer.customer import Customer
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.summary import spent
-from nodewire.pay.settlement import share_msat
+from nodewire.pay.settlement import FLAT_UNITS, share_msat
 from nodewire.protocol.plan import LOCAL
 from nodewire.swarm.member import SwarmCustomer
 
@@ -102,8 +102,9 @@ def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
     notes.print(f"[bold]{sats(plan.chunk_msat)}[/] {unit}", soft_wrap=True)
     if share := share_msat(plan):
         verified = plan.verification
+        grows = f"; more beyond {FLAT_UNITS} chunks of context" if manifest.mode == "generate" else ""
         notes.print(
-            f"[bold]+ {sats(share)}[/] verification share ({verified.share_ppm / 10_000:g} %):"
+            f"[bold]+ {sats(share)}[/] verification share ({verified.share_ppm / 10_000:g} %{grows}):"
             f" {verified.rate_ppm / 10_000:g} % of the chunks are drawn, and computed again by others",
             soft_wrap=True,
         )

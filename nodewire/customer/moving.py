@@ -139,8 +139,9 @@ class Moving:
     ) -> tuple[Plan, Move, int] | None:
         """Another ring under the terms that is worth going to, and what is left of the budget for it."""
         made, planner = self._made, self._made.session.planner
+        theirs = planner.terms(terms, lead.bought.purchase.most_units)
         try:
-            drawn = await planner.draw(made.manifest, planner.terms(terms), busy=(), wish=None, patience=0)
+            drawn = await planner.draw(made.manifest, theirs, busy=(), wish=None, patience=0)
         except NodewireError as error:
             made.session.log.debug("no other ring: %s", error)
             return None

@@ -11,6 +11,7 @@ from nodewire.customer.gone import Gone
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.market import Market
 from nodewire.nostr.event import Event
+from nodewire.pay.settlement import job_share_ppm
 from nodewire.plan.assign import Busy, assign
 from nodewire.plan.codec import Link, Predict, Wish, codecs, predicted
 from nodewire.protocol.ad import Ad
@@ -50,8 +51,8 @@ class Draw:
 class Planner(Protocol):
     """Where a customer's plans come from."""
 
-    def terms(self, asked: Terms) -> Terms:
-        """The terms that providers get, of what the customer asks for."""
+    def terms(self, asked: Terms, units: int) -> Terms:
+        """The terms that providers get, of what the customer asks for, in a job of so many units at most."""
 
     async def draw(
         self, manifest: Manifest, terms: Terms, *, busy: Sequence[Busy], wish: Wish | None, patience: int
@@ -70,11 +71,12 @@ class MarketPlanner:
         self._market, self._customer, self._health = market, customer, health
         self._gone = Gone(market.committee)
 
-    def terms(self, asked: Terms) -> Terms:
-        """Their budget is what the verification share leaves of the customer's."""
+    def terms(self, asked: Terms, units: int) -> Terms:
+        """Their budget is what the verification shares leave of the customer's."""
         if asked.verify != "sampled":
             return asked
-        left_msat = asked.max_total_msat * 1_000_000 // (1_000_000 + self._market.committee.verify_share_ppm)
+        share_ppm = job_share_ppm(self._market.committee.verify_share_ppm, units)
+        left_msat = asked.max_total_msat * 1_000_000 // (1_000_000 + share_ppm)
         return asked.model_copy(update={"max_total_msat": left_msat})
 
     async def draw(

@@ -64,8 +64,9 @@ class Purchase:
         self._session = session
         self._kind = kind
         self._address = manifest_address
-        self._terms = session.planner.terms(terms)
         self._params = kind.check(manifest, params)
+        self.most_units = _most_units(manifest, self._params)
+        self._terms = session.planner.terms(terms, self.most_units)
         self._inputs = inputs
         self._tickets = Tickets(session.keys, self._params, inputs)
         self._accept = accept
@@ -315,3 +316,11 @@ class _Whole:
         if came < self._edges:
             self._came[chunk] = came
         return came >= self._edges
+
+
+def _most_units(manifest: Manifest, params: Params) -> int:
+    """What a job counts at most, prompt and all; 1 where calls have no context before them."""
+    if manifest.mode != "generate":
+        return 1
+    positions = params.get("positions")
+    return 1 - (-(positions if isinstance(positions, int) else manifest.context) // manifest.chunk)

@@ -72,6 +72,7 @@ class Running:
             relays=session.relays,
             network=session.network,
             private_endpoints=session.private_endpoints,
+            grows=manifest.mode == "generate",
         )
         self._claims = Claims(self.payments, self.here, self.background)
         self.answers = Answers(

@@ -30,7 +30,9 @@ class Shares:
         relays: tuple[str, ...],
         network: str,
         private_endpoints: bool,
+        grows: bool,
     ) -> None:
+        """`grows`: of a generation shares grow with the context."""
         self.paid: dict[int, Debt] = {}
         """By chunk."""
         self.share_msat = share_msat(plan)
@@ -41,6 +43,9 @@ class Shares:
         self._network = network
         self._private_endpoints = private_endpoints
         self._next = 0
+        self._plan, self._grows = plan, grows
+        self._units = 0
+        """Of the chunks before `_next`."""
 
     async def follow(self, payments: JobPayments) -> None:
         """Pay each chunk's share when the chunk may be paid, until cancelled."""
@@ -58,6 +63,7 @@ class Shares:
 
     async def _pay(self, chunk: int, units: int) -> None:
         assert self._holder is not None  # where something is verified
+        amount_msat = share_msat(self._plan, units, self._units + 1) if self._grows else units * self.share_msat
         try:
             holder = await self._holder.holder()
             fetch = lnurl.over_lnurl(
@@ -65,9 +71,8 @@ class Shares:
             )
             key = Key(self._request, holder.public, chunk)
             encoded = lnurl.encode(holder.lnurl)
-            self.paid[chunk] = await self._payer.pay(
-                key, units * self.share_msat, fetch, relays=self._relays, lnurl=encoded
-            )
+            self.paid[chunk] = await self._payer.pay(key, amount_msat, fetch, relays=self._relays, lnurl=encoded)
         except NodewireError as error:
             log.warning("the verification share of chunk %d: %s", chunk, error)
-        self._next = chunk + 1
+        # Not before: a payment that is cancelled is asked for again, as it was.
+        self._next, self._units = chunk + 1, self._units + units

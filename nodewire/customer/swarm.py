@@ -190,7 +190,7 @@ class FilePlanner:
         self._file, self._swarm, self._nodes, self._customer = file, file.swarm, nodes, customer
         self._missed: set[str] = set()
 
-    def terms(self, asked: Terms) -> Terms:
+    def terms(self, asked: Terms, units: int) -> Terms:
         return asked
 
     async def draw(

@@ -15,6 +15,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.event import verify as verify_event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bonds import State
+from nodewire.pay.settlement import unit_share_msat
 from nodewire.protocol import bond as statements
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.fingerprint import MILLION
@@ -131,15 +132,18 @@ class BondHolder(Protocol):
     async def close(self) -> None: ...
 
 
-async def is_share_paid(holder: BondHolder, request: Request, chunk: int, committee: Committee) -> bool:
-    """Whether the customer has zapped the verification share that `committee` asks for the chunk.
+async def is_share_paid(
+    holder: BondHolder, request: Request, chunk: int, committee: Committee, number: int = 1
+) -> bool:
+    """Whether the customer has zapped the verification share that `committee` asks for the chunk, if it is the job's
+    unit of this `number`, from 1.
 
     Never for what costs nothing, of which nobody can be paid a part; always where the committee asks for none. The
     plan's own share says nothing here: who plans for oneself could write 0.
     """
     if not committee.verify_share_ppm:
         return True
-    due_msat = -(-request.plan.chunk_msat * committee.verify_share_ppm // MILLION)
+    due_msat = unit_share_msat(-(-request.plan.chunk_msat * committee.verify_share_ppm // MILLION), number)
     return due_msat > 0 and await holder.share_msat(request.id, request.customer, chunk) >= due_msat
 
 

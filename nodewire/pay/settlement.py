@@ -33,6 +33,8 @@ PREFILL_DISCOUNT = 12
 """A position before the sampled chunk is paid by this part of a decoded one's price, as they are computed many at once.
 With a price 1.2 times the cost that covers all costs where such a position costs a tenth of a decoded one, or less."""
 MAX_COMPUTED_UNITS = 2**20
+FLAT_UNITS = 21
+"""Up to so many chunks of context a share of three times the rate pays a verifier, without growing."""
 
 WITHHELD_TIMES = 4
 """At 1 it would be no worse to cheat and show nothing than to be honest."""
@@ -115,9 +117,36 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
     )
 
 
-def share_msat(plan: Plan, units: int = 1) -> int:
-    """The verification share of a chunk of so many units, which its customer zaps to the treasury; rounded up."""
-    return units * -(-plan.chunk_msat * plan.verification.share_ppm // 1_000_000)
+def share_msat(plan: Plan, units: int = 1, first: int = 1) -> int:
+    """The verification share of so many units of a job, which its customer zaps to the treasury; rounded up.
+
+    `first` is the number of the first of them, from 1. Of a generation every unit has the context before it.
+    """
+    unit_msat = -(-plan.chunk_msat * plan.verification.share_ppm // 1_000_000)
+    return sum(unit_share_msat(unit_msat, number) for number in range(first, first + units))
+
+
+def unit_share_msat(unit_msat: int, number: int) -> int:
+    """The share of a generation's unit of this number, where the first has `unit_msat`; rounded up.
+
+    It is the same up to number FLAT_UNITS, and grows with the context from there on, as a verifier's pay does.
+    """
+    return -(-unit_msat * max(32, number + 32 - FLAT_UNITS) // 32)
+
+
+def job_share_ppm(share_ppm: int, units: int) -> int:
+    """What a job of so many units, or fewer, pays in shares at most, in parts of its price; rounded up."""
+    beyond = max(0, units - FLAT_UNITS)
+    each_32 = 32 * (units - beyond) + beyond * (beyond + 65) // 2
+    return -(-share_ppm * each_32 // (32 * units))
+
+
+def funded_units(came_msat: int, unit_msat: int) -> int:
+    """The units, from the first on, whose shares come to `came_msat` or less; at least 1."""
+    units = 0
+    while units < MAX_COMPUTED_UNITS and (came_msat := came_msat - unit_share_msat(unit_msat, units + 1)) >= 0:
+        units += 1
+    return max(1, units)
 
 
 def verifier_pay_msat(price_msat: int, computed_units: int = 1) -> int:

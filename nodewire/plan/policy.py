@@ -84,7 +84,12 @@ class VerifierPay:
         paid  = 1 + (units - 1) / discount
         costs = cost (1 + (units - 1) / speedup)
 
-    of `units` chunks in all. Each paid the share `share` of its price. Of `rate` of the chunks one sample is drawn.
+    of `units` chunks in all. Of `rate` of the chunks one sample is drawn. The chunk of this number pays the share
+
+        share_of = share max(1, (units + 32 - flat) / 32)
+
+    of its price, of which `fee` is the committee's. So a share of three times the rate pays for every sample, on
+    average over the draws, at every length.
     """
 
     share: float
@@ -93,6 +98,7 @@ class VerifierPay:
     discount: float = 12.0
     speedup: float = 10.0
     cost: float = 1 / SHIPPED.reward
+    flat: int = 21
 
     def paid(self, units: int) -> float:
         return 1 + (units - 1) / self.discount
@@ -104,15 +110,16 @@ class VerifierPay:
         """Whether a verifier of a context of so many chunks loses nothing by computing it."""
         return self.paid(units) >= self.costs(units) - 1e-9
 
-    def share_min(self, units: int) -> float:
-        """The share that, on average over a job of so many chunks, pays for all of its samples and the fee."""
-        return self.rate * (1 + (units - 1) / 2 / self.discount) / (1 - self.fee)
+    def share_of(self, units: int) -> float:
+        return self.share * max(1, (units + 32 - self.flat) / 32)
 
-    def units_max(self) -> int:
-        """The longest job, in chunks, whose samples its own shares pay for on average. Beyond it a verifier is paid
-        while the job's own pot lasts, then at most share / rate for a sample, out of the pool."""
-        most = 1 + 2 * self.discount * (self.share * (1 - self.fee) / self.rate - 1)
-        return max(0, int(most + 1e-9))
+    def is_funded(self, units: int) -> bool:
+        """Whether the share of the chunk of this number pays for its own samples, on average, and the fee."""
+        return self.share_of(units) * (1 - self.fee) >= self.rate * self.paid(units)
+
+    def share_of_job(self, units: int) -> float:
+        """What a job of so many chunks pays in shares, in parts of its price."""
+        return sum(map(self.share_of, range(1, units + 1))) / units
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ async def _open_inference(
         commit=committing.commit,
         keep=holding.verified,
         publish=publish_here,
-        is_paid=lambda request, chunk: is_share_paid(holder, request, chunk, market.committee),
+        is_paid=lambda request, chunk, number: is_share_paid(holder, request, chunk, market.committee, number),
     )
     outage = Outage(
         [disk_check(config.state), ledger_check(ledger), worker_check(lambda: [w.revived() for w in made])],

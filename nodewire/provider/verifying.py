@@ -88,10 +88,11 @@ class Verifying:
         commit: Callable[[Sequence[ChunkRoot], int], Awaitable[None]],
         keep: Callable[[Opening], None],
         publish: Callable[[Event], Awaitable[None]],
-        is_paid: Callable[[Request, int], Awaitable[bool]],
+        is_paid: Callable[[Request, int, int], Awaitable[bool]],
     ) -> None:
         """`commit` takes roots into the next commitment, and the last epoch that may certify them; `keep` an opening,
-        to be shown to oracles; `is_paid` says whether a chunk's verification share has come in (`pay.bond_holder`)."""
+        to be shown to oracles. `is_paid` says whether a chunk's verification share has come in, if it is the job's unit
+        of that number (`pay.bond_holder`)."""
         self._keys = keys
         self._market = market
         self._committee = market.committee
@@ -275,9 +276,11 @@ class Verifying:
         Raises:
             NotAllowed: the share of the chunk has not come in in time.
         """
+        manifest = self._held.manifest(request.plan.manifest)
+        number = 1 + sample.chunk if manifest is not None and manifest.mode == "generate" else 1
         while True:
             try:
-                if await self._is_paid(request, sample.chunk):
+                if await self._is_paid(request, sample.chunk, number):
                     return
             except (NodewireError, OSError) as error:  # a holder that is away has the share all the same
                 log.info("share of sample %s: %s", sample.key[:8], error)

@@ -12,9 +12,25 @@ from nodewire.protocol.plan import Verification
 from tests.protocol import documents
 
 
-def for_providers(terms, share_ppm):
+def for_providers(terms, share_ppm, units=1):
     market = SimpleNamespace(committee=SimpleNamespace(verify_share_ppm=share_ppm))
-    return MarketPlanner(market, "00" * 32, {}).terms(terms)
+    return MarketPlanner(market, "00" * 32, {}).terms(terms, units)
+
+
+@pytest.mark.parametrize("total_msat", [1_000, 168_000, 190_001, 10**8])
+@pytest.mark.parametrize("units", [1, 21, 22, 100, 2_048])
+def test_shares_that_grow_with_the_context_come_out_of_the_budget(total_msat, units):
+    """Whatever of its units a job comes to."""
+    plan = documents.plan()
+    terms = plan.terms.model_copy(update={"max_total_msat": total_msat, "verify": "sampled"})
+    left_msat = for_providers(terms, 150_000, units).max_total_msat
+    sampled = plan.model_copy(update={"verification": Verification(policy="sampled", rate_ppm=1, share_ppm=150_000)})
+    paid_msat = 0
+    for chunks in range(1, units + 1):
+        if chunks * plan.chunk_msat > left_msat:
+            break
+        paid_msat += plan.chunk_msat + share_msat(sampled, 1, chunks)
+        assert paid_msat <= total_msat + 2 * chunks  # shares are rounded up
 
 
 @pytest.mark.parametrize("total_msat", [1_000, 168_000, 190_001])

@@ -30,7 +30,7 @@ class Market:
         self.asked: list[Terms] = []
         self.next_ms = 5_000
 
-    def terms(self, asked):
+    def terms(self, asked, units):
         return asked
 
     async def draw(self, manifest, terms, *, busy, wish, patience):

@@ -111,6 +111,8 @@ async def test_from_zap_to_verdict_to_payout(holder, wallet, provider):
     assert await holder.share_msat(job.id, provider.public, 1) == 0
     named = parse_job(job)
     assert [await is_share_paid(holder, named, chunk, COMMITTEE) for chunk in (1, 2)] == [True, False]
+    # What is enough for one of the first chunks is too little for one with a long context before it.
+    assert [await is_share_paid(holder, named, 1, COMMITTEE, number) for number in (21, 22)] == [True, False]
     before_msat = await wallet.balance_msat()
 
     certificate = bm.certificate(bm.failed(job, culprit=provider))

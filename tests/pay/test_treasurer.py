@@ -6,7 +6,7 @@ from bond_market import COMMITTEE, CUSTOMER, OTHER, PRICE_MSAT, PROVIDER, REQUES
 
 from nodewire.errors import BadInput, BadInvoice, BadQuorum, BadZap, NotAllowed, NotFound, PaymentFailed
 from nodewire.pay import invoices
-from nodewire.pay.settlement import verifier_pay_msat
+from nodewire.pay.settlement import unit_share_msat, verifier_pay_msat
 from nodewire.pay.simnet.service import Fees, Simnet
 from nodewire.pay.simnet.shares import MAX_QUOTES, QUOTE_S
 from nodewire.pay.simnet.treasurer import Rules, Treasurer
@@ -190,14 +190,15 @@ def test_an_unbonding_delay_that_verdicts_outlive_is_refused():
 PAY_MSAT = verifier_pay_msat(PRICE_MSAT, 2)
 
 
-@pytest.mark.parametrize(("prompt_units", "pays_msat"), [(1, PAY_MSAT), (512, PRICE_MSAT + PRICE_MSAT * 512 // 12)])
+@pytest.mark.parametrize(("prompt_units", "pays_msat"), [(1, PAY_MSAT), (100, PRICE_MSAT + PRICE_MSAT * 100 // 12)])
 async def test_a_verifier_is_paid_for_the_context_that_it_computes_as_shares_came_for_it(
     world, prompt_units, pays_msat
 ):
-    """The last of 32,832 positions costs 43 times what the first chunk does, and pays as much."""
+    """The last of 6,464 positions costs nine times what the first chunk does, and pays as much."""
     world.lock()
-    await world.share(0, amount_msat=prompt_units * bm.SHARE_MSAT)
-    await world.share(1)
+    shares = [unit_share_msat(bm.SHARE_MSAT, number) for number in range(1, prompt_units + 2)]
+    await world.share(0, amount_msat=sum(shares[:-1]))
+    await world.share(1, amount_msat=shares[-1])
     world.clock.now_s += 1
     judged = world.present(bm.verdict_of(chunk=1))
     assert {world.treasurer.due_msat(judged.case, one) for one in judged.agreed} == {pays_msat}

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import BadInput
-from nodewire.pay.settlement import PREFILL_DISCOUNT, verifier_pay_msat
+from nodewire.pay.settlement import (
+    FLAT_UNITS,
+    PREFILL_DISCOUNT,
+    funded_units,
+    unit_share_msat,
+    verifier_pay_msat,
+)
 from nodewire.plan.assign import repute
 from nodewire.plan.policy import SHARE_PPM, SHIPPED, Policy, SelfDealing, VerifierPay, minimum_bond_msat
 from nodewire.protocol.account import MAX_POINTS, POINTS
@@ -99,19 +105,38 @@ def test_the_pay_is_the_policys(price_msat, units):
     assert abs(verifier_pay_msat(price_msat, units) - price_msat * SHIPPED_PAY.paid(units)) <= 1
 
 
-def test_a_share_pays_for_jobs_up_to_a_length_that_the_policy_tells():
-    most = SHIPPED_PAY.units_max()
-    assert most == 41  # 2,624 positions
-    assert SHIPPED_PAY.share_min(most) <= SHIPPED_PAY.share < SHIPPED_PAY.share_min(most + 1)
-    assert VerifierPay(share=SHIPPED_PAY.share_min(512)).units_max() == 512
+def test_the_share_of_every_chunk_pays_for_its_samples_however_long_the_context():
+    assert all(SHIPPED_PAY.is_funded(units) for units in range(1, 131_072 // 64 + 1))
+    flat = VerifierPay(share=SHIPPED_PAY.share, flat=10**9)
+    assert [units for units in range(1, 99) if flat.is_funded(units)] == list(
+        range(1, 22)
+    )  # and that is where it grows
+    assert SHIPPED_PAY.flat == FLAT_UNITS
 
 
-def test_long_contexts_take_a_higher_share_and_fewer_samples_of_them_would_let_cheats_pay():
-    assert SHIPPED_PAY.share_min(128) == pytest.approx(0.35, abs=0.005)
-    assert SHIPPED_PAY.share_min(512) == pytest.approx(1.24, abs=0.005)
+@given(st.integers(1, 10**6), st.integers(1, 2_048))
+def test_the_share_is_the_policys(unit_msat, number):
+    share = VerifierPay(share=unit_msat)
+    assert 0 <= unit_share_msat(unit_msat, number) - share.share_of(number) < 1
+
+
+@given(st.integers(1, 10**4), st.integers(1, 300))
+def test_what_came_funds_the_units_that_it_was_zapped_for(unit_msat, units):
+    came_msat = sum(unit_share_msat(unit_msat, number) for number in range(1, units + 1))
+    assert funded_units(came_msat, unit_msat) == units
+    assert funded_units(came_msat - 1, unit_msat) == max(1, units - 1)
+    assert funded_units(came_msat + unit_msat - 1, unit_msat) == units
+
+
+def test_what_jobs_pay_in_shares():
+    shares = [SHIPPED_PAY.share_of_job(units) for units in (21, 41, 128, 512)]
+    assert shares == pytest.approx([0.15, 0.175, 0.364, 1.255], abs=0.01)
+
+
+def test_fewer_samples_of_long_contexts_would_let_cheats_pay():
+    """At a rate that falls as a sample's pay grows, so that each chunk costs its verifiers the same."""
 
     def is_secure(units):
-        """At a rate that falls as a sample's pay grows, so that each chunk costs its verifiers the same."""
         return Policy(rate=SHIPPED.rate / SHIPPED_PAY.paid(units), stake=SHIPPED.stake).is_secure()
 
     assert is_secure(43) and not is_secure(44)

@@ -217,8 +217,9 @@ class Payments:
     def __init__(self, *answers):
         self.answers, self.asked = list(answers), 0
 
-    async def __call__(self, request, chunk):
+    async def __call__(self, request, chunk, number):
         self.asked += 1
+        self.number = number
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -256,3 +257,4 @@ async def test_nobody_computes_for_a_customer_who_does_not_pay_for_it(record, mo
     with pytest.raises(NotFound if computes else NotAllowed):
         await verifying._verify(sample, record.number)
     assert bool(computed) == bool(reported) == computes
+    assert payments.number == 1  # this node does not hold the manifest, which would tell whether there is a context

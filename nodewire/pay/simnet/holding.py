@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from nodewire.errors import BadInput, NotAllowed, NotFound, PaymentFailed
 from nodewire.pay import bonds
 from nodewire.pay.bonds import Bond, Payout
-from nodewire.pay.settlement import verifier_pay_msat
+from nodewire.pay.settlement import funded_units, verifier_pay_msat
 from nodewire.pay.simnet.network import Moved, Table
 from nodewire.pay.simnet.steps import (
     FEES,
@@ -138,11 +138,12 @@ class Holding:
         return self._share(request, customer, chunk).amount_msat
 
     def computed_units(self, request: str, customer: str, chunk: int, unit_msat: int, at_ms: int) -> int:
-        """Units that the customer had zapped shares of `unit_msat` for before `at_ms`, up to `chunk`; at least 1."""
+        """Units that the customer had zapped shares for before `at_ms`, up to `chunk`, of which the first costs
+        `unit_msat`; at least 1."""
         if not unit_msat:
             return 1
         came = sum(self._share(request, customer, one).before_ms(at_ms) for one in range(chunk + 1))
-        return max(1, came // unit_msat)
+        return funded_units(came, unit_msat)
 
     def insured_msat(self, case: Judged) -> int:
         """What the pool still gives for the chunk of the task that a verdict is about."""
