@@ -14,6 +14,7 @@ from typing import cast
 from aiohttp import web
 
 from nodewire.budget import Budget
+from nodewire.origin_turns import Turns
 from nodewire.strangers import Strangers, origin_of
 from relay import working
 from relay.counting import Counts
@@ -58,6 +59,7 @@ class Door:
             if guest is None:  # the connection has just ended
                 return await handler(request)
             self.busy(guest)
+            await Turns.here().due(origin_of(guest.address))
             try:
                 return await handler(request)
             finally:

@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nodewire.errors import TimedOut
 from nodewire.nostr.nip01 import Filter
+from nodewire.origin_turns import Turns
 from relay import queueing, schema
 from relay.limits import Limits
 from relay.querying import Found, Reader, Statements, count, find, load
@@ -182,12 +184,10 @@ class Archive:
     async def _run(self, work: Work[T], path: queueing.Path, small: bool) -> T:
         if small:
             try:
-                answer: T = self._glance.run(work, _GLANCE_STEPS, self._limits.query_s)
+                answer: T = await Turns.here().done(path[0] if path else "", partial(self._glanced, work, path))
                 return answer
             except TooLong:
                 pass
-            finally:
-                self._charge(path, self._glance.steps)
         try:
             return await self._short.run(path, work)
         except TooLong:
@@ -196,6 +196,14 @@ class Archive:
             return await self._long.run(path, work)
         except TooLong as error:
             raise TimedOut("query", "it looks at too many events; narrow the filter (authors, kinds, since)") from error
+
+    def _glanced(self, work: Work[T], path: queueing.Path) -> T:
+        """Raises TooLong."""
+        try:
+            answer: T = self._glance.run(work, _GLANCE_STEPS, self._limits.query_s)
+            return answer
+        finally:
+            self._charge(path, self._glance.steps)
 
 
 def _is_small(filters: Sequence[Filter]) -> bool:

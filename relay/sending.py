@@ -15,15 +15,26 @@ from nodewire.errors import LinkLost
 _TURN_FRAMES = 16
 
 
+async def _any_turn() -> None:
+    await asyncio.sleep(0)
+
+
 class Outbox:
     """Frames for one client, at most `most_bytes` of them.
 
-    `cut(reason)` is called once, when the reader takes nothing for `stall_s` or falls further behind than that.
+    `cut(reason)` is called once, when the reader takes nothing for `stall_s` or falls further behind than that. Every
+    few frames wait for `turn`, since to send may wait for nothing, and others want theirs.
     """
 
     def __init__(
-        self, send: Callable[[str], Awaitable[None]], cut: Callable[[str], None], most_bytes: int, stall_s: float
+        self,
+        send: Callable[[str], Awaitable[None]],
+        cut: Callable[[str], None],
+        most_bytes: int,
+        stall_s: float,
+        turn: Callable[[], Awaitable[None]] = _any_turn,
     ) -> None:
+        self._turn = turn
         self._send, self._cut, self._most_bytes, self._stall_s = send, cut, most_bytes, stall_s
         self._frames: deque[str] = deque()
         self._bytes = 0
@@ -69,7 +80,7 @@ class Outbox:
             while self._frames:
                 sent += 1
                 if not sent % _TURN_FRAMES:
-                    await asyncio.sleep(0)  # to send may wait for nothing, and others want their turn
+                    await self._turn()
                 if not self._frames:  # cut off meanwhile
                     break
                 frame = self._frames.popleft()

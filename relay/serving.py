@@ -17,6 +17,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 
 import orjson
@@ -26,6 +27,7 @@ from nodewire.budget import Budget
 from nodewire.errors import LinkLost
 from nodewire.nostr import nip01
 from nodewire.nostr.event import Event
+from nodewire.origin_turns import Turns
 from nodewire.strangers import Strangers, origin_of
 from relay import blossom, informing, working
 from relay.admitting import Door
@@ -44,8 +46,6 @@ _LOG = logging.getLogger(__name__)
 _PING_S = 30.0
 _CLOSE_S = 2.0  # what a client gets to take leave in
 _POLICY_VIOLATION = 1008
-_TURN_MESSAGES = 4
-_LONG_BYTES = 8_192
 
 
 class Relay:
@@ -155,13 +155,14 @@ class Relay:
         )
         await ws.prepare(request)
         self._clients[ws] = request
-        outbox = Outbox(ws.send_str, socket.end, limits.outbox_bytes, limits.stall_s)
+        turn = partial(Turns.here().due, socket.origin)
+        outbox = Outbox(ws.send_str, socket.end, limits.outbox_bytes, limits.stall_s, turn)
         url = self.config.url or _dialled(request, self.config.proxies)
         talk = Conversation(self, outbox, url, (socket.origin, str(next(self._numbers))))
         sending = asyncio.create_task(outbox.run())
         try:
             talk.begin()
-            await _listen(ws, talk)
+            await _listen(ws, talk, turn)
         except asyncio.CancelledError:
             if not socket.cut:
                 raise
@@ -204,15 +205,12 @@ class _Socket:
             self.reading.cancel()
 
 
-async def _listen(ws: web.WebSocketResponse, talk: Conversation) -> None:
-    came = 0
+async def _listen(ws: web.WebSocketResponse, talk: Conversation, turn: Callable[[], Awaitable[None]]) -> None:
+    """Each message is heard in a turn of its origin: a crowd from one address makes nobody else wait for all of it."""
     async for message in ws:
         if message.type is WSMsgType.TEXT:
+            await turn()
             await talk.hear(message.data)
-            came += 1 + len(message.data) // _LONG_BYTES
-            if came >= _TURN_MESSAGES:
-                came = 0
-                await asyncio.sleep(0)  # what has come on other connections is heard, too
         elif message.type is WSMsgType.BINARY:
             await ws.send_str(nip01.Notice("invalid: binary message").to_json())
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, NotFound
+from nodewire.origin_turns import Turns
 from nodewire.wire.allowance import stray_bytes
 from nodewire.wire.decoder import Landing
 from nodewire.wire.early import Early
@@ -16,7 +17,6 @@ from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.link import Link
 from nodewire.wire.mailbox import ERROR, Exchange, JobMailbox, OnLost, Route, Tape
 from nodewire.wire.memory import Memory
-from nodewire.wire.turns import Turns
 
 _MAX_FENCES = 4_096
 _MAX_OVER = 4_096

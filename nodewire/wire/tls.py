@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from nodewire.origin_turns import Turns
 from nodewire.strangers import origin_of
 from nodewire.wire import openssl
-from nodewire.wire.turns import Turns
 
 _LARGE_BYTES = 32_768  # buffers from here on are filled before they are handed over: a record has 16 KiB at most
 _SHUTDOWN_S = 1.0

@@ -55,8 +55,11 @@ class Turns:
 
     def spent(self, end_s: float) -> None:
         """Count the time that work took, whose turn was to be over at `end_s`."""
-        self._spent_s += self._clock() - end_s + _SLICE_S
-        if self._spent_s > _NEGLIGIBLE_S and not (self._is_ending or self._is_serving):
+        self._spend(self._clock() - end_s + _SLICE_S)
+
+    def _spend(self, seconds: float) -> None:
+        self._spent_s += seconds
+        if self._spent_s >= _NEGLIGIBLE_S and not (self._is_ending or self._is_serving):
             self._is_ending = True
             self._loop.call_soon(self._ended)
 
@@ -66,6 +69,15 @@ class Turns:
             self._loop.call_soon(self._serve)
         works = self._waiting.setdefault(origin, _Origin())
         (works.further if again else works.first).append(work)
+
+    async def due(self, origin: str) -> None:
+        """Return when it is the turn of `origin` to do a little."""
+        if self.has_time and not self._waiting:
+            self._spend(_NEGLIGIBLE_S)
+            return
+        come: asyncio.Future[None] = self._loop.create_future()
+        self.wait(origin, lambda: None if come.done() else come.set_result(None))
+        await come
 
     async def done(self, origin: str, work: Callable[[], T]) -> T:
         """What `work` returns or raises, done at once or in a turn of its origin."""

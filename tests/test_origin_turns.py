@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from nodewire.wire.turns import TURN_S, Turns
+from nodewire.origin_turns import TURN_S, Turns
 
 
 class Work:
@@ -93,3 +93,17 @@ async def test_what_waits_is_done_with_its_result_or_error_and_not_when_nobody_w
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not log
+
+
+async def test_little_works_of_a_crowd_come_in_batches_and_another_origin_waits_for_one_at_most(made):
+    turns, log, _ = made
+
+    async def little(origin):
+        await turns.due(origin)
+        log.append(origin)
+
+    crowd = [asyncio.create_task(little("crowd")) for _ in range(500)]
+    await until(lambda: log)
+    await little("other")
+    assert log.index("other") <= 3 * TURN_S / 0.000_2
+    await asyncio.gather(*crowd)
