@@ -19,9 +19,8 @@ Figures, per cheat:
   that is wrong in the end.
 - unnoticed: jobs that the cheater spoilt and no sample hit.
 - unsure, withheld: verdicts that say neither.
-- struck_samples: verdicts on chunks of the cheater's that its cheat is known to alter. Of drivers' cheats these are all
-  after the prompt's (`bench.matrix` counts them token by token). struck_found: those of them that convict it. With
-  `--rate 100%` every chunk is drawn.
+- struck_samples: verdicts on drawn chunks of the cheater's in which its cheat altered a frame or token, by its own log.
+  struck_found: those of them that convict it. With `--rate 100%` every chunk is drawn.
 """
 
 from __future__ import annotations
@@ -46,24 +45,27 @@ from bench.jobs import PROMPTS, generate, references
 from bench.recompute import FAULTS as FAULTS_FOLDER
 from bench.report import Report, run
 from nodewire.plan.policy import SHIPPED, minimum_bond_msat
+from nodewire.protocol.chunk import chunk_of
+from nodewire.protocol.manifest import Manifest
 from processes.market import DECODER, PRICE_MSAT, Market
 from processes.saying import say
 
 CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied", "forged", "mistaken", "second", "colder")
 DRIVERS = ("mistaken", "second", "colder")
 """Those of which the driver cheats; the others do in every stage."""
-UNKNOWN = ("stale", "copied")
-"""Of their samples it is not known which are struck: one is honest at first, the other has claims without roots."""
+SILENT = ("other", "copied")
+"""Those whose log names no frame: one has other weights in all, the other commits to what others did."""
 SAMPLED = {"colder": {"temperature": 1.0, "seed": 7}}
 """What their customers ask for, others greedy decoding."""
 PROVIDERS, HOLDERS = 10, 6
-CHEATER = 3
+CHEATER = 4
+"""It holds the driver and two stages (`Market` hands them out in turn), so every cheat has something to alter."""
 TOKENS = 40
 """The prompt's chunk, and one that is not full."""
 JOB_S = 180.0
 LEAVING_EPOCHS = 2
 EPOCH_S = 3.0
-"""All oracles, providers and customers share this machine's cores."""
+"""All oracles, providers and customers share this machine's cores; with other work beside them, `--epoch` is longer."""
 TOGETHER = 6
 """Customers that buy at once, one job after the other."""
 TASKS = 4
@@ -77,7 +79,7 @@ BOND_SATS = -(
 )
 RATE = f"{SHIPPED.rate:.2%}"
 sys.path.append(str(FAULTS_FOLDER))
-from nodewire_faults.strike import STRUCK  # noqa: E402
+from nodewire_faults.strike import FRAME, STRUCK  # noqa: E402
 
 FAULTS = (sys.executable, "-m", "tests.faults.run")
 
@@ -96,7 +98,9 @@ class Bought:
     requests: set[str] = field(default_factory=set)
 
 
-async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Random, rate: str = RATE) -> dict[str, Any]:
+async def cheat(
+    name: str, prompts: Sequence[str], count: int, rng: random.Random, rate: str = RATE, epoch_s: float = EPOCH_S
+) -> dict[str, Any]:
     """One market with one cheater: `count` jobs and the books after them."""
     with tempfile.TemporaryDirectory(prefix=f"nodewire-{name}-") as folder:
         tasks = "driver" if name in DRIVERS else ",".join(f"stage.{k}" for k in range(TASKS - 1))
@@ -110,7 +114,7 @@ async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Rando
             dishonest={CHEATER: launched},
             committee=("--verify-rate", rate),
             bond_sats=BOND_SATS,
-            epoch_s=EPOCH_S,
+            epoch_s=epoch_s,
         ) as market:
             alone = await references(market, DECODER, prompts, TOKENS, *options)
             began = time.monotonic()
@@ -122,7 +126,9 @@ async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Rando
             seconds = time.monotonic() - began
             await asyncio.sleep(3)  # payments and statements that are on their way
             books = await Books.of(market, list(market.providers.values()))
-            return {**_arm(name, market, books, jobs), "seconds": round(seconds, 1)}
+            async with market.customer("reader") as reader:
+                manifest = await reader.session.market.manifest(market.models["pycoder"]["address"])
+            return {**_arm(market, manifest, books, jobs), "seconds": round(seconds, 1)}
 
 
 async def _buy(
@@ -156,7 +162,7 @@ async def _buy(
                 return
 
 
-def _arm(name: str, market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
+def _arm(market: Market, manifest: Manifest, books: Books, jobs: list[Bought]) -> dict[str, Any]:
     cheater = market.providers[f"provider-{CHEATER}"]
     honest = [p for p in market.providers.values() if p is not cheater]
     _attribute(books, jobs)
@@ -167,7 +173,8 @@ def _arm(name: str, market: Market, books: Books, jobs: list[Bought]) -> dict[st
     nets = {p.name: books.net_msat(p) for p in honest}
     working = [p.name for p in honest if books.worked(p)]
     outcomes = books.outcomes()
-    struck = [v for v in books.verdicts if v.provider == cheater.public and (v.chunk or name not in DRIVERS)]
+    altered = _altered(market.log(cheater.name), manifest)
+    struck = [v for v in books.verdicts if v.provider == cheater.public and (v.request, v.task, v.chunk) in altered]
     return {
         "jobs": len(jobs),
         "altered": market.log(cheater.name).count(STRUCK),
@@ -214,6 +221,12 @@ def _arm(name: str, market: Market, books: Books, jobs: list[Bought]) -> dict[st
     }
 
 
+def _altered(log: str, manifest: Manifest) -> set[tuple[str, str, int]]:
+    """Request, task and chunk of what a cheat altered, by its provider's log."""
+    source = {edge.name: edge.source for edge in manifest.edges}
+    return {(request, source[edge], chunk_of(manifest, int(seq))) for request, edge, seq in FRAME.findall(log)}
+
+
 def _differs_at(ids: Sequence[int], alone: Sequence[int]) -> int | None:
     if list(ids) == list(alone):
         return None
@@ -235,7 +248,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         if options.only in ("", name):
             say(f"cheat {name}, a bond of {BOND_SATS} sat, {options.rate} sampled")
             rng = random.Random(f"{report.seed} {name}")
-            arm = report.arms[name] = await cheat(name, prompts, jobs, rng, options.rate)
+            arm = report.arms[name] = await cheat(name, prompts, jobs, rng, options.rate, options.epoch)
             judge(report, name, arm)
     if options.only in ("", "rules"):
         count, rng = options.jobs or (20 if report.quick else 200), random.Random(f"{report.seed} rules")
@@ -257,7 +270,7 @@ def judge(report: Report, name: str, arm: dict[str, Any]) -> None:
     """The acceptance lines of one cheat."""
     report.line(f"{name}_altered", arm["altered"], ">=", 1)
     report.line(f"{name}_caught", arm["caught"], ">=", 1)
-    if name not in UNKNOWN:
+    if name not in SILENT:
         report.line(f"{name}_struck_samples_found", arm["struck_found"], "==", arm["struck_samples"])
     report.line(f"{name}_wrongly_convicted", len(arm["wrongly"]), "==", 0)
     report.line(f"{name}_plans_after_the_verdict", arm["plans_after"], "==", 0)
@@ -276,6 +289,7 @@ def judge(report: Report, name: str, arm: dict[str, Any]) -> None:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", choices=("", *CHEATS, "rules", "dag"), help="one of the arms")
     parser.add_argument("--rate", default=RATE, help="of chunks that are drawn")
+    parser.add_argument("--epoch", type=float, default=EPOCH_S, help="seconds")
     parser.add_argument("--jobs", type=int, default=0, help="of each arm, instead of 200 (20 in `dag`)")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from nodewire.llm import sampler
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.sampling import choose as honest_choice
-from nodewire_faults.strike import say_struck
+from nodewire_faults.strike import note_choice
 
 Choose = Callable[[Tensor, Sampling, int], int]
 
@@ -22,7 +22,7 @@ def choose_with(choose: Choose) -> None:
     def chosen(logits: Tensor, sampling: Sampling, pos: int) -> int:
         token, honest = choose(logits, sampling, pos), honest_choice(logits, sampling, pos)
         if token != honest:
-            say_struck(f"token {honest} at {pos} to {token}")
+            note_choice(f"token {honest} at {pos} to {token}")
         return token
 
     sampler.choose = chosen

@@ -19,7 +19,7 @@ from nodewire.llm.attention import Attention
 from nodewire.llm.kv import past
 from nodewire.protocol.frame import Frame
 from nodewire_faults.cheats import Cheat
-from nodewire_faults.strike import say_struck
+from nodewire_faults.strike import say_choices, say_frame, say_struck
 
 ORDERS = "nodewire_faults"
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
@@ -54,21 +54,22 @@ class Faulty:
 
     def receive(self, session: str, frame: Frame[Any]) -> list[Frame[Any]]:
         outs = self._honest.receive(session, frame)
+        say_choices(session, outs)
         if session not in self._sessions:
             return outs
         cheat, after = self._sessions[session]
-        return [_struck(out, cheat.corrupt(frame, out)) if out.seq >= after else out for out in outs]
+        return [_struck(session, out, cheat.corrupt(frame, out)) if out.seq >= after else out for out in outs]
 
     def close(self, session: str) -> None:
         self._sessions.pop(session, None)
         self._honest.close(session)
 
 
-def _struck(honest: Frame[Any], sent: Frame[Any]) -> Frame[Any]:
+def _struck(session: str, honest: Frame[Any], sent: Frame[Any]) -> Frame[Any]:
     """`sent`; the provider's log says if it is not the honest frame."""
     pairs = zip(honest.tensors, sent.tensors, strict=True)
     if any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs):
-        say_struck(f"{sent.edge}/{sent.seq}")
+        say_frame(session, sent)
     return sent
 
 

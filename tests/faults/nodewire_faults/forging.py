@@ -13,7 +13,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.provider import hashing, holding
 from nodewire.worker.lasting import LastingWorker
 from nodewire_faults.equivocating import turned
-from nodewire_faults.strike import say_struck
+from nodewire_faults.strike import say_frame
 
 MOST_KNOWN = 65_536
 
@@ -27,14 +27,14 @@ def forge_sketches(tasks: Sequence[str]) -> None:
         outs = await receive(self, task, session, frame)
         if tasks and not any(task.endswith(name) for name in tasks):
             return outs
-        return [_tampered(out) for out in outs]
+        return [_tampered(session, out) for out in outs]
 
-    def _tampered(out: Frame[Array]) -> Frame[Array]:
+    def _tampered(session: str, out: Frame[Array]) -> Frame[Array]:
         sent = turned(out)
         for mine, theirs in zip(out.tensors, sent.tensors, strict=True):
             if theirs.data != mine.data:
                 honest[hashlib.sha256(theirs.data).hexdigest()] = replace(mine, data=bytes(mine.data))
-                say_struck(f"{sent.edge}/{sent.seq}")
+                say_frame(session, sent)
         while len(honest) > MOST_KNOWN:
             del honest[next(iter(honest))]
         return sent

@@ -1,0 +1,35 @@
+"""What bench.byzantine reads out of a cheater's log, and that its cheater has something to alter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench import byzantine
+from processes.market import Market
+from tests.protocol.documents import manifest
+
+
+def test_a_cheater_holds_the_driver_and_a_stage():
+    market: Any = Market.__new__(Market)
+    names = ["driver", *(f"stage.{number}" for number in range(byzantine.TASKS - 1))]
+    market.models = {"pycoder": {"tasks": [{"name": name} for name in names]}}
+    market._size, market._holders = byzantine.PROVIDERS, byzantine.HOLDERS
+    held = {task for _, task in market._spread()[byzantine.CHEATER]}
+    assert "driver" in held
+    assert held - {"driver"}
+
+
+def test_altered_frames_of_a_log_are_chunks_of_the_tasks_that_put_them_out():
+    """A prompt's frame is chunk 0; what is altered in no job, such as weights, names no chunk."""
+    of = manifest()
+    edge = next(edge for edge in of.edges if edge.source == "stage.0")
+    request = "ab" * 32
+    log = "\n".join(
+        [
+            f"12:00:00 I the cheat altered {request} {edge.name}/0",
+            f"the cheat altered {request} {edge.name}/{of.chunk}",
+            f"the cheat altered {request} {edge.name}/{of.chunk + 1}",
+            "the cheat altered weights model.norm.weight",
+        ]
+    )
+    assert byzantine._altered(log, of) == {(request, "stage.0", chunk) for chunk in (0, 1, 2)}
