@@ -429,7 +429,7 @@ async def _narrower(
     """Excesses of honest results over each other, and of narrower ones over all of them."""
     reference = model.openings(*read(await model.compute(Setting(reference=True), "reference")))
     found = {"honest": Excesses()}
-    for mine, theirs in itertools.permutations(computed.values(), 2):
+    for mine, theirs in itertools.combinations(computed.values(), 2):
         found["honest"].compare(reference, mine, theirs)
     for number, (name, weights) in enumerate(cheats.items()):
         cheated = model.openings(*read(await model.compute(Setting(weights=weights), f"narrower-{number}")))

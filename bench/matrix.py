@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from bench import leeway
-from bench.honest import DECODER, DECODER_TARGET, Key, Model, Openings, Setting
+from bench.honest import Key, Model, Openings, Setting
 from bench.jobs import PROMPTS
 from bench.recompute import NOTHING_ALTERED, read
 from bench.report import Report, run
@@ -37,6 +37,7 @@ from nodewire.protocol.chunk import Opening
 from nodewire.protocol.compare import compare
 from nodewire.protocol.fingerprint import MILLION
 from nodewire.protocol.sizes import parse_size
+from processes.market import DECODER, DECODER_TARGET
 from processes.saying import say
 
 JUDGE = Setting(2, "avx2", frames="merged")
@@ -50,13 +51,12 @@ CHEATS: dict[str, tuple[str, Any]] = {
     "weights held in bfloat16": ("cast", "bfloat16"),
     "10 % of the weights pruned": ("pruned", 0.1),
     "30 % of the weights pruned": ("pruned", 0.3),
-    "the last 256 positions alone": ("window", 256),
-    "the last 128 positions alone": ("window", 128),
+    "the last 128 positions alone": ("window", 128),  # more than a quick run has
     "the last 64 positions alone": ("window", 64),
     "keys and values of 8 bits": ("cache", 8),
 }
 HELD = ("weights held in float16", "weights held in bfloat16")
-"""The checkpoint's numbers are bfloat16's: these change none of them, and are no cheat."""
+"""The checkpoint's numbers are bfloat16's: of these the second changes none, and the first next to none."""
 ALWAYS = {
     "float32": ("8-bit rows", "8-bit blocks of 32", "8-bit floats (e4m3)", "5-bit blocks of 32", "4-bit blocks of 32",
                 "10 % of the weights pruned", "30 % of the weights pruned"),
@@ -84,20 +84,15 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
             for name in TOKENS_ALWAYS:
                 report.line(f"{dtype}: {name}", tokens[name]["found"], "==", max(1, tokens[name]["chunks"]))
             idle = [name for name, row in arm.items() if not row["struck"] and name not in ("honest", *HELD)]
-            report.line(f"{dtype}: cheats that struck nowhere", len(idle), "==", len(_too_short(report.quick)))
+            report.line(f"{dtype}: cheats that struck nowhere", len(idle), "==", 1 if report.quick else 0)
     report.line("honest_chunks_convicted", convicted, "==", 0)
-
-
-def _too_short(quick: bool) -> Sequence[str]:
-    """Windows that no generation of a quick run fills."""
-    return ("256", "128") if quick else ()
 
 
 def _model(folder: Path, dtype: Any, *, quick: bool) -> Model:
     folder.mkdir()
     registered = split_decoder(DECODER, parse_size(DECODER_TARGET), folder, slots=4, dtype=dtype)
     sessions = [
-        ["prompt", prompt, {"max_tokens": 70 if quick else 330, "temperature": t, "top_p": 1.0, "seed": n, "stop": []}]
+        ["prompt", prompt, {"max_tokens": 70 if quick else 200, "temperature": t, "top_p": 1.0, "seed": n, "stop": []}]
         for n, prompt in enumerate(PROMPTS[:2])
         for t in (0.0, 1.0)
     ]

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 FAULTS = Path(__file__).parent.parent / "faults"
 sys.path.append(str(FAULTS))
 
 from nodewire_faults import CHEATS  # noqa: E402
 from nodewire_faults.cheats import Flipped, Honest, Nan, Scaled, Short, Skipped, Stale, Wrong  # noqa: E402
-from nodewire_faults.engine import Faulty, noisy, rounded, without  # noqa: E402
+from nodewire_faults.engine import Faulty, cast, narrow_cache, noisy, pruned, rounded, without  # noqa: E402
 
 from nodewire.kind import Limits  # noqa: E402
+from nodewire.llm import actor as llm  # noqa: E402
 from nodewire.llm.split import split_decoder  # noqa: E402
 from nodewire.protocol.frame import Frame  # noqa: E402
 from nodewire.worker.client import WorkerProcess  # noqa: E402
@@ -125,6 +127,48 @@ def test_exchanged_weights_are_near_the_real_ones_and_vectors_stay():
         change("vector", vector)
         assert least < (matrix - before[0]).norm() / before[0].norm() < most
         assert torch.equal(vector, before[1])
+
+
+def test_a_narrow_cache_alters_prompts_and_single_tokens(tmp_path, monkeypatch):
+    made = split_decoder(make_llama(tmp_path / "llama"), 2_000_000, tmp_path, slots=1)
+    stage = next(task for task in made.manifest.tasks if task.engine == "decoder.stage")
+    edge = next(edge.name for edge in made.manifest.inputs(stage.name))
+    blobs = [tmp_path / weight.sha256 for weight in stage.weights]
+    program = (tmp_path / stage.program.sha256).read_bytes()
+    monkeypatch.setattr(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)  # put back afterwards
+
+    def outs() -> list[torch.Tensor]:
+        actor = llm.load(stage.engine, program, blobs, Limits(memory_bytes=10**8, threads=1))
+        actor.open("s", {"max_tokens": 4})
+        taken = [
+            Frame(
+                edge,
+                0,
+                (torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(1)),),
+                {"pos": 0, "chunk": 0, "tokens": 5},
+            ),
+            Frame(
+                edge,
+                1,
+                (torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(2)),),
+                {"pos": 5, "chunk": 1, "tokens": 1},
+            ),
+        ]
+        return [out.tensors[0] for one in taken for out in actor.receive("s", one)]
+
+    honest = outs()
+    assert not narrow_cache()
+    sent = outs()
+    assert [torch.equal(a, b) for a, b in zip(honest, sent, strict=True)] == [False, False]
+
+
+def test_weights_pruned_or_held_in_a_narrower_dtype_are_near_the_real_ones():
+    matrix = torch.randn(64, 64)
+    for change, least, most in ((pruned(0.1), 0.001, 0.1), (cast("float16"), 1e-5, 1e-3)):
+        altered = matrix.clone()
+        change("matrix", altered)
+        assert least < (matrix - altered).norm() / matrix.norm() < most
+    assert (altered == altered.half().float()).all()
 
 
 def test_a_layer_that_is_left_out_ends_its_branches_with_zeros():

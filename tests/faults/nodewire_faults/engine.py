@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 
 import torch
 import torch._dynamo  # as kinds.k8843_worker does: everything is imported before the sandbox
+from torch.nn import functional as F
 
 from nodewire.graph import actor as graph
 from nodewire.kind import Actor, Limits, Params
 from nodewire.llm import actor as llm
 from nodewire.llm.attention import Attention
-from nodewire.llm.kv import past
 from nodewire.protocol.frame import Frame
 from nodewire_faults.cheats import Cheat
 from nodewire_faults.strike import say_choices, say_frame, say_struck
@@ -213,8 +212,9 @@ def shorten_window(positions: int) -> set[str]:
 
 
 def narrow_cache() -> set[str]:
-    """From now on keys and values are attended to as if they were kept in 8 bits, one scale for a position and head."""
-    honest, altered = past.attention, set[str]()
+    """From now on keys and values are attended to as if they were kept in 8 bits, one scale for a position and head, by
+    prompts and by single tokens."""
+    honest, altered = F.scaled_dot_product_attention, set[str]()
 
     def narrowed(x: torch.Tensor) -> torch.Tensor:
         exact = x.float()
@@ -228,9 +228,7 @@ def narrow_cache() -> set[str]:
     def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
         return honest(q, narrowed(keys), narrowed(values), *rest, **named)
 
-    for module in list(sys.modules.values()):
-        if getattr(module, "attention", None) is honest:
-            setattr(module, "attention", attend)  # noqa: B010
+    F.scaled_dot_product_attention = attend
     return altered
 
 
