@@ -14,6 +14,7 @@ from nodewire.oracle.case import (
     Case,
     Drawn,
     FramesShown,
+    InputsShown,
     Opened,
     Parties,
     PublishSampled,
@@ -201,6 +202,12 @@ def recomputed(what: Recomputed, state: State) -> State:
         parties = replace(case.parties, origins=frozenset(), price_msat=0)  # it is opened for that sample's sake
         state = state.with_case(Case(unopened, case.epoch, case.manifest, witness=True, parties=parties))
     return state
+
+
+def inputs_shown(what: InputsShown, state: State) -> State:
+    """What the provider did not show before, it has shown now."""
+    case = state.cases.get(what.key)
+    return state if case is None else state.with_case(replace(case, withheld=False))
 
 
 def frames_shown(what: FramesShown, state: State) -> State:

@@ -118,6 +118,13 @@ class Recomputed:
 
 
 @dataclass(frozen=True, slots=True)
+class InputsShown:
+    """All inputs of a `Recompute` are here. The provider withholds nothing, however computing them ends."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class FramesShown:
     """How a `PullFrames` ended: the leaves of the frames that the provider shows, which hash to those of its opening;
     None: it shows none, or others."""
@@ -159,7 +166,19 @@ class Unfounded:
     task: str
 
 
-Input = Tick | Drawn | SampledCame | Opened | Recomputed | FramesShown | VoteCame | Said | VerdictCame | Unfounded
+Input = (
+    Tick
+    | Drawn
+    | SampledCame
+    | Opened
+    | InputsShown
+    | Recomputed
+    | FramesShown
+    | VoteCame
+    | Said
+    | VerdictCame
+    | Unfounded
+)
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 
@@ -276,7 +295,7 @@ class Case:
     disputed: bool = False
     """The provider's opening and the verifier's are not alike."""
     withheld: bool = False
-    """The provider's inputs were, when they were asked for."""
+    """The provider's inputs were, when they were last asked for."""
     equivocation: Equivocation | None = None
     grey: bool = False
     """Computed again, the provider's work is neither alike nor apart."""

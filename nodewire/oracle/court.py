@@ -21,6 +21,7 @@ from nodewire.oracle.case import (
     Convict,
     FramesShown,
     Input,
+    InputsShown,
     Opened,
     Parties,
     PublishFault,
@@ -353,6 +354,7 @@ class Court:
             inputs = await self._evidence.inputs(
                 sample, epoch, last=last, within_s=self._left_s(epoch, math.inf if is_bonded else STRANGERS_EPOCHS)
             )
+            self._feed(InputsShown(sample.key))
             async with self._computing.turn(rank, [Cap("worker", 1)]):
                 left_s = self._left_s(epoch, math.inf if is_bonded else 1)
                 case = self._state.cases.get(sample.key)

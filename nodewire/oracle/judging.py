@@ -40,7 +40,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from nodewire.oracle.arrivals import drawn, frames_shown, opened, publish_due, published, recomputed, swept
+from nodewire.oracle.arrivals import (
+    drawn,
+    frames_shown,
+    inputs_shown,
+    opened,
+    publish_due,
+    published,
+    recomputed,
+    swept,
+)
 from nodewire.oracle.ballots import again, certify, joins_unknown, sample_of, verdict_came, vote_came
 from nodewire.oracle.case import (
     Action,
@@ -48,6 +57,7 @@ from nodewire.oracle.case import (
     Drawn,
     FramesShown,
     Input,
+    InputsShown,
     Opened,
     Recomputed,
     Said,
@@ -83,6 +93,8 @@ def apply(what: Input, state: State) -> Step:
             state, keys = opened(what, state), (key,)
         case Recomputed(key, unopened=witness):
             state, keys = recomputed(what, state), (key,) if witness is None else (key, witness.key)
+        case InputsShown():
+            state = inputs_shown(what, state)
         case FramesShown(key):
             state, keys = frames_shown(what, state), (key,)
         case VoteCame(event):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from nodewire.oracle.case import (
     OPEN_EPOCHS,
     VERIFIED_EPOCHS,
     Drawn,
+    InputsShown,
     Recompute,
+    Recomputed,
     SayVote,
     Tick,
     VoteCame,
@@ -271,6 +274,26 @@ def test_a_provider_that_shows_its_opening_but_not_its_inputs_has_withheld():
     court = court_of(computes=lambda oracle: Withheld("inputs", "refused"))
     found = tried(court, provider=CHEATING, verifier=None)
     assert (found.outcome, found.culprit) == ("withheld", "")
+
+
+def test_a_provider_that_was_slow_once_and_then_shows_its_inputs_has_not_withheld():
+    """The oracle itself is too slow for them, which is nobody else's fault."""
+    tries: Counter[str] = Counter()
+
+    class Slow(Courtroom):
+        def _do(self, seat, action):
+            if isinstance(action, Recompute):
+                tries[seat.keys.public] += 1
+                if tries[seat.keys.public] > 1:
+                    self._later(50, seat.keys.public, InputsShown(action.sample.key))
+                    self._later(60, seat.keys.public, Recomputed(action.sample.key, None))
+                    return
+            super()._do(seat, action)
+
+    court = Slow(*committee(), computes=lambda oracle: Withheld("inputs", "not shown in time"))
+    found = tried(court, provider=HONEST, verifier=None)
+    assert min(tries.values()) > 1
+    assert (found.outcome, found.culprit) == ("unsure", "")
 
 
 LIAR = keys("upstream").public
