@@ -13,6 +13,8 @@ from pathlib import Path
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
 PROVIDERS = 8
+STARTS = 4
+"""Of one daemon, where what it needs is too busy to answer."""
 DECODER_MSAT, ENCODER_MSAT = 21_000, 4_000
 """What a chunk of one piece costs."""
 BOND_MSAT = 10_000_000
@@ -34,11 +36,24 @@ class Market:
     async def daemon(self, name: str, *command: str, program: Sequence[str] = NODEWIRE, timeout_s: float = 600) -> dict:
         """Start `nodewire COMMAND --json` and return the line by which it says that it is ready.
 
-        One that ends before is noticed at once; the time is for a busy machine, where eight take minutes to load.
+        One that ends before is noticed at once; the time is for a busy machine, where eight take minutes to load. One
+        whose error says that it may be tried again is started again, as whatever runs daemons does.
         """
-        with (self.folder / f"{name}.log").open("wb") as log:
+        for attempt in range(STARTS):
+            said = await self._started(name, *program, *command, "--json", timeout_s=timeout_s)
+            error = said.get("error")
+            if error is None:
+                return said
+            if not error["retryable"] or attempt == STARTS - 1:
+                break
+            await self.processes.pop(name).wait()
+        raise Broken(f"{name} did not start: {error['code']}: {error['field']}: {error['reason']}")
+
+    async def _started(self, name: str, *command: str, timeout_s: float) -> dict:
+        """The first document that a new process prints."""
+        with (self.folder / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *program, *command, "--json", stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
+                *command, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
             )
         self.processes[name] = process
         assert process.stdout
