@@ -9,8 +9,8 @@ tenth of the others: so much is `found_of_drawn`, and `found_in_20` of jobs of 2
 
 Cheats at a driver's tokens are those of bench.leeway; every drawn sample of a driver is held to its tokens.
 
-Lines: each cheat that must always be found, how many honest chunks are convicted, and cheats that struck nowhere, apart
-from those that change no number of this checkpoint.
+Lines: each cheat that must always be found, narrower weights in jobs of 20 samples, how many honest chunks are
+convicted, and cheats that struck nowhere, apart from those that change no number of this checkpoint.
 """
 
 from __future__ import annotations
@@ -60,9 +60,11 @@ HELD = ("weights held in float16", "weights held in bfloat16")
 ALWAYS = {
     "float32": ("8-bit rows", "8-bit blocks of 32", "8-bit floats (e4m3)", "5-bit blocks of 32", "4-bit blocks of 32",
                 "10 % of the weights pruned", "30 % of the weights pruned"),
-    "bfloat16": ("8-bit floats (e4m3)", "5-bit blocks of 32", "4-bit blocks of 32", "30 % of the weights pruned"),
+    "bfloat16": ("5-bit blocks of 32", "4-bit blocks of 32", "30 % of the weights pruned"),
 }  # fmt: skip
 """Found in every struck chunk that a judge computes."""
+SOLD = ("8-bit rows", "8-bit blocks of 32", "8-bit floats (e4m3)", "10 % of the weights pruned")
+"""Of bfloat16: a chunk of fewer than 8 rows says nothing of these, and not every other is computed again."""
 TOKENS_ALWAYS = tuple(name for name in leeway.CHEATS if "0.97" not in name and not name.startswith("top_"))
 """Cheats of a driver that are found in every struck chunk."""
 
@@ -83,6 +85,8 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
                 report.line(f"{dtype}: {name}", arm[name]["found"], "==", max(1, arm[name]["struck"]))
             for name in TOKENS_ALWAYS:
                 report.line(f"{dtype}: {name}", tokens[name]["found"], "==", max(1, tokens[name]["chunks"]))
+            for name in SOLD:
+                report.line(f"{dtype}: {name}, in a job of 20 samples", arm[name]["found_in_20"], ">=", 0.95)
             idle = [name for name, row in arm.items() if not row["struck"] and name not in ("honest", *HELD)]
             report.line(f"{dtype}: cheats that struck nowhere", len(idle), "==", 1 if report.quick else 0)
     report.line("honest_chunks_convicted", convicted, "==", 0)
