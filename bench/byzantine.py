@@ -59,7 +59,7 @@ SAMPLED = {"colder": {"temperature": 1.0, "seed": 7}}
 """What their customers ask for, others greedy decoding."""
 PROVIDERS, HOLDERS = 10, 6
 CHEATER = 4
-"""It holds the driver and two stages (`Market` hands them out in turn), so every cheat has something to alter."""
+"""It holds the driver and three stages (`Market` hands them out in turn), so every cheat has something to alter."""
 TOKENS = 40
 """The prompt's chunk, and one that is not full."""
 JOB_S = 180.0
@@ -68,7 +68,8 @@ EPOCH_S = 3.0
 """All oracles, providers and customers share this machine's cores; with other work beside them, `--epoch` is longer."""
 TOGETHER = 6
 """Customers that buy at once, one job after the other."""
-TASKS = 4
+TASKS = 7
+"""Of the decoder as the market cuts it: a driver and six stages. A cheat of four of them would leave others honest."""
 IN_FLIGHT = 4 * 9
 """Four sessions, each of which begins a chunk in every epoch until the first has its verdict, nine epochs later."""
 BOND_SATS = -(
@@ -116,6 +117,8 @@ async def cheat(
             bond_sats=BOND_SATS,
             epoch_s=epoch_s,
         ) as market:
+            if (count_of := len(market.models["pycoder"]["tasks"])) != TASKS:
+                raise RuntimeError(f"the decoder is cut into {count_of} tasks, the cheats know {TASKS}")
             alone = await references(market, DECODER, prompts, TOKENS, *options)
             began = time.monotonic()
             chosen = iter([rng.choice(prompts) for _ in range(count)])

@@ -17,8 +17,8 @@ from rich.markup import escape
 from screen import note, out, sats
 
 TOKENS = 24
-BOND_MSAT = 40_000_000
-"""Four times another provider's. A newcomer's weight is lower, so about every second plan names it."""
+BOND_MSAT = 20_000_000
+"""Twice another provider's. A newcomer's weight is lower, so about every second plan names it."""
 PRICE_MSAT = 15_000
 MAX_TRIES = 12
 """How often it is bought until the cheater has had a part in it."""
