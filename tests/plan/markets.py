@@ -223,7 +223,7 @@ def vectors() -> list[dict]:
         ("few nodes to hedge", World(ring(4), 8, 25, bonded=100), generous(hedge=STAGES), 0, ()),
         ("hedges in a tight budget", World(ring(3), 16, 20), generous(hedge=STAGES[:2], max_chunk_msat=100), 0, ()),
     ]
-    return [_vector(*case) for case in cases]
+    return [vector(*case) for case in cases]
 
 
 def _beacon(name: str) -> str:
@@ -236,7 +236,7 @@ def _members(name: str, world: World) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node for one in plan.tasks for node in (one.provider, one.standby) if node))
 
 
-def _vector(name: str, world: World, terms: Terms, k: int, busy: tuple[str, ...]) -> dict:
+def vector(name: str, world: World, terms: Terms, k: int, busy: tuple[str, ...]) -> dict:
     exclusions = tuple(Busy(digest(f"busy {pubkey}"), pubkey) for pubkey in busy)
     inputs = world.inputs(terms, k=k, busy=exclusions)
     # signatures differ from run to run, and with them the blob that holds them

@@ -14,9 +14,11 @@ from nodewire.errors import BadInput, NoProvider, OverBudget
 from nodewire.plan.assign import FAR_US, Busy, Offer, assign, draw, link_us, open_task, repute
 from nodewire.plan.policy import SHARE_PPM
 from nodewire.protocol.account import POINTS
+from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.snapshot import Node
-from tests.plan.markets import VECTORS, World, diamond, generous, ring, vectors
+from tests.plan import second_assign
+from tests.plan.markets import VECTORS, World, diamond, generous, ring, strained, vector, vectors
 from tests.protocol_committee.actors import digest
 
 
@@ -27,6 +29,40 @@ def world():
 
 def test_the_committed_vectors_come_out_the_same():
     assert json.loads(json.dumps(vectors())) == json.loads(VECTORS.read_text())
+
+
+def _as_the_page_has_it(case: dict) -> dict:
+    try:
+        return second_assign.plan(case, Manifest.model_validate_json(json.dumps(case["manifest"])).digest())
+    except second_assign.Refused as error:
+        return {"code": str(error)}
+
+
+def test_the_page_alone_gives_the_committed_plans():
+    """A plan that is malformed by its terms alone is section 5's affair."""
+    for case in json.loads(VECTORS.read_text()):
+        expected = case.get("plan") or case["error"]
+        if expected.get("code") != "bad-plan":
+            found = _as_the_page_has_it(case)
+            assert found == {name: expected[name] for name in found}, case["name"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([ring(3), diamond()]),
+    st.integers(1, 20),
+    st.sampled_from([0, 10, 50]),
+    st.integers(60, 400),
+    st.sampled_from([(), ("stage.0",), ("stage.0", "stage.1")]),
+)
+def test_the_page_alone_gives_the_same_plans(seed, manifest, nodes, bonded, budget, hedge):
+    world = strained(World(manifest, nodes, seed, bonded=bonded), seed)
+    terms = generous(max_chunk_msat=budget, hedge=hedge if manifest.mode == "generate" else ())
+    case = json.loads(json.dumps(vector(f"random {seed}", world, terms, seed % 8, ())))
+    expected = case.get("plan") or case["error"]
+    found = _as_the_page_has_it(case)
+    assert found == {name: expected[name] for name in found}
 
 
 def test_every_task_has_a_provider_that_holds_it_and_another_as_standby(world):
