@@ -100,8 +100,9 @@ class Derivation:
 
 def _events(blob: bytes, known: Mapping[str, Event]) -> Sliced[dict[str, Event]]:
     """By id, the events in a proposed snapshot, the known ones as they are known. Raises BadInput, BadSignature."""
-    document, found = (yield from _snapshot.read(blob)), {}
-    for text in document.get("events", ()):
+    document, found = (yield from Snapshot.read(blob)), {}
+    texts = document.get("events")
+    for text in texts if isinstance(texts, list) else ():
         if isinstance(text, str):
             event = known.get(text[7:71]) or parse_event(text)
             found[event.id] = event

@@ -8,12 +8,14 @@ SHA-256(SHA-256(tag) || SHA-256(tag) || bytes), as in BIP-340.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import msgpack
 
 from nodewire.errors import BadInput, TooLarge
+from nodewire.slices import Sliced
 
 MAX_DEPTH = 32
 _SCALARS = frozenset({type(None), bool, int, str, bytes})
@@ -52,6 +54,72 @@ def decode(data: bytes | memoryview, *, max_bytes: int, max_values: int | None =
     if encode(document) != bytes(data):
         raise BadInput("document", "not in canonical form")
     return document
+
+
+def read(
+    data: bytes, *, max_bytes: int, most: Mapping[str, int] | None = None, longest: int | None = None
+) -> Sliced[dict[str, Any]]:
+    """The map in `data`, read in slices, a field or a list's item at a time.
+
+    Args:
+        most: of fields that are lists, the most items that each may have. That is checked before any is read.
+        longest: the most items that any list or map within a field, or within an item of these, may have.
+
+    Raises:
+        TooLarge: longer than `max_bytes`, or a list or map has more items than it may; the field is named.
+        BadInput: not a map in msgpack, or not its canonical form.
+    """
+    if len(data) > max_bytes:
+        raise TooLarge("document", f"{len(data)} bytes, at most {max_bytes}")
+    longest = len(data) if longest is None else longest
+    unpacker = msgpack.Unpacker(
+        raw=False, strict_map_key=True, max_array_len=longest, max_map_len=longest, max_buffer_size=max(len(data), 1)
+    )
+    packer, document, name = msgpack.Packer(use_bin_type=True), dict[str, Any](), ""
+    try:
+        unpacker.feed(data)
+        fields = unpacker.read_map_header()
+        _check(data, 0, unpacker.tell(), packer.pack_map_header(fields))
+        for number in range(fields):
+            before, name = name, _piece(data, unpacker)
+            if not isinstance(name, str) or (number and name.encode() <= before.encode()):
+                raise BadInput("document", "a field's name is no string, or not in canonical order")
+            start = unpacker.tell()
+            if name not in (most or {}) or not _is_list(data[start : start + 1]):
+                document[name] = _piece(data, unpacker)
+                yield
+                continue
+            items, room = unpacker.read_array_header(), (most or {})[name]
+            if items > room:
+                raise TooLarge(name, f"{items} items, at most {room}")
+            _check(data, start, unpacker.tell(), packer.pack_array_header(items))
+            document[name] = []
+            for _ in range(items):
+                document[name].append(_piece(data, unpacker))
+                yield
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        if "exceeds max_" in str(error):
+            raise TooLarge(name or "document", f"a list or map in it has more than {longest} items") from error
+        raise BadInput("document", "not a map in msgpack") from error
+    if unpacker.tell() != len(data):
+        raise BadInput("document", "bytes follow its end")
+    return document
+
+
+def _is_list(first: bytes) -> bool:
+    return first in (b"\xdc", b"\xdd") or b"\x90" <= first <= b"\x9f"
+
+
+def _piece(data: bytes, unpacker: msgpack.Unpacker) -> Any:
+    start = unpacker.tell()
+    value = unpacker.unpack()
+    _check(data, start, unpacker.tell(), encode(value))
+    return value
+
+
+def _check(data: bytes, start: int, end: int, expected: bytes) -> None:
+    if data[start:end] != expected:
+        raise BadInput("document", "not in canonical form")
 
 
 def _counted(max_values: int | None) -> dict[str, Any]:

@@ -1,19 +1,16 @@
-"""A large document in canonical msgpack, written and read piece by piece (`nodewire.slices`).
+"""A large document in canonical msgpack, written and hashed piece by piece (`nodewire.slices`).
 
-A piece is a field, or an item of a field that is a list. The length of a list is bounded before its items are read.
+A piece is a field, or an item of a field that is a list. `canonical.read` reads such a document so.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import msgpack
 
-from nodewire.errors import BadInput, TooLarge
-from nodewire.protocol import canonical
 from nodewire.protocol.schema import Schema
 from nodewire.slices import Sliced
 
@@ -45,61 +42,6 @@ def sha256(blob: bytes) -> Sliced[str]:
         state.update(view[start : start + _HASHED_BYTES])
         yield
     return state.hexdigest()
-
-
-def read(blob: bytes, most: Mapping[str, int], *, longest: int) -> Sliced[dict[str, Any]]:
-    """The document in `blob`.
-
-    Args:
-        most: the fields that are lists, with the most items that each may have.
-        longest: the most items that any list or map within a piece may have.
-
-    Raises:
-        TooLarge: a list has more items than it may; the field is named.
-        BadInput: not a map in canonical msgpack.
-    """
-    unpacker = msgpack.Unpacker(
-        raw=False, strict_map_key=True, max_array_len=longest, max_map_len=longest, max_buffer_size=max(len(blob), 1)
-    )
-    packer, document, before = msgpack.Packer(use_bin_type=True), dict[str, Any](), ""
-    try:
-        unpacker.feed(blob)
-        fields = unpacker.read_map_header()
-        _check(blob, 0, unpacker.tell(), packer.pack_map_header(fields))
-        for number in range(fields):
-            name = _piece(blob, unpacker)
-            if not isinstance(name, str) or (number and name.encode() <= before.encode()):
-                raise BadInput("document", "a field's name is no string, or not in canonical order")
-            before = name
-            if name not in most:
-                document[name] = _piece(blob, unpacker)
-                yield
-                continue
-            start, items = unpacker.tell(), unpacker.read_array_header()
-            if items > most[name]:
-                raise TooLarge(name, f"{items} items, at most {most[name]}")
-            _check(blob, start, unpacker.tell(), packer.pack_array_header(items))
-            document[name] = []
-            for _ in range(items):
-                document[name].append(_piece(blob, unpacker))
-                yield
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise BadInput("document", "not msgpack, or a list in it is too long") from error
-    if unpacker.tell() != len(blob):
-        raise BadInput("document", "bytes follow its end")
-    return document
-
-
-def _piece(blob: bytes, unpacker: msgpack.Unpacker) -> Any:
-    start = unpacker.tell()
-    value = unpacker.unpack()
-    _check(blob, start, unpacker.tell(), canonical.encode(value))
-    return value
-
-
-def _check(blob: bytes, start: int, end: int, expected: bytes) -> None:
-    if blob[start:end] != expected:
-        raise BadInput("document", "not in canonical form")
 
 
 @cache

@@ -42,11 +42,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nodewire.errors import BadEvent, BadHash, BadInput, TooLarge
+from nodewire.errors import BadEvent, BadHash, BadInput
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
 from nodewire.protocol import account as _account
@@ -135,9 +135,7 @@ class Snapshot(Schema):
 
     @classmethod
     def _unpacked(cls, data: bytes) -> Sliced[Self]:
-        if len(data) > cls.MAX_BYTES:
-            raise TooLarge("snapshot", f"{len(data)} bytes, at most {cls.MAX_BYTES}")
-        document = yield from read(data)
+        document = yield from cls.read(data)
         if document.get("v") == 1 and "nodes" in document:
             for number, item in enumerate(document["nodes"]):
                 try:
@@ -145,7 +143,7 @@ class Snapshot(Schema):
                 except BadInput as error:
                     raise BadInput(f"nodes.{number}.{error.field}", error.reason) from error
                 yield
-        return cls.from_document({k: tuple(v) if k in _MOST_ITEMS else v for k, v in document.items()})
+        return cls.from_document({k: tuple(v) if isinstance(v, list) else v for k, v in document.items()})
 
     def node(self, pubkey: str) -> Node | None:
         at = bisect_left(self.nodes, pubkey, key=attrgetter("pubkey"))
@@ -173,14 +171,6 @@ class Snapshot(Schema):
         wanted = {node.beat: node.pubkey for node in self.nodes if node.pubkey in pubkeys}
         events = (parse_event(text) for text in self.events if _id(text) in wanted)
         return {wanted[event.id]: _beat.parse(event) for event in events}
-
-
-_MOST_ITEMS = {"nodes": MAX_NODES, "events": _MAX_EVENTS, "judged": MAX_JUDGED, "absent": MAX_ABSENT}
-
-
-def read(blob: bytes) -> Sliced[dict[str, Any]]:
-    """The document in a snapshot's bytes. Raises TooLarge, BadInput."""
-    return pieces.read(blob, _MOST_ITEMS, longest=_ad.MAX_OFFERS)
 
 
 def sha256(blob: bytes) -> str:
