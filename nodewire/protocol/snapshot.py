@@ -289,7 +289,7 @@ def derived(
         bond_msat = _bond_msat(committee, epoch, event.pubkey, ad, bond_event) if bond_event else 0
         slots = _covered_slots(committee, ad, bond_msat)
         live.append(_Live(event, beat, ad_event, ad, bond_event, bond_msat if slots else 0, slots or MAX_SLOTS))
-    live = _fitting(live, texts)
+    live = yield from _fitting(live, texts)
     least_us = yield from _priors(committee, live)
     observed = yield from _observed(committee, epoch, live, previous)
     at = {one.pubkey: one.beat.coordinates for one in live}
@@ -520,9 +520,10 @@ def _node(
     )
 
 
-def _fitting(live: list[_Live], texts: _Texts) -> list[_Live]:
+def _fitting(live: list[_Live], texts: _Texts) -> Sliced[list[_Live]]:
     taken, room = [], MAX_EVENT_BYTES
     for one in sorted(live, key=lambda one: (-one.bond_msat, one.ad_event.id))[:MAX_NODES]:
+        yield
         room -= sum(len(texts[event]) for event in (one.event, one.ad_event, one.bond) if event is not None)
         if room < 0:
             break
