@@ -334,7 +334,9 @@ class Oracle:
             await self._feed_all(await self._relays.fetch_all([holders]))
 
     async def _derive(self, work: Derivation) -> None:
-        await self._inbox.put(await in_slices(work.sliced()))
+        derived = await in_slices(work.sliced())
+        self.figures.refused_observations += derived.refused
+        await self._inbox.put(derived)
 
     async def _put_if_absent(self, data: bytes) -> None:
         """A leader that hides its snapshot hides nothing: whoever votes for one has it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodewire.errors import BadInput
+from nodewire.errors import BadInput, NotAllowed
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
 from nodewire.protocol import beat as _beat
@@ -31,6 +31,8 @@ class Derived:
     snapshot: Snapshot | None
     blob: bytes
     sha256: str
+    refused: int = 0
+    """Observations in beats that count for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Derivation:
         if (yield from _snapshot.needed(self.committee, self.epoch, must, known, self.parsed)):
             raise BadInput("events", "an ad or bond statement that a beat needs is missing")
         others = [event for event in known.values() if event.kind != _beat.KIND]
+        refused: list[NotAllowed] = []
         snapshot = yield from _snapshot.derived(
             self.committee,
             self.epoch,
@@ -93,9 +96,10 @@ class Derivation:
             judged=self.judged,
             previous=self.previous,
             parsed=self.parsed,
+            refuse=refused.append,
         )
         blob = yield from pieces.packed(snapshot)
-        return Derived(self.epoch, self.key, snapshot, blob, (yield from pieces.sha256(blob)))
+        return Derived(self.epoch, self.key, snapshot, blob, (yield from pieces.sha256(blob)), len(refused))
 
 
 def _events(blob: bytes, known: Mapping[str, Event]) -> Sliced[dict[str, Event]]:

@@ -14,7 +14,7 @@ class OracleFigures:
     """Of epochs."""
 
     def __init__(self) -> None:
-        self.votes = self.faults = 0
+        self.votes = self.faults = self.refused_observations = 0
         self.certified = self.skipped = 0
         """Rounds that are over."""
         self.certificate = Durations()

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
+from nodewire.errors import NotAllowed
 from nodewire.protocol import tags
 from nodewire.protocol.canonical import tagged_hash
 from nodewire.protocol.coordinates import MOST_US, Coordinates, rtt_us
@@ -53,6 +54,14 @@ def is_drawn(body: str, observer: str, node: str, units: int, total: int) -> boo
     """Whether the certified body with this digest draws `observer`, which has `units` of `total`, for `node`."""
     lot = int.from_bytes(tagged_hash("nodewire/observer/1", bytes.fromhex(body + observer + node))[:8], "big")
     return observer != node and lot * total < OBSERVERS * units << 64
+
+
+def check_drawn(body: str, observer: str, node: str, units: int, total: int) -> None:
+    """Raises NotAllowed: an observation by a node without a bond, or of a node that the observer was not drawn for."""
+    if not units:
+        raise NotAllowed("observed", f"{observer[:8]} has no bond in the snapshot before")
+    if not is_drawn(body, observer, node, units, total):
+        raise NotAllowed("observed", f"nobody drew {observer[:8]} to observe {node[:8]}")
 
 
 def merged(old: Iterable[Seen], new: Iterable[Seen], epoch: int) -> tuple[Seen, ...]:

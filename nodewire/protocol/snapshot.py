@@ -38,7 +38,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -46,7 +46,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nodewire.errors import BadEvent, BadHash, BadInput
+from nodewire.errors import BadEvent, BadHash, BadInput, NotAllowed
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
 from nodewire.protocol import account as _account
@@ -60,7 +60,7 @@ from nodewire.protocol.beat import Beat
 from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
 from nodewire.protocol.coordinates import Coordinates
 from nodewire.protocol.inventory import MAX_BEATS, Inventory
-from nodewire.protocol.observation import MAX_SEEN, Seen, is_drawn, is_placed, is_unreachable, merged
+from nodewire.protocol.observation import MAX_SEEN, Seen, check_drawn, is_placed, is_unreachable, merged
 from nodewire.protocol.published_profile import PublishedProfile
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
 from nodewire.slices import Sliced, whole
@@ -263,10 +263,12 @@ def derived(
     judged: Iterable[Judged] = (),
     previous: Snapshot | None = None,
     parsed: Mapping[str, Beat | Ad] | None = None,
+    refuse: Callable[[NotAllowed], None] = lambda refused: None,
 ) -> Sliced[Snapshot]:
     """The same as `derive`, in slices.
 
-    `parsed` has, by event id, what was read of these events before: to read it again is most of the work.
+    `parsed` has, by event id, what was read of these events before: to read it again is most of the work. `refuse` gets
+    each observation that counts for nothing: a stranger's, or one that nobody drew.
     """
     parsed = parsed or {}
     texts, digest = _Texts(), committee.digest()
@@ -291,7 +293,7 @@ def derived(
         live.append(_Live(event, beat, ad_event, ad, bond_event, bond_msat if slots else 0, slots or MAX_SLOTS))
     live = yield from _fitting(live, texts)
     least_us = yield from _priors(committee, live)
-    observed = yield from _observed(committee, epoch, live, previous)
+    observed = yield from _observed(committee, epoch, live, previous, refuse)
     at = {one.pubkey: one.beat.coordinates for one in live}
     nodes = []
     for one in live:
@@ -449,7 +451,11 @@ def _priors(committee: Committee, live: Iterable[_Live]) -> Sliced[Speeds]:
 
 
 def _observed(
-    committee: Committee, epoch: int, live: Iterable[_Live], previous: Snapshot | None
+    committee: Committee,
+    epoch: int,
+    live: Iterable[_Live],
+    previous: Snapshot | None,
+    refuse: Callable[[NotAllowed], None],
 ) -> Sliced[dict[str, tuple[Seen, ...]]]:
     """By node, what is known of it by rule 9: of the previous snapshot, and what drawn observers say now."""
     before = {node.pubkey: node for node in previous.nodes} if previous else {}
@@ -458,9 +464,13 @@ def _observed(
     new: dict[str, list[Seen]] = {one.pubkey: [] for one in live}
     for one in live:
         yield
-        for said in one.beat.observed if units.get(one.pubkey) else ():
-            drawn = is_drawn(one.beat.last, one.pubkey, said.node, units[one.pubkey], total)
-            if drawn and said.node in new:
+        for said in one.beat.observed:
+            try:
+                check_drawn(one.beat.last, one.pubkey, said.node, units.get(one.pubkey, 0), total)
+            except NotAllowed as error:
+                refuse(error)
+                continue
+            if said.node in new:
                 new[said.node].append(Seen(observer=one.pubkey, epoch=one.beat.epoch, rtt_us=said.rtt_us))
     observed = {}
     for pubkey, found in new.items():

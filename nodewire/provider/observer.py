@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from nodewire.dialling import is_dialled
-from nodewire.errors import BadInput, BadPeer, LinkLost, NodewireError, TimedOut
+from nodewire.errors import BadInput, BadPeer, LinkLost, NodewireError, NotAllowed, TimedOut
 from nodewire.market import Market
 from nodewire.plan.epoch import Epoch
 from nodewire.protocol import observation
@@ -61,12 +61,29 @@ class Observer:
         """Observe the nodes that this epoch's body draws. Raises as `Market.snapshot`."""
         self._looked, digest = epoch.body.epoch, epoch.body.digest()
         snapshot = await self._market.snapshot(epoch.body.snapshot, keep=False)
+        self._check_own_word(snapshot)
         drawn = self._drawn(snapshot, digest)
         ads = snapshot.ads(set(drawn))
         found = await asyncio.gather(*(self._observe(node, ads.get(node)) for node in drawn))
         said = tuple(sorted((one for one in found if one is not None), key=lambda one: one.node))
         if said:
             self._found = (self._looked, digest, said)
+
+    def _check_own_word(self, snapshot: Snapshot) -> None:
+        """Log why what this node says counts for nothing: its bond may have changed since it was drawn."""
+        if self._found is None:
+            return
+        unit_msat = self._market.committee.bond_unit_msat
+        units = {node.pubkey: node.bond_msat // unit_msat for node in snapshot.nodes}
+        _, digest, said = self._found
+        for one in said:
+            try:
+                observation.check_drawn(
+                    digest, self._node.public, one.node, units.get(self._node.public, 0), sum(units.values())
+                )
+            except NotAllowed as error:
+                log.warning("oracles refuse what this node observed: %s", error)
+                return
 
     def _drawn(self, snapshot: Snapshot, digest: str) -> Sequence[str]:
         """The bonded ones first: those that others plan with."""

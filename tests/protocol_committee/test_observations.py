@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nodewire.errors import BadEvent, BadInput
+from nodewire.errors import BadEvent, BadInput, NotAllowed
 from nodewire.protocol import beat, canonical, observation, snapshot
 from nodewire.protocol.beat import Beat
-from nodewire.protocol.observation import MAX_OBSERVED, SEEN_EPOCHS, Observation, Seen, is_drawn
+from nodewire.protocol.observation import MAX_OBSERVED, SEEN_EPOCHS, Observation, Seen, check_drawn, is_drawn
+from nodewire.slices import whole
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, rederived
 
 COMMITTEE, _ = committee(1, bond_holders=(HOLDER.public,))
@@ -58,6 +59,20 @@ def test_a_node_that_nobody_can_dial_has_nothing_free_until_it_is_found_again():
     assert (again.held[0].free, again.is_placed) == (4, True)
     forgotten = taken({}, EPOCH + SEEN_EPOCHS + 1, lost).node(TARGET.keys.public)
     assert (forgotten.held[0].free, forgotten.seen) == (4, ())
+
+
+def test_what_strangers_and_undrawn_nodes_say_is_refused_by_field():
+    said = [Observation(node=TARGET.keys.public, rtt_us=RTT_US)]
+    beats = [one.beat(EPOCH, observed=tuple(said) if one is not TARGET else ()) for one in EVERYBODY]
+    bonds, refused = [one.bond for one in EVERYBODY if one.bond], []
+    ads = [one.ad for one in EVERYBODY]
+    whole(snapshot.derived(COMMITTEE, EPOCH, beats, ads, bonds=bonds, previous=BEFORE, refuse=refused.append))
+    assert len(refused) == len(STRANGERS)
+    assert {error.field for error in refused} == {"observed"}
+    with pytest.raises(NotAllowed, match="nobody drew"):
+        check_drawn(digest("body"), digest("o"), digest("x"), 1, 2**60)
+    with pytest.raises(NotAllowed, match="has no bond"):
+        check_drawn(digest("body"), digest("o"), digest("x"), 0, 4)
 
 
 def test_two_liars_or_any_number_of_strangers_move_nothing():

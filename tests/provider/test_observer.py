@@ -109,3 +109,11 @@ async def test_an_open_link_is_not_dialled_again():
     await one.look(EPOCH)
     assert Observation(node=digest("gone"), rtt_us=77) in one.said()[1]
     assert digest("gone") not in one._node.dialled
+
+
+async def test_a_provider_whose_bond_has_gone_says_why_its_word_counts_for_nothing(caplog):
+    one = observer()
+    await one.look(EPOCH)
+    one._market._snapshot.nodes[0].bond_msat = 0
+    await one.look(EPOCH)
+    assert "observed: " in caplog.text and "has no bond" in caplog.text
