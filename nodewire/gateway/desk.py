@@ -16,6 +16,7 @@ from nodewire.gateway.config import GatewayConfig, KeyConfig, ModelConfig
 from nodewire.gateway.figures import Figures
 from nodewire.gateway.line import Line
 from nodewire.gateway.port import Buyer, Offer, Order
+from nodewire.pay.settlement import job_share_ppm
 
 T = TypeVar("T")
 _FAREWELL_S = 10.0
@@ -153,7 +154,7 @@ class Desk:
     ) -> Answer[T]:
         """Raises OverBudget."""
         terms = model.terms(self._buyer.terms)
-        share_ppm = offer.verify_share_ppm if model.verify else 0
+        share_ppm = job_share_ppm(offer.verify_share_ppm, units) if model.verify else 0
         most_msat = min(terms.max_total_msat, _JOBS * units * terms.max_chunk_msat * (1_000_000 + share_ppm) // 10**6)
         reservation = self._accounts.reserve(key, most_msat)
         terms = terms.model_copy(update={"max_total_msat": min(terms.max_total_msat, reservation.msat)})

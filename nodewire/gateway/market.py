@@ -13,7 +13,7 @@ from nodewire.customer.purchase import Purchase
 from nodewire.gateway.config import ModelConfig
 from nodewire.gateway.port import Announced, Offer, Vectors
 from nodewire.pay.debts import Debt
-from nodewire.pay.settlement import share_msat
+from nodewire.pay.settlement import job_share_ppm
 from nodewire.protocol.plan import Terms
 
 _Requested = Callable[[str, int], None]
@@ -71,7 +71,8 @@ class Buying:
     async def _announce(self, purchase: Purchase) -> None:
         if purchase in self._orders:
             plan = purchase.plan
-            self._orders[purchase](purchase.request.id, plan.chunk_msat + share_msat(plan))
+            share_ppm = job_share_ppm(plan.verification.share_ppm, purchase.most_units)
+            self._orders[purchase](purchase.request.id, plan.chunk_msat + -(-plan.chunk_msat * share_ppm // 1_000_000))
 
 
 class Ordered:

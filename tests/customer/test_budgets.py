@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer.planning import MarketPlanner
-from nodewire.pay.settlement import share_msat
+from nodewire.pay.settlement import job_share_ppm, share_msat
 from nodewire.protocol.plan import Verification
 from tests.protocol import documents
 
@@ -47,3 +47,12 @@ def test_the_share_comes_out_of_the_budget(total_msat):
 def test_who_has_nothing_verified_pays_no_share():
     terms = documents.plan().terms.model_copy(update={"verify": "none"})
     assert for_providers(terms, 150_000) == terms
+
+
+@pytest.mark.parametrize("units", [1, 21, 22, 23, 100, 2_048])
+def test_what_a_job_pays_in_shares_at_most_is_the_sum_of_its_units(units):
+    """Of a price that no rounding touches. Whoever reserves for a job counts with it."""
+    verified = Verification(policy="sampled", rate_ppm=1, share_ppm=150_000)
+    plan = documents.plan().model_copy(update={"chunk_msat": 32_000_000, "verification": verified})
+    most_msat = units * plan.chunk_msat * job_share_ppm(150_000, units) / 1_000_000
+    assert 0 <= most_msat - share_msat(plan, units) < units * plan.chunk_msat / 1_000_000
