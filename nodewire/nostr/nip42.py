@@ -14,7 +14,6 @@ from nodewire.nostr.keys import Keys
 KIND = 22_242
 WINDOW_S = 600  # how far the event's time may be from the relay's
 AUTH_REQUIRED = "auth-required"  # prefix of OK and CLOSED: authenticate and try again
-RESTRICTED = "restricted"  # prefix of OK and CLOSED: authenticated, and still not allowed
 
 
 def build(keys: Keys, *, relay_url: str, challenge: str, now_s: int) -> Event:

@@ -330,11 +330,6 @@ class Ledger:
         """Whether anything was ever due for a job."""
         return self._db.execute("SELECT 1 FROM dues WHERE job = ? LIMIT 1", (job,)).fetchone() is not None
 
-    def open_chunks(self, job: str, payee: str) -> int:
-        """How many delivered chunks of a job are not paid."""
-        sql = "SELECT count(*) FROM dues WHERE job = ? AND payee = ? AND state IN ('due', 'invoiced')"
-        return int(self._db.execute(sql, (job, payee)).fetchone()[0])
-
     def open_dues(self, customer: str, chunk: int) -> int:
         """How many of a customer key's dues of that number are not paid, overdue or not."""
         sql = "SELECT count(*) FROM dues WHERE customer = ? AND chunk = ? AND state IN ('due', 'invoiced')"
