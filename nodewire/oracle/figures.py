@@ -15,8 +15,8 @@ class OracleFigures:
 
     def __init__(self) -> None:
         self.votes = self.faults = self.refused_observations = 0
-        self.certified = self.skipped = 0
-        """Rounds that are over."""
+        self.certified = self.skipped = self.crowded = 0
+        """Rounds that are over; the crowded ones are certified."""
         self.certificate = Durations()
         """From an epoch's close to its certificate's coming here, of those that came in their round."""
 
@@ -29,8 +29,10 @@ class OracleFigures:
                 self.certificate.add(late_ms * 1000)
         if after.opened != before.opened and before.opened >= 0:
             # Of epochs that were slept through nothing is known.
-            if any(one.body.epoch == before.opened for one in after.certified):
+            over = next((one.body for one in after.certified if one.body.epoch == before.opened), None)
+            if over is not None:
                 self.certified += 1
+                self.crowded += over.is_crowded
             else:
                 self.skipped += 1
 

@@ -23,6 +23,7 @@ OBSERVATIONS = counter(
     "nodewire_oracle_observations_refused_total",
     "Observations in the beats of a derived snapshot that count for nothing: a stranger's, or one that nobody drew.",
 )
+CROWDED = counter("nodewire_oracle_crowded_epochs_total", "Certified epochs whose leaders left strangers out.")
 VOTES = counter("nodewire_oracle_votes_total", "Votes of this oracle, on epochs and on verdicts.", "topic")
 VERDICTS = counter("nodewire_oracle_verdicts_total", "Certified verdicts on cases that were open here.", "outcome")
 CASES = gauge("nodewire_oracle_cases_open", "Samples and complaints without a certified verdict.")
@@ -30,7 +31,7 @@ CONVICTIONS = counter("nodewire_oracle_convictions_total", "Nodes that certified
 FAULTS = counter("nodewire_oracle_faults_total", "Times that an oracle was seen to contradict itself.")
 OVERLOADS = counter("nodewire_oracle_overloads_total", "Times that this machine did not keep up (`overloaded`).")
 CLOCK = gauge("nodewire_oracle_clock_offset_seconds", "How far this machine's clock is ahead of relays' and stores'.")
-EPOCH_FAMILIES = (EPOCH, CERTIFIED_EPOCH, EPOCHS, CERTIFICATE, NODES, CROWDED_OUT, OBSERVATIONS, VOTES)
+EPOCH_FAMILIES = (EPOCH, CERTIFIED_EPOCH, EPOCHS, CERTIFICATE, NODES, CROWDED_OUT, CROWDED, OBSERVATIONS, VOTES)
 FAMILIES = (*EPOCH_FAMILIES, VERDICTS, CASES, CONVICTIONS, FAULTS, OVERLOADS, CLOCK)
 
 
@@ -51,6 +52,7 @@ class Committee:
         yield NODES.of(len(state.beats))
         yield CROWDED_OUT.of(state.crowded_out)
         yield OBSERVATIONS.of(figures.refused_observations)
+        yield CROWDED.of(figures.crowded)
         yield VOTES.by({("epoch",): figures.votes, ("verdict",): judged.votes})
         yield VERDICTS.by(tallied(judged.verdicts, get_args(Outcome), zeros=True))
         yield CASES.of(sum(case.done is None for case in self._court.state.cases.values()))

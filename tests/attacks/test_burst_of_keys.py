@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from nodewire.nostr.event import sign
 from nodewire.oracle import places, rules
-from nodewire.oracle.state import SayInventory
-from nodewire.protocol import inventory, snapshot
+from nodewire.oracle.state import Received, SayInventory
+from nodewire.protocol import bond, inventory, snapshot
 from nodewire.protocol.inventory import Inventory
 from tests.oracle.sky import Sky
-from tests.protocol_committee.actors import HOLDER, Provider, committee, digest
+from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys
 
 HELD = {digest("model"): ([("driver", 10, 500)], 2)}
 BOND_MSAT = 100_000_000
@@ -129,3 +130,36 @@ def test_ads_that_find_no_room_in_the_snapshot_and_reach_few_oracles_cost_no_epo
     found = burst.sky.latest_snapshot()
     assert BONDED < len(found.nodes) < len(strangers)
     assert {one.keys.public for one in burst.bonded} <= {node.pubkey for node in found.nodes}
+
+
+def test_ads_and_statements_that_nobody_asked_for_take_no_room_and_cost_no_epoch():
+    burst = Burst()
+    burst.free, crowd = burst.free[:20], burst.free[20:]
+    forger = keys("no holder")
+    for epoch in range(3):
+        for one in crowd:
+            burst.sky.publish(one.ad)
+            burst.sky.publish(bond.build(forger, one.keys.public, BOND_MSAT, expires_at_s=2**40, created_at=epoch))
+        burst.run(1)
+    assert burst.certified() == [0, 1]
+    everybody = {one.keys.public for one in (*burst.bonded, *burst.free)}
+    for state in burst.sky.states.values():
+        assert set(state.beats) == everybody
+        assert {event.pubkey for event, _ in state.ads.values()} == everybody
+        assert {statement.provider for _, statement in state.bonds.values()} == {
+            one.keys.public for one in burst.bonded
+        }
+
+
+def test_a_beat_that_is_padded_takes_no_room():
+    burst = Burst()
+    burst.run(1)
+    state = next(iter(burst.sky.states.values()))
+    for one in burst.free[:50]:
+        plain = one.beat(1)
+        padded = sign(
+            one.keys, plain.kind, created_at=1, content=plain.content, tags=[*plain.tags, ("pad", "x" * 5_000)]
+        )
+        state, actions = rules.apply(Received(padded), state)
+        assert actions == ()
+        assert all(known.id != padded.id for known, _ in state.beats.get(one.keys.public, ()))
