@@ -45,7 +45,7 @@ async def test_others_have_their_turn_after_each_slice(monkeypatch):
 
     beside = asyncio.create_task(other())
     Ticking(monkeypatch, parts=10)
-    assert await in_slices(count(1_000)) == 1_000
+    assert await in_slices(count(8_000)) == 8_000
     beside.cancel()
     assert 80 <= turns <= 120
 
@@ -60,10 +60,10 @@ async def test_short_works_share_one_turn(monkeypatch):
 
     monkeypatch.setattr(turn, "give_up", give_up)
     for _ in range(5):
-        await in_slices(count(1), turn)
+        await in_slices(count(8), turn)
     assert not given_up
     for _ in range(10):
-        await in_slices(count(1), turn)
+        await in_slices(count(8), turn)
     assert given_up
 
 
