@@ -21,7 +21,7 @@ WORKERS ?= 2
 say = @printf '\033[1;36m»\033[0m %s\n'
 
 .PHONY: help install demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
-  scale-train quality-train byzantine fraud honest soak interop constraints clean
+  scale-train quality-train byzantine fraud honest matrix soak interop constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ fraud: $(VENV)/.installed ## cheats that audits of training catch, and honest ro
 
 honest: $(VENV)/.installed ## honest results of unlike machines compared, and what cheats look like (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.honest $(ARGS)
+
+matrix: $(VENV)/.installed ## every known cheat at numbers and tokens beside an honest judge (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.matrix $(ARGS)
 
 soak: $(VENV)/.installed ## what grows while a market works, ten minutes of jobs (ARGS="--seconds 90")
 	@$(VENV)/bin/python -m bench.soak $(ARGS)
