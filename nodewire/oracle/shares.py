@@ -1,4 +1,5 @@
-"""Which passes an oracle counts: those of chunks whose verification share came in. Others gave nobody anything.
+"""Which passes an oracle counts: those of chunks whose verification share came before the draw. Others gave
+nobody anything.
 
 Without that, jobs at no price, or of customers who pay no share, would have their provider's work judged by verifiers
 and oracles for nothing, and its reputation grow by it. Work that was withheld or is in doubt counts in any case.
@@ -20,7 +21,7 @@ from nodewire.protocol.committee import Committee
 from nodewire.protocol.verdict import Verdict
 
 ASKED_AFTER_EPOCHS = (0, 1, 2, 4)
-"""The holder is asked at once, and so many epochs after the time before: by then the verdict is counted, or never."""
+"""A holder that is away is asked again so many epochs later: by the last the verdict is counted, or never."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,15 +47,17 @@ class Shares:
         for epochs in ASKED_AFTER_EPOCHS:
             await asyncio.sleep(epochs * self._committee.epoch_ms / 1000)
             try:
-                if await self._is_paid(said, self._holder):
-                    return True
+                is_paid = await self._is_paid(said, self._holder)
             except (NodewireError, OSError) as error:
                 _log.info("share of sample %s: %s", said.key[:8], error)
-        _log.info("sample %s is not counted: the share of its chunk has not come in", said.key[:8])
+                continue
+            if not is_paid:
+                _log.info("sample %s is not counted: its chunk's share had not come when it was drawn", said.key[:8])
+            return is_paid
         return False
 
     async def _is_paid(self, said: Verdict, holder: BondHolder) -> bool:
         events = await self._relays.fetch([Filter(ids=frozenset({said.request}))])
         if not events:
             raise NotFound("request", f"no relay has {said.request[:8]}")
-        return await is_share_paid(holder, job.parse(events[0]), said.chunk, self._committee)
+        return await is_share_paid(holder, job.parse(events[0]), said.chunk, said.epoch, self._committee)

@@ -15,10 +15,9 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.event import verify as verify_event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bonds import State
-from nodewire.pay.settlement import unit_share_msat
+from nodewire.pay.settlement import committees_share_msat, drawn_at_ms, unit_share_msat
 from nodewire.protocol import bond as statements
 from nodewire.protocol.committee import Committee
-from nodewire.protocol.fingerprint import MILLION
 from nodewire.protocol.job import Request
 
 
@@ -126,25 +125,28 @@ class BondHolder(Protocol):
     async def treasury(self, request: str) -> tuple[int, int]:
         """What came in for a request, less fees, and what is left of it, in msat."""
 
-    async def share_msat(self, request: str, customer: str, chunk: int) -> int:
-        """What the customer (pubkey) has zapped for one chunk of the job, the committee's fee included."""
+    async def share_msat(self, request: str, customer: str, chunk: int, before_ms: int) -> int:
+        """What the customer (pubkey) had zapped for one chunk of the job before then (unix milliseconds), the
+        committee's fee included."""
 
     async def close(self) -> None: ...
 
 
 async def is_share_paid(
-    holder: BondHolder, request: Request, chunk: int, committee: Committee, number: int = 1
+    holder: BondHolder, request: Request, chunk: int, epoch: int, committee: Committee, number: int = 1
 ) -> bool:
-    """Whether the customer has zapped the verification share that `committee` asks for the chunk, if it is the job's
-    unit of this `number`, from 1.
+    """Whether the verification share that `committee` asks for the chunk had come before `epoch` could draw it, if it
+    is the job's unit of this `number`, from 1.
 
     Never for what costs nothing, of which nobody can be paid a part; always where the committee asks for none. The
-    plan's own share says nothing here: who plans for oneself could write 0.
+    plan's own share says nothing here: who plans for oneself could write 0. One that comes after the draw could be
+    paid for what is drawn alone, and covers nothing.
     """
     if not committee.verify_share_ppm:
         return True
-    due_msat = unit_share_msat(-(-request.plan.chunk_msat * committee.verify_share_ppm // MILLION), number)
-    return due_msat > 0 and await holder.share_msat(request.id, request.customer, chunk) >= due_msat
+    due_msat = unit_share_msat(committees_share_msat(request.plan, committee), number)
+    before_ms = drawn_at_ms(epoch, committee)
+    return due_msat > 0 and await holder.share_msat(request.id, request.customer, chunk, before_ms) >= due_msat
 
 
 def check_locked(bond: HeldBond | None) -> None:

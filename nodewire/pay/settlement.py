@@ -57,7 +57,7 @@ class Finding:
     chunk_msat: int
     """All tasks', per chunk."""
     share_msat: int
-    """The verification share that is due for each chunk of the job."""
+    """The verification share that the committee asks for the job's first chunk."""
     rate_ppm: int
     """Of a million chunks, so many are found if they are like this one: the plan's, or all."""
     drawn_at_ms: int
@@ -104,10 +104,9 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
         chunk=verdict.chunk,
         price_msat=verdict.claimed_msat or assigned.price_msat,
         chunk_msat=request.plan.chunk_msat,
-        share_msat=share_msat(request.plan),
+        share_msat=committees_share_msat(request.plan, committee),
         rate_ppm=MILLION if verdict.claimed else request.plan.verification.rate_ppm,
-        # The beacon over the epoch's certificate; oracles publish nothing before one skew after the close.
-        drawn_at_ms=committee.close_ms(verdict.epoch) + committee.skew_ms,
+        drawn_at_ms=drawn_at_ms(verdict.epoch, committee),
         provider=verdict.provider,
         culprit=culprit,
         slashes=slashes,
@@ -124,6 +123,16 @@ def share_msat(plan: Plan, units: int = 1, first: int = 1) -> int:
     """
     unit_msat = -(-plan.chunk_msat * plan.verification.share_ppm // 1_000_000)
     return sum(unit_share_msat(unit_msat, number) for number in range(first, first + units))
+
+
+def drawn_at_ms(epoch: int, committee: Committee) -> int:
+    """Before that nobody can know what the epoch draws: oracles publish nothing until one skew after its close."""
+    return committee.close_ms(epoch) + committee.skew_ms
+
+
+def committees_share_msat(plan: Plan, committee: Committee) -> int:
+    """The share of a job's first unit that the committee asks: who plans for oneself could write another."""
+    return -(-plan.chunk_msat * committee.verify_share_ppm // MILLION)
 
 
 def unit_share_msat(unit_msat: int, number: int) -> int:

@@ -65,8 +65,9 @@ class SimBondHolder:
         said = await self._wallet.ask("GET", f"/v1/treasury/{request}")
         return int(said["received_msat"]), int(said["left_msat"])
 
-    async def share_msat(self, request: str, customer: str, chunk: int) -> int:
-        said = await self._wallet.ask("GET", f"/v1/treasury/{request}/shares/{customer}/{chunk}")
+    async def share_msat(self, request: str, customer: str, chunk: int, before_ms: int) -> int:
+        path = f"/v1/treasury/{request}/shares/{customer}/{chunk}?before_ms={before_ms}"
+        said = await self._wallet.ask("GET", path)
         return int(said["came_msat"])
 
     async def close(self) -> None:

@@ -276,7 +276,9 @@ async def _open_inference(
         commit=committing.commit,
         keep=holding.verified,
         publish=publish_here,
-        is_paid=lambda request, chunk, number: is_share_paid(holder, request, chunk, market.committee, number),
+        is_paid=lambda request, chunk, epoch, number: is_share_paid(
+            holder, request, chunk, epoch, market.committee, number
+        ),
     )
     outage = Outage(
         [disk_check(config.state), ledger_check(ledger), worker_check(lambda: [w.revived() for w in made])],

@@ -57,8 +57,6 @@ MAX_OF_A_PROVIDER = 2
 MAX_INPUT_BYTES = 2 * MAX_BYTES
 """Of their inputs, in memory."""
 
-SHARE_EPOCHS = 1
-"""So many epochs after the draw a verification share is waited for: it is owed when the chunk is paid, before that."""
 
 _KEPT_REQUESTS = 1_024
 
@@ -88,11 +86,11 @@ class Verifying:
         commit: Callable[[Sequence[ChunkRoot], int], Awaitable[None]],
         keep: Callable[[Opening], None],
         publish: Callable[[Event], Awaitable[None]],
-        is_paid: Callable[[Request, int, int], Awaitable[bool]],
+        is_paid: Callable[[Request, int, int, int], Awaitable[bool]],
     ) -> None:
         """`commit` takes roots into the next commitment, and the last epoch that may certify them; `keep` an opening,
-        to be shown to oracles. `is_paid` says whether a chunk's verification share has come in, if it is the job's unit
-        of that number (`pay.bond_holder`)."""
+        to be shown to oracles. `is_paid` says whether a chunk's verification share came before an epoch's draw, if it
+        is the job's unit of that number (`pay.bond_holder`)."""
         self._keys = keys
         self._market = market
         self._committee = market.committee
@@ -251,7 +249,7 @@ class Verifying:
         request = await self.request(sample.request)
         if self._keys.public in (request.customer, *request.plan.members()):
             raise NotAllowed("sample", "of a job that this node has a part in")
-        await self._wait_for_share(sample, epoch, request)
+        await self._check_share(sample, epoch, request)
         try:
             computed = await self._compute(sample, epoch, request)
         except (NotFound, BadInput):
@@ -270,24 +268,21 @@ class Verifying:
         if certified is not None:
             await self._report(sample, epoch, "computed", root.root, certified)
 
-    async def _wait_for_share(self, sample: Sample, epoch: int, request: Request) -> None:
+    async def _check_share(self, sample: Sample, epoch: int, request: Request) -> None:
         """Nobody computes for a customer who does not pay for it: the oracles judge such work without verifiers.
 
         Raises:
-            NotAllowed: the share of the chunk has not come in in time.
+            NotAllowed: the share of the chunk had not come in when the epoch could draw it.
         """
         manifest = self._held.manifest(request.plan.manifest)
         number = 1 + sample.chunk if manifest is not None and manifest.mode == "generate" else 1
-        while True:
-            try:
-                if await self._is_paid(request, sample.chunk, number):
-                    return
-            except (NodewireError, OSError) as error:  # a holder that is away has the share all the same
-                log.info("share of sample %s: %s", sample.key[:8], error)
-                return
-            if self._epoch() > epoch + SHARE_EPOCHS:
-                raise NotAllowed("share", "the customer has not paid it")
-            await asyncio.sleep(self._committee.epoch_ms / 4000)
+        try:
+            if not await self._is_paid(request, sample.chunk, epoch, number):
+                raise NotAllowed("share", "the customer had not paid it when it was drawn")
+        except NotAllowed:
+            raise
+        except (NodewireError, OSError) as error:  # a holder that is away has the share all the same
+            log.info("share of sample %s: %s", sample.key[:8], error)
 
     async def _compute(self, sample: Sample, epoch: int, request: Request) -> Opening:
         served = self._held.find(request.plan.manifest, {sample.task})

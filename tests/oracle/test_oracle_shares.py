@@ -13,6 +13,7 @@ from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import Seat
 from nodewire.oracle.shares import ASKED_AFTER_EPOCHS, Shares
+from nodewire.pay.settlement import drawn_at_ms
 from nodewire.protocol import job, verdict
 from nodewire.protocol.plan import Verification
 from tests.oracle.test_oracle_accounts import COMMITTEE, SEATS, certified
@@ -61,18 +62,25 @@ async def test_a_pass_counts_whose_share_came_in(pauses):
     market = Market(SHARE_MSAT)
     assert await Shares(SHARING, market, market).counts(said())
     asked = job.parse(market.asked)
-    assert market.questions == [(asked.id, asked.customer, 3)]
+    assert market.questions == [(asked.id, asked.customer, 3, drawn_at_ms(said().epoch, SHARING))]
 
 
-async def test_a_share_may_come_late_and_its_holder_be_away(pauses):
-    market = Market(0, LinkLost("holder", "away"), SHARE_MSAT)
+async def test_a_holder_that_is_away_is_asked_again(pauses):
+    market = Market(LinkLost("holder", "away"), LinkLost("holder", "away"), SHARE_MSAT)
     assert await Shares(SHARING, market, market).counts(said())
     epoch_s = SHARING.epoch_ms / 1000
     assert pauses == [0, epoch_s, 2 * epoch_s]
 
 
-async def test_a_pass_whose_share_never_comes_does_not_count():
-    market = Market()
+async def test_a_pass_whose_share_had_not_come_at_the_draw_never_counts():
+    """Else who deals with itself would pay the shares of what was drawn alone: one in 1 / rate."""
+    market = Market(0, SHARE_MSAT)
+    assert not await Shares(SHARING, market, market).counts(said())
+    assert len(market.questions) == 1
+
+
+async def test_a_pass_whose_holder_stays_away_does_not_count():
+    market = Market(*[LinkLost("holder", "away")] * len(ASKED_AFTER_EPOCHS))
     assert not await Shares(SHARING, market, market).counts(said())
     assert len(market.questions) == len(ASKED_AFTER_EPOCHS)
 
@@ -87,8 +95,8 @@ async def test_what_costs_nothing_gives_no_reputation():
     free = job.parse(request())
     free = free.plan.model_copy(update={"chunk_msat": 0})
     market = Market(10**9)
-    assert not await module.is_share_paid(market, SimpleNamespace(plan=free, id="", customer=""), 0, SHARING)
-    assert await module.is_share_paid(market, SimpleNamespace(plan=free, id="", customer=""), 0, COMMITTEE)
+    assert not await module.is_share_paid(market, SimpleNamespace(plan=free, id="", customer=""), 0, 1, SHARING)
+    assert await module.is_share_paid(market, SimpleNamespace(plan=free, id="", customer=""), 0, 1, COMMITTEE)
     assert not market.questions
 
 

@@ -107,12 +107,16 @@ async def test_from_zap_to_verdict_to_payout(holder, wallet, provider):
         invoice = await fetch(bm.zap(chunk, request=job), SHARE_MSAT)
         await wallet.pay(invoice.bolt11, max_fee_msat=0)
     assert await holder.treasury(job.id) == (2 * SHARE_MSAT * 9 // 10, 2 * SHARE_MSAT * 9 // 10)
-    assert [await holder.share_msat(job.id, CUSTOMER.public, chunk) for chunk in (1, 2)] == [SHARE_MSAT, 0]
-    assert await holder.share_msat(job.id, provider.public, 1) == 0
+    later_ms = COMMITTEE.close_ms(now_epoch := COMMITTEE.epoch_at(int(time.time() * 1000)) + 1)
+    shares = [await holder.share_msat(job.id, CUSTOMER.public, chunk, later_ms) for chunk in (1, 2)]
+    assert shares == [SHARE_MSAT, 0]
+    assert await holder.share_msat(job.id, provider.public, 1, later_ms) == 0
+    assert await holder.share_msat(job.id, CUSTOMER.public, 1, 0) == 0
     named = parse_job(job)
-    assert [await is_share_paid(holder, named, chunk, COMMITTEE) for chunk in (1, 2)] == [True, False]
+    assert [await is_share_paid(holder, named, chunk, now_epoch, COMMITTEE) for chunk in (1, 2)] == [True, False]
+    assert not await is_share_paid(holder, named, 1, 0, COMMITTEE)
     # What is enough for one of the first chunks is too little for one with a long context before it.
-    assert [await is_share_paid(holder, named, 1, COMMITTEE, number) for number in (21, 22)] == [True, False]
+    assert [await is_share_paid(holder, named, 1, now_epoch, COMMITTEE, number) for number in (21, 22)] == [True, False]
     before_msat = await wallet.balance_msat()
 
     certificate = bm.certificate(bm.failed(job, culprit=provider))

@@ -12,7 +12,8 @@ POST /v1/claims                {case, bolt11}                            P   -> 
 POST /v1/fees                  {bolt11}                                  P   an oracle's part of the fees
 GET  /v1/fees/ORACLE           {due_msat}
 GET  /v1/treasury/REQUEST      {received_msat, left_msat}
-GET  /v1/treasury/REQUEST/shares/CUSTOMER/CHUNK    {came_msat}: what the customer zapped for the chunk, fee included
+GET  /v1/treasury/REQUEST/shares/CUSTOMER/CHUNK    {came_msat}: what the customer zapped for the chunk, fee included;
+                                                   with ?before_ms=UNIX_MS what of it had come before
 GET  /v1/treasury/receipts/PAYMENT_HASH    the zap receipt (9735)
 GET  /.well-known/lnurlp/treasury and its callback: LNURL-pay, for zaps that name a job and a chunk
 
@@ -139,7 +140,11 @@ class _Routes:
         if not named["chunk"].isdecimal() or len(named["chunk"]) > 16:
             raise BadInput("chunk", "not a number")
         job, customer = hex32(named, "request"), hex32(named, "customer")
-        return answer({"came_msat": self._treasurer.share_msat(job, customer, int(named["chunk"]))})
+        before = request.query.get("before_ms")
+        if before is not None and not (before.isdecimal() and len(before) <= 16):
+            raise BadInput("before_ms", "not a number")
+        before_ms = int(before) if before is not None else None
+        return answer({"came_msat": self._treasurer.share_msat(job, customer, int(named["chunk"]), before_ms)})
 
     async def receipt(self, request: web.Request) -> web.Response:
         return answer(self._treasurer.shares.receipt(hex32(dict(request.match_info), "payment_hash")).as_dict())

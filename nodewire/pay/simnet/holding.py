@@ -7,9 +7,10 @@ moment the sum of: bonds that are not over, payouts not yet pulled, the requests
                           │ └─ fee ──▶ committee                                 │
                           └──────────────▶ verifiers' pay ◀────────────────────┘
 
-The pool insures what customers paid for: the verifiers of one task's chunk get at most the task's part of the chunk's
-share, divided by the rate, out of it, and only if the share was there before the sample could be known. So on average
-nobody draws more than was paid in, whatever prices a customer and a provider agree on.
+The verifiers of one task's chunk get no more than its share covers: the task's part of it, less the fee, divided by the
+rate, of what was there before the sample could be known. It comes out of the pot first, then out of the pool. So on
+average nobody draws more than was paid in, whatever plan a customer and a provider agree on, and in whatever order
+verifiers claim.
 
 A claim binds an entitlement to one invoice before that is paid; only an invoice that can never be paid any more sets it
 free again. Applying an event twice changes nothing.
@@ -55,19 +56,20 @@ class Deposit:
 
 
 MAX_ZAPS = 64
-"""For one chunk by one sender that are insured: the first."""
+"""For one chunk by one sender that cover something: the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one sender zapped for one chunk, fee included: `came`, when and how much, adds up to it."""
+    """What one sender zapped for one chunk, fee included: `came`, when, how much and the fee, adds up to it."""
 
     amount_msat: int
-    came: tuple[tuple[int, int], ...] = ()
+    came: tuple[tuple[int, int, int], ...] = ()
 
-    def before_ms(self, at_ms: int) -> int:
+    def before_ms(self, at_ms: int, *, less_fees: bool = False) -> int:
         """What was there before, by the whole seconds in which it came."""
-        return sum(amount_msat for at_s, amount_msat in self.came if (at_s + 1) * 1000 <= at_ms)
+        early = [(msat, fee_msat) for at_s, msat, fee_msat in self.came if (at_s + 1) * 1000 <= at_ms]
+        return sum(msat - fee_msat * less_fees for msat, fee_msat in early)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ class Holding:
     taken: Table[int] = field(default_factory=Table)
     """Fees that each oracle has claimed."""
     pool_msat: int = 0
-    insured: Table[int] = field(default_factory=Table)
-    """What the pool gave, by request, task and chunk."""
+    drawn: Table[int] = field(default_factory=Table)
+    """What verifiers had of pot and pool, by request, task and chunk."""
     received: Table[int] = field(default_factory=Table)
     """When each share came in, by payment hash."""
 
@@ -133,9 +135,10 @@ class Holding:
             count += 1
         return count
 
-    def share_msat(self, request: str, customer: str, chunk: int) -> int:
+    def share_msat(self, request: str, customer: str, chunk: int, before_ms: int | None = None) -> int:
         """What the customer has zapped for one chunk of the job, fee included."""
-        return self._share(request, customer, chunk).amount_msat
+        share = self._share(request, customer, chunk)
+        return share.amount_msat if before_ms is None else share.before_ms(before_ms)
 
     def computed_units(self, request: str, customer: str, chunk: int, unit_msat: int, at_ms: int) -> int:
         """Units that the customer had zapped shares for before `at_ms`, up to `chunk`, of which the first costs
@@ -145,13 +148,14 @@ class Holding:
         came = sum(self._share(request, customer, one).before_ms(at_ms) for one in range(chunk + 1))
         return funded_units(came, unit_msat)
 
-    def insured_msat(self, case: Judged) -> int:
-        """What the pool still gives for the chunk of the task that a verdict is about."""
+    def covered_msat(self, case: Judged) -> int:
+        """What the share still covers for the chunk of the task that a verdict is about."""
         share = self._share(case.request, case.customer, case.chunk)
         if not case.rate_ppm or not case.chunk_msat:
             return 0
-        part_msat = share.before_ms(case.drawn_at_ms) * case.price_msat * 1_000_000 // (case.rate_ppm * case.chunk_msat)
-        return part_msat - self.insured.get(_insured_key(case), 0)
+        net_msat = share.before_ms(case.drawn_at_ms, less_fees=True)
+        part_msat = net_msat * case.price_msat * 1_000_000 // (case.rate_ppm * case.chunk_msat)
+        return max(0, part_msat - self.drawn.get(_drawn_key(case), 0))
 
     def _share(self, request: str, customer: str, chunk: int) -> Share:
         return self.shares.get(share_key(request, customer, chunk), Share(0))
@@ -173,7 +177,7 @@ class Holding:
         if payee in case.payouts:
             return case.payouts[payee]
         if payee in case.agreed:
-            return verifier_pay_msat(case.price_msat, case.computed_units)
+            return min(verifier_pay_msat(case.price_msat, case.computed_units), self.covered_msat(case))
         raise NotAllowed("payee", "the verdict gives this key nothing")
 
     def owed_msat(self) -> int:
@@ -319,7 +323,7 @@ def _receive(quote: Quoted, at_s: int, book: Holding) -> Holding:
     pot = Pot(pot.received_msat + came_msat, pot.left_msat + came_msat, at_s)
     key = share_key(quote.request, quote.sender, quote.chunk)
     before = book.shares.get(key, Share(0))
-    came = (*before.came, (at_s, quote.amount_msat))[:MAX_ZAPS]
+    came = (*before.came, (at_s, quote.amount_msat, quote.fee_msat))[:MAX_ZAPS]
     return replace(
         book,
         pots=book.pots.put(quote.request, pot),
@@ -361,22 +365,20 @@ def _from_treasury(claim: Claim, book: Holding) -> tuple[Claim, Holding]:
     pot = book.pots.get(request, Pot())
     own_msat = min(amount_msat, pot.left_msat)
     pool_msat = amount_msat - own_msat
-    if pool_msat > max(0, book.insured_msat(case)):
-        raise PaymentFailed("treasury", "the request's shares do not cover it, and the pool does not insure it")
     if pool_msat > book.pool_msat:
         raise PaymentFailed("treasury", f"{pot.left_msat + book.pool_msat} msat are there, {amount_msat} msat needed")
     if own_msat:
         book = replace(book, pots=book.pots.put(request, replace(pot, left_msat=pot.left_msat - own_msat)))
-    book = replace(book, insured=_insured(book, case, pool_msat), pool_msat=book.pool_msat - pool_msat)
+    book = replace(book, drawn=_drawn(book, case, amount_msat), pool_msat=book.pool_msat - pool_msat)
     return replace(claim, pot=request, pool_msat=pool_msat), book
 
 
-def _insured(book: Holding, case: Judged, pool_msat: int) -> Table[int]:
-    key = _insured_key(case)
-    return book.insured.put(key, book.insured.get(key, 0) + pool_msat) if pool_msat else book.insured
+def _drawn(book: Holding, case: Judged, amount_msat: int) -> Table[int]:
+    key = _drawn_key(case)
+    return book.drawn.put(key, book.drawn.get(key, 0) + amount_msat)
 
 
-def _insured_key(case: Judged) -> str:
+def _drawn_key(case: Judged) -> str:
     return f"{case.task}/{case.chunk}/{case.request}"
 
 
@@ -393,7 +395,7 @@ def _lapse(event: Lapsed, book: Holding) -> Holding:
         return replace(book, taken=book.taken.put(event.payee, taken))
     if not claim.pot:
         return book
-    book = replace(book, insured=_insured(book, book.cases[event.ref], -claim.pool_msat))
+    book = replace(book, drawn=_drawn(book, book.cases[event.ref], -claim.event.amount_msat))
     pot = book.pots.get(claim.pot, Pot())
     own_msat, pool_msat = claim.event.amount_msat - claim.pool_msat, claim.pool_msat
     if pot.is_closed:

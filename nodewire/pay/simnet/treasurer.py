@@ -10,7 +10,7 @@ import heapq
 import logging
 from dataclasses import dataclass, replace
 
-from nodewire.errors import BadInput, BadInvoice, NodewireError, NotAllowed, NotFound
+from nodewire.errors import BadInput, BadInvoice, NodewireError, NotAllowed, NotFound, PaymentFailed
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
@@ -258,7 +258,12 @@ class Treasurer:
             BadInvoice: not an open invoice of this network for exactly the amount.
             PaymentFailed: the treasury does not hold it yet.
         """
-        return self._pay(payee, case, bolt11, self._simnet.book.entitlement(case, payee))
+        self.sweep()
+        self._lapse(claim_key(case, payee))
+        due_msat = self._simnet.book.entitlement(case, payee)
+        if not due_msat and claim_key(case, payee) not in self._simnet.book.claims:
+            raise PaymentFailed("treasury", "no share that came before the draw covers it")
+        return self._pay(payee, case, bolt11, due_msat)
 
     def fee_msat(self, oracle: str) -> int:
         """What an oracle of the committee may take of the fees. Raises NotAllowed for anybody else."""
@@ -325,10 +330,10 @@ class Treasurer:
         pot = self._simnet.book.pots.get(request)
         return (pot.received_msat, pot.left_msat) if pot is not None else (0, 0)
 
-    def share_msat(self, request: str, customer: str, chunk: int) -> int:
+    def share_msat(self, request: str, customer: str, chunk: int, before_ms: int | None = None) -> int:
         """What the customer has zapped for one chunk of the job, fee included."""
         self.sweep()
-        return self._simnet.book.share_msat(request, customer, chunk)
+        return self._simnet.book.share_msat(request, customer, chunk, before_ms)
 
     @property
     def pool_msat(self) -> int:

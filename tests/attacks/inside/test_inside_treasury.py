@@ -13,7 +13,7 @@ import bond_market as bm
 from bond_market import CUSTOMER, PRICE_MSAT, PROVIDER, REQUEST, SHARE_MSAT, VERIFIERS
 from test_treasurer import BOND_MSAT, RULES, World
 
-from nodewire.errors import BadInput, BadQuorum, NotAllowed, PaymentFailed
+from nodewire.errors import BadInput, BadInvoice, BadQuorum, NotAllowed
 from nodewire.nostr import event as events
 from nodewire.pay.settlement import WITHHELD_TIMES
 from nodewire.pay.simnet.shares import QUOTE_S
@@ -62,7 +62,11 @@ async def test_what_is_added_after_the_draw_insures_nothing(world):
     await world.share(0, amount_msat=SHARE_MSAT)
     world.clock.now_s += 100 * RULES.delay_s  # the pot is closed
     case = world.present(bm.verdict_of()).case
-    with pytest.raises(PaymentFailed, match="insure"):
+    assert (
+        world.treasurer.due_msat(case, VERIFIERS[0].public)
+        == SHARE_MSAT // 10 * 9 // 10 * bm.PRICE_MSAT // SHARE_MSAT * 2
+    )
+    with pytest.raises(BadInvoice):
         world.claim(VERIFIERS[0], case, PRICE_MSAT)
 
 
