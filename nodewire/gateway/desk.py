@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nodewire.customer.again import MAX_AGAIN
 from nodewire.errors import Busy, NodewireError, OverBudget, TimedOut, first_of
@@ -30,14 +30,21 @@ class Answer(Generic[T]):
     """What is bought for one request, in a task of its own: who asked may leave, and it is settled all the same."""
 
     def __init__(
-        self, order: Order, made: AsyncGenerator[T, None], limit_s: float, settle: Callable[[Answer[T]], None]
+        self,
+        order: Order,
+        made: AsyncGenerator[T, None],
+        limit_s: float,
+        settle: Callable[[Answer[T]], None],
+        is_requested: Callable[[], bool],
     ) -> None:
+        """`is_requested`: whether a job stands on the relays, so that providers compute."""
         self.order = order
         self.failure: NodewireError | None = None
         self._made, self._limit_s = made, limit_s
         self._came: asyncio.Queue[T | None] = asyncio.Queue()  # as long as what was asked for, at most
-        self._settle = settle
+        self._settle, self._is_requested = settle, is_requested
         self._is_over = False
+        self._has_come = self.ends_with_next = False
         self.task = asyncio.create_task(self._run())
 
     async def items(self) -> AsyncIterator[T]:
@@ -52,16 +59,26 @@ class Answer(Generic[T]):
         self._is_over = True
 
     def leave(self) -> None:
-        """Nobody waits for more: unless it is whole, what is not bought yet is not bought."""
+        """Nobody waits for more: unless it is whole, what is not bought yet is not bought.
+
+        A job that was requested goes on to its first item. Before that providers compute a prompt for which they could
+        not be paid, and who leaves too many of those is refused (`pay.dues.MAX_BROKEN`): all clients share one key.
+        """
         if not self._is_over:
             self._is_over = True  # a second cancellation would reach what the first one has to pay
-            self.task.cancel()
+            if self._has_come or not self._is_requested():
+                self.task.cancel()
+            else:
+                self.ends_with_next = True
 
     async def _run(self) -> None:
         try:
             async with asyncio.timeout(self._limit_s), aclosing(self._made) as items:
                 async for item in items:
                     self._came.put_nowait(item)
+                    self._has_come = True
+                    if self.ends_with_next:
+                        raise asyncio.CancelledError
         except asyncio.CancelledError:
             self.failure = NodewireError("request", "given up")
         except TimeoutError:
@@ -86,12 +103,16 @@ class Desk:
         self._config, self._buyer, self._accounts, self._figures = config, buyer, accounts, figures
         self._line = Line(config.max_requests, config.max_waiting, config.wait_s)
         self._is_closing = False
-        self._answers: dict[asyncio.Task[None], Callable[[], None]] = {}
-        """How each is left, by its task."""
+        self._answers: dict[asyncio.Task[None], Answer[Any]] = {}
 
     @property
     def in_flight(self) -> int:
         return len(self._answers)
+
+    @property
+    def leaving(self) -> int:
+        """Requests whose clients have left, and whose first outputs are waited for."""
+        return sum(answer.ends_with_next for answer in self._answers.values())
 
     @property
     def waiting(self) -> int:
@@ -132,7 +153,7 @@ class Desk:
         except BaseException:
             self._line.give(owner)
             raise
-        self._answers[answer.task] = answer.leave
+        self._answers[answer.task] = answer
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._answers[task]
@@ -159,10 +180,11 @@ class Desk:
         reservation = self._accounts.reserve(key, most_msat)
         terms = terms.model_copy(update={"max_total_msat": min(terms.max_total_msat, reservation.msat)})
 
-        dearest_msat = 0
+        dearest_msat, is_requested = 0, False
 
         def announced(request: str, chunk_msat: int, jobs: int) -> None:
-            nonlocal dearest_msat
+            nonlocal dearest_msat, is_requested
+            is_requested = True
             dearest_msat = max(dearest_msat, chunk_msat)
             self._accounts.requested(reservation, request, max(_JOBS, jobs) * units * dearest_msat)
 
@@ -174,7 +196,7 @@ class Desk:
             self._settled(model, reservation, answer)
 
         order = self._buyer.order(model, offer, terms, announced)
-        return Answer(order, make(order), self._config.request_s, settle)
+        return Answer(order, make(order), self._config.request_s, settle, lambda: is_requested)
 
     async def close(self) -> None:
         """Take no more, let what is under way come to its end for `drain_s`, then stop buying and settle the rest."""
@@ -182,8 +204,8 @@ class Desk:
         self._line.close()
         if self._answers:
             await asyncio.wait(self._answers, timeout=self._config.drain_s)
-        for leave in list(self._answers.values()):
-            leave()
+        for answer in list(self._answers.values()):
+            answer.leave()
         if self._answers:
             await asyncio.wait(self._answers, timeout=_FAREWELL_S)
 

@@ -45,14 +45,24 @@ OFFERS = {
 }
 
 
+def _set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class StandIn:
-    """Says `says`, a piece at a time, and each costs; then fails with `fails`, or waits if it `hangs`."""
+    """Says `says`, a piece at a time, and each costs; then fails with `fails`, or waits if it `hangs`.
+
+    Nothing comes before it `may_say` it.
+    """
 
     says: list[str] = field(default_factory=lambda: ["one ", "two ", "three"])
     reason: str = "stop"
     fails: NodewireError | None = None
     hangs: bool = False
+    may_say: asyncio.Event = field(default_factory=_set)
     orders: list[StandInOrder] = field(default_factory=list)
     terms: Terms = field(default_factory=lambda: Terms(max_chunk_msat=100_000, max_total_msat=10_000_000))
 
@@ -87,6 +97,7 @@ class StandInOrder:
         self.prompt, self.params = prompt, dict(params)
         self._request()
         try:
+            await self.of.may_say.wait()
             for number, text in enumerate(self.of.says):
                 last = number == len(self.of.says) - 1 and self.of.fails is None and not self.of.hangs
                 self.cost_msat += PRICE_MSAT
@@ -106,6 +117,7 @@ class StandInOrder:
         self._request()
         self.cost_msat += PRICE_MSAT
         try:
+            await self.of.may_say.wait()
             if self.of.fails is not None:
                 raise self.of.fails
             if self.of.hangs:

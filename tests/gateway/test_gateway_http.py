@@ -460,16 +460,31 @@ async def test_requests_under_way_at_once_are_told_and_booked_their_own_costs(tm
         assert gateway.accounts.reserved_msat("somebody") == 0
 
 
-async def test_who_hangs_up_on_vectors_has_them_not_bought(tmp_path):
-    async with opened(tmp_path, StandIn(hangs=True)) as gateway:
-        asking = asyncio.create_task(gateway.post("embeddings", {"model": "encoder", "input": "x"}))
+@pytest.mark.parametrize(
+    ("path", "body", "cost_msat"),
+    [
+        ("completions", TEXT, PRICE_MSAT),
+        ("completions", {**TEXT, "stream": True}, PRICE_MSAT),
+        ("embeddings", {"model": "encoder", "input": "x"}, PRICE_MSAT),
+    ],
+)
+async def test_a_client_that_leaves_before_the_first_output_has_it_paid_and_no_more(tmp_path, path, body, cost_msat):
+    """Providers compute it by then; a key whose jobs break off unpaid is refused, and all clients share the key."""
+    held = StandIn()
+    held.may_say.clear()
+    async with opened(tmp_path, held) as gateway:
+        asking = asyncio.create_task(gateway.post(path, body))
         while not (gateway.buyer.orders and gateway.buyer.orders[0].requests):
             await asyncio.sleep(0)
         asking.cancel()
-        await asyncio.wait_for(gateway.buyer.orders[0].closed.wait(), 5)
+        await asyncio.gather(asking, return_exceptions=True)
+        while not gateway.desk.leaving:
+            await asyncio.sleep(0)
+        assert not gateway.buyer.orders[0].closed.is_set()
+        held.may_say.set()
         while gateway.desk.in_flight:
             await asyncio.sleep(0)
-        assert gateway.accounts.spent_msat("somebody") == PRICE_MSAT
+        assert gateway.accounts.spent_msat("somebody") == cost_msat
         assert gateway.accounts.reserved_msat("somebody") == 0
 
 
