@@ -66,6 +66,8 @@ class Finding:
     culprit: str
     """Whose bond pays; empty if nobody's."""
     slashes: bool
+    is_second: bool
+    """Whether the provider is the task's standby, and no hedge: another may be drawn for the same share."""
     accomplices: tuple[str, ...]
     """Whose bonds are burnt whole."""
     agreed: tuple[str, ...]
@@ -110,6 +112,7 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
         provider=verdict.provider,
         culprit=culprit,
         slashes=slashes,
+        is_second=verdict.provider != assigned.provider and verdict.task not in request.plan.hedges,
         accomplices=verdict.accomplices,
         agreed=tuple(dict.fromkeys(agreed)),
         oracles=tuple(oracle.pubkey for oracle in committee.oracles),

@@ -152,6 +152,8 @@ class Plan(Schema):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
+        if len({task.task for task in self.tasks}) < len(self.tasks):
+            raise ValueError("tasks: one stands twice")
         hedged = self.hedges
         if self.chunk_msat != sum(task.price_msat * (1 + (task.task in hedged)) for task in self.tasks):
             raise ValueError("chunk_msat: not the sum of the tasks' prices")

@@ -14,15 +14,15 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "pay"))
 
 import bond_market as bm
-from bond_market import FEE_PPM, OTHER, PROVIDER, RATE_PPM, SHARE_MSAT, STRANGER, VERIFIERS
+from bond_market import FEE_PPM, OTHER, PRICE_MSAT, PROVIDER, RATE_PPM, SHARE_MSAT, STRANGER, VERIFIERS
 from test_treasurer import World
 
-from nodewire.errors import PaymentFailed
+from nodewire.errors import BadPlan, PaymentFailed
 from nodewire.nostr import event as events
 from nodewire.pay.simnet.shares import QUOTE_S
 from nodewire.pay.simnet.treasurer import Rules
 from nodewire.protocol import job, kinds
-from nodewire.protocol.plan import Verification
+from nodewire.protocol.plan import Plan, Verification
 
 EVERY = 1_000_000 // RATE_PPM
 """Chunks for each that is drawn."""
@@ -95,3 +95,30 @@ async def test_verifiers_of_ones_own_draw_no_more_than_was_paid_in_however_they_
         assert world.treasurer.pool_msat > 0
         got_msat += await claimed(world, request, range(nth, chunks, EVERY), epoch)
     assert got_msat <= EVERY * chunks * SHARE_MSAT * (1 - FEE_PPM / 1_000_000)
+
+
+@pytest.mark.parametrize("chunk", [0, 5, 20])
+async def test_a_provider_and_its_standby_that_both_commit_draw_no_more_than_their_share_covers(world, chunk):
+    """Each is drawn at the rate: together twice as often as one."""
+    fill_pool(world)
+    request = bm.request(standby=PROVIDER, driver=STRANGER)
+    for one in range(chunk + 1):
+        await world.share(one, request=request)
+        world.clock.now_s += QUOTE_S if one % 8 == 7 else 1
+    world.clock.now_s += 1
+    epoch = (int(world.clock.now_s) - bm.GENESIS_S) // 2 + 1
+    due_msat = []
+    for attempt, provider in enumerate((OTHER, PROVIDER)):
+        about = {"task": "stage.0", "chunk": chunk, "attempt": attempt, "provider": provider.public, "epoch": epoch}
+        case = world.present(bm.verdict_of(request, agreed=(0,), **about), request).case
+        due_msat.append(world.treasurer.due_msat(case, VERIFIERS[0].public))
+    assert due_msat[0] > 0
+    assert sum(due_msat) / EVERY <= SHARE_MSAT * PRICE_MSAT / (2 * PRICE_MSAT) * (1 - FEE_PPM / 1_000_000)
+
+
+def test_a_plan_has_each_task_once():
+    """A task that stands twice has many providers, whose passes all count at the price of one share."""
+    plan = job.parse(bm.REQUEST).plan.document()
+    twin = {**plan["tasks"][1], "provider": STRANGER.public, "price_msat": 0}
+    with pytest.raises(BadPlan, match="tasks"):
+        Plan.from_document({**plan, "tasks": [*plan["tasks"], twin]})
