@@ -14,6 +14,7 @@ from nodewire.plan.sample import draw
 from nodewire.protocol import beacon, commitment, dvrf, inventory, job, snapshot
 from nodewire.protocol.account import COUNTED_AFTER, Judged
 from nodewire.protocol.commitment import ChunkRoot, Commitment
+from nodewire.slices import whole
 from tests.attacks.inside.test_inside_crowding_out import BONDED, request, roots
 from tests.attacks.inside.test_inside_crowding_out import COMMITTEE as CROWD
 from tests.attacks.inside.test_inside_crowding_out import committed as crowd_committed
@@ -95,7 +96,7 @@ def calling_it_crowded(sky, seat, action, outgoing):
         beats=tuple(cited.listed(DOCUMENT)[0]),
         judged=(),
         previous=rules._previous(body.epoch, state)[0],
-        known=rules._known(state.rounds[body.epoch], state),
+        known=whole(rules._at_hand(state.rounds[body.epoch], state))[0],
         parsed={},
     ).run()
     sky.blobs[derived.sha256] = derived.blob
