@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from bench import byzantine
+from nodewire.protocol.frame import Frame
 from processes.market import Market
 from tests.protocol.documents import manifest
+
+sys.path.append(str(byzantine.FAULTS_FOLDER))
+from nodewire_faults import strike
 
 
 def test_a_cheater_holds_the_driver_and_a_stage():
@@ -33,3 +38,11 @@ def test_altered_frames_of_a_log_are_chunks_of_the_tasks_that_put_them_out():
         ]
     )
     assert byzantine._altered(log, of) == {(request, "stage.0", chunk) for chunk in (0, 1, 2)}
+
+
+def test_an_altered_token_is_said_of_its_own_frame(capsys):
+    """The row of the next position, which a driver puts out before it, belongs to the next number."""
+    strike.note_choice("token 5 at 9 to 6")
+    strike.say_choices("ab" * 32, [Frame("hidden.0", 1, (), {}), Frame("tokens", 0, (), {})])
+    strike.say_choices("ab" * 32, [Frame("hidden.0", 2, (), {}), Frame("tokens", 1, (), {})])
+    assert strike.FRAME.findall(capsys.readouterr().err) == [("ab" * 32, "tokens", "0")]

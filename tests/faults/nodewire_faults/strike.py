@@ -32,7 +32,7 @@ def note_choice(what: str) -> None:
 
 
 def say_choices(session: str, outs: Sequence[Frame[Any]]) -> None:
-    """Say of the frames that were made since that they hold such a token."""
-    for frame in outs[:1] if _chosen else ():
+    """Say of the token's frame, the last of a driver's, that it holds such a token. One before it is the next's."""
+    for frame in outs[-1:] if _chosen else ():
         say_frame(session, frame)
     _chosen.clear()
