@@ -203,7 +203,13 @@ async def test_a_snapshot_is_unpacked_once_for_all_jobs_of_an_epoch(provider, tm
     from nodewire import market as market_module
 
     unpacked = []
-    monkeypatch.setattr(market_module.snapshot, "unpack", lambda blob, sha256: unpacked.append(sha256) or object())
+
+    def note(blob, sha256):
+        unpacked.append(sha256)
+        yield
+        return object()
+
+    monkeypatch.setattr(market_module.snapshot, "unpacked", note)
     ref = await Blobs([], tmp_path).put(b"a snapshot")
     await asyncio.gather(*(provider._record.snapshot(ref.sha256) for _ in range(20)))
     assert len(unpacked) == 1

@@ -126,7 +126,7 @@ def test_an_interrupt_is_heard_before_anything_else_is_imported(tmp_path):
         "import nodewire.cli; print(*sorted(set(sys.modules) - before - needed))"
     )
     done = subprocess.run([sys.executable, "-c", heard], stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.split() == ["__future__", "nodewire", "nodewire.cli"]
+    assert {"nodewire", "nodewire.cli"} <= set(done.stdout.split()) <= {"__future__", "nodewire", "nodewire.cli"}
 
 
 def test_many_interrupts_are_no_traceback_either(folder):
