@@ -319,7 +319,7 @@ class _Whole:
 
 
 def _most_units(manifest: Manifest, params: Params) -> int:
-    """What a job counts at most, prompt and all; 1 where calls have no context before them."""
+    """The most units that a job counts, its prompt included. A job whose calls have no context counts 1."""
     if manifest.mode != "generate":
         return 1
     positions = params.get("positions")

@@ -45,7 +45,7 @@ class Shares:
         self._next = 0
         self._plan, self._grows = plan, grows
         self._units = 0
-        """Of the chunks before `_next`."""
+        """Units of the chunks before `_next`."""
 
     async def follow(self, payments: JobPayments) -> None:
         """Pay each chunk's share when the chunk may be paid, until cancelled."""

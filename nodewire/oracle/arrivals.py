@@ -205,7 +205,7 @@ def recomputed(what: Recomputed, state: State) -> State:
 
 
 def inputs_shown(what: InputsShown, state: State) -> State:
-    """What the provider did not show before, it has shown now."""
+    """The provider has shown inputs that it had not shown before."""
     case = state.cases.get(what.key)
     return state if case is None else state.with_case(replace(case, withheld=False))
 

@@ -42,7 +42,7 @@ class Parties:
     origins: frozenset[str] = frozenset()
     """Of the provider's addresses (`nodewire.strangers`)."""
     price_msat: int = 0
-    """What the plan pays the provider for the sampled chunk."""
+    """The plan's price of the sampled chunk, which the provider is paid."""
 
 
 # ---- inputs -------------------------------------------------------------------------------------------------------

@@ -35,13 +35,13 @@ class Citation:
         )
 
     def bonded(self, committee: Committee) -> list[str]:
-        """Of the beats that count, those that f+1 list as bonded nodes'."""
+        """The counted beats that f+1 inventories list as bonded nodes'."""
         return _snapshot.popular(committee, (one.bonded for one in self.inventories.values()))
 
     def judged(self, committee: Committee) -> list[Judged]:
-        """What counts of verdicts, as far as it is due."""
+        """The verdicts that count and are due."""
         return _snapshot.judged(committee, list(self.inventories.values()))
 
     def key(self, previous: str) -> Key:
-        """What tells one derivation from another."""
+        """The key of the derivation from this citation and the body `previous`."""
         return (*sorted(self.inventories), previous, *(("crowded",) if self.is_crowded else ()))

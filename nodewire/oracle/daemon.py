@@ -62,7 +62,7 @@ MAX_ASKING = 16_384
 
 _FETCHES = 16
 _STRANGERS_FETCHES = 4
-"""Of events for nodes without a bond."""
+"""Fetches at a time of events for nodes without a bond."""
 _MAX_WANTED = 16_384
 _COLLECTED_INPUTS = 1_024
 """After so many the garbage collector looks at what they left (`oracle.tenure`)."""
