@@ -90,7 +90,7 @@ class Generation:
                     await race.clear()
                     bought = race.lead.bought
                     purchase = bought.purchase
-                    if failure is not None and not purchase.is_underway:
+                    if failure is not None and (isinstance(error, NoProvider) or not purchase.is_underway):
                         if isinstance(error, NoProvider) and (terms := self._chances.next(self.terms)):
                             self.terms = terms
                             continue

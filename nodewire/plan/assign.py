@@ -19,7 +19,9 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
    its load counts for a factor of two. A node is bonded if bond_msat >= bond_unit_msat.
 4. The plan's quota. seed = H("nodewire/assign/2", beacon || manifest || customer || u8 k), q = H("nodewire/quota/2",
    seed) as a big-endian integer. Contested are the tasks with bonded and with unbonded offers. If q mod 20 = 0, the
-   contested task number (q // 20) mod (their number), in the manifest's order, is open to one unbonded node.
+   contested task number (q // 20) mod (their number), in the manifest's order, is open to one unbonded node. No task
+   is open if `terms.excluded` or a cited `busy` leaves out an unbonded node of the snapshot: a customer that one of
+   them has failed is not given the next one.
 5. Draws. Task number i (from 0, manifest's order) has up to 8 candidates, drawn one after the other from its bonded
    offers, or from the unbonded ones if none is bonded; of the open task the first is drawn from the unbonded ones, and
    the others from the bonded. Draw j: h = H("nodewire/draw/2", seed || u32 i || u32 j) as a big-endian integer; by
@@ -140,8 +142,10 @@ def assign(
     _check_hedged(manifest, terms)
     digest = manifest_digest or manifest.digest()
     seed = tagged_hash("nodewire/assign/2", bytes.fromhex(beacon + digest + customer) + bytes([k]))
-    offers = _offers(manifest, digest, snapshot, committee, terms, {b.provider for b in busy})
-    open_ = open_task(seed, offers)
+    left_out = {*terms.excluded, *(b.provider for b in busy)}
+    offers = _offers(manifest, digest, snapshot, committee, terms, left_out)
+    has_failed = any(node.pubkey in left_out and not _is_bonded(node, committee) for node in snapshot.nodes)
+    open_ = None if has_failed else open_task(seed, offers)
     drawn = {
         task.name: draw(seed, number, offers[task.name], is_open=task.name == open_)
         for number, task in enumerate(manifest.tasks)
@@ -234,21 +238,21 @@ def link_us(a: Node, b: Node) -> int:
 
 
 def _offers(
-    manifest: Manifest, digest: str, snapshot: Snapshot, committee: Committee, terms: Terms, busy: set[str]
+    manifest: Manifest, digest: str, snapshot: Snapshot, committee: Committee, terms: Terms, left_out: set[str]
 ) -> dict[str, list[Offer]]:
     """By task, all offers under the terms, sorted by pubkey (as the snapshot's nodes are)."""
-    trusted, excluded, regions = set(terms.trusted), set(terms.excluded) | busy, set(terms.regions)
+    trusted, regions = set(terms.trusted), set(terms.regions)
     local, ends = terms.local(manifest), manifest.ends if terms.ends else frozenset[str]()
     offers: dict[str, list[Offer]] = {task.name: [] for task in manifest.tasks if task.name not in local}
     if not offers:
         raise NoProvider("driver", "all tasks are the customer's own: nothing is left to buy")
     for node in snapshot.nodes:
         held = next((h for h in node.held if h.manifest == digest and h.free > 0), None)
-        if held is None or node.pubkey in excluded:
+        if held is None or node.pubkey in left_out:
             continue
         if (trusted and node.pubkey not in trusted) or (regions and node.region not in regions):
             continue
-        share, bonded = _share(node, committee), node.bond_msat >= committee.bond_unit_msat
+        share, bonded = _share(node, committee), _is_bonded(node, committee)
         for task in held.tasks:
             if task.task in ends and node.pubkey not in terms.ends:
                 continue
@@ -260,6 +264,10 @@ def _offers(
         if not found:
             raise NoProvider(name, "no live node with a free slot offers this task under the terms")
     return offers
+
+
+def _is_bonded(node: Node, committee: Committee) -> bool:
+    return node.bond_msat >= committee.bond_unit_msat
 
 
 def _share(node: Node, committee: Committee) -> int:

@@ -197,6 +197,7 @@ def vectors() -> list[dict]:
     pubkeys = [p.keys.public for p in world.providers]
     refused = "two are busy, one excluded"
     drawn = _members(refused, world)
+    opened, stranger = _opened(world)
     cases = [
         ("a ring", world, generous(), 0, ()),
         ("a redraw", world, generous(), 7, ()),
@@ -221,13 +222,28 @@ def vectors() -> list[dict]:
         ("prices above the cap", World(ring(1), 14, 21), generous(max_chunk_msat=40), 0, ()),
         ("one bonded of many", World(ring(2), 20, 25, bonded=5), generous(), 0, ()),
         ("few nodes to hedge", World(ring(4), 8, 25, bonded=100), generous(hedge=STAGES), 0, ()),
+        (opened, world, generous(), 0, ()),
+        (f"{opened}, which has failed", world, generous(excluded=(stranger,)), 0, ()),
+        (f"{opened}, which is busy", world, generous(), 0, (stranger,)),
         ("hedges in a tight budget", World(ring(3), 16, 20), generous(hedge=STAGES[:2], max_chunk_msat=100), 0, ()),
     ]
     return [vector(*case) for case in cases]
 
 
 def _beacon(name: str) -> str:
-    return digest(f"beacon of {name}")
+    """Cases that differ by what follows a comma have one beacon."""
+    return digest(f"beacon of {name.split(', which')[0]}")
+
+
+def _opened(world: World) -> tuple[str, str]:
+    """The name of a case whose plan is open to an unbonded node, and that node."""
+    bonded = {one.pubkey for one in world.snapshot.nodes if one.bond_msat >= world.committee.bond_unit_msat}
+    for i in range(1_000):
+        name = f"open to an unbonded node ({i})"
+        plan = assign(world.manifest, world.snapshot, **{**world.inputs(), "beacon": _beacon(name)})
+        if placed := {one.provider for one in plan.tasks} - bonded:
+            return name, placed.pop()
+    raise AssertionError("no plan of 1,000 is open")
 
 
 def _members(name: str, world: World) -> tuple[str, ...]:

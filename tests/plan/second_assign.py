@@ -56,7 +56,10 @@ def plan(case: Doc, digest: str) -> Doc:
     )
     contested = [name for name, of in offers.items() if len({one.is_bonded for one in of}) == 2]
     q = tagged("nodewire/quota/2", seed)
-    open_ = contested[q // 20 % len(contested)] if contested and q % 20 == 0 else None
+    left_out = {*terms["excluded"], *(one["provider"] for one in case["busy"])}
+    unit = case["committee"]["bond_unit_msat"]
+    is_closed = any(one["pubkey"] in left_out and one["bond_msat"] < unit for one in case["nodes"])
+    open_ = contested[q // 20 % len(contested)] if contested and q % 20 == 0 and not is_closed else None
     candidates: Offers = {}
     reserves: Offers = {}
     for i, name in enumerate(names):

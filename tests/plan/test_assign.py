@@ -55,10 +55,12 @@ def test_the_page_alone_gives_the_committed_plans():
     st.sampled_from([0, 10, 50]),
     st.integers(60, 400),
     st.sampled_from([(), ("stage.0",), ("stage.0", "stage.1")]),
+    st.integers(0, 2),
 )
-def test_the_page_alone_gives_the_same_plans(seed, manifest, nodes, bonded, budget, hedge):
+def test_the_page_alone_gives_the_same_plans(seed, manifest, nodes, bonded, budget, hedge, left_out):
     world = strained(World(manifest, nodes, seed, bonded=bonded), seed)
-    terms = generous(max_chunk_msat=budget, hedge=hedge if manifest.mode == "generate" else ())
+    excluded = tuple(one.pubkey for one in world.snapshot.nodes[:left_out])
+    terms = generous(max_chunk_msat=budget, hedge=hedge if manifest.mode == "generate" else (), excluded=excluded)
     case = json.loads(json.dumps(vector(f"random {seed}", world, terms, seed % 8, ())))
     expected = case.get("plan") or case["error"]
     found = _as_the_page_has_it(case)
@@ -270,6 +272,22 @@ def test_one_plan_of_twenty_is_open_to_one_unbonded_node_for_one_task():
     assert 0.04 < 1 - opened[None] / 6_000 < 0.06
     assert max(opened[task] for task in "xyz") < 1.5 * min(opened[task] for task in "xyz")
     assert {open_task(i.to_bytes(32, "big"), {"bonded": mixed[:1]}) for i in range(100)} == {None}
+
+
+def test_who_an_unbonded_node_has_failed_is_not_given_the_next_one_by_the_same_seed():
+    world, opened, still = World(ring(2), 60, 3), 0, 0
+    bonded = {one.pubkey for one in world.snapshot.nodes if one.bond_msat >= world.committee.bond_unit_msat}
+
+    def strangers(i, *excluded, busy=()):
+        inputs = {**world.inputs(generous(excluded=excluded), busy=busy), "beacon": f"{i:064x}"}
+        return {task.provider for task in assign(world.manifest, world.snapshot, **inputs).tasks} - bonded
+
+    for i in range(400):
+        for failed in strangers(i):
+            opened += 1
+            assert not strangers(i, failed) and not strangers(i, busy=(Busy(digest("busy"), failed),))
+            still += bool(strangers(i, min(bonded)))  # a bonded one that failed closes nothing
+    assert opened > 3 and still > 3
 
 
 @given(st.integers(1, 20), st.sampled_from([0, 1, 3, 20]), st.booleans())
