@@ -116,6 +116,14 @@ async def test_where_nobody_is_left_at_all_the_death_is_told_and_not_that_nobody
     assert [set(terms.excluded) for terms, _ in bought[2:]] == [{FIRST, SECOND}, {FIRST}, set()]
 
 
+async def test_where_all_others_are_busy_the_failure_before_is_told_and_not_that_they_are_busy(generating):
+    full = [Job((), NoProvider("plan", "2 providers were busy")) for _ in range(2)]
+    made, _ = generating(Job(TOKENS[:3], gone(FIRST), {FIRST}), *full)
+    with pytest.raises(LinkLost) as caught:
+        await ids(made)
+    assert isinstance(caught.value.__cause__, NoProvider)
+
+
 async def test_deaths_without_end_are_not_followed_without_end(generating):
     made, bought = generating(*(Job((), gone(f"{n:064x}"), {f"{n:064x}"}, 1_000) for n in range(2 + MAX_AGAIN)))
     with pytest.raises(LinkLost):
