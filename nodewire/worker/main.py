@@ -6,6 +6,7 @@ imported behind Landlock, then come the memory cap and seccomp, and only then an
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib
 import importlib.util
 import json
@@ -52,6 +53,10 @@ def _prepare(options: dict[str, Any], channel: int) -> tuple[Server, dict[str, A
     entry = options["entry"]
     packages = [Path(nodewire.__file__).parent, *_places(entry)]
     layers = [rights.fence_files(packages, [Path(p) for p in options["readable"]], limits.device)]
+
+    # ctypes asks programs, and writes a file for one, where a library is: here no program runs, and no file is written.
+    # Importers have a name to fall back on (CUDA builds of torch do, by cuda.pathfinder), but do not expect an OSError.
+    ctypes.util.find_library = lambda name: None
 
     from nodewire.worker import serve  # torch, seconds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import errno
 import os
 import signal
@@ -18,6 +19,7 @@ from nodewire.errors import Busy
 from nodewire.protocol.frame import Frame
 
 PROBES = {}
+ctypes.util.find_library("dl")  # as a CUDA build of torch does while it is imported
 
 
 def probe(function):
