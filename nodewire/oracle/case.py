@@ -42,7 +42,7 @@ class Parties:
     origins: frozenset[str] = frozenset()
     """Of the provider's addresses (`nodewire.strangers`)."""
     price_msat: int = 0
-    """The plan's price of the sampled chunk, which the provider is paid."""
+    """What a pass counts in the provider's account: the plan's price of a chunk; 0 of a standby's."""
 
 
 # ---- inputs -------------------------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def _parties(
             one.provider in bonded,
             requests[one.request].customer,
             at.get(one.provider, frozenset()),
-            requests[one.request].plan.price_msat(one.task),
+            requests[one.request].plan.standing_msat(one.task, one.provider),
         )
         for one in samples
     }

@@ -31,6 +31,7 @@ from nodewire.pay.presenting import Presenter
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol.committee import Committee
+from nodewire.stop import stop
 from nodewire.store import clock_offset
 from nodewire.store.blobs import Blobs
 from nodewire.store.held import held
@@ -121,7 +122,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
                 group.create_task(presenter.run())
 
     running = asyncio.create_task(all_of_it())
-    stack.callback(running.cancel)
+    stack.push_async_callback(stop, running)
     here: list[Collector] = [Links(node), measuring.Committee(oracle, court, watch)]
     apart: list[Collector] = []
     if workbench is not None and config.worker is not None:

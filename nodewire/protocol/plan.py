@@ -159,9 +159,12 @@ class Plan(Schema):
             raise ValueError("chunk_msat: not the sum of the tasks' prices")
         return self
 
-    def price_msat(self, task: str) -> int:
-        """What the plan pays for a chunk of the task; 0 for one that it does not have."""
-        return next((one.price_msat for one in self.tasks if one.task == task), 0)
+    def standing_msat(self, task: str, provider: str) -> int:
+        """What a pass of a chunk counts in the account of `provider` (a pubkey): the task's price, if the plan places it.
+
+        A standby's passes count nothing: one share covers a chunk, whoever computes it.
+        """
+        return next((one.price_msat for one in self.tasks if (one.task, one.provider) == (task, provider)), 0)
 
     @property
     def hedges(self) -> dict[str, str]:

@@ -57,6 +57,7 @@ from nodewire.provider.training.starting import open_training
 from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
+from nodewire.stop import stop
 from nodewire.store.held import held
 from nodewire.store.sweeping import sweeping
 from nodewire.wire import congestion, health_log
@@ -129,7 +130,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
                 group.create_task(half.run())
 
     running = asyncio.create_task(run())
-    stack.callback(running.cancel)
+    stack.push_async_callback(stop, running)
     await _announced(running, [half for half in halves if isinstance(half, Provider)])
 
     def named() -> list[tuple[str, LastingWorker]]:

@@ -30,6 +30,7 @@ from nodewire.provider.serving import specialize
 from nodewire.provider.specializations import Specializations
 from nodewire.provider.standing import Standing
 from nodewire.provider.withdrawals import Withdrawals
+from nodewire.stop import stop
 from nodewire.swarm.file import SwarmFile
 from nodewire.swarm.member import SwarmProvider, addresses
 from nodewire.swarm.record import FileRecord
@@ -158,7 +159,7 @@ async def start(
         outage=outage,
     )
     running = asyncio.create_task(provider.run())
-    stack.callback(running.cancel)
+    stack.push_async_callback(stop, running)
     await asyncio.sleep(0)  # it follows what comes before anybody can come
     host, _, port = config.listen.rpartition(":")
     try:

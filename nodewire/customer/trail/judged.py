@@ -197,7 +197,7 @@ def _contradiction(said: Verdict, sample: Sample, epoch: int, plan: Plan) -> str
         return f"it says that epoch {said.epoch} drew it, which was {epoch}"
     if strangers := {who for who, _ in said.verifiers} - set(sample.verifiers):
         return f"{min(strangers)[:8]} was not drawn to verify it"
-    if said.outcome == "pass" and said.price_msat != (due_msat := plan.price_msat(said.task)):
+    if said.outcome == "pass" and said.price_msat != (due_msat := plan.standing_msat(said.task, said.provider)):
         return f"it counts as {said.price_msat} msat, the plan's price is {due_msat} msat"
     return ""
 
