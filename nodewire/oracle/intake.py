@@ -41,7 +41,7 @@ KEPT_CERTIFICATES = 16
 STRANGERS = _inventory.MAX_COMMITMENTS // 2
 """Room in an epoch for the commitments of whoever comes first; the rest is for nodes with a bond."""
 MAX_UNBONDED_BLOBS = 64
-"""Of an epoch: so many commitments' blobs are fetched for whoever asks; beyond, only bonded nodes'."""
+"""Of an epoch: so many commitments' blobs are fetched of nodes without a bond, whatever bonded nodes commit to."""
 MAX_UNBONDED_BLOB_BYTES = 262_144
 """About 1,200 chunks."""
 JUDGED_EPOCHS = COUNTED_AFTER + _snapshot.REMEMBERED_EPOCHS + VALID_EPOCHS
@@ -77,14 +77,17 @@ def _commitment_came(event: Event, state: State) -> Step:
     mine, bare = state.commitments.get(epoch, {}), state.bare.get(epoch, {})
     if provider in mine or provider in bare or len(mine) + len(bare) >= _inventory.MAX_COMMITMENTS:
         return state, ()
-    if len(mine) + len(bare) >= STRANGERS and not state.backed.get(provider, 0):
+    is_bonded = state.backed.get(provider, 0) > 0
+    if len(mine) + len(bare) >= STRANGERS and not is_bonded:
         return state, ()
     keep = KeepEvent(event)
     if committed.commitment is not None:
         return replace(state, commitments={**state.commitments, epoch: {**mine, provider: event.id}}), (keep,)
-    if len(bare) >= MAX_UNBONDED_BLOBS and not state.backed.get(provider, 0):
+    unbonded = state.unbonded_blobs.get(epoch, 0) + (not is_bonded)
+    if unbonded > MAX_UNBONDED_BLOBS and not is_bonded:
         return state, ()
-    state, ask = fetch_commitments(replace(state, bare={**state.bare, epoch: {**bare, provider: committed}}))
+    state = replace(state, bare={**state.bare, epoch: {**bare, provider: committed}})
+    state, ask = fetch_commitments(replace(state, unbonded_blobs={**state.unbonded_blobs, epoch: unbonded}))
     return state, (keep, *ask)
 
 
@@ -230,7 +233,8 @@ def _commitments_came(sha256: str, data: bytes, state: State) -> Step:
         cited = [one for one in bare.values() if one.blob == sha256]
         sound = [one for one in cited if is_good and said == (one.committee, one.epoch, one.root)]
         mine = {**state.commitments.get(epoch, {}), **{one.provider: one.id for one in sound}}
-        left = {provider: replace(one, blob=None) if one in cited else one for provider, one in bare.items()}
+        others = {provider: one for provider, one in bare.items() if one not in sound}
+        left = {provider: replace(one, blob=None) if one in cited else one for provider, one in others.items()}
         state = replace(state, bare={**state.bare, epoch: left}, commitments={**state.commitments, epoch: mine})
         actions = (KeepBlob(data),) if sound else actions
     return state, actions

@@ -14,8 +14,8 @@ from bisect import bisect_left
 from dataclasses import replace
 
 from nodewire.nostr.event import Event
-from nodewire.oracle.persistent_map import PersistentMap
 from nodewire.oracle.state import FetchCertificates, FetchEvents, Rank, State, Step, Waiting
+from nodewire.persistent_map import PersistentMap
 from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
 from nodewire.protocol import bond as _bond

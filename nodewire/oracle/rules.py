@@ -33,7 +33,6 @@ from nodewire.nostr.event import Event
 from nodewire.oracle import intake, places
 from nodewire.oracle.citation import Citation
 from nodewire.oracle.derivation import Derivation, Derived
-from nodewire.oracle.persistent_map import PersistentMap
 from nodewire.oracle.state import (
     Action,
     BlobCame,
@@ -55,6 +54,7 @@ from nodewire.oracle.state import (
     Step,
     Tick,
 )
+from nodewire.persistent_map import PersistentMap
 from nodewire.protocol import account as _account
 from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
@@ -501,6 +501,7 @@ def _open_round(state: State) -> Sliced[State]:
         certified=tuple(one for one in state.certified if one.body.epoch >= epoch - KEPT_EPOCHS),
         commitments={e: ids for e, ids in state.commitments.items() if e >= epoch - 1},
         bare={e: bare for e, bare in state.bare.items() if e >= epoch - 1},
+        unbonded_blobs={e: count for e, count in state.unbonded_blobs.items() if e >= epoch - 1},
         judged={key: one for key, one in state.judged.items() if one.epoch >= epoch - intake.JUDGED_EPOCHS},
         snapshots={sha256: s for sha256, s in state.snapshots.items() if sha256 in snapshots},
         asked=PersistentMap(asked),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from nodewire.nostr.event import Event
 from nodewire.oracle.derivation import Derivation, Derived, Key
-from nodewire.oracle.persistent_map import PersistentMap
+from nodewire.persistent_map import PersistentMap
 from nodewire.protocol.account import Judged
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.beat import Beat
@@ -261,7 +261,9 @@ class State:
     commitments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """By epoch and provider: the id of the first commitment seen, all of which is at hand."""
     bare: Mapping[int, Mapping[str, Committed]] = field(default_factory=dict)
-    """By epoch and provider: the first commitment seen, if it has a blob; `blob` is None when that has come."""
+    """By epoch and provider: the first commitment seen, while its blob is not at hand. `blob` is None: another came."""
+    unbonded_blobs: Mapping[int, int] = field(default_factory=dict)
+    """By epoch, how many commitments with blobs were seen of nodes without a bond."""
     rounds: Mapping[int, Round] = field(default_factory=dict)
     certified: tuple[Certificate, ...] = ()
     """Checked, one per epoch, the newest last."""

@@ -160,9 +160,10 @@ class Plan(Schema):
         return self
 
     def standing_msat(self, task: str, provider: str) -> int:
-        """What a pass of a chunk counts in the account of `provider` (a pubkey): the task's price, if the plan places it.
+        """What a pass of a chunk counts in the account of `provider` (a pubkey).
 
-        A standby's passes count nothing: one share covers a chunk, whoever computes it.
+        It is the task's price where the plan places the provider. A standby's passes count nothing: one share covers a
+        chunk, whoever computes it.
         """
         return next((one.price_msat for one in self.tasks if (one.task, one.provider) == (task, provider)), 0)
 

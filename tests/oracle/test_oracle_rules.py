@@ -26,7 +26,7 @@ from nodewire.protocol import commitment, inventory, snapshot
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.inventory import Inventory
 from tests.oracle.sky import Sky, silent
-from tests.protocol_committee.actors import Provider, committee, digest, keys
+from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys, statement
 
 MODEL = digest("model")
 HELD = {MODEL: ([("driver", 10, 500)], 2)}
@@ -176,6 +176,36 @@ def test_strangers_have_so_many_blobs_fetched_and_no_more():
         asked += sum(isinstance(action, FetchBlob) for action in actions)
         state, _ = rules.apply(BlobCame(digest(f"blob/{n}"), b"nothing"), state)  # makes no room for more
     assert asked == intake.MAX_UNBONDED_BLOBS
+
+
+def test_bonded_nodes_with_many_blobs_leave_strangers_theirs():
+    document, seats = committee(bond_holders=(HOLDER.public,))
+    state = start(document, seats[0].keys.public, document.close_ms(0) + 1)
+    template, _ = large_commitment(sky_of(), "p")
+    names = [f"bonded/{n}" for n in range(intake.MAX_UNBONDED_BLOBS + 5)]
+    for name in names:
+        state, _ = rules.apply(Received(statement(keys(name).public, 10**8)), state)
+    asked = []
+    for name in (*names, "stranger"):
+        changed = {"blob": digest(f"blob/{name}"), "c": document.digest()}
+        tags_ = [[key, changed.get(key, value)] for key, value in template.tags]
+        event = sign(keys(name), template.kind, created_at=template.created_at, content="", tags=tags_)
+        state, actions = rules.apply(Received(event), state)
+        asked += [one.sha256 for one in actions if isinstance(one, FetchBlob)]
+    assert len(asked) == len(names) + 1
+    assert digest("blob/stranger") in asked
+
+
+def test_a_commitment_whose_blob_came_takes_one_place_of_its_epochs(monkeypatch):
+    monkeypatch.setattr(inventory, "MAX_COMMITMENTS", 2)
+    sky = sky_of()
+    state = start(sky.committee, next(iter(sky.states)), sky.committee.close_ms(0) + 1)
+    (large, blob), small = large_commitment(sky, "large"), large_commitment(sky, "small", jobs=1)[0]
+    third = large_commitment(sky, "third", jobs=1)[0]
+    for what in (Received(large), BlobCame(large.tag("blob"), blob), Received(small), Received(third), Received(large)):
+        state, _ = rules.apply(what, state)
+    assert state.commitments[1] == {one.pubkey: one.id for one in (large, small)}
+    assert not state.bare[1]
 
 
 def equivocate(sky, seat, action, outgoing):

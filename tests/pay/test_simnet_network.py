@@ -18,7 +18,6 @@ from nodewire.pay.simnet.network import (
     Offered,
     Opened,
     Settled,
-    Table,
     apply,
 )
 
@@ -159,16 +158,3 @@ def test_an_expired_invoice_is_not_payable_at_its_very_moment():
     with pytest.raises(PaymentFailed):
         apply(Offered(HASHES[0], "b", 0, 20), network)
     assert apply(Offered(HASHES[0], "b", 0, 19), network).held_msat() == 1_000
-
-
-@settings(max_examples=50)
-@given(st.dictionaries(st.text(max_size=70), st.integers(), max_size=40))
-def test_a_table_is_a_mapping_whose_changes_leave_the_old_one_alone(data):
-    table = Table()
-    for key, value in data.items():
-        before = dict(table)
-        changed = table.put(key, value)
-        assert dict(table) == before
-        table = changed
-    assert dict(table) == data
-    assert len(table) == len(data)

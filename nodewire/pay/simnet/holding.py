@@ -24,7 +24,7 @@ from nodewire.errors import BadInput, NotAllowed, NotFound, PaymentFailed
 from nodewire.pay import bonds
 from nodewire.pay.bonds import Bond, Payout
 from nodewire.pay.settlement import funded_units, verifier_pay_msat
-from nodewire.pay.simnet.network import Moved, Table
+from nodewire.pay.simnet.network import Moved
 from nodewire.pay.simnet.steps import (
     FEES,
     Claimed,
@@ -40,6 +40,7 @@ from nodewire.pay.simnet.steps import (
     Step,
     Unbonded,
 )
+from nodewire.persistent_map import PersistentMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +96,27 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class Holding:
     node: str = ""
-    deposits: Table[Deposit] = field(default_factory=Table)
-    newest: Table[str] = field(default_factory=Table)
+    deposits: PersistentMap[Deposit] = field(default_factory=PersistentMap)
+    newest: PersistentMap[str] = field(default_factory=PersistentMap)
     """By provider, the id of its newest bond."""
-    cases: Table[Judged] = field(default_factory=Table)
-    quotes: Table[Quoted] = field(default_factory=Table)
+    cases: PersistentMap[Judged] = field(default_factory=PersistentMap)
+    quotes: PersistentMap[Quoted] = field(default_factory=PersistentMap)
     """By payment hash."""
-    shares: Table[Share] = field(default_factory=Table)
+    shares: PersistentMap[Share] = field(default_factory=PersistentMap)
     """By `share_key`."""
-    pots: Table[Pot] = field(default_factory=Table)
-    claims: Table[Claim] = field(default_factory=Table)
+    pots: PersistentMap[Pot] = field(default_factory=PersistentMap)
+    claims: PersistentMap[Claim] = field(default_factory=PersistentMap)
     """By `claim_key`."""
-    claimed: Table[str] = field(default_factory=Table)
+    claimed: PersistentMap[str] = field(default_factory=PersistentMap)
     """By payment hash, the key of the claim that it pays."""
     fees_msat: int = 0
     """All fees that ever came in; each oracle may take an equal part."""
-    taken: Table[int] = field(default_factory=Table)
+    taken: PersistentMap[int] = field(default_factory=PersistentMap)
     """Fees that each oracle has claimed."""
     pool_msat: int = 0
-    drawn: Table[int] = field(default_factory=Table)
+    drawn: PersistentMap[int] = field(default_factory=PersistentMap)
     """What verifiers had of pot and pool, by request, task and chunk."""
-    received: Table[int] = field(default_factory=Table)
+    received: PersistentMap[int] = field(default_factory=PersistentMap)
     """When each share came in, by payment hash."""
 
     def deposit(self, bond: str) -> Deposit:
@@ -266,7 +267,7 @@ def apply(event: Step, book: Holding) -> Holding:
             pot = book.pots.get(request)
             if pot is None or pot.is_closed:
                 return book
-            pots = book.pots.put(request, replace(pot, left_msat=0, is_closed=True))
+            pots = book.pots.including(request, replace(pot, left_msat=0, is_closed=True))
             return replace(book, pots=pots, pool_msat=book.pool_msat + pot.left_msat)
 
 
@@ -278,7 +279,7 @@ def settled(payment_hash: str, payer: str | None, at_s: int, book: Holding) -> H
         key = book.claimed[payment_hash]
         claim = book.claims.get(key)
         if claim is not None and claim.event.payment_hash == payment_hash and not claim.is_paid:
-            return replace(book, claims=book.claims.put(key, replace(claim, is_paid=True)))
+            return replace(book, claims=book.claims.including(key, replace(claim, is_paid=True)))
     return book
 
 
@@ -294,7 +295,7 @@ def _lock(event: Locked, book: Holding) -> Holding:
         raise NotAllowed("provider", f"it has a bond that is {newest.bond.state}; one at a time, which can be raised")
     bond = bonds.lock(bonds.Lock(event.bond, event.provider, event.amount_msat, event.until_s))
     after = _put(book, Deposit(bond, event))
-    return replace(after, newest=after.newest.put(event.provider, event.bond))
+    return replace(after, newest=after.newest.including(event.provider, event.bond))
 
 
 def _judge(event: Judged, book: Holding) -> Holding:
@@ -304,7 +305,7 @@ def _judge(event: Judged, book: Holding) -> Holding:
         raise NotAllowed("case", "another verdict on it stands")
     if (event.payouts or event.forfeit_msat) and not event.bond:
         raise BadInput("payouts", "out of no bond")
-    after = replace(book, cases=book.cases.put(event.case, event), pool_msat=book.pool_msat + event.forfeit_msat)
+    after = replace(book, cases=book.cases.including(event.case, event), pool_msat=book.pool_msat + event.forfeit_msat)
     for accomplices in event.burnt:
         after = _transition(after, accomplices, bonds.Slash(event.case, (), event.at_s, event.delay_s))
     if not event.bond:
@@ -319,7 +320,7 @@ def _judge(event: Judged, book: Holding) -> Holding:
 def _with_quote(event: Quoted, book: Holding) -> Holding:
     if not 0 <= event.fee_msat <= event.amount_msat:
         raise BadInput("fee_msat", "more than the amount")
-    return replace(book, quotes=book.quotes.put(event.payment_hash, event))
+    return replace(book, quotes=book.quotes.including(event.payment_hash, event))
 
 
 def _receive(quote: Quoted, at_s: int, book: Holding) -> Holding:
@@ -331,10 +332,10 @@ def _receive(quote: Quoted, at_s: int, book: Holding) -> Holding:
     came = (*before.came, (at_s, quote.amount_msat, quote.fee_msat))[:MAX_ZAPS]
     return replace(
         book,
-        pots=book.pots.put(quote.request, pot),
-        shares=book.shares.put(key, Share(before.amount_msat + quote.amount_msat, came)),
+        pots=book.pots.including(quote.request, pot),
+        shares=book.shares.including(key, Share(before.amount_msat + quote.amount_msat, came)),
         fees_msat=book.fees_msat + quote.fee_msat,
-        received=book.received.put(quote.payment_hash, at_s),
+        received=book.received.including(quote.payment_hash, at_s),
     )
 
 
@@ -353,14 +354,16 @@ def _claim(event: Claimed, book: Holding) -> Holding:
         if event.amount_msat > book.fees_msat - sum(book.taken.values()):
             raise PaymentFailed("treasury", "so much in fees has not come in")
         taken = book.taken.get(event.payee, 0) + event.amount_msat
-        book = replace(book, taken=book.taken.put(event.payee, taken))
+        book = replace(book, taken=book.taken.including(event.payee, taken))
     else:
         amount_msat = book.entitlement(event.ref, event.payee)
         if event.amount_msat != amount_msat:
             raise NotAllowed("amount_msat", f"{amount_msat} msat are due, not {event.amount_msat} msat")
         if not book._is_bonds(event):
             claim, book = _from_treasury(claim, book)
-    return replace(book, claims=book.claims.put(key, claim), claimed=book.claimed.put(event.payment_hash, key))
+    return replace(
+        book, claims=book.claims.including(key, claim), claimed=book.claimed.including(event.payment_hash, key)
+    )
 
 
 def _from_treasury(claim: Claim, book: Holding) -> tuple[Claim, Holding]:
@@ -373,14 +376,14 @@ def _from_treasury(claim: Claim, book: Holding) -> tuple[Claim, Holding]:
     if pool_msat > book.pool_msat:
         raise PaymentFailed("treasury", f"{pot.left_msat + book.pool_msat} msat are there, {amount_msat} msat needed")
     if own_msat:
-        book = replace(book, pots=book.pots.put(request, replace(pot, left_msat=pot.left_msat - own_msat)))
+        book = replace(book, pots=book.pots.including(request, replace(pot, left_msat=pot.left_msat - own_msat)))
     book = replace(book, drawn=_drawn(book, case, amount_msat), pool_msat=book.pool_msat - pool_msat)
     return replace(claim, pot=request, pool_msat=pool_msat), book
 
 
-def _drawn(book: Holding, case: Judged, amount_msat: int) -> Table[int]:
+def _drawn(book: Holding, case: Judged, amount_msat: int) -> PersistentMap[int]:
     key = _drawn_key(case)
-    return book.drawn.put(key, book.drawn.get(key, 0) + amount_msat)
+    return book.drawn.including(key, book.drawn.get(key, 0) + amount_msat)
 
 
 def _drawn_key(case: Judged) -> str:
@@ -397,7 +400,7 @@ def _lapse(event: Lapsed, book: Holding) -> Holding:
     book = replace(book, claims=book.claims.without(key))
     if event.ref.startswith(FEES):
         taken = book.taken[event.payee] - claim.event.amount_msat
-        return replace(book, taken=book.taken.put(event.payee, taken))
+        return replace(book, taken=book.taken.including(event.payee, taken))
     if not claim.pot:
         return book
     book = replace(book, drawn=_drawn(book, book.cases[event.ref], -claim.event.amount_msat))
@@ -405,7 +408,7 @@ def _lapse(event: Lapsed, book: Holding) -> Holding:
     own_msat, pool_msat = claim.event.amount_msat - claim.pool_msat, claim.pool_msat
     if pot.is_closed:
         own_msat, pool_msat = 0, claim.event.amount_msat
-    pots = book.pots.put(claim.pot, replace(pot, left_msat=pot.left_msat + own_msat)) if own_msat else book.pots
+    pots = book.pots.including(claim.pot, replace(pot, left_msat=pot.left_msat + own_msat)) if own_msat else book.pots
     return replace(book, pots=pots, pool_msat=book.pool_msat + pool_msat)
 
 
@@ -416,4 +419,4 @@ def _transition(book: Holding, bond: str, event: bonds.Event) -> Holding:
 
 
 def _put(book: Holding, deposit: Deposit) -> Holding:
-    return replace(book, deposits=book.deposits.put(deposit.bond.id, deposit))
+    return replace(book, deposits=book.deposits.including(deposit.bond.id, deposit))

@@ -10,17 +10,16 @@ An amount is in exactly one place: an account, or held by one invoice. Applying 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 from nodewire.errors import BadInput, NotAllowed, NotFound, PaymentFailed
+from nodewire.persistent_map import PersistentMap
 
 ROUTING = "routing"
 """The account that collects routing fees."""
 
 Phase = Literal["open", "held", "settled", "cancelled", "expired"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,45 +109,14 @@ OfInvoice = Invoiced | Offered | Settled | Cancelled | Expired
 Event = Opened | OfInvoice | Moved
 
 
-class Table(Mapping[str, T], Generic[T]):
-    """An immutable mapping that is cheap to change: 256 buckets, of which a change copies one."""
-
-    __slots__ = ("_buckets",)
-
-    def __init__(self, buckets: tuple[dict[str, T], ...] = ({},) * 256) -> None:
-        self._buckets = buckets
-
-    def __getitem__(self, key: str) -> T:
-        return self._buckets[_bucket(key)][key]
-
-    def __iter__(self) -> Iterator[str]:
-        return (key for bucket in self._buckets for key in bucket)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._buckets))
-
-    def put(self, key: str, value: T) -> Table[T]:
-        n = _bucket(key)
-        return Table((*self._buckets[:n], {**self._buckets[n], key: value}, *self._buckets[n + 1 :]))
-
-    def without(self, key: str) -> Table[T]:
-        n = _bucket(key)
-        kept = {k: value for k, value in self._buckets[n].items() if k != key}
-        return Table((*self._buckets[:n], kept, *self._buckets[n + 1 :]))
-
-
-def _bucket(key: str) -> int:
-    return sum(key[-8:].encode()) & 255  # keys end in the hex digits of a hash or a point
-
-
 @dataclass(frozen=True, slots=True)
 class Network:
     """Balances by node, invoices by payment hash, and all money ever issued."""
 
-    balances: Table[int] = field(default_factory=lambda: Table[int]().put(ROUTING, 0))
-    invoices: Table[Invoice] = field(default_factory=Table)
+    balances: PersistentMap[int] = field(default_factory=lambda: PersistentMap({ROUTING: 0}))
+    invoices: PersistentMap[Invoice] = field(default_factory=PersistentMap)
     issued_msat: int = 0
-    moves: Table[Moved] = field(default_factory=Table)
+    moves: PersistentMap[Moved] = field(default_factory=PersistentMap)
 
     def invoice(self, payment_hash: str) -> Invoice:
         """Raises NotFound."""
@@ -176,7 +144,7 @@ def apply(event: Event, network: Network) -> Network:
                 raise BadInput("opening_msat", "negative")
             if node in network.balances:
                 return network
-            balances = network.balances.put(node, opening_msat)
+            balances = network.balances.including(node, opening_msat)
             return replace(network, balances=balances, issued_msat=network.issued_msat + opening_msat)
         case Invoiced():
             return _invoice(event, network)
@@ -218,7 +186,7 @@ def _invoice(event: Invoiced, network: Network) -> Network:
         event.hold_s,
         event.preimage,
     )
-    return replace(network, invoices=network.invoices.put(event.payment_hash, invoice))
+    return replace(network, invoices=network.invoices.including(event.payment_hash, invoice))
 
 
 def _offer(event: Offered, network: Network) -> Network:
@@ -242,8 +210,8 @@ def _offer(event: Offered, network: Network) -> Network:
     held = replace(invoice, phase="held", payer=event.payer, fee_msat=event.fee_msat, held_at_s=event.at_s)
     return replace(
         network,
-        balances=network.balances.put(event.payer, balance_msat - needed_msat),
-        invoices=network.invoices.put(invoice.payment_hash, held),
+        balances=network.balances.including(event.payer, balance_msat - needed_msat),
+        invoices=network.invoices.including(invoice.payment_hash, held),
     )
 
 
@@ -260,7 +228,7 @@ def _settle(event: Settled, network: Network) -> Network:
     return replace(
         network,
         balances=_credit(balances, ROUTING, invoice.fee_msat),
-        invoices=network.invoices.put(invoice.payment_hash, settled),
+        invoices=network.invoices.including(invoice.payment_hash, settled),
     )
 
 
@@ -277,7 +245,7 @@ def _end(network: Network, payment_hash: str, phase: Phase, at_s: int) -> Networ
     if invoice.payer is not None:
         balances = _credit(balances, invoice.payer, invoice.amount_msat + invoice.fee_msat)
     ended = replace(invoice, phase=phase, ended_at_s=at_s)
-    return replace(network, balances=balances, invoices=network.invoices.put(payment_hash, ended))
+    return replace(network, balances=balances, invoices=network.invoices.including(payment_hash, ended))
 
 
 def _move(event: Moved, network: Network) -> Network:
@@ -293,13 +261,13 @@ def _move(event: Moved, network: Network) -> Network:
     balance_msat = network.balances[event.source]
     if balance_msat < event.amount_msat:
         raise PaymentFailed("balance", f"{balance_msat} msat, {event.amount_msat} msat needed")
-    balances = network.balances.put(event.source, balance_msat - event.amount_msat)
-    moves = network.moves.put(event.id, event)
+    balances = network.balances.including(event.source, balance_msat - event.amount_msat)
+    moves = network.moves.including(event.id, event)
     return replace(network, balances=_credit(balances, event.target, event.amount_msat), moves=moves)
 
 
-def _credit(balances: Table[int], node: str, amount_msat: int) -> Table[int]:
-    return balances.put(node, balances[node] + amount_msat)
+def _credit(balances: PersistentMap[int], node: str, amount_msat: int) -> PersistentMap[int]:
+    return balances.including(node, balances[node] + amount_msat)
 
 
 def _opens(preimage: str, payment_hash: str) -> bool:

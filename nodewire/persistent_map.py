@@ -1,7 +1,7 @@
 """A mapping that is never changed: a new one with one entry more shares all but a small part with the old.
 
-Its entries lie in 256 shards, and a new mapping copies one shard. Of 8,192 entries that is 32, where a plain dictionary
-would copy all of them with every beat.
+Its entries lie in 256 shards, and a new mapping copies one shard. Of 8,192 entries that is 32. A plain dictionary would
+copy all of them with every beat that an oracle hears, and with every payment of the simulated network.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewire.oracle.persistent_map import PersistentMap
+from nodewire.persistent_map import PersistentMap
 
 STEPS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.none() | st.integers()))
 
