@@ -8,28 +8,22 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nodewire.budget import Budget
 from nodewire.errors import Busy, TooLarge
 
 _MAX_NAMES = 4_096
 
 
-@dataclass(slots=True)
 class PerMinute:
-    """So many a minute by name, saved up for a minute at most. Of too many names the oldest is forgotten."""
+    """At most `most` a minute by name, saved up for a minute."""
 
-    clock: Callable[[], float] = time.monotonic
-    _left: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._budget = most, Budget(most / 60, most, clock)
 
-    def take(self, name: str, most: int) -> None:
-        """Raises Busy: `name` has had its `most` of this minute."""
-        now_s = self.clock()
-        left, at_s = self._left.pop(name, (float(most), now_s))
-        left = min(float(most), left + (now_s - at_s) * most / 60)
-        self._left[name] = (left - 1 if left >= 1 else left, now_s)
-        while len(self._left) > _MAX_NAMES:
-            self._left.popitem(last=False)
-        if left < 1:
-            raise Busy("requests", f"more than {most} a minute")
+    def take(self, name: str) -> None:
+        """Raises Busy: `name` has had its part of this minute."""
+        if not self._budget.take(name):
+            raise Busy("requests", f"more than {self._most} a minute")
 
 
 @dataclass(slots=True)
@@ -126,15 +120,14 @@ class Allowances:
 
 
 class Meter:
-    """Counts bytes and holds them up, so that no more go through than `per_s` on average, and `most` in all."""
+    """Counts bytes and holds them up: `per_s` go through on average, a second's worth at once, and `most` in all."""
 
     def __init__(self, per_s: int, most: int) -> None:
-        self._per_s = per_s
         self._most = most
         self._clock = asyncio.get_running_loop().time
+        self._pace = Budget(per_s, per_s, self._clock)
         self.at_s = self._clock()
         """When bytes last came."""
-        self._free_s = self.at_s - 1.0
         self.nbytes = 0
 
     async def spend(self, nbytes: int) -> None:
@@ -143,8 +136,6 @@ class Meter:
         self.nbytes += nbytes
         if self.nbytes > self._most:
             raise TooLarge("bytes", f"{self._most} have gone through")
-        # A second's worth may come at once.
-        self._free_s = max(self._free_s, self.at_s - 1.0) + nbytes / self._per_s
-        if self._free_s > self.at_s:
-            await asyncio.sleep(self._free_s - self.at_s)
+        if debt_s := self._pace.charge("", nbytes):
+            await asyncio.sleep(debt_s)
             self.at_s = self._clock()

@@ -300,21 +300,21 @@ async def test_an_end_that_reads_nothing_fills_no_memory(make):
 
 def test_so_many_a_minute_are_saved_up_for_a_minute_at_most():
     now_s = 0.0
-    rates = PerMinute(clock=lambda: now_s)
+    rates = PerMinute(3, clock=lambda: now_s)
     for _ in range(3):
-        rates.take("a", 3)
+        rates.take("a")
     with pytest.raises(Busy):
-        rates.take("a", 3)
-    rates.take("b", 3)
+        rates.take("a")
+    rates.take("b")
     now_s = 20.0
-    rates.take("a", 3)
+    rates.take("a")
     with pytest.raises(Busy):
-        rates.take("a", 3)
+        rates.take("a")
     now_s = 10_000.0
     for _ in range(3):
-        rates.take("a", 3)
+        rates.take("a")
     with pytest.raises(Busy):
-        rates.take("a", 3)
+        rates.take("a")
 
 
 def test_so_many_at_a_time_come_back():

@@ -110,7 +110,7 @@ class Reach:
         self._meetings: dict[str, _Meeting] = {}
         self._answered: OrderedDict[str, _Answered] = OrderedDict()
         self._answering = 0
-        self._rates = PerMinute()
+        self._of_all, self._of_peers = PerMinute(ALL_PER_MINUTE), PerMinute(PEER_PER_MINUTE)
         self._hearing = node.run(self._hear()) if self.here else None
 
     async def link(self, peer: str, splices: Sequence[SpliceAddress]) -> Link:
@@ -160,7 +160,7 @@ class Reach:
         async with self._relays.subscribe([mine]) as events:
             async for event in events:
                 try:
-                    self._rates.take("", ALL_PER_MINUTE)
+                    self._of_all.take("")
                     heard = offers.unwrap(event, self._keys, now_s=self._unix_s())
                     if heard is not None:
                         self._heard(*heard)
@@ -184,7 +184,7 @@ class Reach:
             return
         if self._keys.public < peer and any(meeting.peer == peer for meeting in self._meetings.values()):
             return  # it will answer ours
-        self._rates.take(peer, PEER_PER_MINUTE)
+        self._of_peers.take(peer)
         if self._answering >= MAX_MEETINGS:
             _log.warning("an offer of %s is passed over: %d meetings are under way", peer[:8], MAX_MEETINGS)
             return

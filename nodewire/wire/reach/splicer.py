@@ -119,8 +119,10 @@ class Splicer:
         self._crowd: Strangers[_Guest] = Strangers(MAX_WAITING)
         self._rooms: dict[str, _Guest] = {}
         self._pairs: Strangers[asyncio.Task[None]] = Strangers(MAX_PAIRS)
-        self._rates = PerMinute()
-        self._dial_rates = PerMinute()
+        self._of_addresses = PerMinute(ADDRESS_PER_MINUTE)
+        self._of_keys = {friend: PerMinute(one.requests_per_minute) for friend, one in self._limits.items()}
+        self._dials_of_addresses = PerMinute(ADDRESS_DIALS_PER_MINUTE)
+        self._dials_of_keys = {friend: PerMinute(one.dials_per_minute) for friend, one in self._limits.items()}
         self._dials = AtATime("dials")
         self._waiting = AtATime("rooms")
         self._paired = AtATime("pairs")
@@ -216,9 +218,9 @@ class Splicer:
         if length > splices.MAX_REQUEST_BYTES:
             raise BadPeer("request", f"{length} bytes, at most {splices.MAX_REQUEST_BYTES}")
         data = await read(connection, length)
-        self._rates.take(origin_of(address), ADDRESS_PER_MINUTE)
+        self._of_addresses.take(origin_of(address))
         asked = splices.check_request(data, self.public, self._unix_s())
-        self._rates.take(asked.public, self._of(asked.public).requests_per_minute)
+        self._of_keys[asked.public in self._friends].take(asked.public)
         if asked.id in self._seen:
             raise BadPeer("request", "was made before")
         self._seen[asked.id] = None
@@ -230,8 +232,8 @@ class Splicer:
         """What becomes of a dial to who asks, from where it asks. Raises NotAllowed, Busy."""
         if not dialling.is_dialled(address, allow_private=self._allow_private):
             raise NotAllowed("dial", f"you come from {address}, which is not a public address")
-        self._dial_rates.take(origin_of(address), ADDRESS_DIALS_PER_MINUTE)
-        self._dial_rates.take(key, self._of(key).dials_per_minute)
+        self._dials_of_addresses.take(origin_of(address))
+        self._dials_of_keys[key in self._friends].take(key)
         self._dials.take("", MAX_DIALS)
         try:
             self.carried.dials += 1
