@@ -31,6 +31,28 @@ CREATE TABLE IF NOT EXISTS owner (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS owner_by_key ON owner (pubkey, uploaded_at);
 """
+_VERSION = 1
+_HELD = """
+-- How many bytes of blobs there are of each uploader, and under '' of all: an upload looks at these, and not at blobs.
+CREATE TABLE held (pubkey TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO held SELECT pubkey, sum(bytes) FROM owner JOIN blob USING (sha256) GROUP BY pubkey;
+INSERT INTO held SELECT '', coalesce(sum(bytes), 0) FROM blob;
+CREATE TRIGGER blob_came AFTER INSERT ON blob BEGIN
+    UPDATE held SET bytes = bytes + new.bytes WHERE pubkey = '';
+END;
+CREATE TRIGGER blob_went AFTER DELETE ON blob BEGIN
+    UPDATE held SET bytes = bytes - old.bytes WHERE pubkey = '';
+END;
+CREATE TRIGGER owner_came AFTER INSERT ON owner BEGIN
+    INSERT INTO held SELECT new.pubkey, bytes FROM blob WHERE sha256 = new.sha256
+        ON CONFLICT (pubkey) DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER owner_went AFTER DELETE ON owner BEGIN  -- its blob goes after it
+    UPDATE held SET bytes = bytes - coalesce((SELECT b.bytes FROM blob b WHERE b.sha256 = old.sha256), 0)
+        WHERE pubkey = old.pubkey;
+    DELETE FROM held WHERE pubkey = old.pubkey AND bytes <= 0;
+END;
+"""
 
 _STEP_BYTES = 16 * 1024**2
 
@@ -56,6 +78,8 @@ class Shelf:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(_TABLES)
+        if self._db.execute("PRAGMA user_version").fetchone()[0] < _VERSION:
+            self._db.executescript(f"BEGIN;{_HELD}PRAGMA user_version = {_VERSION};COMMIT;")
         self._reserved = {"": 0}  # bytes promised to uploads under way: in all (""), and by uploader
         self._placing = asyncio.Lock()
         self._going: set[str] = set()
@@ -146,10 +170,8 @@ class Shelf:
         """Raises TooLarge if an upload of `size` bytes by `pubkey` would not be taken now."""
         if size > self._limits.blob_bytes:
             raise TooLarge("blob", f"{size} bytes, at most {self._limits.blob_bytes}")
-        used = self._db.execute("SELECT coalesce(sum(bytes), 0) FROM blob").fetchone()[0] + self._reserved[""]
-        own = self._db.execute(
-            "SELECT coalesce(sum(b.bytes), 0) FROM owner o JOIN blob b USING (sha256) WHERE o.pubkey = ?", (pubkey,)
-        ).fetchone()[0] + self._reserved.get(pubkey, 0)
+        used = sweeping.held_bytes(self._db) + self._reserved[""]
+        own = sweeping.held_bytes(self._db, pubkey) + self._reserved.get(pubkey, 0)
         if used + size > self._limits.quota_bytes or own + size > self._limits.key_quota_bytes:
             raise TooLarge("quota", "the store has no room for it")
 

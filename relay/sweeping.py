@@ -19,6 +19,12 @@ _MOST_AT_ONCE = 256
 """Blobs to a commit."""
 
 
+def held_bytes(db: sqlite3.Connection, pubkey: str = "") -> int:
+    """The bytes of an uploader's blobs; by default of all."""
+    row = db.execute("SELECT bytes FROM held WHERE pubkey = ?", (pubkey,)).fetchone()
+    return int(row[0]) if row else 0
+
+
 def touch(path: Path, now_s: int) -> None:
     """Say that the blob is used now."""
     with contextlib.suppress(FileNotFoundError):
@@ -33,7 +39,7 @@ def sweep(directory: Path, db: sqlite3.Connection, limits: BlobLimits, now_s: in
     meanwhile either is seen here or sees that.
     """
     full_bytes = limits.quota_bytes * limits.full_ppm // 1_000_000
-    (used,) = db.execute("SELECT coalesce(sum(bytes), 0) FROM blob").fetchone()
+    used = held_bytes(db)
     if used <= full_bytes:
         return 0
     oldest_s = now_s - limits.kept_s

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from talking import ALICE, BOB, NOW
 
-from nodewire.errors import NotFound
+from nodewire.errors import NotFound, TooLarge
 from relay import sweeping
 from relay.limits import BlobLimits
 from relay.shelving import Shelf
@@ -54,6 +54,57 @@ async def test_the_longest_unused_go_where_the_store_is_nearly_full(shelf):
     assert list(there(shelf, hashes)) == [True, False, True]
     assert [blob.sha256 for blob in shelf.list(BOB.public, 0, 10**12)] == []
     assert await shelf.sweep(LATER + 2) == 0, "there is room now"
+
+
+def held(shelf):
+    """By uploader and of all, by a look at every blob."""
+    sums = "SELECT pubkey, sum(bytes) FROM owner JOIN blob USING (sha256) GROUP BY pubkey"
+    return dict(shelf._db.execute(sums)) | {"": shelf._db.execute("SELECT sum(bytes) FROM blob").fetchone()[0] or 0}
+
+
+async def test_what_each_uploader_holds_is_known_after_every_change(shelf):
+    assert sweeping.held_bytes(shelf._db) == 0
+    hashes = [await take(shelf, NOW, keys) for keys in (ALICE, BOB, ALICE)]
+    body = shelf.path(hashes[0]).read_bytes()
+
+    async def chunks():
+        yield body
+
+    for _ in range(2):  # the same blob of another uploader, and once more of the same
+        await shelf.take(chunks(), len(body), BOB.public, {hashes[0]}, "application/octet-stream", NOW)
+    for change in (lambda: shelf.drop(hashes[0], ALICE.public), lambda: shelf.sweep(LATER + 2)):
+        await change()
+        assert {key: sweeping.held_bytes(shelf._db, key) for key in held(shelf)} == held(shelf)
+    assert sweeping.held_bytes(shelf._db) == 1_800
+
+
+async def test_whether_an_upload_fits_is_known_without_a_look_at_all_blobs(shelf):
+    """A day of a market is a million blobs, and every upload asks this on the event loop."""
+    await take(shelf, NOW)
+    asked: list[str] = []
+    shelf._db.set_trace_callback(asked.append)
+    shelf.fits(10, ALICE.public)
+    await shelf.sweep(NOW)
+    shelf._db.set_trace_callback(None)
+    plans = [row[3] for sql in asked for row in shelf._db.execute(f"EXPLAIN QUERY PLAN {sql}")]
+    assert plans
+    assert not [plan for plan in plans if "SCAN" in plan or "blob" in plan]
+
+
+async def test_a_store_that_an_older_relay_made_counts_what_it_has(tmp_path):
+    shelf = Shelf(tmp_path, LIMITS)
+    for keys in (ALICE, BOB, BOB, BOB):
+        await take(shelf, NOW, keys)
+    for name in ("blob_came", "blob_went", "owner_came", "owner_went"):
+        shelf._db.execute(f"DROP TRIGGER {name}")
+    shelf._db.execute("DROP TABLE held")
+    shelf._db.execute("PRAGMA user_version = 0")
+    shelf.close()
+    shelf = Shelf(tmp_path, LIMITS)
+    assert {key: sweeping.held_bytes(shelf._db, key) for key in held(shelf)} == held(shelf)
+    with pytest.raises(TooLarge):
+        shelf.fits(401, ALICE.public)
+    shelf.close()
 
 
 async def test_what_is_young_stays_and_uploads_are_refused_before_it_goes(shelf):
