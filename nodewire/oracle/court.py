@@ -88,7 +88,7 @@ class Relays(Protocol):
 
 
 class Evidence(Protocol):
-    """How a sample is looked into (`nodewire.oracle.evidence`)."""
+    """How a sample is looked into (`nodewire.verify.inquiry`)."""
 
     @property
     def can_recompute(self) -> bool: ...

@@ -31,9 +31,9 @@ from nodewire.protocol.verdict import MAX_VERIFIERS, sample_key
 from nodewire.protocol.verification import Sample
 
 AUDITED_PPM = 100_000
-INSPECTED_PPM = 250_000
-"""Of suspect results (`protocol.arithmetic`)."""
 """Of samples on which provider and verifier agree: the oracles compute these again all the same."""
+INSPECTED_PPM = 250_000
+"""Of suspect results (`protocol.arithmetic`), those that are audited among them."""
 
 
 def draw(

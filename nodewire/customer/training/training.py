@@ -1,4 +1,4 @@
-"""`nodewire.customer.training.train`: from recipe, data and budget to a trained model."""
+"""`train`: from recipe, data and budget to a trained model."""
 
 from __future__ import annotations
 
