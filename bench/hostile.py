@@ -26,6 +26,7 @@ known has an arm here, or a test:
 | answers and blobs that nobody reads | slow_readers |
 | COUNTs that starve the queries of others | count_loop |
 | wrong signatures; events as large as may be | bad_signatures, big_events |
+| filters by the thousand; deletions of nothing; index entries; tiny blobs | tests/attacks/test_relay_hoarders.py |
 | ads and beats of keys without a bond | strangers_beats |
 | FILLER, and DATA for unknown jobs | wire_filler, wire_filler_bytes, wire_unknown_jobs |
 | documents that take long to read | wire_documents |

@@ -65,19 +65,24 @@ def add_routes(
             "uploaded": blob.uploaded_at_s,
         }
 
+    async def glanced(request: web.Request) -> None:
+        await working.pay(work, origin_of(address_of(request, config.proxies)), working.GLANCE, counts)
+
     async def upload(request: web.Request) -> web.StreamResponse:
         grant = authorized(request, "upload", int(clock()), config)
         address = address_of(request, config.proxies)
         origin, size = origin_of(address), request.content_length
         if size is not None and size > shares.left(origin):
             raise TooLarge("quota", _SHARE)
-        chunks = _charged(_read(request, limits), shares, origin)
+        await working.pay(work, origin, working.UPLOAD, counts)
+        chunks = _charged(_read(request, limits), shares, origin, limits.least_blob_bytes)
         type_ = request.content_type[:100]
         async with uploads.one(address, longest_s(min(size or limits.blob_bytes, limits.blob_bytes))):
             blob = await shelf.take(chunks, size, grant.pubkey, set(grant.values("x")), type_, int(clock()))
         return web.json_response(described(blob))
 
     async def may_upload(request: web.Request) -> web.StreamResponse:
+        await glanced(request)
         grant = authorized(request, "upload", int(clock()), config)
         size = request.headers.get("X-Content-Length", "")
         if not (size.isascii() and size.isdecimal() and len(size) <= 16):
@@ -104,6 +109,7 @@ def add_routes(
             return await downloading.send(request, shelf.path(blob.sha256), headers, pay)
 
     async def delete(request: web.Request) -> web.StreamResponse:
+        await glanced(request)
         sha256 = request.match_info["sha256"]
         grant = authorized(request, "delete", int(clock()), config, sha256)
         shelf.find(sha256)
@@ -112,6 +118,7 @@ def add_routes(
         return web.Response()
 
     async def list_(request: web.Request) -> web.StreamResponse:
+        await glanced(request)
         since_s = _seconds(request.query.get("since", "0"))
         until_s = _seconds(request.query.get("until", "9" * 15))
         blobs = shelf.list(request.match_info["pubkey"], since_s, until_s)
@@ -160,9 +167,15 @@ async def _read(request: web.Request, limits: BlobLimits) -> AsyncIterator[bytes
         yield chunk
 
 
-async def _charged(chunks: AsyncIterator[bytes], shares: Budget, origin: str) -> AsyncIterator[bytes]:
+async def _charged(
+    chunks: AsyncIterator[bytes], shares: Budget, origin: str, least_blob_bytes: int
+) -> AsyncIterator[bytes]:
+    if not shares.take(origin, least_blob_bytes):
+        raise TooLarge("quota", _SHARE)
     async for chunk in chunks:
-        if not shares.take(origin, len(chunk)):
+        paid = min(len(chunk), least_blob_bytes)
+        least_blob_bytes -= paid
+        if not shares.take(origin, len(chunk) - paid):
             raise TooLarge("quota", _SHARE)
         yield chunk
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -23,10 +24,11 @@ from nodewire.nostr import nip01, nip40, nip42
 from nodewire.nostr.event import Event
 from relay import authenticating, deleting, working
 from relay.counting import Counts, prefix
-from relay.fanout import Fanout, Subscription
+from relay.fanout import Fanout, Subscription, weight
+from relay.indexing import letters
 from relay.limits import Config
 from relay.policing import Policy, Visit, refusal
-from relay.querying import PAGE, Reader
+from relay.querying import Reader
 from relay.reading import Archive
 from relay.sending import Outbox
 from relay.storing import Job, Outcome, Writer
@@ -50,6 +52,8 @@ class House(Protocol):
     address_growth: Budget
     """In stored bytes; so is the next."""
     key_growth: Budget
+    standing: Counter[str]
+    """By address, what its open subscriptions weigh (`fanout.weight`)."""
 
     def broadcast(self, event: Event, json: str, seq: int | None) -> int:
         """Tell everybody who listens; how many subscriptions did."""
@@ -72,11 +76,18 @@ class Conversation:
     def begin(self) -> None:
         self._say(nip01.RelayAuth(self._challenge))
 
+    @property
+    def origin(self) -> str:
+        """The client's address."""
+        return self._path[0]
+
     def end(self) -> None:
-        for subscription in self._subscriptions.values():
-            self._house.fanout.remove(subscription)
-        self._house.counts.subscriptions -= len(self._subscriptions)
-        self._subscriptions.clear()
+        for name in list(self._subscriptions):
+            self._unsubscribe(name)
+
+    def cut(self, reason: str) -> None:
+        """End the connection."""
+        self._outbox.cut(reason)
 
     async def hear(self, text: str) -> None:
         """Take one message of the client and see to its answer.
@@ -141,10 +152,14 @@ class Conversation:
             heard = house.broadcast(event, json, None)
             self._charge(working.of_deliveries(heard))
             return self._answer(event, Outcome(True, "" if heard else _NOBODY), began_ns)
-        if reason := self._has_stored_too_much(event):
+        reason = self._has_stored_too_much(event)
+        if reason and event.kind != deleting.KIND:
             return self._answer(event, Outcome(False, reason), began_ns)
+        indexed = len(letters(event.tags))
+        self._charge(working.of_tags(indexed) + working.of_deletions(indexed if event.kind == deleting.KIND else 0))
         await self._unanswered.acquire()
-        house.writer.submit(Job(event, json, nip40.parse(event.tags), partial(self._stored, event, json, began_ns)))
+        stored = partial(self._stored, event, json, began_ns)
+        house.writer.submit(Job(event, json, nip40.parse(event.tags), stored, reason))
 
     def _stored(self, event: Event, json: str, began_ns: int, outcome: Outcome) -> None:
         self._unanswered.release()
@@ -156,9 +171,7 @@ class Conversation:
             self._charge(working.of_deliveries(self._house.broadcast(event, json, outcome.seq)))
 
     def _has_stored_too_much(self, event: Event) -> str:
-        """Why the address or the key may not store more now; empty if it may. Deletions are always taken."""
-        if event.kind == deleting.KIND:
-            return ""
+        """Why the address or the key may not store more now; empty if it may."""
         limits = self._house.config.limits
         if self._house.address_growth.left(self._path[0]) <= 0:
             return f"rate-limited: your address may store {limits.address_bytes_per_day} bytes a day"
@@ -173,23 +186,31 @@ class Conversation:
             return self._say(nip01.Closed(name, f"rate-limited: {limits.subscriptions} subscriptions are open"))
         if refused := self._refuses(filters):
             return self._say(nip01.Closed(name, refused))
+        heavy, standing = weight(filters), self._house.standing
+        await working.pay(self._house.work, self.origin, working.of_values(heavy), self._house.counts)
+        if standing[self.origin] + heavy > limits.standing_values:
+            reason = f"rate-limited: your address has {limits.standing_values} values in its filters, close some"
+            return self._say(nip01.Closed(name, reason))
         # The subscription is live before the query looks, and what the query saw is not sent again: no gap, no double.
-        subscription = Subscription(self, name, filters)
+        subscription = Subscription(self, name, filters, weight=heavy)
         self._subscriptions[name] = subscription
+        standing[self.origin] += heavy
         self._house.fanout.add(subscription)
         self._house.counts.subscriptions += 1
         try:
             reader = self._reader()
             found = await self._house.archive.find(filters, reader)
             subscription.seen = found.seen
-            page = found.first
-            for start in range(PAGE, len(found.seqs) + PAGE, PAGE):
-                price = working.of_answer(len(page), sum(map(len, page)))
+            page, left = found.first, found.seqs
+            while True:
+                price = working.of_answer(len(page.jsons), sum(map(len, page.jsons)))
                 await working.pay(self._house.work, self._path[0], price, self._house.counts)
-                for json in page:
+                for json in page.jsons:
                     await self._outbox.put(_event_frame(name, json))
-                if seqs := found.seqs[start : start + PAGE]:
-                    page = await self._house.archive.load(seqs, reader)
+                left = left[page.length :]
+                if not left:
+                    break
+                page = await self._house.archive.load(left, reader)
         except (TimedOut, sqlite3.Error) as error:
             self._unsubscribe(name)
             return self._say(nip01.Closed(name, _unanswerable(error)))
@@ -203,6 +224,9 @@ class Conversation:
         if subscription := self._subscriptions.pop(name, None):
             self._house.fanout.remove(subscription)
             self._house.counts.subscriptions -= 1
+            self._house.standing[self.origin] -= subscription.weight
+            if not self._house.standing[self.origin]:
+                del self._house.standing[self.origin]
 
     async def _count(self, name: str, filters: Sequence[nip01.Filter]) -> None:
         if refused := self._refuses(filters):

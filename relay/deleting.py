@@ -20,14 +20,16 @@ WRAP = 1059
 _HEX = frozenset("0123456789abcdef")
 
 
-def obey(db: sqlite3.Connection, deletion: Event, permanent_kinds: Set[int]) -> None:
-    """Delete what `deletion` names and its author may delete, and remember it against being published again."""
-    author = bytes.fromhex(deletion.pubkey)
+def obey(db: sqlite3.Connection, deletion: Event, permanent_kinds: Set[int]) -> int:
+    """Delete what `deletion` names and its author may delete, and remember it against being published again; how many
+    events that were."""
+    author, gone = bytes.fromhex(deletion.pubkey), 0
     for value in set(deletion.values("e")):
         if len(value) == 64 and _HEX.issuperset(value):
-            _forget_event(db, value, author, deletion.created_at, permanent_kinds)
+            gone += _forget_event(db, value, author, deletion.created_at, permanent_kinds)
     for value in set(deletion.values("a")):
-        _forget_address(db, value, deletion)
+        gone += _forget_address(db, value, deletion)
+    return gone
 
 
 def was_deleted(db: sqlite3.Connection, event: Event) -> bool:
@@ -52,31 +54,33 @@ def remove(db: sqlite3.Connection, seq: int) -> None:
     db.execute("DELETE FROM event WHERE seq = ?", (seq,))
 
 
-def _forget_event(db: sqlite3.Connection, id_: str, author: bytes, until: int, permanent_kinds: Set[int]) -> None:
+def _forget_event(db: sqlite3.Connection, id_: str, author: bytes, until: int, permanent_kinds: Set[int]) -> bool:
     _remember(db, "e" + id_, author, until)
     row = db.execute("SELECT seq, pubkey, kind, created_at FROM event WHERE id = ?", (bytes.fromhex(id_),)).fetchone()
     if row is None:
-        return
+        return False
     seq, owner, kind, created_at = row
     if kind == KIND or kind in permanent_kinds:
-        return
+        return False
     addressed = (
         kind == WRAP
         and db.execute(
             "SELECT 1 FROM tag WHERE tag = ? AND created_at = ? AND seq = ?", ("p" + author.hex(), created_at, seq)
         ).fetchone()
     )
-    if owner == author or addressed:
-        remove(db, seq)
+    if owner != author and not addressed:
+        return False
+    remove(db, seq)
+    return True
 
 
-def _forget_address(db: sqlite3.Connection, cited: str, deletion: Event) -> None:
+def _forget_address(db: sqlite3.Connection, cited: str, deletion: Event) -> bool:
     kind, _, rest = cited.partition(":")
     owner, _, d = rest.partition(":")
     if owner != deletion.pubkey or not (kind.isascii() and kind.isdecimal() and len(kind) <= 5):
-        return
+        return False
     if not (is_addressable(int(kind)) or (is_replaceable(int(kind)) and not d)):
-        return
+        return False
     author = bytes.fromhex(owner)
     _remember(db, f"a{int(kind)}:{owner}:{d}", author, deletion.created_at)
     row = db.execute(
@@ -85,6 +89,7 @@ def _forget_address(db: sqlite3.Connection, cited: str, deletion: Event) -> None
     ).fetchone()
     if row:
         remove(db, row[0])
+    return bool(row)
 
 
 def _remember(db: sqlite3.Connection, target: str, author: bytes, until: int) -> None:

@@ -6,6 +6,7 @@ tested only against filters that share a value with it, not against every filter
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -16,6 +17,7 @@ from relay.indexing import letters
 
 Key = tuple[str, str | int]
 _ANY: Key = ("any", 0)
+_FILTER = 8
 
 
 L = TypeVar("L")
@@ -34,6 +36,8 @@ class Subscription(Generic[L]):
     keys: list[Key] = field(default_factory=list)
     seen: int = 0
     waiting: list[tuple[int | None, str]] | None = field(default_factory=list)
+    weight: int = 0
+    """As `weight` counts it."""
 
 
 class Fanout(Generic[L]):
@@ -57,14 +61,26 @@ class Fanout(Generic[L]):
                     del self._by_key[key]
         subscription.keys.clear()
 
-    def matching(self, event: Event) -> list[Subscription[L]]:
-        """The subscriptions with a filter that matches, each once."""
+    def matching(self, event: Event, tested: Counter[L] | None = None) -> list[Subscription[L]]:
+        """The subscriptions with a filter that matches, each once. `tested`: by listener, the filters looked at."""
         found: dict[Subscription[L], None] = {}
         for key in _keys_of_event(event):
             for subscription, filters in self._by_key.get(key, {}).items():
-                if subscription not in found and any(f.matches(event) for f in filters):
+                if subscription in found:
+                    continue
+                if tested is not None:
+                    tested[subscription.listener] += len(filters)
+                if any(f.matches(event) for f in filters):
                     found[subscription] = None
         return list(found)
+
+
+def weight(filters: Sequence[Filter]) -> int:
+    """What filters take of memory, in values: those in them, and themselves."""
+    return sum(
+        _FILTER + len(f.ids or ()) + len(f.authors or ()) + len(f.kinds or ()) + sum(map(len, f.tags.values()))
+        for f in filters
+    )
 
 
 def _keys_of_filter(filter_: Filter) -> Iterator[Key]:

@@ -22,6 +22,9 @@ class Limits:
     idle_s: float = 20.0  # after which such a connection is closed
     subscriptions: int = 200  # per connection
     filters: int = 32  # per REQ or COUNT
+    standing_values: int = 131_072  # per address: filters of open subscriptions, and the values in them
+    tests_per_s: float = 500_000.0  # per address: its filters that are held against events; about 0.4 microseconds each
+    tests_burst: int = 1_000_000
     query_limit: int = 500  # stored events per filter; also used where a filter has no `limit`
     query_s: float = 5.0
     query_steps: int = 20_000_000  # of SQLite's virtual machine: about a second
@@ -36,6 +39,7 @@ class Limits:
     messages_burst: int = 2_000
     unanswered_events: int = 1_024  # per connection: events read but not yet committed
     outbox_bytes: int = 4 * 1_048_576  # per connection; a reader that falls further behind is closed
+    address_outbox_bytes: int = 64 * 1_048_576  # per address; beyond it each of its connections has 128 KiB
     stall_s: float = 30.0  # a reader that takes nothing for so long is closed
 
 
@@ -49,6 +53,7 @@ class BlobLimits:
     """
 
     blob_bytes: int = 2 * 1024**3
+    least_blob_bytes: int = 4_096  # that a blob counts as, since it takes so much of a disk
     quota_bytes: int = 64 * 1024**3
     key_quota_bytes: int = 32 * 1024**3
     address_bytes: int = 32 * 1024**3
@@ -74,9 +79,10 @@ class Config:
     is a directory of static files served to browsers. `url` is the public ws(s) URL where it differs from host and port
     (behind a proxy): AUTH events must name it. `wraps_need_auth` serves kinds 1059 and 21059 only to the keys they are
     addressed to, once these have authenticated (NIP-59). `proxies` are the operator's own reverse proxies: their
-    X-Forwarded-For is believed. `permanent_kinds` cannot be deleted by NIP-09, `lasting_kinds` cannot carry an
-    expiration: evidence must persist. `synchronous` is SQLite's: FULL means that an OK survives a power cut, NORMAL
-    that it survives a crash of this process only.
+    X-Forwarded-For is believed. `permanent_kinds` cannot be deleted by NIP-09. `lasting_kinds` cannot carry an
+    expiration: evidence must persist, and what a deletion names is remembered as long as the deletion is there.
+    `synchronous` is SQLite's: FULL means that an OK survives a power cut, NORMAL that it survives a crash of this
+    process only.
     """
 
     db: Path
@@ -91,7 +97,7 @@ class Config:
     wraps_need_auth: bool = True
     proxies: frozenset[str] = frozenset()
     permanent_kinds: frozenset[int] = frozenset(range(8850, 8858))
-    lasting_kinds: frozenset[int] = frozenset({8853, 8856, 8857})
+    lasting_kinds: frozenset[int] = frozenset({5, 8853, 8856, 8857})
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     sweep_s: float = 60.0
     limits: Limits = field(default_factory=Limits)

@@ -19,6 +19,8 @@ from nodewire.nostr.nip01 import Filter
 
 _MOST_PAIRS = 500  # author-kind pairs read as ranges of their own; above that, all of an author's events are sorted
 PAGE = 50  # events whose JSON is in memory at once, per client
+_PAGE_BYTES = 131_072  # of JSON, after which a page ends early
+_STATEMENT_EVENTS = 10
 
 Where = tuple[list[str], list[object]]  # conditions and their parameters
 
@@ -43,11 +45,19 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """The JSON of the first `length` of the events that were asked for; those deleted since are left out."""
+
+    jsons: list[str]
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """`seqs` in the order to send, the JSON of the first page, and the last `seq` that the query could see."""
+    """`seqs` in the order to send, the first page of them, and the last `seq` that the query could see."""
 
     seqs: list[int]
-    first: list[str]
+    first: Page
     seen: int
 
 
@@ -62,13 +72,19 @@ def find(db: Statements, filters: Sequence[Filter], reader: Reader, most: int) -
             unique = {seq: (-created_at, id_) for seq, created_at, id_ in found}
             rows.update(sorted(unique.items(), key=lambda item: item[1])[:limit])
     seqs = sorted(rows, key=rows.__getitem__)
-    return Found(seqs, load(db, seqs[:PAGE]), seen)
+    return Found(seqs, load(db, seqs), seen)
 
 
-def load(db: Statements, seqs: Sequence[int]) -> list[str]:
-    """The JSON of these events, in this order; those deleted since are left out."""
-    rows = dict(db.execute(f"SELECT seq, json FROM event WHERE seq IN ({_marks(seqs)})", seqs))
-    return [rows[seq] for seq in seqs if seq in rows]
+def load(db: Statements, seqs: Sequence[int]) -> Page:
+    """The first of these events, in this order: `PAGE` of them at most, and fewer where they are large."""
+    found: list[str] = []
+    length = 0
+    while length < min(PAGE, len(seqs)) and sum(map(len, found)) < _PAGE_BYTES:
+        some = seqs[length : min(length + _STATEMENT_EVENTS, PAGE)]
+        rows = dict(db.execute(f"SELECT seq, json FROM event WHERE seq IN ({_marks(some)})", some))
+        found += [rows[seq] for seq in some if seq in rows]
+        length += len(some)
+    return Page(found, length)
 
 
 def count(db: Statements, filters: Sequence[Filter], reader: Reader) -> int:

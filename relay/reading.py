@@ -26,7 +26,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.origin_turns import Turns
 from relay import queueing, schema
 from relay.limits import Limits
-from relay.querying import Found, Reader, Statements, count, find, load
+from relay.querying import Found, Page, Reader, Statements, count, find, load
 
 _TICK_STEPS = 1_000
 _STATEMENT_STEPS = 100
@@ -164,8 +164,8 @@ class Archive:
         """
         return await self._run(lambda db: find(db, filters, reader, self._most), reader.path, _is_small(filters))
 
-    async def load(self, seqs: Sequence[int], reader: Reader) -> list[str]:
-        """The JSON of these events, in this order; those deleted since are left out."""
+    async def load(self, seqs: Sequence[int], reader: Reader) -> Page:
+        """The first page of these events, in this order."""
         return await self._run(lambda db: load(db, seqs), reader.path, False)
 
     async def count(self, filters: Sequence[Filter], reader: Reader) -> int:

@@ -15,6 +15,7 @@ import itertools
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +38,7 @@ from relay.fanout import Fanout
 from relay.limits import Config
 from relay.policing import POLICIES, Policy
 from relay.reading import Archive
-from relay.sending import Outbox
+from relay.sending import Backlog, Outbox
 from relay.sharing import address_of
 from relay.shelving import Shelf
 from relay.storing import Sweep, Writer
@@ -62,6 +63,9 @@ class Relay:
         self.work = Budget(limits.work_per_s, limits.work_burst, asyncio.get_running_loop().time)
         self.address_growth = _a_day(limits.address_bytes_per_day)
         self.key_growth = _a_day(limits.key_bytes_per_day)
+        self.standing: Counter[str] = Counter()
+        self._tests = Budget(limits.tests_per_s, limits.tests_burst, asyncio.get_running_loop().time)
+        self._backlog = Backlog(limits.address_outbox_bytes)
         self.archive = Archive(config.db, limits, self._charge_query)
         self._numbers = itertools.count()
         self._clients: dict[web.WebSocketResponse, web.Request] = {}
@@ -85,13 +89,33 @@ class Relay:
     def broadcast(self, event: Event, json: str, seq: int | None) -> int:
         """Tell every subscription that wants `event` and may see it; how many there were."""
         began_ns = time.perf_counter_ns()
-        told = [s.listener.deliver(s, event, json, seq) for s in self.fanout.matching(event)]
+        tested: Counter[Conversation] = Counter()
+        told = [s.listener.deliver(s, event, json, seq) for s in self.fanout.matching(event, tested)]
+        self._charge_tests(tested)
         self.counts.delivered += sum(told)
         self.counts.fanout.add((time.perf_counter_ns() - began_ns) // 1_000)
         return sum(told)
 
+    def _charge_tests(self, tested: Counter[Conversation]) -> None:
+        """An address whose filters are held against more events than it may loses the connections that have most."""
+        of = Counter[str]()
+        for talk, count in tested.items():
+            of[talk.origin] += count
+        for origin, count in of.items():
+            if self._tests.take(origin, count):
+                continue
+            left = self._tests.left(origin)
+            mine = sorted((talk for talk in tested if talk.origin == origin), key=tested.__getitem__)
+            while mine and count > left:
+                count -= tested[mine[-1]]
+                mine.pop().cut("the filters of its address are held against too many events")
+
     def _charge_query(self, path: Sequence[str], steps: int) -> None:
         self.work.charge(path[0], working.of_query(steps))
+
+    def unsent_bytes(self, origin: str) -> int:
+        """What waits to be sent to an address's clients."""
+        return self._backlog.of(origin)
 
     async def sweep(self, shelf: Shelf | None) -> None:
         """Have what has expired removed, and blobs that there is no room for, again and again."""
@@ -156,7 +180,9 @@ class Relay:
         await ws.prepare(request)
         self._clients[ws] = request
         turn = partial(Turns.here().due, socket.origin)
-        outbox = Outbox(ws.send_str, socket.end, limits.outbox_bytes, limits.stall_s, turn)
+        outbox = Outbox(
+            ws.send_str, socket.end, limits.outbox_bytes, limits.stall_s, turn, self._backlog, socket.origin
+        )
         url = self.config.url or _dialled(request, self.config.proxies)
         talk = Conversation(self, outbox, url, (socket.origin, str(next(self._numbers))))
         sending = asyncio.create_task(outbox.run())
@@ -173,6 +199,7 @@ class Relay:
             talk.end()
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+            outbox.close()
             del self._clients[ws]
         if socket.cut:
             self.counts.cut += 1

@@ -30,28 +30,32 @@ CREATE TABLE IF NOT EXISTS owner (
     PRIMARY KEY (sha256, pubkey)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS owner_by_key ON owner (pubkey, uploaded_at);
-"""
-_VERSION = 1
-_HELD = """
--- How many bytes of blobs there are of each uploader, and under '' of all: an upload looks at these, and not at blobs.
-CREATE TABLE held (pubkey TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO held SELECT pubkey, sum(bytes) FROM owner JOIN blob USING (sha256) GROUP BY pubkey;
-INSERT INTO held SELECT '', coalesce(sum(bytes), 0) FROM blob;
+
+-- What the blobs of each uploader take, and under '' all; counted anew at each start.
+CREATE TABLE IF NOT EXISTS held (pubkey TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+DROP TRIGGER IF EXISTS blob_came;
 CREATE TRIGGER blob_came AFTER INSERT ON blob BEGIN
-    UPDATE held SET bytes = bytes + new.bytes WHERE pubkey = '';
-END;
-CREATE TRIGGER blob_went AFTER DELETE ON blob BEGIN
-    UPDATE held SET bytes = bytes - old.bytes WHERE pubkey = '';
-END;
-CREATE TRIGGER owner_came AFTER INSERT ON owner BEGIN
-    INSERT INTO held SELECT new.pubkey, bytes FROM blob WHERE sha256 = new.sha256
+    INSERT INTO held VALUES ('', max(new.bytes, {least}))
         ON CONFLICT (pubkey) DO UPDATE SET bytes = bytes + excluded.bytes;
 END;
+DROP TRIGGER IF EXISTS blob_went;
+CREATE TRIGGER blob_went AFTER DELETE ON blob BEGIN
+    UPDATE held SET bytes = bytes - max(old.bytes, {least}) WHERE pubkey = '';
+END;
+DROP TRIGGER IF EXISTS owner_came;
+CREATE TRIGGER owner_came AFTER INSERT ON owner BEGIN
+    INSERT INTO held SELECT new.pubkey, max(bytes, {least}) FROM blob WHERE sha256 = new.sha256
+        ON CONFLICT (pubkey) DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+DROP TRIGGER IF EXISTS owner_went;
 CREATE TRIGGER owner_went AFTER DELETE ON owner BEGIN  -- its blob goes after it
-    UPDATE held SET bytes = bytes - coalesce((SELECT b.bytes FROM blob b WHERE b.sha256 = old.sha256), 0)
+    UPDATE held SET bytes = bytes - coalesce((SELECT max(b.bytes, {least}) FROM blob b WHERE b.sha256 = old.sha256), 0)
         WHERE pubkey = old.pubkey;
     DELETE FROM held WHERE pubkey = old.pubkey AND bytes <= 0;
 END;
+DELETE FROM held;
+INSERT INTO held SELECT pubkey, sum(max(bytes, {least})) FROM owner JOIN blob USING (sha256) GROUP BY pubkey;
+INSERT INTO held SELECT '', coalesce(sum(max(bytes, {least})), 0) FROM blob;
 """
 
 _STEP_BYTES = 16 * 1024**2
@@ -77,9 +81,7 @@ class Shelf:
         self._db = sqlite3.connect(directory / "index.sqlite", isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        self._db.executescript(_TABLES)
-        if self._db.execute("PRAGMA user_version").fetchone()[0] < _VERSION:
-            self._db.executescript(f"BEGIN;{_HELD}PRAGMA user_version = {_VERSION};COMMIT;")
+        self._db.executescript(f"BEGIN;{_TABLES}COMMIT;".replace("{least}", str(limits.least_blob_bytes)))
         self._reserved = {"": 0}  # bytes promised to uploads under way: in all (""), and by uploader
         self._placing = asyncio.Lock()
         self._going: set[str] = set()
@@ -170,6 +172,7 @@ class Shelf:
         """Raises TooLarge if an upload of `size` bytes by `pubkey` would not be taken now."""
         if size > self._limits.blob_bytes:
             raise TooLarge("blob", f"{size} bytes, at most {self._limits.blob_bytes}")
+        size = max(size, self._limits.least_blob_bytes)
         used = sweeping.held_bytes(self._db) + self._reserved[""]
         own = sweeping.held_bytes(self._db, pubkey) + self._reserved.get(pubkey, 0)
         if used + size > self._limits.quota_bytes or own + size > self._limits.key_quota_bytes:

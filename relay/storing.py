@@ -22,6 +22,7 @@ from relay.indexing import identifier, letters
 from relay.limits import Config
 
 _LOG = logging.getLogger(__name__)
+_DELETION_BYTES = 512
 _MOST_AT_ONCE = 4_096  # events per commit; bounds how long the first of a batch waits
 
 
@@ -46,12 +47,14 @@ KEY_FULL = Outcome(False, "blocked: this key has stored all that it may here, de
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A verified event to store, and its JSON. `done` is called on the event loop, after the commit."""
+    """A verified event to store, and its JSON. `done` is called on the event loop, after the commit. `no_growth`: why
+    no more may be stored after it than before; empty if more may."""
 
     event: Event
     json: str
     expires_at_s: int | None
     done: Callable[[Outcome], None]
+    no_growth: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,26 +150,57 @@ def store(db: sqlite3.Connection, job: Job, config: Config) -> Outcome:
             # Of two of the same second, the lower id stays.
             if created_at > event.created_at or (created_at == event.created_at and other < id_):
                 return OUTDATED
+    if event.kind == deleting.KIND:
+        return _delete(db, job, config)
     # What makes room is taken even where there is none.
-    if grew > 0 and event.kind != deleting.KIND:
-        if schema.held_bytes(db) + grew > config.limits.events_bytes:
-            return FULL
-        if schema.held_bytes(db, author) + grew > config.limits.key_events_bytes:
-            return KEY_FULL
+    if grew > 0 and (refused := _refusal(db, author, grew, config)):
+        return refused
     if replaced is not None:
         deleting.remove(db, replaced)
+    return Outcome(True, "", _insert(db, job, d), grew)
+
+
+def _delete(db: sqlite3.Connection, job: Job, config: Config) -> Outcome:
+    """Store a deletion and do what it asks for; neither if it takes more room than it makes, and that is not there.
+
+    Short events are deleted all the same: for each a deletion may take a little more than what it frees.
+    """
+    author = bytes.fromhex(job.event.pubkey)
+    db.execute("SAVEPOINT deletion")
+    before = schema.held_bytes(db)
+    stored = _insert(db, job, None)
+    gone = deleting.obey(db, job.event, config.permanent_kinds)
+    grew, refused = schema.held_bytes(db) - before, None
+    if grew > gone * _DELETION_BYTES:
+        refused = Outcome(False, job.no_growth) if job.no_growth else _refusal(db, author, 0, config)
+    if refused is not None:
+        db.execute("ROLLBACK TO deletion")
+    db.execute("RELEASE deletion")
+    return refused or Outcome(True, "", stored, grew)
+
+
+def _refusal(db: sqlite3.Connection, author: bytes, grew: int, config: Config) -> Outcome | None:
+    """Why so much more of an author's is not stored."""
+    if schema.held_bytes(db) + grew > config.limits.events_bytes:
+        return FULL
+    if schema.held_bytes(db, author) + grew > config.limits.key_events_bytes:
+        return KEY_FULL
+    return None
+
+
+def _insert(db: sqlite3.Connection, job: Job, d: str | None) -> int | None:
+    """Put an event and its tags into the tables; its `seq`."""
+    event = job.event
+    id_, author = bytes.fromhex(event.id), bytes.fromhex(event.pubkey)
     cursor = db.execute(
         "INSERT INTO event (id, pubkey, created_at, kind, d, expires_at, json) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (id_, author, event.created_at, event.kind, d, job.expires_at_s, job.json),
     )
-    stored = cursor.lastrowid
     db.executemany(
         "INSERT INTO tag (tag, created_at, seq, kind) VALUES (?, ?, ?, ?)",
-        [(tag, event.created_at, stored, event.kind) for tag in letters(event.tags)],
+        [(tag, event.created_at, cursor.lastrowid, event.kind) for tag in letters(event.tags)],
     )
-    if event.kind == deleting.KIND:
-        deleting.obey(db, event, config.permanent_kinds)
-    return Outcome(True, "", stored, grew)
+    return cursor.lastrowid
 
 
 def is_full(error: OSError | sqlite3.Error) -> bool:

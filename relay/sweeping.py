@@ -51,7 +51,7 @@ def sweep(directory: Path, db: sqlite3.Connection, limits: BlobLimits, now_s: in
         while unused and used > full_bytes and len(batch) < _MOST_AT_ONCE:
             _, sha256, size = unused.pop(0)
             batch[sha256] = size
-            used -= size
+            used -= max(size, limits.least_blob_bytes)
         going.update(batch)
         try:
             batch = {sha256: size for sha256, size in batch.items() if _used_s(directory, sha256) <= oldest_s}

@@ -23,6 +23,12 @@ _DELIVERIES = 10
 _STORED = 0.3
 _SENT_BYTES = 65_536
 _DOWNLOADED_BYTES = 262_144
+_TAGS, _DELETIONS = 8, 5
+_VALUES = 40
+UPLOAD = 5.0
+"""Of a blob, however small: its token is checked, its file and its row are brought to the disk."""
+GLANCE = 2.0
+"""A request about blobs that brings and takes none."""
 LONGEST_S = 10.0
 """A client that is not read for longer would miss the relay's ping."""
 
@@ -30,6 +36,21 @@ LONGEST_S = 10.0
 def of_message(size: int) -> float:
     """The price of reading a message of so many bytes, and of checking and storing the event in it."""
     return MESSAGE + size / _BYTES
+
+
+def of_tags(count: int) -> float:
+    """The price of so many index entries of an event."""
+    return count / _TAGS
+
+
+def of_deletions(count: int) -> float:
+    """The price of looking for so many events that a deletion names, and of remembering them."""
+    return count / _DELETIONS
+
+
+def of_values(count: int) -> float:
+    """The price of holding filters with so many values against what comes."""
+    return count / _VALUES
 
 
 def of_query(steps: int) -> float:

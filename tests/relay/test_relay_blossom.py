@@ -32,7 +32,9 @@ async def http(relay):
 @pytest.fixture
 async def small(tmp_path):
     """A store with room for little."""
-    limits = BlobLimits(blob_bytes=1_000, quota_bytes=2_500, key_quota_bytes=1_500, uploads=2, stall_s=1.0)
+    limits = BlobLimits(
+        blob_bytes=1_000, least_blob_bytes=1, quota_bytes=2_500, key_quota_bytes=1_500, uploads=2, stall_s=1.0
+    )
     async with (
         serve(
             Config(db=tmp_path / "e.sqlite", port=0, blobs=tmp_path / "small", blob_limits=limits), clock=lambda: NOW

@@ -106,10 +106,10 @@ def test_a_file_that_is_no_database_is_refused_by_name(tmp_path):
 
 async def test_a_relay_by_itself_takes_no_more_blobs_than_it_is_told_to(tmp_path):
     process, url = await start(
-        "--db", str(tmp_path / "e.sqlite"), "--blobs", str(tmp_path / "blobs"), "--quota", "2KiB"
+        "--db", str(tmp_path / "e.sqlite"), "--blobs", str(tmp_path / "blobs"), "--quota", "16KiB"
     )
     async with aiohttp.ClientSession(url.replace("ws", "http", 1)) as http:
-        for body, status in ((b"1" * 900, 200), (b"2" * 900, 413)):  # half of it is one key's
+        for body, status in ((b"1" * 8_000, 200), (b"2" * 900, 413)):  # half of it is one key's
             now_s, sha256 = int(time.time()), hashlib.sha256(body).hexdigest()
             token = nipb7.build_token(ALICE, "upload", now_s=now_s, expires_at_s=now_s + 60, hashes=[sha256])
             answer = await http.put("/upload", data=body, headers={"Authorization": nipb7.to_header(token)})

@@ -93,7 +93,7 @@ async def test_an_upload_below_the_least_rate_is_let_go_however_often_bytes_come
 
 
 async def test_an_upload_that_is_announced_takes_no_room_from_others(running, tmp_path):
-    limits = BlobLimits(quota_bytes=2_000_000, key_quota_bytes=2_000_000, address_bytes=2_000_000)
+    limits = BlobLimits(least_blob_bytes=1, quota_bytes=2_000_000, key_quota_bytes=2_000_000, address_bytes=2_000_000)
     async with running(blob_limits=limits) as relay:
         held = await held_upload(GREEDY, relay, 1_999_999)
         await until(lambda: under_way(tmp_path) == 1)
@@ -104,7 +104,7 @@ async def test_an_upload_that_is_announced_takes_no_room_from_others(running, tm
 
 
 async def test_an_address_has_a_share_of_the_store_whatever_its_keys(running):
-    async with running(blob_limits=BlobLimits(address_bytes=1_000)) as relay:
+    async with running(blob_limits=BlobLimits(least_blob_bytes=1, address_bytes=1_000)) as relay:
         assert (await put_from(GREEDY, relay, b"1" * 900))[0] == 200
         assert (await put_from(GREEDY, relay, b"2" * 900, BOB))[0] == 413
         assert (await put_from(HONEST, relay, b"3" * 900))[0] == 200

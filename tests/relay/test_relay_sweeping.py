@@ -15,7 +15,9 @@ from relay import sweeping
 from relay.limits import BlobLimits
 from relay.shelving import Shelf
 
-LIMITS = BlobLimits(blob_bytes=1_000, quota_bytes=4_000, key_quota_bytes=4_000, full_ppm=500_000, kept_s=1_000_000)
+LIMITS = BlobLimits(
+    blob_bytes=1_000, least_blob_bytes=1, quota_bytes=4_000, key_quota_bytes=4_000, full_ppm=500_000, kept_s=1_000_000
+)
 LATER = NOW + LIMITS.kept_s
 RANDOM = Random(9)
 
