@@ -2,7 +2,7 @@
 
 Out of the bond of the convicted, in this order, and never more than its `payable_msat`:
 1. the customer, for re-execution: the task's price for the failed chunk and for each chunk after it whose verification
-   share had come in when the verdict was presented (nothing if the convicted is a verifier: the work was good). So it
+   share had come in before the draw (nothing if the convicted is a verifier: the work was good). So it
    is, too, if the producer of an input is convicted, which equivocated;
 2. each verifier that agreed: the pay that it would have had for a pass, so nobody gains by a fail. It is for all that
    it computed, the chunks before the sampled one, too: as many as shares came for (`verifier_pay_msat`);
@@ -178,7 +178,7 @@ def payouts(finding: Finding, *, following: int, payable_msat: int) -> dict[str,
     """What the culprit's bond gives, by payee, in msat; a payee in two roles gets both.
 
     Args:
-        following: chunks after the failed one whose share has come in.
+        following: chunks after the failed one whose share had come in before the draw.
         payable_msat: what verdicts may still take for payees.
     """
     if finding.outcome == "withheld":

@@ -119,7 +119,7 @@ async def test_from_zap_to_verdict_to_payout(holder, wallet, provider):
     assert [await is_share_paid(holder, named, 1, now_epoch, COMMITTEE, number) for number in (21, 22)] == [True, False]
     before_msat = await wallet.balance_msat()
 
-    certificate = bm.certificate(bm.failed(job, culprit=provider))
+    certificate = bm.certificate(bm.failed(job, culprit=provider, epoch=now_epoch))
     settled = await holder.present(certificate, job)
     assert await holder.present(certificate, job) == settled == await holder.case(settled.case)
     assert (settled.slashes, settled.refused, settled.payouts[CUSTOMER.public]) == (True, "", 2 * PRICE_MSAT)

@@ -129,10 +129,10 @@ class Holding:
         """The provider's newest bond."""
         return self.deposits[self.newest[provider]] if provider in self.newest else None
 
-    def following(self, request: str, customer: str, chunk: int, share_msat: int) -> int:
-        """How many chunks right after `chunk` the customer has zapped the whole share for."""
+    def following(self, request: str, customer: str, chunk: int, share_msat: int, at_ms: int) -> int:
+        """How many chunks right after `chunk` the customer had zapped the whole share for before `at_ms`."""
         count = 0
-        while share_msat and self._share(request, customer, chunk + count + 1).amount_msat >= share_msat:
+        while share_msat and self._share(request, customer, chunk + count + 1).before_ms(at_ms) >= share_msat:
             count += 1
         return count
 

@@ -208,7 +208,7 @@ class Treasurer:
         elif deposit is not None:
             bond = deposit.bond.id
             following = self._simnet.book.following(
-                finding.request, finding.customer, finding.chunk, finding.share_msat
+                finding.request, finding.customer, finding.chunk, finding.share_msat, finding.drawn_at_ms
             )
             given = settlement.payouts(finding, following=following, payable_msat=deposit.bond.payable_msat)
             left_msat = deposit.bond.remainder_msat - sum(given.values())

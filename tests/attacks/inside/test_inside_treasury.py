@@ -90,6 +90,22 @@ async def test_a_cheater_that_is_its_own_customer_verifiers_and_an_oracle_gets_b
     assert world.balance("provider") == before
 
 
+async def test_shares_for_chunks_that_never_were_take_nothing_from_a_bond_that_others_wait_for(world):
+    """Who knew of the verdict zapped a share for each of many chunks, and had their prices: all that payees get."""
+    world.lock()
+    drawn_s(world)
+    await world.share(1)
+    await world.share(2)
+    world.clock.now_s += 10
+    for chunk in range(3, 2 + BOND_MSAT // PRICE_MSAT):
+        world.clock.now_s += QUOTE_S
+        await world.share(chunk)
+    first = world.present(bm.failed())
+    assert first.payouts[CUSTOMER.public] == 3 * PRICE_MSAT
+    other = bm.request(salt="another's")
+    assert world.present(bm.failed(other), other).payouts[CUSTOMER.public] == PRICE_MSAT
+
+
 def test_showing_nothing_when_drawn_costs_more_than_all_that_was_paid_for_the_cheated_chunks(world):
     """Who cheats always and withholds what is drawn is paid for 1 / rate chunks between two that are drawn."""
     world.lock(amount_msat=900_000)
