@@ -33,8 +33,10 @@ MAX_QUOTES_EACH = 32
 """Invoices that one address may wait for at a time: each is work for the wallet."""
 WELL_KNOWN = "/.well-known/lnurlp/"
 
-Quote = Callable[[str, int], Awaitable[Invoice]]
-"""The invoice for a zap request (JSON as received) and the amount in msat; raises a typed error to refuse."""
+Quote = Callable[[str, int, str], Awaitable[Invoice]]
+"""The invoice for a zap request (JSON as received), the amount in msat and the origin that asks. Raises a typed error
+to refuse.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def routes(endpoint: Endpoint) -> list[web.RouteDef]:
             raise Busy("invoices", f"{MAX_QUOTES_EACH} at a time for one address")
         waiting[origin] += 1
         try:
-            return await endpoint.quote(*asked)
+            return await endpoint.quote(*asked, origin)
         finally:
             waiting[origin] -= 1
             if not waiting[origin]:

@@ -49,11 +49,11 @@ class Till:
         self._expiry_s = expiry_s
         self._now_s = now_s
 
-    async def quote(self, zap_request: str, amount_msat: int) -> Invoice:
+    async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap request (JSON as received): what LNURL's callback and the wire's frames ask for.
 
         The request must satisfy NIP-57 appendix D and name a chunk that its author owes, with exactly what is due.
-        The same request gets the same invoice while that lives.
+        The same request gets the same invoice while that lives, whatever its `origin`.
 
         Raises:
             BadZap: the request breaks a clause.

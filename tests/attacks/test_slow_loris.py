@@ -17,7 +17,7 @@ from nodewire.pay.invoices import Invoice
 from nodewire.pay.lnurl_server import Endpoint, serving
 
 
-async def quote(zap_request: str, amount_msat: int) -> Invoice:
+async def quote(zap_request: str, amount_msat: int, origin: str) -> Invoice:
     raise AssertionError("nobody asks for one")
 
 
@@ -64,7 +64,7 @@ async def test_invoices_for_one_address_are_made_a_few_at_a_time_and_others_have
     monkeypatch.setattr(lnurl_server, "MAX_QUOTES_EACH", 4)
     waits, free = 0, asyncio.Event()
 
-    async def slow(zap_request: str, amount_msat: int) -> Invoice:
+    async def slow(zap_request: str, amount_msat: int, origin: str) -> Invoice:
         nonlocal waits
         waits += 1
         await free.wait()

@@ -23,7 +23,7 @@ async def endpoint() -> AsyncIterator[tuple[str, list[str]]]:
     """An LNURL server's base URL, and what it was asked to quote."""
     asked: list[str] = []
 
-    async def quote(text: str, amount_msat: int) -> object:
+    async def quote(text: str, amount_msat: int, origin: str) -> object:
         asked.append(text)
         return SimpleNamespace(bolt11="lnbc1")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 
 from nodewire.errors import BadZap, Busy, NotAllowed, NotFound
@@ -18,7 +19,8 @@ QUOTE_S = 300
 MAX_QUOTES = 8
 """Open invoices of one sender for one request."""
 MAX_OPEN_QUOTES = 10_000
-"""Open invoices of all together."""
+"""Open invoices of all together. Beyond it an origin gets one that has fewer than its part."""
+MAX_OF_ORIGIN = 1_000
 
 
 class Shares:
@@ -31,28 +33,31 @@ class Shares:
         self._watch = watch
         self._open_quotes = [(quote.expires_at_s, quote.payment_hash) for quote in simnet.book.quotes.values()]
         heapq.heapify(self._open_quotes)
+        self._origins: dict[str, str] = {}
+        """Who asked for the open invoices that are not paid, by payment hash."""
 
-    async def quote(self, zap_request: str, amount_msat: int) -> Invoice:
+    async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap of one chunk's verification share; the same request gets the same invoice.
 
         Raises:
             BadZap: the request breaks a clause of NIP-57, or names no job and chunk.
-            NotAllowed, Busy: its sender, or everybody together, has too many open invoices.
+            NotAllowed, Busy: its sender, its `origin`, or everybody together, has too many open invoices.
         """
         request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self._keys.public)
         if request.recipient != self._keys.public:
             raise BadZap("p", "another treasurer")
         chunk = zaps.chunk_of(request)
         while self._open_quotes and self._open_quotes[0][0] <= self._simnet.time_s():
-            heapq.heappop(self._open_quotes)
+            _, over = heapq.heappop(self._open_quotes)
+            self._origins.pop(over, None)
         live = [self._simnet.book.quotes[payment_hash] for _, payment_hash in self._open_quotes]
         for quote in live:
             if quote.zap_request == zap_request:
                 return invoices.decode(quote.bolt11)
-        if sum((quote.sender, quote.request) == (request.sender, chunk.job) for quote in live) >= MAX_QUOTES:
+        received, asked = self._simnet.book.received, (request.sender, chunk.job)
+        if sum((one.sender, one.request) == asked and one.payment_hash not in received for one in live) >= MAX_QUOTES:
             raise NotAllowed("invoice", f"{MAX_QUOTES} are open for this job")
-        if len(live) >= MAX_OPEN_QUOTES:
-            raise Busy("invoice", "too many are open")
+        self._check_room(origin)
         invoice = self._simnet.make_invoice(
             self._simnet.book.node, amount_msat, QUOTE_S, description_hash=zaps.description_hash(zap_request)
         )
@@ -69,8 +74,19 @@ class Shares:
         )
         self._simnet.take(step)  # before anybody has the invoice: no payment comes that the book cannot place
         heapq.heappush(self._open_quotes, (step.expires_at_s, step.payment_hash))
+        self._origins[step.payment_hash] = origin
         self._watch(step)
         return invoices.decode(invoice.bolt11)
+
+    def _check_room(self, origin: str) -> None:
+        """Raises Busy: too many invoices are open, and this origin has its part of them."""
+        received = self._simnet.book.received
+        self._origins = {open_: whose for open_, whose in self._origins.items() if open_ not in received}
+        of = Counter(self._origins.values())
+        if of[origin] >= MAX_OF_ORIGIN:
+            raise Busy("invoice", f"{MAX_OF_ORIGIN} of this address are open")
+        if of.total() >= MAX_OPEN_QUOTES and of[origin] * len(of) >= of.total():
+            raise Busy("invoice", "too many are open")
 
     def receipt(self, payment_hash: str) -> Event:
         """The zap receipt (kind 9735) of a share that came in. Raises NotFound."""

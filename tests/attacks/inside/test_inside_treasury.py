@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import bond_market as bm
 from bond_market import CUSTOMER, PRICE_MSAT, PROVIDER, REQUEST, SHARE_MSAT, VERIFIERS
 from test_treasurer import BOND_MSAT, RULES, World
 
-from nodewire.errors import BadInput, BadInvoice, BadQuorum, NotAllowed
+from nodewire.errors import BadInput, BadInvoice, BadQuorum, Busy, NotAllowed
 from nodewire.nostr import event as events
 from nodewire.pay.settlement import WITHHELD_TIMES
+from nodewire.pay.simnet import shares
 from nodewire.pay.simnet.shares import QUOTE_S
 from nodewire.protocol import verdict
 from nodewire.protocol.verdict import Certificate
@@ -104,6 +106,37 @@ async def test_shares_for_chunks_that_never_were_take_nothing_from_a_bond_that_o
     assert first.payouts[CUSTOMER.public] == 3 * PRICE_MSAT
     other = bm.request(salt="another's")
     assert world.present(bm.failed(other), other).payouts[CUSTOMER.public] == PRICE_MSAT
+
+
+async def ask(world, chunk, origin, sender):
+    request = bm.zap(chunk, request=bm.request(salt=f"{chunk}"), sender=sender)
+    return await world.treasurer.shares.quote(request.to_json(), SHARE_MSAT, origin)
+
+
+async def test_one_address_that_asks_for_invoices_and_pays_none_keeps_nobody_from_paying_shares(world, monkeypatch):
+    """Ten thousand zap requests of free keys, and no customer could pay a share for the next five minutes."""
+    monkeypatch.setattr(shares, "MAX_OPEN_QUOTES", 20)
+    monkeypatch.setattr(shares, "MAX_OF_ORIGIN", 15)
+    got = Counter()
+    for n in range(30):
+        for origin in ("192.0.2.1", "192.0.2.2"):
+            try:
+                await ask(world, n, origin, bm.keys(f"free/{n}/{origin}"))
+                got[origin] += 1
+            except Busy:
+                continue
+    assert got.total() <= 20 + 2
+    for n in range(3):
+        invoice = await ask(world, n, "192.0.2.3", CUSTOMER)
+        world.simnet.pay(world.nodes["customer"], invoice.bolt11, 10_000)
+    with pytest.raises(Busy):
+        await ask(world, 99, "192.0.2.1", bm.keys("free"))
+
+
+async def test_a_customer_that_pays_its_shares_at_once_may_pay_many_for_one_job(world):
+    """Invoices that are paid are not open: the ninth within five minutes was refused."""
+    for chunk in range(3 * shares.MAX_QUOTES):
+        await world.share(chunk)
 
 
 def test_showing_nothing_when_drawn_costs_more_than_all_that_was_paid_for_the_cheated_chunks(world):
