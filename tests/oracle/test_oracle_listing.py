@@ -1,11 +1,24 @@
-"""What one oracle lists of a node, hands out to others, and derives from as the leader."""
+"""What one oracle lists, hands out to others, derives from as the leader, and votes for: each rule by itself."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from nodewire.oracle import rules
-from nodewire.oracle.state import Convicted, Received, SayInventory, SayProposal, SaySupply, Tick, start
+from nodewire.oracle.state import (
+    Convicted,
+    Derive,
+    PublishCertificate,
+    Received,
+    SayInventory,
+    SayProposal,
+    SaySupply,
+    SayVote,
+    Tick,
+    start,
+)
 from nodewire.protocol import inventory
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
@@ -155,8 +168,11 @@ def test_no_more_is_handed_out_than_counts(monkeypatch):
 
 def led(state, *inventories, skews):
     """The leader with these inventories, some skews after the close: its actions."""
-    state = fed(state, *inventories)
-    return rules.apply(Tick(COMMITTEE.close_ms(EPOCH) + skews * COMMITTEE.skew_ms), state)
+    said = []
+    for what in (*map(Received, inventories), Tick(COMMITTEE.close_ms(EPOCH) + skews * COMMITTEE.skew_ms)):
+        state, actions = rules.apply(what, state)
+        said += actions
+    return state, said
 
 
 def of_a_kind(actions, kind):
@@ -233,3 +249,111 @@ def test_an_oracle_that_says_two_inventories_is_cited_with_neither(round_of):
     ids, _ = state.rounds[EPOCH].chosen
     assert ids.isdisjoint({one.id for one in twice})
     assert len(ids) == 3
+
+
+# ---- what the others vote for -------------------------------------------------------------------------------------
+
+
+def settled(state, actions):
+    """With all that is to be derived derived: the state, and what is said then."""
+    said = [one for one in actions if not isinstance(one, Derive)]
+    for one in of_a_kind(actions, Derive):
+        state, more = rules.apply(one.work.run(), state)
+        said += more
+    return state, said
+
+
+@pytest.fixture
+def proposed():
+    """The body of a round that all oracles have heard alike, its inventories, and an oracle that is to vote."""
+    nodes = [provider(f"n{n}") for n in range(3)]
+    said = [said_by(seat, *nodes) for seat in SEATS]
+    leader, _ = listed(listening(*nodes))
+    _, actions = settled(*led(leader, *said, skews=2))
+    (proposal,) = of_a_kind(actions, SayProposal)
+    voter = fed(listening(*nodes, seat=next(seat for seat in SEATS if seat is not LEADER)), *said)
+    return proposal.body, said, voter
+
+
+def considered(body, voter, *, by=LEADER, now_ms=None):
+    """The voter's state when it has seen a proposal, and its votes."""
+    event = inventory.build_proposal(by.keys, body, created_at=LISTS_MS // 1000)
+    now_ms = COMMITTEE.close_ms(EPOCH) + 2 * COMMITTEE.skew_ms if now_ms is None else now_ms
+    voter, _ = rules.apply(Tick(now_ms), voter)
+    state, actions = settled(*rules.apply(Received(event), voter))
+    return state, of_a_kind(actions, SayVote)
+
+
+def test_what_follows_from_the_inventories_gets_a_vote_of_the_leaders_proposal_alone(proposed):
+    body, _, voter = proposed
+    _, votes = considered(body, voter)
+    assert [vote.x for vote in votes] == [body.digest()]
+    assert considered(body, voter, by=SEATS[SEATS.index(LEADER) - 1])[1] == []
+    late, votes = considered(body, voter, now_ms=COMMITTEE.close_ms(EPOCH + 1))
+    assert votes == []  # the round is over
+    assert late.rounds[EPOCH].refused is None
+
+
+def test_a_body_that_does_not_follow_gets_no_vote_and_the_reason_is_known(proposed):
+    body, said, voter = proposed
+    mine = [event for event in said if event.pubkey != LEADER.keys.public]
+    second = said_by(next(seat for seat in SEATS if seat.keys.public == mine[0].pubkey), provider("n0"))
+    voter = fed(voter, second)
+    cited = body.inventories
+    wrong = {
+        "two of one oracle": {"inventories": tuple(sorted((*cited, second.id)))},
+        "not of 2f\\+1 oracles": {"inventories": cited[:2]},
+        "leader's inventory": {"inventories": tuple(sorted(one.id for one in mine)), "is_crowded": True},
+        "commitments": {"commitments": digest("others")},
+        "snapshot": {"snapshot": digest("another")},
+    }
+    for reason, changes in wrong.items():
+        state, votes = considered(body.model_copy(update=changes), voter)
+        assert not votes, reason
+        assert re.search(reason, state.rounds[EPOCH].refused or ""), reason
+
+
+def test_a_body_that_follows_another_than_the_newest_certified_gets_no_vote(proposed):
+    body, _, voter = proposed
+    old = Certificate(body.model_copy(update={"epoch": EPOCH - 2}), votes=())
+    voter = rules.replace(voter, certified=(old,), snapshots={body.snapshot: None})
+    state, votes = considered(body, voter)  # it cites the committee, as if there were none
+    assert not votes
+    assert "previous" in state.rounds[EPOCH].refused
+
+
+def certifying(proposed, voters, *, others=(), now_ms, me=None):
+    """What an oracle publishes with these votes for the body, and those of `others` for a body that came first."""
+    body, _, voter = proposed
+    state = voter if me is None else rules.replace(voter, me=me)
+    state, _ = rules.apply(Tick(now_ms), state)
+    first = body.model_copy(update={"commitments": digest("first")})
+    for one in (first, body) if others else (body,):
+        state = fed(state, inventory.build_proposal(LEADER.keys, one, created_at=LISTS_MS // 1000))
+    votes = [(one, first) for one in others] + [(one, body) for one in voters]
+    said = []
+    for seat, one in votes:
+        topic = f"epoch/{EPOCH}"
+        event = inventory.build_vote(seat.keys, COMMITTEE.digest(), topic, one.digest(), created_at=LISTS_MS // 1000)
+        state, actions = rules.apply(Received(event), state)
+        said += actions
+    state, actions = rules.apply(Tick(now_ms + COMMITTEE.skew_ms), state)
+    return of_a_kind(said, PublishCertificate), of_a_kind(actions, PublishCertificate), body
+
+
+AT_MS = COMMITTEE.close_ms(EPOCH) + 3 * COMMITTEE.skew_ms
+
+
+def test_the_leader_publishes_a_certificate_at_once_and_the_others_after_a_skew(proposed):
+    at_once, later, body = certifying(proposed, SEATS[:3], now_ms=AT_MS, me=LEADER.keys.public)
+    assert [one.certificate.body for one in at_once] == [body]
+    assert later == []
+    at_once, later, _ = certifying(proposed, SEATS[:3], now_ms=AT_MS)
+    assert at_once == []
+    assert [one.certificate.body for one in later] == [body]
+
+
+def test_two_votes_of_four_certify_nothing_beside_three_for_another_body(proposed):
+    assert certifying(proposed, SEATS[:2], now_ms=AT_MS)[1] == []
+    _, later, body = certifying(proposed, SEATS[:3], others=SEATS[2:], now_ms=AT_MS)
+    assert [one.certificate.body for one in later] == [body]
