@@ -132,6 +132,13 @@ def _json_object(params: Params, manifest: Manifest) -> Any:
     return wanted or _LEFT_OUT
 
 
+def _apart(params: Params, manifest: Manifest) -> Any:
+    apart = params.get("apart", "")
+    if not isinstance(apart, str) or re.fullmatch("[0-9a-f]{0,64}", apart) is None:
+        raise BadInput("apart", "not at most 64 hex digits")
+    return apart or _LEFT_OUT
+
+
 def _unless(default: Any, read: Callable[..., Any], name: str) -> Callable[[Params, Manifest], Any]:
     """A parameter that is left out where it has its default."""
 
@@ -166,5 +173,6 @@ GENERATION: dict[str, Callable[[Params, Manifest], Any]] = {
     "json_schema": _json_schema,
     "json_object": _json_object,
     "positions": _positions,
+    "apart": _apart,
 }
 """The parameters of a generation (NIPS.md, "Tickets"): each has its value or default from what the customer sent."""

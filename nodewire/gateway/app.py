@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import secrets
 import time
@@ -57,6 +58,7 @@ class Gateway:
         self._renderer, self._templates, self._scrapes = renderer, templates, scrapes
         self._models = {model.name: model for model in config.models}
         self._began_s = int(time.time())
+        self._apart_by = secrets.token_bytes(16)
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._around], client_max_size=self._config.max_body)
@@ -153,8 +155,15 @@ class Gateway:
         tools: bool = False,
     ) -> web.StreamResponse:
         names = {"logprobs": "top_logprobs" if chat else "logprobs", **asked.names}
+        params = {**params, **self._apart(request[_KEY])}
         wanted = generating.Wanted(request[_KEY], model, offer, prompt, params, asked.stream, chat, tools, names)
         return await generating.generate(request, self._desk, self._figures, wanted)
+
+    def _apart(self, key: KeyConfig) -> dict[str, str]:
+        """What keeps one key's prompts from being found by another's: to providers all are the one customer's."""
+        if not self._config.keys:
+            return {}
+        return {"apart": hmac.digest(self._apart_by, key.name.encode(), "sha256").hex()[:32]}
 
     async def _admitted(self, request: web.Request, asked: Asked, mode: str) -> tuple[ModelConfig, Offer]:
         """The model that is asked for, of this mode; the request counts from here on."""

@@ -22,7 +22,7 @@ from nodewire.protocol.parameters import INTEGERS, LEAST_TEMPERATURE, MAX_BIASES
 _KNOWN = frozenset(
     {"max_tokens", "temperature", "top_p", "seed", "stop", "special_tokens", "lookahead", "top_k", "min_p"}
     | {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"}
-    | {"json_schema", "json_object", "positions", token_list.SAID, token_list.BESIDE}
+    | {"json_schema", "json_object", "positions", "apart", token_list.SAID, token_list.BESIDE}
 )
 
 

@@ -370,7 +370,7 @@ class Provider:
             takeover=entered,
             statements=statements,
             record=record,
-            whose=whose(self._prefixes, request.customer),
+            whose=whose(self._prefixes, request.customer, str(params.get("apart", ""))),
             cached_ppm=ads[self._keys.public].cached_ppm,
             begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
         )

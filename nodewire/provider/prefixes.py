@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
@@ -16,12 +17,14 @@ Prefixes = Literal["own", "shared", "off"]
 _SHARED = "*"
 
 
-def whose(prefixes: Prefixes, customer: str) -> str:
+def whose(prefixes: Prefixes, customer: str, apart: str = "") -> str:
     """The name under which a customer's beginnings are kept; none if they are not.
 
     By default it is the customer's own, for how long a prompt takes tells who finds it that somebody sent it before.
+    A customer that sends for several people, as a gateway does, has one name for what it keeps `apart`.
     """
-    return {"own": customer, "shared": _SHARED, "off": ""}[prefixes]
+    own = hashlib.sha256(f"{customer}/{apart}".encode()).hexdigest() if apart else customer
+    return {"own": own, "shared": _SHARED, "off": ""}[prefixes]
 
 
 class Finding:

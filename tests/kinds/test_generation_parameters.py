@@ -48,6 +48,9 @@ def test_what_is_asked_for_stays_checked_twice_or_once(asked):
         {"json_schema": "[]"},
         {"json_schema": "x" * 9_000},
         {"prefixes": "somebody else"},
+        {"apart": "somebody"},
+        {"apart": "a" * 65},
+        {"apart": None},
         {"positions": 0},
         {"positions": 1_001},
         {"positions": 64.0},
@@ -64,7 +67,7 @@ def test_what_is_out_of_bounds_is_refused_by_name(asked):
 def test_a_driver_knows_every_parameter_of_the_table():
     examples = {"max_tokens": 5, "temperature": 0.5, "top_p": 0.5, "seed": 1, "stop": ["x"], "special_tokens": False}
     examples |= {"top_k": 2, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 1, "frequency_penalty": 1}
-    examples |= {"logit_bias": {"5": 1.0}, "logprobs": 2, "json_schema": SCHEMA, "positions": 77}
+    examples |= {"logit_bias": {"5": 1.0}, "logprobs": 2, "json_schema": SCHEMA, "positions": 77, "apart": "ab"}
     assert examples.keys() | {"json_object"} == GENERATION.keys()
     parse_params(KIND.check(TALKER, examples), 100)
 

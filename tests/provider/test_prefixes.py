@@ -35,6 +35,14 @@ def test_a_customer_finds_its_own_unless_the_operator_shares():
     assert whose("off", ALICE) == ""
 
 
+def test_those_for_whom_a_customer_sends_do_not_find_each_others():
+    names = {whose("own", ALICE), whose("own", BOB), *(whose("own", c, a) for c in (ALICE, BOB) for a in ("01", "02"))}
+    assert len(names) == 6
+    assert whose("own", ALICE, "01") == whose("own", ALICE, "01")
+    assert whose("shared", ALICE, "01") == whose("shared", BOB)
+    assert whose("off", ALICE, "01") == ""
+
+
 async def test_stages_alone_are_told_whose_prompts_they_are():
     for name in (ALICE, ""):
         worker = Worker()
