@@ -26,6 +26,8 @@ LOOKED_EPOCHS = 4
 MAX_OF_ONE = 64
 """Complaints about one node: those about the largest claims, so that small ones do not hide them."""
 MAX_ACCUSED = 4_096
+MAX_UNREAD = 1_024
+"""Complaints that are kept while it is not known yet who has a bond."""
 BONDED_EPOCHS = 32
 """Who had a bond so many epochs ago can be complained about: it has not been paid out since."""
 _log = logging.getLogger(__name__)
@@ -82,10 +84,12 @@ class Complaints:
         epoch, last = self._epoch(), one.last_epoch(self._committee)
         if not last - CLAIMED_EPOCHS - 1 <= epoch <= last + LOOKED_EPOCHS:
             raise BadInput("created_at", f"the claim was made in epoch {last - CLAIMED_EPOCHS}, this is {epoch}")
-        if self._bonded and one.provider not in self._bonded:
+        if self._read >= 0 and one.provider not in self._bonded:
             raise BadInput("p", "the accused has no bond")
         if one.provider not in self._open and len(self._open) >= MAX_ACCUSED:
             raise BadInput("p", f"{MAX_ACCUSED} nodes are accused already")
+        if self._read < 0 and sum(map(len, self._open.values())) >= MAX_UNREAD:
+            raise BadInput("p", "it is not known yet who has a bond, and many are accused")
         of_one = self._open.setdefault(one.provider, {})
         of_one[one.key] = one
         if len(of_one) > MAX_OF_ONE:
@@ -99,6 +103,8 @@ class Complaints:
     async def look(self) -> None:
         """Look into every complaint whose time has come: when its last epoch's round is over."""
         await self._read_bonds()
+        if self._read >= 0:  # what came before anything was read
+            self._open = {accused: of_one for accused, of_one in self._open.items() if accused in self._bonded}
         due = [
             one
             for of_one in self._open.values()

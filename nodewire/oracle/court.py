@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from nodewire.errors import BadInput, LinkLost, NodewireError, Withheld
@@ -160,7 +161,8 @@ class Court:
         """Follow the rules until cancelled. Raises as `Oracle.run`."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._listen())
+                for filters in self._filters():
+                    group.create_task(self._listen(filters))
                 group.create_task(self._tick())
                 group.create_task(self._reading.run())
                 group.create_task(self._complaints.run())
@@ -169,21 +171,23 @@ class Court:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _listen(self) -> None:
+    def _filters(self) -> list[list[Filter]]:
+        """Of a subscription each, so that what strangers say crowds no oracle's words out of a queue."""
         since = int(self._clock.time_s()) - (KEPT_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
         ours = {"c": {self._digest}}
         oracles = {oracle.pubkey for oracle in self._committee.oracles}
-        filters = [
+        said = [
             Filter(kinds={kinds.BEACON, kinds.CERTIFICATE}, authors=oracles, since=since),
             Filter(kinds={inventory.KIND}, authors=oracles, tags={**ours, "t": {"vote"}}, since=since),
             Filter(kinds={kinds.VERIFICATION}, authors=oracles, tags=ours, since=since),
-            Filter(kinds={kinds.EVIDENCE}, tags=ours, since=since),
         ]
+        return [said, [Filter(kinds={kinds.EVIDENCE}, tags=ours, since=since)]]
+
+    async def _listen(self, filters: Sequence[Filter]) -> None:
         async for event in self._relays.subscribe(filters):
-            try:
+            with suppress(BadInput):  # one author's malformed event; the others' go on
                 self._came(event)
-            except BadInput:
-                continue  # one author's malformed event; the others' go on
+            await asyncio.sleep(0)
         raise LinkLost("relays", "every relay has ended the subscription")
 
     def _came(self, event: Event) -> None:

@@ -103,7 +103,8 @@ async def test_a_hundred_stalls_by_free_keys_save_no_cheat(tmp_path):
             journal = Journal(tmp_path / f"{number}.db")
             stack.callback(journal.close)
             courts.append(Court(seat.keys, COMMITTEE, relay, market, docket, shown, journal, clock))
-        tasks = [asyncio.create_task(part()) for court in courts for part in (court._listen, court._tick)]
+        tasks = [asyncio.create_task(court._tick()) for court in courts]
+        tasks += [asyncio.create_task(court._listen(said)) for court in courts for said in court._filters()]
         try:
             for court in courts:
                 court._feed(Drawn(1, digest("b"), tuple(stalls), manifests, {}, parties=strangers))

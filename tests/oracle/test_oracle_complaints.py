@@ -155,7 +155,7 @@ async def test_false_complaints_are_refused_or_come_to_nothing(record):
     await complaints.look()  # who has a bond is known now
     other = Record(bonded=())
     unbonded = other.complaints()
-    unbonded._bonded = {stranger.public: 1}
+    unbonded._bonded, unbonded._read = {stranger.public: 1}, 1
     with pytest.raises(BadInput, match="bond"):
         unbonded.came(other.complained(other.claim()))
 
@@ -209,3 +209,15 @@ def test_a_verdict_on_a_claim_says_withheld_and_how_much(record):
     for change in ({"claimed_msat": 0}, {"claimed": ""}, {"outcome": "unsure"}, {"verifiers": (("ab" * 32, True),)}):
         with pytest.raises(ValueError, match="claimed"):
             record.verdict(1, 0, 5, **{"outcome": "withheld", "claimed": "cd" * 32, "claimed_msat": 7, **change})
+
+
+async def test_where_nobody_has_a_bond_no_complaint_is_kept_for_there_is_nothing_to_take():
+    """Free keys that accuse free keys would be kept by the hundred thousand, of 64 KiB each."""
+    record = Record(bonded=())
+    complaints = record.complaints()
+    claim = record.claim()
+    complaints.came(record.complained(claim))  # before anything was read
+    await complaints.look()
+    assert complaints._open == {}
+    with pytest.raises(BadInput, match="no bond"):
+        complaints.came(record.complained(claim))
