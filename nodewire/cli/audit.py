@@ -136,7 +136,7 @@ async def trail_of(role: AnyRole, id_: str) -> dict[str, Any]:
                 manifest=manifest,
                 committee=market.committee,
                 certificate=proof,
-                partials=[beacon.parse(partial) for partial in request.partials],
+                partials=[beacon.parse(partial) for partial in request.signed_partials()],
                 snapshot_blob=blob,
                 busy=busy,
             )

@@ -16,8 +16,7 @@ import orjson
 from pydantic import Field
 
 from nodewire.errors import BadEvent, BadInput, BadTag, TooLarge
-from nodewire.nostr.event import Event
-from nodewire.nostr.event import parse as parse_event
+from nodewire.nostr.event import Event, parse_unverified, verify
 from nodewire.protocol import canonical, kinds, tags
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import Plan
@@ -41,11 +40,21 @@ class Request:
     certificate_event: str
     """Id of the QC event (8852) whose body the plan cites."""
     partials: tuple[Event, ...]
-    """Beacon partials (8851), enough to combine."""
+    """Beacon partials (8851), enough to combine; their signatures are not checked."""
     bid_msat: int
     relays: tuple[str, ...]
     ticket: str
     """Ticket.seal() of every ticket of the job."""
+
+    def signed_partials(self) -> tuple[Event, ...]:
+        """The partials, of which ids and signatures have been checked.
+
+        To check so many takes longer than all else about a request, and a stranger's costs that nothing: so it is done
+        when all else is right. Raises BadSignature.
+        """
+        for partial in self.partials:
+            verify(partial)
+        return self.partials
 
 
 def tags_and_content(
@@ -120,7 +129,7 @@ def parse(event: Event) -> Request:
         plan=plan,
         manifest_address=address,
         certificate_event=certificate,
-        partials=tuple(parse_event(partial) for partial in partials),
+        partials=tuple(parse_unverified(partial) for partial in partials),
         bid_msat=int(bid),
         relays=tags.relays(event),
         ticket=ticket,

@@ -143,7 +143,7 @@ class Derived:
         plan = request.plan
         # First what only the committee can have made: a stranger's invention makes nobody ask relays or stores.
         value = beacon.combine(
-            self._market.committee, plan.certificate, [beacon.parse(partial) for partial in request.partials]
+            self._market.committee, plan.certificate, [beacon.parse(partial) for partial in request.signed_partials()]
         )
         body = await self._market.certified(plan.certificate, request.certificate_event)
         if not self._market.is_valid(body):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from nodewire.errors import NodewireError, NoQuorum, NotAllowed, TooLarge
+from nodewire.errors import BadSignature, NodewireError, NoQuorum, NotAllowed, TooLarge
 from nodewire.market import Market
 from nodewire.nostr import nip59
-from nodewire.nostr.event import Event
+from nodewire.nostr.event import Event, verify
 from nodewire.nostr.event import sign as sign_event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.debts import Key
@@ -123,6 +124,23 @@ async def test_malformed_requests_do_not_keep_others_waiting_for_slow_relays(pro
     assert time.monotonic() - started < 5
     assert len(provider._refusing) <= daemon.MAX_REFUSING
     assert len(provider._requests) == 1
+    for task in provider._refusing:
+        task.cancel()
+
+
+async def test_signatures_in_a_strangers_request_are_not_looked_at_before_all_else_is_right(provider, monkeypatch):
+    """64 of them took 4.6 ms of each provider that was named, and of each oracle when work for it was committed."""
+    looked: list[Event] = []
+    monkeypatch.setattr(job, "verify", lambda event: looked.append(event) or verify(event))
+    said = [sign_event(EVIL, kinds.BEACON, created_at=n, content="{}") for n in range(64)]
+    with pytest.raises(TooLarge):
+        provider._requested(requested(provider, partials=tuple(said)))
+    asked = requested(provider, partials=(replace(said[0], sig="0" * 128), *said[:2]))
+    provider._requested(asked)
+    assert not looked
+    _, _, request, manifest = provider._requests[asked.id]
+    with pytest.raises(BadSignature):
+        await provider._admission.check(request, manifest)
     for task in provider._refusing:
         task.cancel()
 
