@@ -8,6 +8,7 @@ import pytest
 
 from nodewire.oracle import rules
 from nodewire.oracle.state import (
+    BlobCame,
     Convicted,
     Derive,
     PublishCertificate,
@@ -19,7 +20,7 @@ from nodewire.oracle.state import (
     Tick,
     start,
 )
-from nodewire.protocol import inventory
+from nodewire.protocol import commitment, inventory, snapshot
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.inventory import Inventory
@@ -320,6 +321,31 @@ def test_a_body_that_follows_another_than_the_newest_certified_gets_no_vote(prop
     state, votes = considered(body, voter)  # it cites the committee, as if there were none
     assert not votes
     assert "previous" in state.rounds[EPOCH].refused
+
+
+def test_a_leader_that_leaves_a_bonded_nodes_ad_out_of_its_blob_gets_no_vote_of_who_has_it():
+    """The voter lacks a stranger's beat, and takes it from the blob. Of strangers nothing else need be in that."""
+    bonded, known, hidden = provider("bonded", bond_msat=BOND_MSAT), provider("known"), provider("hidden")
+    nodes = (bonded, known, hidden)
+    said = [said_by(seat, *nodes) for seat in SEATS]
+    voter = fed(listening(bonded, known, seat=next(seat for seat in SEATS if seat is not LEADER)), *said)
+    beats = [one.beat(EPOCH) for one in nodes]
+    for left_out, votes_for_it in ((known, True), (bonded, False)):
+        ads = [one.ad for one in nodes if one is not left_out]
+        forged = snapshot.derive(COMMITTEE, EPOCH, beats, ads, bonds=[bonded.bond] if votes_for_it else [])
+        body = Body(
+            committee=COMMITTEE.digest(),
+            epoch=EPOCH,
+            snapshot=snapshot.sha256(forged.pack()),
+            commitments=commitment.certified_root([]),
+            inventories=tuple(sorted(one.id for one in said)),
+            previous=COMMITTEE.digest(),
+        )
+        state, votes = considered(body, voter)
+        assert not votes  # a beat is lacking
+        state, actions = rules.apply(BlobCame(body.snapshot, forged.pack()), state)
+        _, actions = settled(state, actions)
+        assert bool(of_a_kind(actions, SayVote)) == votes_for_it
 
 
 def certifying(proposed, voters, *, others=(), now_ms, me=None):

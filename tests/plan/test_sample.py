@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from nodewire.plan.sample import AUDITED_PPM, draw, is_audited, is_drawn
+from nodewire.plan.sample import draw, is_audited, is_drawn, is_inspected
 from nodewire.protocol import commitment
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.verdict import MAX_VERIFIERS, sample_key
@@ -33,10 +34,11 @@ def snapshot(nodes=None, *, after=1):
     return SimpleNamespace(epoch=REQUEST.plan.epoch + after, nodes=nodes)
 
 
-def committed(number, chunks, *, said="", author=None, task=""):
+def committed(number, chunks, *, said="", author=None, task="", attempt=0):
     task = task or TASKS[number]
     roots = (
-        ChunkRoot(request=REQUEST.id, task=task, chunk=n, attempt=0, root=digest(f"{task}/{n}{said}")) for n in chunks
+        ChunkRoot(request=REQUEST.id, task=task, chunk=n, attempt=attempt, root=digest(f"{task}/{n}{said}"))
+        for n in chunks
     )
     document = Commitment(committee=COMMITTEE.digest(), epoch=1, chunks=tuple(roots))
     event, blob = commitment.build(author or PROVIDERS[number], document, created_at=1)
@@ -77,6 +79,13 @@ def test_a_larger_bond_is_drawn_as_often_as_it_is_larger():
     assert 260 < first[rich.public] < 340
 
 
+def test_more_than_a_thousand_units_are_drawn_no_oftener():
+    rich, plain = STRANGERS[:2]
+    nodes = [node(rich, units=10_000), node(plain, units=1_000)]
+    first = Counter(drawn([committed(0, [0])], beacon=digest(f"b{n}"), nodes=nodes)[0].verifiers[0] for n in range(200))
+    assert 70 < first[rich.public] < 130
+
+
 @pytest.mark.parametrize("rate_ppm", [0, 50_000, 500_000, 1_000_000])
 def test_as_many_are_drawn_as_the_rate_says(rate_ppm):
     found = sum(is_drawn(BEACON, digest(f"key/{n}"), rate_ppm) for n in range(10_000))
@@ -84,10 +93,26 @@ def test_as_many_are_drawn_as_the_rate_says(rate_ppm):
     assert (found == rate_ppm / 100) or 0 < rate_ppm < 1_000_000
 
 
-def test_a_tenth_of_what_is_drawn_is_audited_and_that_is_drawn_apart():
-    drawn_too = [n for n in range(20_000) if is_drawn(BEACON, digest(f"key/{n}"), 500_000)]
-    audited = sum(is_audited(BEACON, digest(f"key/{n}")) for n in drawn_too)
-    assert abs(audited / len(drawn_too) - AUDITED_PPM / 1_000_000) < 0.015
+def test_a_tenth_of_what_is_drawn_is_audited_and_a_quarter_inspected_and_that_is_drawn_apart():
+    drawn_too = [digest(f"key/{n}") for n in range(20_000) if is_drawn(BEACON, digest(f"key/{n}"), 500_000)]
+    audited, inspected = ({key for key in drawn_too if among(BEACON, key)} for among in (is_audited, is_inspected))
+    assert abs(len(audited) / len(drawn_too) - 0.1) < 0.015
+    assert abs(len(inspected) / len(drawn_too) - 0.25) < 0.02
+    assert audited < inspected
+
+
+def test_a_plan_with_another_rate_or_committee_than_this_one_is_nobodys():
+    def drawn_of(committee):
+        nodes = snapshot()
+        return draw(committee, BEACON, [committed(0, [0])], REQUESTS, nodes)
+
+    assert len(drawn_of(COMMITTEE)) == 1
+    elsewhere = COMMITTEE.model_copy(update={"name": "another"})
+    assert drawn_of(elsewhere) == ()
+    plan = REQUEST.plan
+    verification = plan.verification.model_copy(update={"rate_ppm": plan.verification.rate_ppm // 2})
+    cheap = replace(REQUEST, plan=plan.model_copy(update={"verification": verification}))
+    assert draw(COMMITTEE, BEACON, [committed(0, range(20))], {REQUEST.id: cheap}, snapshot()) == ()
 
 
 def test_only_the_first_root_of_a_chunk_counts():
@@ -96,6 +121,10 @@ def test_only_the_first_root_of_a_chunk_counts():
     assert one.root == min((first, second), key=lambda c: c.id).commitment.chunks[0].root
     key = sample_key(PROVIDERS[0].public, REQUEST.id, TASKS[0], 0, 0)
     assert drawn([first], seen={key}) == ()
+    later = committed(0, [0], said=" in another attempt", attempt=1)
+    (one,) = drawn([first, later])  # who commits again and again would have its work drawn at last
+    assert one.root == min((first, later), key=lambda c: c.id).commitment.chunks[0].root
+    assert drawn([later], seen={key}) == ()
 
 
 def test_a_root_after_its_deadline_or_by_a_stranger_or_of_anothers_task_is_not_drawn():
