@@ -430,9 +430,12 @@ class Provider:
             self._spawn(run.credit.paid(due.key.chunk))
 
     def _origin_of(self, customer: str) -> str:
-        """Where the customer's link comes from; empty where it has none with this node."""
+        """Where the customer's link comes from; empty where it has none with this node.
+
+        It is empty for a link by a splice, too, whose address is many customers'.
+        """
         link = self._node.open_link(customer)
-        return link.origin if link is not None else ""
+        return link.origin if link is not None and link.rung != "splice" else ""
 
     async def _publish(self, event: Event) -> None:
         await self._relays.publish(event, timeout_s=10.0)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodewire.errors import BadSignature, NodewireError, NoQuorum, NotAllowed, TooLarge
+from nodewire.errors import BadSignature, Busy, NodewireError, NoQuorum, NotAllowed, TooLarge
 from nodewire.market import Market
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event, verify
@@ -22,6 +22,7 @@ from nodewire.protocol import beacon, job, kinds
 from nodewire.provider import daemon
 from nodewire.provider.admission import Admission, Derived
 from nodewire.provider.daemon import Provider
+from nodewire.provider.free_chunks import MOST_OF_ORIGIN, FreeChunks
 from nodewire.provider.holding import Holding
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.outage import Outage
@@ -143,6 +144,23 @@ async def test_signatures_in_a_strangers_request_are_not_looked_at_before_all_el
         await provider._admission.check(request, manifest)
     for task in provider._refusing:
         task.cancel()
+
+
+async def test_a_stranger_who_comes_by_a_splice_does_not_shut_it_for_all_others(provider):
+    """A splice's address is many customers': eight unpaid chunks of one kept every new customer out for ten minutes."""
+    links = {
+        ME.public: SimpleNamespace(origin="192.0.2.1", rung="splice"),
+        EVIL.public: SimpleNamespace(origin="192.0.2.9", rung="punch"),
+    }
+    provider._node = SimpleNamespace(open_link=links.get)  # type: ignore[assignment]
+    free = FreeChunks(0)
+    for n in range(2 * MOST_OF_ORIGIN):
+        free.begin(f"job {n}", provider._origin_of(ME.public))
+    for n in range(MOST_OF_ORIGIN):
+        free.begin(f"other job {n}", provider._origin_of(EVIL.public))
+    with pytest.raises(Busy):
+        free.begin("one more", provider._origin_of(EVIL.public))
+    assert free.bits > 0  # who comes by a splice is held up by work
 
 
 async def test_tickets_for_jobs_that_never_were_do_not_close_the_door(provider, monkeypatch):
