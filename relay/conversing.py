@@ -244,6 +244,9 @@ class Conversation:
         except BadInput as error:
             self._ok(event, Outcome(False, f"invalid: {error}"))
             return self._punish(error)
+        most = self._house.config.limits.keys
+        if len(self._authed | {event.pubkey}) > most:
+            return self._ok(event, Outcome(False, f"rate-limited: {most} keys have authenticated on this connection"))
         self._authed.add(event.pubkey)
         self._ok(event, Outcome(True, ""))
 

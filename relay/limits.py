@@ -22,6 +22,7 @@ class Limits:
     idle_s: float = 20.0  # after which such a connection is closed
     subscriptions: int = 200  # per connection
     filters: int = 32  # per REQ or COUNT
+    keys: int = 64  # per connection, that have authenticated: each query is held against all
     standing_values: int = 131_072  # per address: filters of open subscriptions, and the values in them
     tests_per_s: float = 500_000.0  # per address: its filters that are held against events; about 0.4 microseconds each
     tests_burst: int = 1_000_000

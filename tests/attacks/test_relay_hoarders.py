@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from websockets.asyncio.client import connect
 
-from nodewire.nostr import nipb7
+from nodewire.nostr import nip42, nipb7
 from nodewire.nostr.event import sign
 from nodewire.nostr.keys import Keys
 from relay import BlobLimits, Config, Limits, serve
@@ -81,6 +81,21 @@ async def test_filters_that_match_nothing_hold_up_nobodys_events(running):
             await asyncio.wait_for(greedy.socket.wait_closed(), 10)
             assert "too many events" in greedy.socket.close_reason
         assert (await modest.publish(note(content="of the same address")))[0]
+
+
+async def test_a_connection_authenticates_few_keys_for_each_query_is_held_against_all(running):
+    """With 30,000 each REQ of 30 kinds took the relay's loop half a second, at the price of a short one."""
+    async with running(limits=Limits(keys=3)) as relay, talk_from(GREEDY, relay) as greedy:
+        await greedy.ask({"kinds": [1]})
+        taken = []
+        for n in (0, 1, 2, 3, 0):
+            keys = Keys(bytes([n + 1]) * 32)
+            await greedy.say(
+                "AUTH", nip42.build(keys, relay_url=relay.url, challenge=greedy.challenge, now_s=NOW).as_dict()
+            )
+            answer, _ = await greedy.until("OK")
+            taken.append(answer[2])
+        assert taken == [True, True, True, False, True]
 
 
 # What waits to be sent
