@@ -9,6 +9,7 @@ import pytest
 
 from nodewire.errors import Withheld
 from nodewire.oracle import judging
+from nodewire.oracle.arrivals import MAX_DRAWN
 from nodewire.oracle.ballots import MAX_EARLY
 from nodewire.oracle.case import (
     KEPT_EPOCHS,
@@ -16,10 +17,13 @@ from nodewire.oracle.case import (
     VERIFIED_EPOCHS,
     Drawn,
     InputsShown,
+    Parties,
+    PublishSampled,
     Recompute,
     Recomputed,
     SayVote,
     Tick,
+    VerdictCame,
     VoteCame,
     start,
 )
@@ -30,6 +34,7 @@ from tests.oracle.courtroom import (
     PRICE_MSAT,
     PROVIDER,
     SECOND,
+    TASK,
     VERIFIER,
     Courtroom,
     always,
@@ -600,3 +605,117 @@ def test_what_an_earlier_epoch_held_first_is_judged_as_its_sample():
         state, _ = judging.apply(Drawn(epoch, samples=(sample,), **body), state)
     assert state.cases[sample.key].epoch == 1
     assert state.read == 3
+
+
+# ---- each bound by itself -----------------------------------------------------------------------------------------
+
+
+DOCUMENT, SEATS = committee()
+BODY = {"manifests": {digest("request"): MANIFEST}, "certificate": digest("body"), "roots": {}}
+
+
+def judge_of(epoch, seat=SEATS[0]):
+    """An oracle shortly after an epoch has begun."""
+    return start(DOCUMENT, seat.keys.public, can_recompute=True, now_ms=DOCUMENT.close_ms(epoch - 1))
+
+
+def told(state, *inputs):
+    actions = []
+    for what in inputs:
+        state, more = judging.apply(what, state)
+        actions += more
+    return state, actions
+
+
+def vote_by(seat, ballot, x):
+    return VoteCame(inventory.build_vote(seat.keys, DOCUMENT.digest(), verdict.topic(ballot), x, created_at=1))
+
+
+def test_a_verdict_without_a_quorum_closes_no_case_and_convicts_nobody():
+    sample = sample_of(opened(PROVIDER).root())
+    place = {name: getattr(sample, name) for name in ("request", "task", "chunk", "attempt", "provider", "root")}
+    fail = verdict.Verdict(committee=DOCUMENT.digest(), epoch=1, outcome="fail", culprit=PROVIDER.public, **place)
+
+    def came(voters):
+        votes = tuple(verdict.build_vote(seat.keys, fail, created_at=1) for seat in voters)
+        certificate = verdict.Certificate(fail, votes)
+        return told(judge_of(2), Drawn(1, samples=(sample,), **BODY), VerdictCame(certificate))[0]
+
+    for voters, is_done in ((SEATS[:2], False), (SEATS[:3], True)):
+        state = came(voters)
+        assert (state.cases[sample.key].done is not None) == is_done
+        assert bool(state.convicted) == is_done
+
+
+def test_votes_on_what_is_no_case_here_are_joined_two_epochs_after_the_first():
+    key, x = digest("unknown"), digest("x")
+    state, _ = told(judge_of(5), vote_by(SEATS[1], key, x))
+    state, actions = told(state, Tick(DOCUMENT.close_ms(5)), vote_by(SEATS[2], key, x))
+    assert not actions  # a vote that comes later does not begin the time anew
+    state, actions = told(state, Tick(DOCUMENT.close_ms(6)))
+    assert [(one.key, one.x) for one in actions if isinstance(one, SayVote)] == [(key, x)]
+    alone, _ = told(judge_of(5), vote_by(SEATS[1], key, x))
+    assert not told(alone, Tick(DOCUMENT.close_ms(6)))[1]
+
+
+def test_the_second_ballot_follows_f_plus_one_first_votes_and_no_fewer():
+    sample = sample_of(opened(PROVIDER).root())
+
+    def second(voters):
+        state, _ = told(judge_of(2), Drawn(1, samples=(sample,), **BODY))
+        case = replace(state.cases[sample.key], said=True)
+        state, _ = told(state.with_case(case), *(vote_by(seat, sample.key, digest("theirs")) for seat in voters))
+        state, early = told(state, Tick(DOCUMENT.close_ms(9) - 1))
+        state, actions = told(state, Tick(DOCUMENT.close_ms(9)))
+        assert not [one for one in early if isinstance(one, SayVote)]
+        (said,) = [one for one in actions if isinstance(one, SayVote)]
+        return said
+
+    assert second(SEATS[1:3]).x == digest("theirs")
+    assert second(SEATS[1:2]).verdict.outcome == "unsure"
+
+
+def test_of_one_epoch_so_many_samples_are_judged():
+    roots = [digest(f"root {n}") for n in range(MAX_DRAWN + 2)]
+    samples = [sample_of(root, (), digest(f"request {n}")) for n, root in enumerate(roots)]
+    body = BODY | {"manifests": {one.request: MANIFEST for one in samples}}
+    state, _ = told(judge_of(2), Drawn(1, samples=tuple(samples), **body))
+    assert set(state.cases) == {one.key for one in samples[:MAX_DRAWN]}
+
+
+@pytest.mark.parametrize(("epoch", "is_published"), [(OPEN_EPOCHS + 1, True), (OPEN_EPOCHS + 2, False)])
+def test_what_was_drawn_too_long_ago_is_not_published(epoch, is_published):
+    leader = next(seat for seat in SEATS if seat.keys.public == DOCUMENT.leader(1))
+    sample = sample_of(opened(PROVIDER).root())
+    _, actions = told(judge_of(epoch, leader), Drawn(1, samples=(sample,), **BODY))
+    assert any(isinstance(one, PublishSampled) for one in actions) == is_published
+
+
+def test_so_many_others_are_asked_whose_root_it_is():
+    sample = sample_of(opened(PROVIDER).root())
+    roots = {(keys(f"copier {n}").public, *(sample.request, TASK, 1, 0)): sample.root for n in range(12)}
+    state, _ = told(judge_of(3), Drawn(1, samples=(sample,), **BODY), Drawn(2, samples=(), **(BODY | {"roots": roots})))
+    assert len(state.cases[sample.key].others) == 8
+
+
+def test_what_must_only_be_opened_counts_nothing_in_its_producers_account():
+    sample = sample_of(opened(PROVIDER).root())
+    owed = sample.model_copy(update={"provider": SECOND.public})
+    parties = {sample.key: Parties(True, "customer", frozenset({"192.0.2.1"}), PRICE_MSAT)}
+    state, _ = told(judge_of(2), Drawn(1, samples=(sample,), parties=parties, **BODY))
+    state, _ = told(state, Recomputed(sample.key, None, unopened=owed))
+    assert state.cases[owed.key].parties == Parties(True, "customer")
+
+
+def test_a_verifier_that_shows_nothing_keeps_its_place_until_others_have_had_time_to_see_it():
+    court, theirs, first, second = court_of(), opened(PROVIDER), opened(VERIFIER), opened(SECOND)
+    court.shows = {PROVIDER.public: always(theirs), SECOND.public: always(second)}
+    sample = sample_of(theirs.root())
+    court.run_epochs(1)
+    court.draw(0, [sample])
+    for epoch in range(1, 9):
+        court.run_epochs(1)
+        court.draw(epoch, roots=[(VERIFIER, first), (SECOND, second)] if epoch == 1 else ())
+        if epoch == 3:
+            assert not any(state.cases[sample.key].silent for state in court.states.values())
+    assert court.verdict().verifiers == ((SECOND.public, True),)
