@@ -654,6 +654,8 @@ def test_votes_on_what_is_no_case_here_are_joined_two_epochs_after_the_first():
     assert not actions  # a vote that comes later does not begin the time anew
     state, actions = told(state, Tick(DOCUMENT.close_ms(6)))
     assert [(one.key, one.x) for one in actions if isinstance(one, SayVote)] == [(key, x)]
+    both, _ = told(judge_of(5), vote_by(SEATS[1], key, x), vote_by(SEATS[2], key, x))
+    assert not told(both, Tick(DOCUMENT.close_ms(5)))[1]
     alone, _ = told(judge_of(5), vote_by(SEATS[1], key, x))
     assert not told(alone, Tick(DOCUMENT.close_ms(6)))[1]
 

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewire.errors import BadInput, NoProvider, OverBudget
+from nodewire.errors import BadInput, BadPlan, NoProvider, OverBudget
 from nodewire.plan.assign import FAR_US, Busy, Offer, assign, draw, link_us, open_task, repute
 from nodewire.plan.policy import SHARE_PPM
+from nodewire.protocol import feedback
 from nodewire.protocol.account import POINTS
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.snapshot import Node
 from tests.plan import second_assign
 from tests.plan.markets import VECTORS, World, diamond, generous, ring, strained, vector, vectors
-from tests.protocol_committee.actors import digest
+from tests.protocol_committee.actors import digest, keys
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +146,34 @@ def test_the_budget_holds_for_the_whole_chunk(world):
         assert plan.chunk_msat <= most
     with pytest.raises(OverBudget):
         world.assign(generous(max_total_msat=1))
+
+
+def test_a_ring_that_answers_tokens_is_not_sampled_and_an_edge_that_is_not_there_not_narrowed(world):
+    edges = tuple(
+        edge.model_copy(update={"tensors": tuple(one.model_copy(update={"dtype": "int64"}) for one in edge.tensors)})
+        if edge.back
+        else edge
+        for edge in world.manifest.edges
+    )
+    lent = world.manifest.model_copy(update={"edges": edges})
+    inputs = {**world.inputs(), "manifest_digest": world.manifest.digest()}
+    assign(lent, world.snapshot, **{**inputs, "terms": generous(verify="none")})
+    with pytest.raises(BadPlan, match="answers tokens"):
+        assign(lent, world.snapshot, **{**inputs, "terms": generous(verify="sampled")})
+    with pytest.raises(BadInput, match="nowhere"):
+        world.assign(generous(codecs={"nowhere": "int8"}))
+
+
+def test_a_refusal_is_cited_by_the_customer_that_was_refused():
+    customer, provider = keys("customer").public, keys("provider")
+
+    def said(status, whose=customer):
+        return feedback.build(provider, digest("request"), whose, status, created_at=0)
+
+    assert Busy.cited(said("busy"), customer).provider == provider.public
+    for other in (said("success"), said("busy", keys("another").public)):
+        with pytest.raises(BadPlan, match="no refusal"):
+            Busy.cited(other, customer)
 
 
 def test_a_local_driver_is_the_customers_own_and_free(world):

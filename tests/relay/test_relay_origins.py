@@ -230,6 +230,35 @@ async def test_an_address_that_has_spent_its_budget_waits_and_another_does_not(r
             assert (await client.until("OK"))[0][2]  # nothing of it is lost
 
 
+async def test_all_that_an_address_has_the_relay_do_is_charged_to_it(running):
+    limits = Limits(work_per_s=1e-6, work_burst=100_000)
+    async with running(limits=limits) as relay, contextlib.AsyncExitStack() as stack:
+
+        async def spent(doing):
+            before = relay.work.left(GREEDY)
+            result = await doing
+            return before - relay.work.left(GREEDY), result
+
+        price, greedy = await spent(stack.enter_async_context(talk_from(GREEDY, relay.url)))
+        assert price >= 50  # a websocket
+        price, _ = await spent(greedy.count({"kinds": [1]}))
+        assert price > 1 + 0.04  # a message, and what the query took
+        for kind in (1, 20_000):  # stored, and passed on alone
+            alone, _ = await spent(greedy.publish(note(kind=kind, content="a")))
+            readers = [await stack.enter_async_context(talk_from(HONEST, relay.url)) for _ in range(3)]
+            for reader in readers:
+                for n in range(10):
+                    await reader.ask({"kinds": [kind], "limit": 1, "since": NOW}, name=str(n))
+            told, _ = await spent(greedy.publish(note(kind=kind, content="b")))
+            assert told - alone > 2.5  # thirty hear of it
+        for n in range(20):
+            await greedy.publish(note(kind=7, content=str(n)))
+        none, _ = await spent(greedy.ask({"kinds": [8]}))
+        all_, found = await spent(greedy.ask({"kinds": [7]}))
+        assert len(found) == 20
+        assert all_ - none > 5  # they are sent
+
+
 async def test_wrong_signatures_cost_more_and_of_many_the_connection_ends(running):
     limits = Limits(bad_signatures=3, work_per_s=0.001)
     async with running(limits=limits) as relay, contextlib.AsyncExitStack() as stack:
