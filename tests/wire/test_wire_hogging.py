@@ -19,6 +19,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
 from nodewire.wire import Route, early, frames, identity, link, links, mailbox, tls
 from nodewire.wire.allowance import Allowance
+from nodewire.wire.decoder import Decoder, Landing
 from nodewire.wire.early import Early
 from nodewire.wire.headers import DataHeader
 
@@ -271,6 +272,75 @@ def test_an_allowance_is_saved_up_and_what_is_excused_does_not_grow():
     assert (mine.left_bytes, shared.left_bytes) == (500, 1_400)
     with pytest.raises(Busy):
         mine.spend(501)
+
+
+def test_where_an_origin_is_spent_a_link_may_send_half_of_its_own():
+    shared = Allowance(1, 100, lambda: 0.0)
+    mine = Allowance(1, 100, lambda: 0.0, shared)
+    shared.take(100)
+    for _ in range(6):
+        mine.spend(10)
+    assert mine.left_bytes == 40
+    with pytest.raises(Busy):
+        mine.spend(10)
+
+
+def test_what_is_excused_is_bounded():
+    mine = Allowance(1, 100, lambda: 0.0)
+    for _ in range(3):
+        mine.excuse(300 * 2**20)
+    assert mine.left_bytes == 100 + 512 * 2**20
+
+
+class Priced:
+    """What a decoder calls, with the prices that it named. `expects`: the frames of a job that is open here."""
+
+    def __init__(self, expects=False):
+        self.prices, self.expects = [], expects
+
+    def stray(self, nbytes):
+        self.prices.append(nbytes)
+
+    def data_begins(self, header):
+        return Landing(memoryview(bytearray(header.nbytes)), is_expected=self.expects)
+
+    def __getattr__(self, name):
+        return lambda *what: None
+
+
+def priced(frame, **options):
+    receiver = Priced(**options)
+    decoder = Decoder(receiver)
+    while frame:
+        into = decoder.get_buffer()
+        size = min(len(into), len(frame))
+        into[:size], frame = frame[:size], frame[size:]
+        decoder.buffer_updated(size)
+    return receiver.prices
+
+
+def test_every_frame_that_no_edge_expects_has_a_price():
+    """4 KiB, its bytes, eight times those that are parsed, and 1 KiB for each value of a document."""
+    document = {"t": "x", "list": [1, 2, 3]}
+    packed = len(frames.control(document)) - frames.PREFIX.size
+    assert priced(frames.control(document)) == [4_096 + 8 * packed, 1_024 * frames.values(document)]
+    credit = frames.credit(JOB, "e", 0, 1)
+    assert priced(credit) == [4_096 + 8 * (len(credit) - frames.PREFIX.size)]
+    assert priced(frames.filler(1_000)) == [5_096]
+    assert priced(frames.ping(1)) == priced(frames.pong(1)) == [4_096]
+    frame = data_frame(JOB, "e", 0, b"x" * 100)
+    assert priced(frame) == [4_096 + 8 * (len(frame) - frames.PREFIX.size - 100) + 100]
+    assert priced(frame, expects=True) == []
+
+
+def test_every_further_segment_has_its_price_too():
+    size = frames.SEGMENT_BYTES + 10
+    header = frames.data_header(JOB, "e", 0, 0, bytes(16), [array(b"x" * size)], {}, 2**30)
+    parts = [
+        b"".join(map(bytes, part)) for part in frames.data(0, frames.pack_header(header), size, [array(b"x" * size)])
+    ]
+    assert len(parts) == 2
+    assert priced(b"".join(parts))[1:] == [4_096 + 10]
 
 
 async def test_answers_to_what_came_together_go_together(net):
