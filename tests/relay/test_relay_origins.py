@@ -9,6 +9,7 @@ import hashlib
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from talking import ALICE, BOB, NOW, Talk, note, talk
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
@@ -16,6 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from nodewire.nostr import nipb7
 from nodewire.nostr.keys import Keys
 from relay import BlobLimits, Config, Limits, serve
+from relay.sharing import address_of
 
 HONEST, GREEDY = "127.0.0.7", "127.0.0.8"
 BODY = b"honest" * 100
@@ -228,6 +230,21 @@ async def test_an_address_that_has_spent_its_budget_waits_and_another_does_not(r
         assert relay.counts.answers[True, ""] < 300  # of 320: the greedy one is still at it
         for client in greedy:
             assert (await client.until("OK"))[0][2]  # nothing of it is lost
+
+
+@pytest.mark.parametrize(
+    ("remote", "said", "address"),
+    [
+        ("203.0.113.9", "10.0.0.1", "203.0.113.9"),  # no proxy of the operator's: it may say what it likes
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("127.0.0.1", "10.0.0.1, 198.51.100.7", "198.51.100.7"),  # what came before the last is the client's word
+        ("127.0.0.1", "198.51.100.7, 127.0.0.2", "198.51.100.7"),
+    ],
+)
+def test_only_the_operators_proxies_say_where_a_client_comes_from(remote, said, address):
+    request = make_mocked_request("GET", "/", headers={"X-Forwarded-For": said} if said else {})
+    request = request.clone(remote=remote)
+    assert address_of(request, frozenset({"127.0.0.1", "127.0.0.2"})) == address
 
 
 async def test_all_that_an_address_has_the_relay_do_is_charged_to_it(running):
