@@ -22,7 +22,7 @@ COMMITTEE, SEATS = committee()
 GOOD, BAD = Provider("good", COMMITTEE, HELD), Provider("bad", COMMITTEE, HELD)
 
 
-def certified(n=0, provider=GOOD, outcome="pass", epoch=1, voters=SEATS[:3]):
+def certified(n=0, provider=GOOD, outcome="pass", epoch=1, voters=SEATS[:3], verifiers=()):
     """The event that certifies a verdict on chunk `n`."""
     found = Verdict(
         committee=COMMITTEE.digest(),
@@ -34,6 +34,7 @@ def certified(n=0, provider=GOOD, outcome="pass", epoch=1, voters=SEATS[:3]):
         provider=provider.keys.public,
         root=digest("root"),
         outcome=outcome,
+        verifiers=verifiers,
         culprit=provider.keys.public if outcome == "fail" else "",
         price_msat=1 if outcome == "pass" else 0,
     )
@@ -176,6 +177,14 @@ def test_an_oracle_keeps_what_is_certified_and_only_that_and_lets_go_of_what_was
     later, _ = rules.apply(Tick(COMMITTEE.close_ms(60)), state)
     assert not later.judged
     assert rules.apply(Received(certified(4)), later) == (later, ())
+
+
+def test_work_in_doubt_is_counted_and_what_lacked_evidence_is_not():
+    state = start(COMMITTEE, SEATS[0].keys.public, COMMITTEE.close_ms(2))
+    verifiers = ((keys("verifier").public, True),)
+    state, actions = rules.apply(Received(certified(outcome="unsure", verifiers=verifiers)), state)
+    assert [action.judged.outcome for action in actions] == ["unsure"]
+    assert rules.apply(Received(certified(1, outcome="unsure")), state) == (state, ())
 
 
 def test_a_journal_gives_back_what_is_to_be_counted_until_it_is_old(tmp_path):

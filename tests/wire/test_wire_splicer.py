@@ -11,7 +11,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import splice as splices
 from nodewire.protocol.address import SpliceAddress
 from nodewire.wire.allowance import AtATime, Meter, PerMinute
-from nodewire.wire.reach import splice
+from nodewire.wire.reach import splice, splicer
 from nodewire.wire.reach.measuring import Splicing
 from nodewire.wire.reach.splice import Entered, read
 from nodewire.wire.reach.splicer import MAX_HALF_OPEN, Limits, Splicer
@@ -31,8 +31,8 @@ async def make():
 
     one.made = made
     yield one
-    for splicer in made:
-        await splicer.close()
+    for one_made in made:
+        await one_made.close()
 
 
 async def enter(at: SpliceAddress, room: str | None = ROOM, keys: Keys | None = None) -> Entered:
@@ -204,6 +204,15 @@ async def test_a_key_asks_so_often_a_minute(make):
     with pytest.raises(Busy):
         await enter(at, None, keys)
     (await enter(at, None)).close()
+
+
+async def test_an_address_asks_so_often_a_minute_whatever_its_keys(make, monkeypatch):
+    monkeypatch.setattr(splicer, "ADDRESS_PER_MINUTE", 2)
+    at = await make()
+    for _ in range(2):
+        (await enter(at, None)).close()
+    with pytest.raises(Busy, match="2 a minute"):
+        await enter(at, None)
 
 
 async def test_a_key_waits_in_so_many_rooms(make):
