@@ -92,9 +92,11 @@ def test_units_that_were_computed_are_those_funded_before_the_draw():
     assert units == [1, 2]
 
 
-def test_chunks_that_follow_are_those_with_the_whole_share():
+def test_chunks_that_follow_are_those_with_the_whole_share_before_the_draw():
     book = shared(shared(shared(book_of(), 1, chunk=1), 2, chunk=2), 3, chunk=3, amount_msat=999, fee_msat=0)
-    assert book.following(JOB, CUSTOMER, 0, 1_000) == 2
+    assert book.following(JOB, CUSTOMER, 0, 1_000, DRAWN_MS) == 2
+    late = shared(shared(book_of(), 1, chunk=1), 2, at_s=60, chunk=2)
+    assert late.following(JOB, CUSTOMER, 0, 1_000, DRAWN_MS) == 1
 
 
 def test_what_a_share_covers_is_less_its_fee_and_what_was_drawn():
