@@ -160,7 +160,7 @@ class Gateway:
         return await generating.generate(request, self._desk, self._figures, wanted)
 
     def _apart(self, key: KeyConfig) -> dict[str, str]:
-        """What keeps one key's prompts from being found by another's: to providers all are the one customer's."""
+        """A mark by which providers keep the prompts of API keys apart: to them all are the one customer's."""
         if not self._config.keys:
             return {}
         return {"apart": hmac.digest(self._apart_by, key.name.encode(), "sha256").hex()[:32]}

@@ -172,7 +172,7 @@ class Court:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _filters(self) -> list[list[Filter]]:
-        """Of a subscription each, so that what strangers say crowds no oracle's words out of a queue."""
+        """Filters, each list for a subscription of its own: strangers' events crowd no oracle's out of a queue."""
         since = int(self._clock.time_s()) - (KEPT_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
         ours = {"c": {self._digest}}
         oracles = {oracle.pubkey for oracle in self._committee.oracles}

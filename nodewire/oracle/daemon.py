@@ -180,7 +180,7 @@ class Oracle:
         return replace(begun, convicted=journal.convicted(self._digest), judged=journal.judged(self._digest))
 
     def _filters(self) -> list[list[Filter]]:
-        """Of a subscription each, so that what strangers say crowds no oracle's words out of a queue."""
+        """Filters, each list for a subscription of its own: strangers' events crowd no oracle's out of a queue."""
         since, long_since = (
             int(self._clock.time_s()) - epochs * self._committee.epoch_ms // 1000 - 1
             for epochs in (VALID_EPOCHS + 1, JUDGED_EPOCHS)

@@ -19,7 +19,7 @@ from nodewire.protocol.snapshot import Snapshot
 from nodewire.slices import Sliced, whole
 
 Key = tuple[str, ...]
-"""What a derivation follows from: the cited inventories, the previous body's digest, and "crowded" of such a body."""
+"""A derivation's inputs: the cited inventories, the previous body's digest, and "crowded" of such a body."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ KEPT_CERTIFICATES = 16
 STRANGERS = _inventory.MAX_COMMITMENTS // 2
 """Room in an epoch for the commitments of whoever comes first; the rest is for nodes with a bond."""
 MAX_UNBONDED_BLOBS = 64
-"""Of an epoch: so many commitments' blobs are fetched of nodes without a bond, whatever bonded nodes commit to."""
+"""Blobs of commitments that an epoch fetches of nodes without a bond, whatever bonded nodes commit to."""
 MAX_UNBONDED_BLOB_BYTES = 262_144
 """About 1,200 chunks."""
 JUDGED_EPOCHS = COUNTED_AFTER + _snapshot.REMEMBERED_EPOCHS + VALID_EPOCHS

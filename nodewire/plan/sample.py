@@ -33,7 +33,7 @@ from nodewire.protocol.verification import Sample
 AUDITED_PPM = 100_000
 """Of samples on which provider and verifier agree: the oracles compute these again all the same."""
 INSPECTED_PPM = 250_000
-"""Of suspect results (`protocol.arithmetic`), those that are audited among them."""
+"""The part of suspect results (`protocol.arithmetic`) that is inspected; audited ones are among them."""
 
 
 def draw(

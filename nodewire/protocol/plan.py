@@ -160,7 +160,7 @@ class Plan(Schema):
         return self
 
     def standing_msat(self, task: str, provider: str) -> int:
-        """What a pass of a chunk counts in the account of `provider` (a pubkey).
+        """The msat that a pass of a chunk counts in the account of `provider` (a pubkey).
 
         It is the task's price where the plan places the provider. A standby's passes count nothing: one share covers a
         chunk, whoever computes it.

@@ -34,7 +34,7 @@ class Shares:
         self._open_quotes = [(quote.expires_at_s, quote.payment_hash) for quote in simnet.book.quotes.values()]
         heapq.heapify(self._open_quotes)
         self._origins: dict[str, str] = {}
-        """Who asked for the open invoices that are not paid, by payment hash."""
+        """The addresses that asked for open invoices, by payment hash; paid ones are left out."""
 
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap of one chunk's verification share; the same request gets the same invoice.
