@@ -14,7 +14,8 @@ must say the same, and every value must have the dtype and shape that verificati
 
 Cases run in processes of their own, in batches, under an audit hook (an exec, an import, any file but the weights
 given, a socket or a process is a violation), a limit of address space, at most GROWN_BYTES more resident memory and
-CASE_S seconds of processor time for each. Where a process dies, the case that killed it is the fault; the rest goes on.
+CASE_S seconds of processor time to read each. Where a process dies, the case that killed it is the fault; the rest
+goes on.
 `--only ARM --first NUMBER --cases 1` runs a case again.
 """
 
@@ -30,6 +31,7 @@ from typing import Any
 
 from bench.apart import Died, apart
 from bench.report import Report, run
+from nodewire.graph.verify import MAX_VERIFY_S
 from processes.saying import say
 
 CASES = {"bytes": 15_000, "document": 20_000, "calls": 40_000, "memory": 4_000, "bombs": 4_000, "weights": 6_000,
@@ -38,7 +40,7 @@ QUICK = 50
 BATCH = {"worker": 100, "bombs": 500, "memory": 1_000}
 DEFAULT_BATCH = 2_500
 GROWN_BYTES = 160 * 2**20
-CASE_S = 20.0
+CASE_S = MAX_VERIFY_S + 8.0
 
 
 async def read_apart(arm: str, first: int, count: int, seed: int, timeout_s: float = 1_800.0) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,6 +30,9 @@ from tests.waiting import readable
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
 READY_S = 120.0
+EPOCH_S = 2.0, 8.0
+"""An epoch lasts as long as the relay takes to start, at least and at most this: the rules count in epochs, so a slow
+machine gets longer ones."""
 FAST_US, SLOW_US, SLOWEST_US = 1_000, 200_000, 600_000
 """So far apart that no way between two processes of a busy machine looks longer."""
 
@@ -109,12 +113,15 @@ class RunningMarket:
         with ThreadPoolExecutor(8) as threads:
             made = threads.submit(self._make_models)
             relay = ["relay", "--port", "0", "--db", str(self.folder / "relay.db"), "--blobs", self._path("blobs")]
+            began_s = time.monotonic()
             self.spawn("relay", *relay, "--metrics", "127.0.0.1:0")
-            holder = self.command("keys", "new", self._path("holder.nsec"))
             ready = self.ready("relay")
+            epoch_ms = int(1000 * min(max(time.monotonic() - began_s, EPOCH_S[0]), EPOCH_S[1]))
+            holder = self.command("keys", "new", self._path("holder.nsec"))
             self.relay, self.blossom = ready["url"], ready["blossom"]
             where = ["--relay", self.relay, "--blossom", self.blossom]
-            founding = ["--oracles", "4", "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000", *where]
+            founding = ["--oracles", "4", "--epoch-ms", f"{epoch_ms}", "--skew-ms", f"{epoch_ms // 10}", *where]
+            founding += ["--beat-ms", f"{epoch_ms // 2}"]
             founding += ["--bond-holder", holder["npub"], "--verify-rate", "100%"]
             self.committee = self.command("committee", "create", self._path("committee"), *founding)["address"]
             simnet = ["simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet"]

@@ -27,7 +27,8 @@ async def fay(market):
     await market.until(lambda s: s.node(public) is None)
 
 
-async def test_honest_work_passes_and_the_customer_learns_it(market, fay):
+async def honest_job(market, fay):
+    """What a sampled job ended with, and the certificates about it: each passed, by fay's work or without."""
     now = await market.until(lambda s: True)
     async with market.customer("careful") as customer:
         await customer.session.market.epoch(timeout_s=30, after=now.body.epoch - 1)
@@ -46,9 +47,19 @@ async def test_honest_work_passes_and_the_customer_learns_it(market, fay):
     about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({done["request"]})})
     certified = [verdict.parse(event) for event in await market.events(about)]
     assert {one.verdict.outcome for one in certified} == {"pass"}
-    # fay, who has a bond and no part in the job, computed them too, without seeing what it was compared with.
     assert {one.verdict.verifiers for one in certified} <= {((fay, True),), ()}
-    assert any(one.verdict.verifiers for one in certified)
+    return done, certified
+
+
+async def test_honest_work_passes_and_the_customer_learns_it(market, fay):
+    # fay, who has a bond and no part in the job, computes it, too, without seeing what it is compared with. A job whose
+    # verifier comes too late is judged without one.
+    for _ in range(3):
+        done, certified = await honest_job(market, fay)
+        if any(one.verdict.verifiers for one in certified):
+            break
+    else:
+        raise AssertionError("fay was in time for none of three jobs")
     reports = Filter(kinds=frozenset({verification.REPORT_KIND}), tags={"e": frozenset({done["request"]})})
     for _ in range(5):  # she says so when she has seen her own root certified
         said = [verification.parse_report(event) for event in await market.events(reports)]
