@@ -165,8 +165,7 @@ class Complaints:
             except NodewireError as error:
                 _log.info("who had a bond in epoch %d: %s", epoch, error)
                 continue
-            unit_msat = self._committee.bond_unit_msat
-            self._bonded |= {node.pubkey: epoch for node in nodes if node.bond_msat >= unit_msat}
+            self._bonded |= {node.pubkey: epoch for node in nodes if self._committee.is_bond(node.bond_msat)}
             self._read = epoch
         oldest = self._read - BONDED_EPOCHS
         self._bonded = {pubkey: epoch for pubkey, epoch in self._bonded.items() if epoch >= oldest}

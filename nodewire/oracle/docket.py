@@ -207,7 +207,7 @@ def _parties(
     samples: Sequence[Sample], requests: Mapping[str, Request], snapshot: Snapshot, committee: Committee
 ) -> dict[str, Parties]:
     """By the sample's key, whose it is."""
-    bonded = {node.pubkey for node in snapshot.nodes if node.bond_msat >= committee.bond_unit_msat}
+    bonded = {node.pubkey for node in snapshot.nodes if committee.is_bond(node.bond_msat)}
     try:
         ads = snapshot.ads({sample.provider for sample in samples})
     except BadInput as error:  # certified all the same; addresses are read elsewhere, too
@@ -230,7 +230,7 @@ def _parties(
 
 def _turns(of: Mapping[str, Iterable[T]], snapshot: Snapshot, committee: Committee) -> Iterator[T]:
     """What the bonded nodes have, by turns, then what the others have."""
-    bonded = {node.pubkey for node in snapshot.nodes if node.bond_msat >= committee.bond_unit_msat}
+    bonded = {node.pubkey for node in snapshot.nodes if committee.is_bond(node.bond_msat)}
     first = zip_longest(*(of[provider] for provider in of if provider in bonded))
     rest = zip_longest(*(of[provider] for provider in of if provider not in bonded))
     return (one for round_ in chain(first, rest) for one in round_ if one is not None)

@@ -68,8 +68,8 @@ class Library:
 
     async def read(self, snapshot: Snapshot) -> None:
         """Read the manifests that its bonded nodes hold. Raises RelayRefused, TimedOut: no relay answers."""
-        unit_msat = self._market.committee.bond_unit_msat
-        held = {one.manifest for node in snapshot.nodes if node.bond_msat >= unit_msat for one in node.held}
+        bonded = (node for node in snapshot.nodes if self._market.committee.is_bond(node.bond_msat))
+        held = {one.manifest for node in bonded for one in node.held}
         wanted = sorted(held - self._known)[: max(0, MAX_KNOWN - len(self._known))]
         if not wanted:
             return

@@ -144,7 +144,7 @@ def assign(
     seed = tagged_hash("nodewire/assign/2", bytes.fromhex(beacon + digest + customer) + bytes([k]))
     left_out = {*terms.excluded, *(b.provider for b in busy)}
     offers = _offers(manifest, digest, snapshot, committee, terms, left_out)
-    has_failed = any(node.pubkey in left_out and not _is_bonded(node, committee) for node in snapshot.nodes)
+    has_failed = any(node.pubkey in left_out and not committee.is_bond(node.bond_msat) for node in snapshot.nodes)
     open_ = None if has_failed else open_task(seed, offers)
     drawn = {
         task.name: draw(seed, number, offers[task.name], is_open=task.name == open_)
@@ -252,7 +252,7 @@ def _offers(
             continue
         if (trusted and node.pubkey not in trusted) or (regions and node.region not in regions):
             continue
-        share, bonded = _share(node, committee), _is_bonded(node, committee)
+        share, bonded = _share(node, committee), committee.is_bond(node.bond_msat)
         for task in held.tasks:
             if task.task in ends and node.pubkey not in terms.ends:
                 continue
@@ -264,10 +264,6 @@ def _offers(
         if not found:
             raise NoProvider(name, "no live node with a free slot offers this task under the terms")
     return offers
-
-
-def _is_bonded(node: Node, committee: Committee) -> bool:
-    return node.bond_msat >= committee.bond_unit_msat
 
 
 def _share(node: Node, committee: Committee) -> int:

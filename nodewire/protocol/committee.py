@@ -127,6 +127,10 @@ class Committee(Schema):
         """When what is said now may go from relays (NIP-40), in unix seconds."""
         return now_s + -(-KEPT_EPOCHS * self.epoch_ms // 1000)
 
+    def is_bond(self, msat: int) -> bool:
+        """Whether a bond of so much counts: its node is a bonded one."""
+        return msat >= self.bond_unit_msat
+
     def epoch_at(self, now_ms: int) -> int:
         """The epoch that `now_ms` (unix) lies in; negative before genesis."""
         return (now_ms - self.genesis_s * 1000) // self.epoch_ms

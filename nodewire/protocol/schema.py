@@ -36,6 +36,9 @@ Msat = Annotated[int, Field(ge=0, le=2_100_000_000_000_000_000)]
 Seconds = Annotated[int, Field(ge=0, le=2**53 - 1)]
 
 
+_LISTS = (list, dict)
+
+
 class Schema(BaseModel):
     """Base of all documents. Subclasses set `TAG` (hash domain), `MAX_BYTES` and `ERROR` (raised by `parse`)."""
 
@@ -117,7 +120,7 @@ class Schema(BaseModel):
 
 def _tuples(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_tuples(item) for item in value)
+        return tuple([_tuples(item) if type(item) in _LISTS else item for item in value])
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
+        return {key: _tuples(item) if type(item) in _LISTS else item for key, item in value.items()}
     return value

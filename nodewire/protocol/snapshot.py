@@ -418,7 +418,7 @@ def _absent(accounts: Iterable[Account]) -> tuple[Account, ...]:
 def _covered_slots(committee: Committee, ad: Ad, bond_msat: int) -> int:
     """How many slots of every manifest of the ad a bond counts for, by rule 5."""
     slot_msat = sum(task.price_msat for offer in ad.manifests for task in offer.tasks)
-    if bond_msat < committee.bond_unit_msat or not committee.stake * slot_msat:
+    if not committee.is_bond(bond_msat) or not committee.stake * slot_msat:
         return MAX_SLOTS
     return min(bond_msat // (committee.stake * slot_msat), MAX_SLOTS)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nodewire.oracle import places, rules
-from nodewire.oracle.state import FetchEvents, Received, SayInventory, Tick, start
+from nodewire.oracle.state import FetchEvents, SayInventory, Tick, start
 from nodewire.protocol import beat as beats
 from nodewire.protocol import bond, inventory, snapshot
 from nodewire.protocol.beat import Beat
+from tests.oracle.fed import fed
 from tests.oracle.sky import Sky
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys
 
@@ -21,14 +22,6 @@ def listening():
     """An oracle in the fourth epoch."""
     state = start(COMMITTEE, SEATS[0].keys.public, COMMITTEE.close_ms(3) + 100)
     return rules.apply(Tick(COMMITTEE.close_ms(3) + 200), state)[0]
-
-
-def fed(state, *events):
-    actions = []
-    for event in events:
-        state, more = rules.apply(Received(event), state)
-        actions += more
-    return state, actions
 
 
 def inventory_of(state, epoch):

@@ -6,13 +6,14 @@ import pytest
 
 from nodewire.nostr.event import sign
 from nodewire.oracle import intake, rules
-from nodewire.oracle.state import BlobCame, FetchBlob, KeepEvent, PublishFault, Received, Round, Tick, start
+from nodewire.oracle.state import BlobCame, FetchBlob, KeepEvent, PublishFault, Round, Tick, start
 from nodewire.protocol import certificate, commitment, inventory
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.committee import KEPT_EPOCHS
 from nodewire.protocol.inventory import Inventory
+from tests.oracle.fed import fed
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys, statement
 
 HELD = {digest("model"): ([("driver", 10, 500)], 2)}
@@ -28,14 +29,6 @@ def listening(epoch=EPOCH, **fields):
     at_ms = COMMITTEE.close_ms(epoch) + 1
     state = rules.replace(start(COMMITTEE, OTHER.keys.public, at_ms), **fields)
     return rules.apply(Tick(at_ms + 1), state)[0]
-
-
-def fed(state, *events):
-    actions = []
-    for event in events:
-        state, more = rules.apply(Received(event), state)
-        actions += more
-    return state, actions
 
 
 def committed(name, epoch=EPOCH + 1, jobs=1):
