@@ -87,7 +87,7 @@ def heard(monkeypatch):
 
 
 async def ended(background: JobTaskGroup) -> NodewireError:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await background.ended.wait()
     await background.end()
     return background.fault

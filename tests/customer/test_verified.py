@@ -66,7 +66,7 @@ class Followed(PublicRecord):
 
     async def follow(self, claims=()):
         roots = {(PROVIDERS[number].public, self.root(TASKS[number], 0)): None for number in range(3)}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await follow(self.request, roots, claims, market=self, pool=self, last_epoch=self.last)
 
     def paid(self, at_s=0):

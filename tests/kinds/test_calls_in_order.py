@@ -84,6 +84,6 @@ async def test_later_calls_that_came_first_do_not_keep_the_first_from_being_comp
     await asyncio.sleep(0)
     for seq in range(CALLS):
         arriving.put_nowait(frame("first.to.second", seq))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await serving
     assert out == list(range(CALLS))

@@ -94,7 +94,7 @@ async def bought(made: Manifest, folder) -> tuple[list[np.ndarray], dict[str, De
             serving.append(asyncio.create_task(KIND.serve(job, boxes[task], Direct({task: one}), desks[task])))
         for frame in calls():
             await boxes[CUSTOMER].put(frame)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             came = [await boxes[CUSTOMER].get() for _ in CHOSEN]
             await asyncio.gather(*serving)
         return [np.frombuffer(f.tensors[0].data, np.float32).reshape(f.tensors[0].shape) for f in came], desks

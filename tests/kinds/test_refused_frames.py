@@ -51,7 +51,7 @@ async def answer(manifest, actors, task: str, *frames, params=None) -> NodewireE
 
     mailbox = SimpleNamespace(get=arriving.get, put=put)
     with pytest.raises((NodewireError, ExceptionGroup)) as caught:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await KIND.serve(Job(REQUEST, manifest, (task,), params or {}), mailbox, Direct(actors), Free())
     error = first_of(caught.value)
     assert isinstance(error, NodewireError), error

@@ -88,7 +88,7 @@ async def test_who_cancels_twice_leaves_no_session_open():
     job.cancel()
     await cancelled(job)
     worker.goes_on.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while worker.sessions:
             await asyncio.sleep(0)
 

@@ -286,7 +286,7 @@ class RunningMarket:
                 theirs = self.ledger(name)
                 try:
                     paid_msat = own.spent(payee=payee).paid_msat
-                    async with asyncio.timeout(20):
+                    async with asyncio.timeout(60):
                         while (theirs._db.execute(sql, (public,)).fetchone()[0] or 0) < paid_msat:
                             await asyncio.sleep(0.02)
                 finally:

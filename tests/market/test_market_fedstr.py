@@ -57,7 +57,7 @@ async def test_a_daemon_sells_a_round_in_fedstrs_layout_and_none_without_work(ma
     wallet, _ = await SimWallet.open_account(market.simnet, "dora", 10**6)
     async with hosting() as host, customer(market.relay, wallet, Keys(b"\x0d" * 32)) as one:
         wanted = Filter(kinds=frozenset({31990}), tags={"k": frozenset({"8000"})})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (ads := await one.pool.fetch([wanted])):
                 await asyncio.sleep(0.1)
         assert [(ad.pubkey, json.loads(ad.content)["pow_bits"]) for ad in ads] == [(market.public["ada"], POW_BITS)]

@@ -283,7 +283,7 @@ async def test_a_full_provider_says_busy_and_the_plan_that_is_drawn_without_it_c
     refusals = await market.events(Filter(ids=frozenset(plan.busy)))
     assert [(e.pubkey, feedback.parse(e).status) for e in refusals] == [(ada, "busy")]
     assert plan.k == 1
-    async with asyncio.timeout(12):  # those who had accepted the refused plan have been told that it is off
+    async with asyncio.timeout(60):  # those who had accepted the refused plan have been told that it is off
         await market.until(market.is_free(*STALLS), after=plan.epoch + 1)
     audited = market.command("audit", done["request"], "--config", str(market.config_of("bob")))
     assert (audited["ok"], audited["findings"]) == (True, [])

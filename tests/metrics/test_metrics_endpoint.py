@@ -185,12 +185,12 @@ async def gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def silent() -> None:
-    async with asyncio.timeout(5), serving(Exposed("relay", HERE)) as url:
+    async with asyncio.timeout(30), serving(Exposed("relay", HERE)) as url:
         await gone(*await half_a_request(url))
 
 
 async def many() -> None:
-    async with asyncio.timeout(8), serving(Exposed("relay", HERE, [Counting()])) as url:
+    async with asyncio.timeout(60), serving(Exposed("relay", HERE, [Counting()])) as url:
         held = [await half_a_request(url) for _ in range(40)]
         assert (await got(url))[0] == 200
         for one in held:
@@ -199,7 +199,7 @@ async def many() -> None:
 
 async def trickling() -> None:
     """A byte at a time, for as long as it is let."""
-    async with asyncio.timeout(8), serving(Exposed("relay", HERE)) as url:
+    async with asyncio.timeout(60), serving(Exposed("relay", HERE)) as url:
         reader, writer = await half_a_request(url)
         reading = asyncio.create_task(gone(reader, writer))
         while not reading.done():
@@ -211,7 +211,7 @@ async def trickling() -> None:
 async def unread() -> None:
     """Asks again and again on one connection and reads nothing: it is closed after the first answer."""
     here = Counting()
-    async with asyncio.timeout(8), serving(Exposed("relay", HERE, [here])) as url:
+    async with asyncio.timeout(60), serving(Exposed("relay", HERE, [here])) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", port(url))
         with contextlib.suppress(ConnectionError):
             for _ in range(1_000):

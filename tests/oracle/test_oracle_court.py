@@ -183,7 +183,7 @@ class Market4:
 
     async def all_convict(self):
         """Wait until every oracle counts the provider among the convicted."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not all(self.provider.keys.public in oracle.state.convicted for oracle, _ in self.courts):
                 await asyncio.sleep(0.02)
 

@@ -49,7 +49,7 @@ async def test_a_committee_certifies_a_provider_over_a_relay(tmp_path):
                 await asyncio.sleep(0.25)
 
         tasks.append(group.create_task(beat()))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             async for event in subscription:
                 epochs.take(event)
                 if event.kind == certificate.KIND:

@@ -41,7 +41,7 @@ async def nodes(monkeypatch):
 async def run_until(work, done):
     task = asyncio.create_task(work)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not done():
                 await asyncio.sleep(0.005)
     finally:

@@ -56,7 +56,7 @@ class Pool:
             self.events.append(event)
 
     async def until(self, holds):
-        async with asyncio.timeout(10), self._came:
+        async with asyncio.timeout(60), self._came:
             await self._came.wait_for(lambda: holds(self))
 
     @property

@@ -108,7 +108,7 @@ class Sky:
                 self._snapshots[self.number] = snapshot(self.number, held)
                 self._idle.clear()
                 self._changed.notify_all()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not (self._idle.is_set() or waits()):
                     await asyncio.sleep(0.001)
             if until():
@@ -283,7 +283,7 @@ async def test_a_restart_holds_the_same_before_any_epoch_and_rests_as_long(tmp_p
         await sky.certify({2: TASKS[2:]})
     before = followed.read(tmp_path)
     async with following(sky, tmp_path, rest=1_000) as mine:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not mine.offered:
                 await asyncio.sleep(0)
         assert mine.offered == [("t0", "t1")]

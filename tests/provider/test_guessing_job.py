@@ -182,7 +182,7 @@ def limit(market, max_total_msat=None, first_result_ms=None):
 
 
 async def until(holds):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.01)
 
@@ -287,7 +287,7 @@ async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, t
         queue.put_nowait(frame)
     running = asyncio.create_task(stage.run())
     consumer = market.hub.queues[list(market.runs.values())[2]._keys.public]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         outs = [await consumer.get() for _ in range(5)]
     assert computed == [0, 1, 4]
     assert [(out.seq, out.tensors[0].shape[1], out.meta.get("epoch", 0)) for out in outs] == [
@@ -326,7 +326,7 @@ async def test_a_driver_that_takes_back_what_the_next_frame_needs_gets_nobody_bl
         queue.put_nowait(hidden(driver, **fields))
     running = asyncio.create_task(stage.run())
     consumer = market.hub.queues[list(market.runs.values())[2]._keys.public]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         outs = [await consumer.get() for _ in range(4)]
     assert [out.tensors[0].shape[1] for out in outs] == [1, *(frame.get("rows", 1) for frame in frames)]
     assert not running.done()
@@ -465,7 +465,7 @@ async def test_a_budget_that_ends_with_a_chunk_ends_a_trees_job_as_one_and_all_o
     limit(market, max_total_msat=3 * market.plan.chunk_msat)
     runs = [asyncio.create_task(run.run()) for run in market.runs.values()]
     paying, customer = asyncio.create_task(market.pay_everything()), asyncio.create_task(generate(market))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         done, _ = await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
     assert {type(run.exception()) for run in done} == {OverBudget}
     await asyncio.sleep(0.1)

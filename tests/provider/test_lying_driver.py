@@ -81,7 +81,7 @@ async def ends(ring, *strike, at):
         said.append(error)
     gone = {ring.plan.assignment(task).provider for task in strike}
     left = [place for place in ring.places.values() if place.run is not None and place.keys.public not in gone]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while any(not place.tasks[-1].done() for place in left):
             await asyncio.sleep(0.02)
     return left, [*said, *(error for place in left for error in place.failed)]

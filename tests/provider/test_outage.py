@@ -44,7 +44,7 @@ class Machine:
         for _ in range(count):
             before = len(self.waits)
             self._turn.release()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len(self.waits) == before:
                     await asyncio.sleep(0)
 

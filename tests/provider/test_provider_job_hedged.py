@@ -162,7 +162,7 @@ async def test_who_computed_along_and_is_called_while_it_settles_says_that_it_ca
     )
     hedge.handover = SimpleNamespace() if ends == "alone" else None
     running = asyncio.create_task(hedge.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await telling.wait()
     if ends == "for all":
         assert mailbox.closed  # and its node answers

@@ -90,7 +90,7 @@ async def following(record, monkeypatch, works=None):
 
 
 async def until(holds):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.01)
 

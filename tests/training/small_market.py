@@ -123,7 +123,7 @@ class Market:
         """Wait until the provider of that name knows that it has earned so much."""
         book = Ledger(self.folder / name / "ledger.db")
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while book.earned_msat() < msat:
                     await asyncio.sleep(0.01)
         finally:

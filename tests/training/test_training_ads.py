@@ -32,7 +32,7 @@ async def test_who_comes_after_as_many_as_are_looked_at_is_left_out(tmp_path, mo
 
 
 async def until(ads: Ads, wanted: set[str]):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await ads.now()).keys() != wanted:
             await asyncio.sleep(0.02)
     return await ads.now()

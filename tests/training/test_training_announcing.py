@@ -41,7 +41,7 @@ async def opened(folder):
 
 
 async def until(ads, wanted):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await ads.now()).keys() != wanted:
             await asyncio.sleep(0.02)
 
@@ -55,7 +55,7 @@ async def test_a_trainer_that_stops_is_listed_no_more_until_it_comes_back(tmp_pa
             assert await choosing.trainers(pool) == {ada.public: AD}
             await announced.end()
             await until(ads, set())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while await choosing.trainers(pool):
                     await asyncio.sleep(0.1)
 
@@ -87,7 +87,7 @@ async def test_an_ad_is_renewed_before_it_ends_and_readers_see_no_change(tmp_pat
         await until(ads, {ada.public})
         first, event = await ads.now(), ads._newest[ada.public]
         renewing = asyncio.create_task(announced.renew())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while ads._newest[ada.public] is event:
                 await ads.now()
                 await asyncio.sleep(0.02)

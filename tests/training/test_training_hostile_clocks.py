@@ -54,7 +54,7 @@ async def test_a_customer_whose_clock_is_a_minute_off_hears_its_providers(market
     monkeypatch.setattr("nodewire.customer.training.asking.ANSWER_S", 3.0)
     Clock(monkeypatch, *CUSTOMERS).off_s = off_s
     async with provider(market, "ada"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             _, weights = await train(market, "dora", ONE_ROUND, shards=1)
     assert weights == expected(ONE_ROUND, 1)
 
@@ -69,7 +69,7 @@ async def test_a_clock_that_was_an_hour_ahead_and_is_right_again_costs_nothing(m
         with pytest.raises(NodewireError):  # relays, or whom it asks, refuse what is of the future
             await train(market, "dora", ONE_ROUND, shards=1)
         clock.off_s = 0.0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             _, weights = await train(market, "dora", ONE_ROUND, shards=1)
     assert weights == expected(ONE_ROUND, 1)
 
@@ -91,7 +91,7 @@ async def test_a_customers_clock_that_jumps_loses_no_late_result(market, monkeyp
             asyncio.get_running_loop().call_later(3.0, late.set)
 
     async with provider(market, "ada"), provider(market, "bea", hold=hold, concurrency=1):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             done, _ = await train(market, "dora", recipe, on_change=watch)
     assert [reason for _, reason in done.failures if "deadline" in reason] == []
     assert await market.balance_msat("bea") >= LEAST_MSAT
@@ -108,7 +108,7 @@ async def test_a_providers_clock_that_was_wrong_at_its_start_does_not_deafen_it(
         await asyncio.sleep(0.5)
         clock.off_s = 0.0
         await asyncio.sleep(2.5)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             _, weights = await train(market, "dora", ONE_ROUND, shards=1)
     assert weights == expected(ONE_ROUND, 1)
 
@@ -122,7 +122,7 @@ async def test_a_providers_clock_that_jumps_between_delivery_and_pay_costs_it_no
             clock.off_s = off_s
 
     async with provider(market, "ada"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             done, weights = await train(market, "dora", ONE_ROUND, shards=1, on_change=watch)
     assert weights == expected(ONE_ROUND, 1)
     assert done.failures == ()

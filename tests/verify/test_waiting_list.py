@@ -97,5 +97,5 @@ async def test_a_fault_gives_the_turn_back():
         async with turns.turn(0, [Cap("all", 1)]):
             raise ZeroDivisionError
     async with AsyncExitStack() as stack:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await stack.enter_async_context(turns.turn(0, [Cap("all", 1)]))

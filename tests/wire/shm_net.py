@@ -75,7 +75,7 @@ class Hand:
         while done < count:
             done += into.read_into(memoryview(found)[done:])
             if done < count:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     said = await asyncio.get_running_loop().sock_recv(self.connection, 4_096)
                 if not said:
                     raise ConnectionError
@@ -92,7 +92,7 @@ class Hand:
 
 
 async def closed(connection: socket.socket) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             while await asyncio.get_running_loop().sock_recv(connection, 4_096):
                 pass

@@ -29,7 +29,7 @@ async def cancel(putting) -> None:
 
 
 async def got(job, seq) -> bytes:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         frame = await job.get()
     assert frame.seq == seq
     return bytes(frame.tensors[0].data)

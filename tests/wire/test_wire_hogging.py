@@ -57,7 +57,7 @@ async def channels(folder, size):
         far, _ = listening.accept()
         far.setblocking(False)
     silent, reads = Reads(size), Reads(size)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(
             tls.secured(near, shown.client, silent, is_server=False),
             tls.secured(far, shown.server, reads, is_server=True),
@@ -75,7 +75,7 @@ async def channels(folder, size):
 async def turns(reads, nbytes):
     """How many turns of the loop it takes to read so many bytes, and the most that came in one."""
     count = most = before = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(reads.came) < nbytes:
             await asyncio.sleep(0)
             count, most, before = count + 1, max(most, len(reads.came) - before), len(reads.came)
@@ -446,7 +446,7 @@ async def test_who_is_displaced_is_told_so_and_the_first_frames_of_others_come(n
     said = await crowd[0].document()
     assert (said["t"], said["job"], said["error"]["code"]) == ("error", job_id("0"), Busy.code)
     job = provider.open_job(JOB, {"e": Route(honest.keys.public, (provider.public,))})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await job.get()).seq == 0
 
 

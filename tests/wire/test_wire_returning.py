@@ -138,7 +138,7 @@ class Generation:
 
     async def end(self):
         """All tokens came, once and in order."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.reading
         assert self.tokens == answers()
 

@@ -105,7 +105,7 @@ class Raw:
     async def document(self) -> dict:
         """The next CONTROL document; other frames, and where the peer is, are skipped (pings answered)."""
         while True:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 _, kind, stream, header, payload = frames.PREFIX.unpack(await self.reader.readexactly(16))
                 body = await self.reader.readexactly(header + payload)
             if kind == frames.Type.PING:
@@ -117,7 +117,7 @@ class Raw:
 
     async def is_closed(self) -> None:
         """Wait until the other end has closed."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             try:
                 while await self.reader.read(65_536):
                     pass

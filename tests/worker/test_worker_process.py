@@ -348,7 +348,7 @@ async def test_it_dies_with_the_daemon(folder):
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await daemon.communicate()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while running(int(output)):
             await asyncio.sleep(0.02)
 

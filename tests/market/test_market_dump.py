@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -22,21 +21,9 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Ticket, content_of
 from tests.kinds.inprocess import to_arrays, to_torch
 
-PROMPT = "the cat sat on the mat"
+PROMPT = "the dog lay beside the mat"  # which no other customer of the market asks
+pytestmark = pytest.mark.timeout(600)  # it reads all that the market has left
 HEX32 = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-
-
-@pytest.fixture(scope="module")
-def market(tmp_path_factory):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "market"))
-    from running_market import RunningMarket
-
-    running = RunningMarket(tmp_path_factory.mktemp("guessed"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.stop()
 
 
 def guessed(folder: Path, manifest, params) -> tuple[Frame[Array], list[Frame[Array]]]:
@@ -122,7 +109,6 @@ def needles(request, opening: Opening, first: Frame[Array]):
                 yield from (sketched.digest(), sketched.hexdigest().encode())
 
 
-@pytest.mark.timeout(300)  # it starts a market of its own
 async def test_a_relays_dump_does_not_confirm_a_guess_and_the_salts_do(market):
     async with market.customer("private") as customer:
         terms = customer.terms.model_copy(update={"verify": "sampled"})
