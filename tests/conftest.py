@@ -21,7 +21,7 @@ settings.load_profile("nodewire")
 MARKET = "tests/market/"
 TRADING = (MARKET, "tests/interop/")
 """Whose tests ask for the running market."""
-STARTING_S = 300
+STARTING_S = 600
 """In which a test of a market must be over, its start included, which whoever comes first waits for."""
 
 

@@ -88,7 +88,7 @@ def altered(market):
 async def _publish_altered(market):
     async with market.customer("mallory") as mallory, market.pool() as pool, market.customer("bob") as bob:
         keys = market.keys("mallory")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             while True:  # who was slow on a busy machine may be missing in one snapshot
                 await mallory.embed(market.encoder["address"], ["the cat"])
                 base = await the_request(market, mallory.last["request"])

@@ -73,7 +73,7 @@ async def test_the_standby_goes_on_with_the_same_tokens(market, task, how):
         ids: list[int] = []
         at: list[float] = []
         struck = None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=350):
                 ids += piece.ids
                 at.append(time.monotonic())
@@ -121,7 +121,7 @@ async def test_a_standby_goes_on_over_narrowed_edges_as_if_nobody_had_left(marke
         options = {"terms": customer.terms.model_copy(update={"codecs": codecs}), "max_tokens": 120}
         undisturbed = [n async for p in customer.generate(market.decoder["address"], PROMPT, **options) for n in p.ids]
         ids: list[int] = []
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             async for piece in customer.generate(market.decoder["address"], PROMPT, **options):
                 ids += piece.ids
                 if len(ids) == 60:
@@ -142,7 +142,7 @@ async def test_a_standby_enters_a_job_that_is_judged_and_nobody_is_convicted(mar
         terms = customer.terms.model_copy(update={"verify": "sampled"})
         ids: list[int] = []
         struck = None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=200, terms=terms):
                 ids += piece.ids
                 if struck is None and len(ids) == 100:
@@ -202,7 +202,7 @@ async def test_a_driver_that_has_a_live_stage_replaced_gains_nothing_and_the_sta
     async with market.customer("handed-over") as customer:
         await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         ids: list[int] = []
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=350):
                 ids += piece.ids
                 if len(ids) == 100:
