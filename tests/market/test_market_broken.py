@@ -17,7 +17,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.pay.dues import MAX_BROKEN
 from nodewire.protocol import feedback, kinds
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 TEXTS = ["a cat"]
 
 

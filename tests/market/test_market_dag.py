@@ -22,7 +22,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.protocol import publish
 from nodewire.store.blobs import Blobs
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 PRICE_MSAT, BOND_MSAT = 1_009, 2_000_000
 ALL = ("left", "right", "join")
 SELLERS = {  # by name: tasks, microseconds, bond. The first three are preferred; mia has a part in no plan.

@@ -12,7 +12,7 @@ from test_market_dag import check, publish_dag
 
 from nodewire.provider import followed
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 PRICE_MSAT = 1_009
 SELLERS = {"oda": (("left", "join"), 20_000), "pip": (("right",), 1_000)}
 """By name: tasks, microseconds. oda is the slowest, so that una goes there first."""

@@ -10,7 +10,7 @@ from test_market_failures import whole_tokens
 
 from nodewire.errors import BadPlan, Unsupported
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 PROMPT = "the cat sat on the mat while the cat sat on the mat"
 FAST_US, SLOW_US = 1_000, 200_000
 

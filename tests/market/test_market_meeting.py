@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from running_market import WIRE
 
-pytestmark = pytest.mark.timeout(300)  # two providers start twice besides
+pytestmark = pytest.mark.timeout(600)  # two providers start twice besides
 
 
 @pytest.fixture

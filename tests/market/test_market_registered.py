@@ -14,7 +14,7 @@ from torch import nn
 import nodewire
 
 logging.getLogger("torch.__trace").disabled = True  # thousands of records, which pytest would keep
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 WIDTH, WORDS, TARGET = 48, 60, 180_000
 
 

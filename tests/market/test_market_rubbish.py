@@ -10,7 +10,7 @@ from test_market_failures import whole_tokens
 
 from nodewire.errors import BadInput, TooLarge
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 PROMPT = "the cat sat on the mat"
 AFTER = 70
 """The frame from which on bea's stage.1 lies: in the second run of 64 tokens, so two chunks are whole."""

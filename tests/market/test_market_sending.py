@@ -12,7 +12,7 @@ from running_market import STALLS
 from test_market_failures import whole_tokens
 from test_market_rubbish import PROMPT, paid
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 AFTER = 70
 """The frame from which on bea's stage.1 cheats: two chunks are whole."""
 
@@ -48,7 +48,7 @@ async def test_a_generation_goes_on_without_a_stage_that_does_not_send_as_it_sho
             return at
 
         without = beside.terms.model_copy(update={"excluded": (bea, market.public["ada"])})
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(400):
             at, _ = await asyncio.gather(bought(customer, 100), bought(beside, 200, terms=without))
         assert len(beside.purchases) == 1  # nothing was begun anew there
         lied, *_, made = customer.purchases

@@ -20,7 +20,7 @@ from nodewire.train.families import build
 from tests.kinds.digits import TOML, dataset
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 class Bare(RunningMarket):

@@ -185,7 +185,7 @@ def test_an_adapter_is_trained_on_texts_and_what_comes_of_it_is_registered(train
     assert document["start"] == start.cited(whole).document()
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 LONG = TOML.replace("steps = 20", "steps = 600").replace("rounds = 3", "rounds = 4")
 
 
