@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nodewire.customer.debts import Owed, Settled
 
 app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
+_NOT_AGREED = NotAllowed("pay", "not agreed to")
 
 
 @app.command("open")
@@ -75,7 +76,10 @@ def settle(
     if json:
         print_json({"debts": [_owed(one) for one in done]})
         return
-    for one in done:
+    told = [one for one in done if one.error is not _NOT_AGREED]
+    if len(told) < len(done):
+        console.print("nothing was paid")
+    for one in told:
         what = f"{sats(one.owed.amount_msat)} to {one.owed.key.payee[:8]}"
         fees = f" (fees {sats(one.paid.fee_msat)})" if one.paid is not None else ""
         console.print(
@@ -104,7 +108,7 @@ async def _settle(role: CustomerConfig, agreed: Callable[[], bool], broken: tupl
             total, payees = sum(one.amount_msat for one in to_pay), {one.key.payee for one in to_pay}
             notes.print(f"{sats(total)} in all, to {counted(len(payees), 'provider')}; routing fees come on top")
         if not to_pay or not agreed():
-            return unpaid + [debts.Settled(one, None, NotAllowed("pay", "not agreed to")) for one in to_pay]
+            return unpaid + [debts.Settled(one, None, _NOT_AGREED) for one in to_pay]
         return unpaid + await debts.settle(
             session.payer,
             to_pay,
@@ -117,7 +121,8 @@ async def _settle(role: CustomerConfig, agreed: Callable[[], bool], broken: tupl
 def _said(one: Owed) -> str:
     amount, payee, chunk = sats(one.amount_msat), one.key.payee[:8], f"chunk {one.key.chunk} of job {one.key.job[:8]}"
     if not one.is_broken:
-        return f"you owe {amount} to {payee} for {chunk}"
+        by_its_word = f"{payee} says that you owe it {amount} for {chunk}"
+        return f"you owe {amount} to {payee} for {chunk}" if one.is_evident else by_its_word
     return f"{payee} asks {amount} for {chunk}, which broke off before it came: it need not be paid, yet may be"
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from nodewire.customer.payments import AHEAD
 from nodewire.errors import BadInput, NodewireError, NotFound, TimedOut
+from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.relaying import Relaying
-from nodewire.pay import lnurl
+from nodewire.pay import lnurl, zaps
 from nodewire.pay.debts import Debt, JobBudget, Key
 from nodewire.pay.payer import Payer
 from nodewire.protocol import ad, feedback, job, kinds
@@ -67,7 +68,8 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
 
     Such a claim came when this process was about to end. It counts if the request's plan names the provider and the
     price; how much of a prompt was computed, and that a chunk was, may be only the provider's word, within the plan's
-    budget (`Owed.is_evident`).
+    budget (`Owed.is_evident`). It does not count where its provider has published a receipt for that chunk: the ledger
+    that would know of it was lost.
 
     Raises:
         LinkLost, TimedOut: no relay answers.
@@ -75,6 +77,9 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
     wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), tags={"p": frozenset({customer})})
     events = await (pool.fetch([wanted], max_events=MAX_BRIEFLY) if briefly else pool.fetch_all([wanted]))
     claims = _unknown(_claims(events), payer)
+    if claims:
+        received = await _received(pool, claims)
+        claims = {key: said for key, said in claims.items() if (key.job, key.payee, key.chunk) not in received}
     if not claims:
         return []
     asked = frozenset(said.request for said in claims.values())
@@ -192,6 +197,24 @@ def _unknown(claims: Iterable[Feedback], payer: Payer) -> dict[Key, Feedback]:
         assert said.due is not None
         if at not in booked:
             found[Key(*at, said.due.attempt)] = said
+    return found
+
+
+async def _received(pool: Relaying, claims: Iterable[Key]) -> set[tuple[str, str, int]]:
+    """The chunks, as job, payee and number, of which providers with claims say that they were paid.
+
+    Their word counts because it is against their own claim.
+    """
+    jobs, payees = frozenset(key.job for key in claims), frozenset(key.payee for key in claims)
+    receipts = Filter(kinds=frozenset({nip57.RECEIPT}), authors=payees, tags={"e": jobs})
+    found = set()
+    for event in await pool.fetch_all([receipts]):
+        try:
+            key = zaps.chunk_of(nip57.parse_request(event.tag("description") or ""))
+        except BadInput:
+            continue
+        if key.payee == event.pubkey:
+            found.add((key.job, key.payee, key.chunk))
     return found
 
 

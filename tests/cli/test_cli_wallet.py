@@ -53,6 +53,8 @@ def test_settling_tells_the_total_before_it_asks(settled, answer, count):
     said, _, _ = done.output.partition("Pay?")
     assert "3.000 sat in all, to 2 providers" in said
     assert len(settled) == count
+    assert done.output.count("not agreed to") == 0  # one line says it for all of them
+    assert ("nothing was paid" in done.output) == (answer == "n")
 
 
 def test_what_is_paid_for_a_broken_job_is_in_the_total(settled):

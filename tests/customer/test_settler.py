@@ -14,13 +14,14 @@ import pytest
 from nodewire.customer import debts, settler
 from nodewire.customer.settler import Settler
 from nodewire.errors import LinkLost, NotFound
+from nodewire.nostr import nip57
 from nodewire.pay import invoices, lnurl
 from nodewire.pay.debts import Key
 from nodewire.pay.invoices import hash_of
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.wallet import Payment
-from nodewire.pay.zaps import description_hash
+from nodewire.pay.zaps import build_request, description_hash
 from nodewire.protocol import ad, feedback
 from tests.customer.public_record import CUSTOMER, PRICE_MSAT, PROVIDERS, PublicRecord
 
@@ -256,6 +257,32 @@ async def test_claims_that_only_a_person_can_judge_are_told_and_not_paid(relays,
         await one.caught_up()
         assert wallet.paid == {}
     assert "1.000 sat still owed for 1 chunks" in caplog.text
+
+
+async def test_what_its_provider_has_published_a_receipt_for_is_not_owed_though_the_ledger_was_lost(
+    relays, book, wallet
+):
+    """A receipt that another signs in its place counts for nothing, and neither does one for another chunk."""
+    payer = Payer(CUSTOMER, wallet, book)
+    for number in (1, 2):
+        for chunk in (0, 1):
+            relays.claimed(number, chunk)
+    first = {one.key: one for one in await debts.on_relays(relays, payer, CUSTOMER.public)}
+    assert len(first) == 4
+
+    def receipt(key, by):
+        zap = build_request(CUSTOMER, key, PRICE_MSAT, relays=("ws://r",), lnurl=None, created_at=relays.began_s)
+        relays.events.append(
+            nip57.build_receipt(by, zap.to_json(), bolt11="lnbcrt1", paid_at_s=relays.began_s, preimage="ab" * 32)
+        )
+
+    for key in first:
+        if key.payee == PROVIDERS[1].public and key.chunk == 0:
+            receipt(key, PROVIDERS[1])
+        else:
+            receipt(key, PROVIDERS[0])
+    left = {(one.key.payee, one.key.chunk) for one in await debts.on_relays(relays, payer, CUSTOMER.public)}
+    assert left == {(PROVIDERS[1].public, 1), (PROVIDERS[2].public, 0), (PROVIDERS[2].public, 1)}
 
 
 async def test_claims_cannot_exceed_their_jobs_budget(relays, book, wallet):
