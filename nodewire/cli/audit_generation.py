@@ -31,7 +31,7 @@ def is_generation(path: Path) -> bool:
             head = file.read(_HEAD_BYTES)
         return b'"chain"' in head or b'"model"' in head
     except OSError as error:
-        raise BadConfig(str(path), error.strerror or "cannot be read") from error
+        raise BadConfig(str(path), f"cannot be read: {error.strerror}") from error
 
 
 def audit_generation(path: Path, config: Path | None, *, replay: bool, as_json: bool) -> None:

@@ -35,7 +35,7 @@ def audit_training(
             raise TooLarge(str(path), f"at most {MAX_TRANSCRIPT_BYTES} bytes")
         text = path.read_bytes()
     except OSError as error:
-        raise BadConfig(str(path), error.strerror or "cannot be read") from error
+        raise BadConfig(str(path), f"cannot be read: {error.strerror}") from error
     reading, role = check(Transcript.parse(text)), load_role(config) if config is not None else None
     if data is not None and not data.exists():
         raise NotFound("--data", f"nothing at {data}")

@@ -11,7 +11,7 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
-from nodewire.errors import BadConfig, BadInput, LinkLost, PaymentFailed, TimedOut, from_dict
+from nodewire.errors import BadConfig, BadInput, LinkLost, NotAllowed, PaymentFailed, TimedOut, from_dict
 from nodewire.nostr import nip98
 from nodewire.nostr.keys import Keys
 from nodewire.pay import invoices
@@ -29,6 +29,7 @@ class SimWallet:
     def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
         self._url = url.rstrip("/")
         self._token = token
+        self._token_file: Path | None = None
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -50,10 +51,12 @@ class SimWallet:
     def from_file(cls, url: str, token_file: Path) -> Self:
         """The wallet whose token is in `token_file`. Raises BadConfig if it cannot be read."""
         try:
-            return cls(url, token_file.read_text().strip())
+            wallet = cls(url, token_file.read_text().strip())
         except OSError as error:
             reason = f"cannot be read ({error.strerror}); `nodewire wallet open` makes one"
             raise BadConfig(str(token_file), reason) from error
+        wallet._token_file = token_file
+        return wallet
 
     async def balance_msat(self) -> int:
         return int((await self.ask("GET", "/v1/balance"))["balance_msat"])
@@ -152,6 +155,7 @@ class SimWallet:
         """The service's JSON answer to this account, and to `keys` (NIP-98) where they are needed.
 
         Raises:
+            BadInput: the service's address is no URL.
             LinkLost, TimedOut: no answer, or one that is not the service's own (a proxy's page, a crash).
             NodewireError: what the service reports.
         """
@@ -174,6 +178,8 @@ class SimWallet:
                 status, raw = await self._exchange(self._session, method, path, data, headers, limit)
         except TimeoutError as error:
             raise TimedOut("wallet", f"no answer from {self._url}") from error
+        except aiohttp.InvalidURL as error:
+            raise BadInput("wallet", f"{self._url!r} is no URL such as http://127.0.0.1:3338") from error
         except aiohttp.ClientError as error:
             raise LinkLost("wallet", f"{self._url}: {error}"[:300]) from error
         try:
@@ -183,7 +189,11 @@ class SimWallet:
         if status >= 500 or not isinstance(answer, dict):  # the service reports its errors below 500, as objects
             raise LinkLost("wallet", f"answered {status} and nothing of its own")
         if status != 200:
-            raise from_dict(answer)
+            refused = from_dict(answer)
+            if self._token_file is not None and isinstance(refused, NotAllowed) and refused.field == "token":
+                said = f"{self._url} does not know the one in {self._token_file}: is it another network's?"
+                raise NotAllowed("token", said)
+            raise refused
         return answer
 
     async def _exchange(

@@ -81,6 +81,12 @@ def test_a_codec_that_nobody_knows_is_refused_before_anything_is_bought(said):
     assert codecs(["auto", "hidden.0=bf16"]) == ("auto", {"hidden.0": "bf16"})
 
 
+def test_a_transcript_that_is_missing_is_one_line_without_advice_on_fields(tmp_path):
+    done = run("audit", "nope.json", "--replay", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "bad-config  nope.json: cannot be read: No such file or directory\n"
+
+
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_bought(tmp_path):
     done = run("generate", "hi", "--report", "nowhere/report.json", "--config", "nope.toml", "-m", "x", cwd=tmp_path)
     assert done.returncode == 1

@@ -10,6 +10,7 @@ import pytest
 
 from nodewire.errors import BadInput, NotAllowed, NotFound, OverBudget, PaymentFailed, TimedOut
 from nodewire.pay import invoices
+from nodewire.pay.sim_wallet import SimWallet
 
 HASH = "ab" * 32
 RICH_MSAT = 1_000_000
@@ -264,3 +265,19 @@ async def first(stream, count):
             break
     await stream.aclose()
     return found
+
+
+async def test_a_token_that_the_network_does_not_know_is_told_by_its_file(simnet_url, tmp_path):
+    path = tmp_path / "wrong.token"
+    path.write_text("00" * 32)
+    wallet = SimWallet.from_file(simnet_url, path)
+    try:
+        with pytest.raises(NotAllowed, match=r"^token: http://.* does not know the one in .*wrong\.token"):
+            await wallet.balance_msat()
+    finally:
+        await wallet.close()
+
+
+async def test_an_address_of_a_network_that_is_no_url_is_told_as_such():
+    with pytest.raises(BadInput, match=r"^wallet: 'simnet' is no URL such as http://"):
+        await SimWallet.open_account("simnet", "test")
