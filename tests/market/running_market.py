@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import time
@@ -30,9 +31,9 @@ from tests.waiting import readable
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
 READY_S = 120.0
-EPOCH_S = 2.0, 8.0
-"""An epoch lasts as long as the relay takes to start, at least and at most this: the rules count in epochs, so a slow
-machine gets longer ones."""
+EPOCH_S = 2, 10
+"""An epoch lasts half as long again as the relay takes to start, in whole seconds, at least and at most this: the rules
+count in epochs, so a slow machine gets longer ones."""
 FAST_US, SLOW_US, SLOWEST_US = 1_000, 200_000, 600_000
 """So far apart that no way between two processes of a busy machine looks longer."""
 
@@ -116,7 +117,8 @@ class RunningMarket:
             began_s = time.monotonic()
             self.spawn("relay", *relay, "--metrics", "127.0.0.1:0")
             ready = self.ready("relay")
-            epoch_ms = int(1000 * min(max(time.monotonic() - began_s, EPOCH_S[0]), EPOCH_S[1]))
+            least_s, most_s = EPOCH_S
+            epoch_ms = 1000 * min(max(math.ceil(1.5 * (time.monotonic() - began_s)), least_s), most_s)
             holder = self.command("keys", "new", self._path("holder.nsec"))
             self.relay, self.blossom = ready["url"], ready["blossom"]
             where = ["--relay", self.relay, "--blossom", self.blossom]

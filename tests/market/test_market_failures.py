@@ -197,7 +197,7 @@ async def test_a_debt_that_only_the_provider_remembers_is_found_and_settled(mark
     config = market.config_of("amnesiac")
     public = market.keys("amnesiac").public
     ledger = market.ledger("amnesiac")
-    paid_msat = ledger.spent().paid_msat
+    assert ledger.spent().paid_msat
     ledger.close()
     folder = config.parent / "state"
     for file in folder.glob("ledger.db*"):
@@ -207,9 +207,8 @@ async def test_a_debt_that_only_the_provider_remembers_is_found_and_settled(mark
     assert [debt["paid"] for debt in mine] == [False]  # asked nothing, paid nothing
     done = market.command("wallet", "settle", "--config", str(config), "--yes")
     assert done["debts"]
-    assert sum(debt["amount_msat"] for debt in done["debts"]) >= paid_msat
     await market.settled("amnesiac")
-    # What was paid before is refused by its payee: the money does not move twice.
+    # What was paid before has its payee's receipt, or is refused by it: the money does not move twice.
     for name in STALLS:
         theirs = market.ledger(name)
         assert theirs.overpaid_msat(public) == 0

@@ -18,6 +18,8 @@ from nodewire.protocol import kinds, takeover
 
 pytestmark = pytest.mark.usefixtures("_crowd")
 TOKENS = 350
+FEW = 130
+"""Three chunks."""
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +175,10 @@ async def test_a_hedge_that_lies_is_convicted_and_nothing_is_made_again(market):
             async with asyncio.timeout(500):
                 for _ in range(4):  # what it commits to is drawn by chance, and its bond may be an epoch too young
                     pieces = customer.generate(
-                        market.decoder["address"], PROMPT, max_tokens=TOKENS, terms=terms, wait=True, resplit_msat=0
+                        market.decoder["address"], PROMPT, max_tokens=FEW, terms=terms, wait=True, resplit_msat=0
                     )
                     ids = [id_ async for piece in pieces for id_ in piece.ids]
-                    assert ids == whole_tokens(market, PROMPT, TOKENS) and not customer.last["repaired"]
+                    assert ids == whole_tokens(market, PROMPT, FEW) and not customer.last["repaired"]
                     assert customer.purchases[-1].plan.hedges == {"stage.2": lia}
                     if guilty := [one for one in customer.last["verdicts"] if one["outcome"] == "fail"]:
                         break
