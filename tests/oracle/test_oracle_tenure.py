@@ -12,10 +12,10 @@ MOST_AT_ONCE = 60_000
 """Objects that one collection looks at."""
 
 
-@pytest.fixture
-def looked_at():
-    """By collection, at how many objects it looked."""
-    found = []
+@pytest.fixture(params=[0, 1_000_000])
+def looked_at(request):
+    """By collection, at how many objects it looked, in a process that has so many more already."""
+    found, _already = [], [{n} for n in range(request.param)]
 
     def note(phase, info):
         if phase == "start":
