@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nodewire.customer.payments import AHEAD
 from nodewire.errors import BadInput, NodewireError, NotFound, TimedOut
@@ -75,10 +76,10 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
         LinkLost, TimedOut: no relay answers.
     """
     wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), tags={"p": frozenset({customer})})
-    events = await (pool.fetch([wanted], max_events=MAX_BRIEFLY) if briefly else pool.fetch_all([wanted]))
-    claims = _unknown(_claims(events), payer)
+    read = partial(pool.fetch, max_events=MAX_BRIEFLY) if briefly else pool.fetch_all
+    claims = _unknown(_claims(await read([wanted])), payer)
     if claims:
-        received = await _received(pool, claims)
+        received = _received(await read([_receipts_of(claims)]))
         claims = {key: said for key, said in claims.items() if (key.job, key.payee, key.chunk) not in received}
     if not claims:
         return []
@@ -200,15 +201,20 @@ def _unknown(claims: Iterable[Feedback], payer: Payer) -> dict[Key, Feedback]:
     return found
 
 
-async def _received(pool: Relaying, claims: Iterable[Key]) -> set[tuple[str, str, int]]:
-    """The chunks, as job, payee and number, of which providers with claims say that they were paid.
+def _receipts_of(claims: Iterable[Key]) -> Filter:
+    """What providers with claims have published as received for the same jobs."""
+    keys = tuple(claims)
+    jobs, payees = frozenset(key.job for key in keys), frozenset(key.payee for key in keys)
+    return Filter(kinds=frozenset({nip57.RECEIPT}), authors=payees, tags={"e": jobs})
+
+
+def _received(receipts: Iterable[Event]) -> set[tuple[str, str, int]]:
+    """The chunks, as job, payee and number, of which their payees say that they were paid.
 
     Their word counts because it is against their own claim.
     """
-    jobs, payees = frozenset(key.job for key in claims), frozenset(key.payee for key in claims)
-    receipts = Filter(kinds=frozenset({nip57.RECEIPT}), authors=payees, tags={"e": jobs})
     found = set()
-    for event in await pool.fetch_all([receipts]):
+    for event in receipts:
         try:
             key = zaps.chunk_of(nip57.parse_request(event.tag("description") or ""))
         except BadInput:
