@@ -285,6 +285,21 @@ async def test_what_its_provider_has_published_a_receipt_for_is_not_owed_though_
     assert left == {(PROVIDERS[1].public, 1), (PROVIDERS[2].public, 0), (PROVIDERS[2].public, 1)}
 
 
+async def test_a_brief_look_reads_no_more_receipts_than_one_answer_holds(relays, book, wallet, monkeypatch):
+    """A payee with one claim may publish as many as a relay takes."""
+    asked = []
+    reading = relays.fetch
+
+    async def fetch(filters, timeout_s=1.0, *, max_events=0):
+        asked.extend((kind, max_events) for one in filters for kind in one.kinds or ())
+        return await reading(filters, timeout_s)
+
+    monkeypatch.setattr(relays, "fetch", fetch)
+    relays.claimed(1, 0)
+    assert await debts.on_relays(relays, Payer(CUSTOMER, wallet, book), CUSTOMER.public, briefly=True)
+    assert (nip57.RECEIPT, debts.MAX_BRIEFLY) in asked
+
+
 async def test_claims_cannot_exceed_their_jobs_budget(relays, book, wallet):
     """Each of them alone is within it."""
     for chunk in range(40):
