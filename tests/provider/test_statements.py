@@ -233,6 +233,34 @@ async def test_what_is_signed_otherwise_than_it_came_is_an_error_and_not_kept(mi
     assert not list(spool.sent(REQUEST))
 
 
+@pytest.fixture
+def guessing(spool, monkeypatch):
+    """stage.0's, in a job whose driver guesses."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.1)
+    plain = request(STANDBY)
+    plan = plain.plan.model_copy(update={"terms": plain.plan.terms.model_copy(update={"lookahead": 8})})
+    return Statements(STAGE, dataclasses.replace(plain, plan=plan), MANIFEST, spool)
+
+
+async def test_a_statement_that_overtook_the_driver_taking_back_what_it_had_closed_blames_the_driver(guessing):
+    """Its producer signed what it has after a frame that is still under way."""
+    guessing.write(REQUEST, "hidden.0", 0, frame(0))
+    guessing.heard(statement([frame(0, 2)]))
+    waiting = asyncio.create_task(guessing.complete(0, silence))
+    await asyncio.sleep(0.03)
+    assert not waiting.done()
+    guessing.stop(BadFrame("hidden.0", "makes rows void that were closed"))  # the frame came
+    with pytest.raises(BadFrame, match="void"):
+        await waiting
+
+
+async def test_of_guesses_too_what_is_signed_otherwise_than_it_came_is_an_error_when_nothing_more_comes(guessing):
+    guessing.write(REQUEST, "hidden.0", 0, frame(0))
+    guessing.heard(statement([frame(0, 2)]))
+    with pytest.raises(BadFrame, match=r"hidden\.0.*not signed what came of chunk 0"):
+        await guessing.complete(0, silence)
+
+
 async def test_who_signs_nothing_is_asked_and_then_named(mine):
     mine.write(REQUEST, "hidden.0", 0, frame(0))
     asked = []
