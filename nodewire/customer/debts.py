@@ -202,7 +202,7 @@ def _unknown(claims: Iterable[Feedback], payer: Payer) -> dict[Key, Feedback]:
 
 
 def _receipts_of(claims: Iterable[Key]) -> Filter:
-    """What providers with claims have published as received for the same jobs."""
+    """The zap receipts that providers with claims have published for the same jobs."""
     keys = tuple(claims)
     jobs, payees = frozenset(key.job for key in keys), frozenset(key.payee for key in keys)
     return Filter(kinds=frozenset({nip57.RECEIPT}), authors=payees, tags={"e": jobs})
