@@ -16,6 +16,7 @@ Figures:
   what the bounds below allow, so that slow detection is not subtracted. step: the median time between two outputs of
   fault-free generations (before the first token: their median first_token_ms).
 - detection: when, is in the customer's report: `takeovers[0]["detected_ms"]`, unix milliseconds of this machine.
+- stall_ms: where guesses travel nobody takes over, and what counts is how long nothing comes until the next job does.
 - double_paid: dues that were paid twice, and (request, chunk, task) paid in more than one attempt, by the books of the
   customer and of every provider. Who had which task at an attempt is what plan and takeovers (8857) say.
 - false_alarms: takeovers, by the report and by events 8857 on the relay, in generations without faults.
@@ -53,6 +54,8 @@ from processes.saying import say
 
 TAKEOVER = 8857
 RESUME_MS = 500.0
+STALL_MS = {50: 400.0, 95: 1_000.0, 100: 3_000.0}
+"""By percentile, where guesses travel."""
 PLAIN_EVERY = 5
 JOB_S = 90.0
 BACK_S = 90.0
@@ -289,7 +292,7 @@ async def _measure(
     report.line("runs", len(main.outcomes), ">=", count)
     if plain := parts.get("plain"):
         report.line("identical_plain", sum(o.identical for o in plain.outcomes), "==", len(plain.outcomes))
-    _judge(report, main.outcomes, len(main.double_paid), alarms, [*quiet, *loaded], trial.alone)
+    _judge(report, main, alarms, [*quiet, *loaded], trial.alone)
 
 
 def _normal(done: list[Generated]) -> Normal:
@@ -304,26 +307,30 @@ def _normal(done: list[Generated]) -> Normal:
 
 def _judge(
     report: Report,
-    outcomes: list[Outcome],
-    double: int,
+    part: Part,
     alarms: int,
     calm: list[Generated],
     alone: dict[str, list[int]],
 ) -> None:
+    outcomes = part.outcomes
     struck = [o for o in outcomes if o.victim and not o.missed]
     report.line("identical", sum(o.identical for o in outcomes), "==", len(outcomes))
     report.line("faults_that_struck", len(struck), ">=", len(outcomes) * 0.9)
-    resumed = [o.resume_ms for o in struck]
     # A generation that did not go on has no time to resume in: it is not left out of the percentile, it is infinite.
-    known = [float("inf") if ms is None else ms for ms in resumed]
-    report.line("resume_ms_p95", percentile(known, 95), "<=", RESUME_MS)
-    report.line("double_paid", double, "==", 0)
+    if part.lookahead > 1:  # it is begun anew, and nobody takes over
+        stalls = [math.inf if o.stall_ms is None else o.stall_ms for o in struck]
+        for share, bound_ms in STALL_MS.items():
+            report.line(f"stall_ms_p{share}", percentile(stalls, share), "<=", bound_ms)
+    else:
+        resumed = [math.inf if o.resume_ms is None else o.resume_ms for o in struck]
+        report.line("resume_ms_p95", percentile(resumed, 95), "<=", RESUME_MS)
+    report.line("double_paid", len(part.double_paid), "==", 0)
     for kind, name, bound in (
         ("kill", "closed_socket_noticed_ms", CLOSED_MS),
         ("stop", "black_hole_noticed_ms", BLACK_HOLE_MS),
     ):
-        if kind == "stop" and outcomes and all(o.fault.kind == "kill" for o in outcomes):
-            continue  # as asked for
+        if part.lookahead > 1 or (kind == "stop" and outcomes and all(o.fault.kind == "kill" for o in outcomes)):
+            continue  # nobody takes over, or no process was stopped, as asked for
         noticed = [
             o.detection_ms for o in struck if o.fault.kind == kind and o.takeovers and o.detection_ms is not None
         ]

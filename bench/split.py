@@ -26,7 +26,6 @@ from bench.architectures import APPROXIMATE, CONFIGS, VOCABULARY, cut, inputs, m
 from bench.carved import Carved
 from bench.report import Report, run
 from nodewire.graph.families.inputs import Largest
-from nodewire.protocol.manifest import CUSTOMER
 from processes.saying import say
 
 QUICK = ("bert", "clip", "resnet", "t5", "qwen3", "mixtral")
@@ -93,7 +92,7 @@ def _measured(model: Any, folder: Path, vocabulary: int, largest: Largest) -> di
         differences = [float((tensor - wanted[key]).abs().max()) for key, tensor in carved(given).items()]
         off[f"{batch}x{length}"] = max(differences)
     program, manifest = found.traced.program, found.made.manifest
-    inner = [edge for edge in manifest.edges if CUSTOMER not in (edge.source, edge.target)]
+    inner = manifest.inner_edges
     return {
         "nodes": len(program.nodes),
         "distinct_ops": len({node.op for node in program.nodes}),

@@ -114,7 +114,8 @@ class SplitInference:
                 outs = await self._guessed(frame, task, job, worker, guessing)
             else:
                 frame = await self._admitted(frame, task, job, inboxes, desk)
-                frame = frame if guessing is None else await guessing.begun(frame)
+                if guessing is not None:
+                    guessing.begun(frame)
                 outs = await self._computed(frame, task, job, worker, guessing)
             for out in outs:
                 desk.produced(task, chunk_said(out), out)

@@ -343,6 +343,8 @@ class CustomerConfig(Role):
     @model_validator(mode="after")
     def _guesses_with_its_draft(self) -> Self:
         _check_draft(self.worker, self.lookahead)
+        if self.hedge and self.lookahead > 1:
+            raise ValueError("hedge: nobody stands by where guesses travel, so it needs a lookahead of 1")
         return self
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from nodewire.errors import NodewireError
 from nodewire.protocol.codec import OWN, Codings
@@ -216,18 +216,6 @@ class Job:
     """How far the plan lets a generation run ahead by guess (`protocol.guesses`); 1 is not at all."""
 
 
-class Resumed(NamedTuple):
-    """Where a driver goes on that took over from another."""
-
-    base: int
-    """The number from which on its frames go out."""
-    had: int
-    """Tokens that its customer has."""
-    chunk: int
-    """The first that has not been closed. What it sends of those before counts at once, with who closes them by its
-    takeover: it guesses nothing there."""
-
-
 class Desk(Protocol):
     """What the role does around a job's computation: credit, commitment, closing."""
 
@@ -252,10 +240,6 @@ class Desk(Protocol):
     async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
         """All of this node's part of `chunk` is done; it counts as `units` chunks. `end`: it was the last.
         `positions`: how many of the chunk's count, if not all."""
-
-    async def resumed(self, task: str) -> Resumed | None:
-        """Of a driver that this node took over, where guesses are allowed, where it goes on, which takes until its
-        customer has said what it lacks. None of what it has had from the beginning."""
 
     async def joined(self) -> str:
         """The next task that this node takes over from another while the job runs, waited for.

@@ -90,6 +90,7 @@ class Called(ABC):
                         pass
                 break
             except NodewireError as error:
+                await made.paid()
                 if failure is not None and (isinstance(error, NoProvider) or not made.is_underway):
                     if isinstance(error, NoProvider) and (terms := self._chances.next(self.terms)):
                         self.terms = terms

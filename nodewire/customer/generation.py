@@ -115,6 +115,8 @@ class Generation:
         finally:
             await moving.end()
             await race.end()
+            for bought in (*self.jobs, *self.lost):
+                await bought.purchase.paid()
 
     def job(self, terms: Terms, patience: int) -> Leg:
         """Another job of the text so far, under these terms; it begins at once."""

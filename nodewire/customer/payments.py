@@ -324,6 +324,14 @@ class JobPayments:
         here = {(p, chunk) for p, chunk in self._claims if p not in gone and self._may_pay(chunk)}
         return here - self.paid.keys() - self._refused
 
+    def unpaid_msat(self) -> int:
+        """The most that is still to be paid for what may be paid."""
+        plan, newest = self._plan, self.newest
+        chunks = self._closed if self._closed is not None else dict.fromkeys(range(self._delivered + 1), 1)
+        owed = {(p, n) for n in chunks for p in payees(plan, newest, n).values() if p != LOCAL}
+        owed -= self.paid.keys() | self._refused
+        return sum(price_msat(plan, newest, p, n) * chunks[n] for p, n in owed)
+
     async def fail(self, error: NodewireError) -> None:
         async with self._changed:
             self.failed.append(error)

@@ -182,9 +182,6 @@ async def draw(
     if wish is not None:
         wished = {**codecs(plan, manifest, snapshot, wish, predict), **plan.terms.codecs}
         plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"codecs": wished})})
-    lookahead = lookahead_of(plan, ads.values()) if manifest.mode == "generate" else 1
-    if lookahead != plan.terms.lookahead:
-        plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"lookahead": lookahead})})
     return Draw(plan, epoch.certificate.id, epoch.partials, ads, _holders(snapshot, plan))
 
 
@@ -203,6 +200,9 @@ def _planned(manifest: Manifest, snapshot: Snapshot, terms: Terms, **fields: Any
     while True:
         plan = assign(manifest, snapshot, terms=terms, **fields)
         ads = snapshot.ads(set(plan.members()))
+        if (lookahead := lookahead_of(plan, ads.values()) if manifest.mode == "generate" else 1) < terms.lookahead:
+            terms = terms.model_copy(update={"lookahead": lookahead})  # without guesses there are standbys
+            continue
         greedy = tuple(sorted(p for p, ad in ads.items() if ad.pow_bits > MAX_POW_BITS))
         if not greedy:
             return plan, ads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -80,6 +81,7 @@ class Purchase:
         self._last_chunk = -1
         self._done = False
         self._gone: set[str] = set()
+        self._paying: asyncio.Task[None] | None = None
 
     @property
     def inputs(self) -> Sequence[Frame[Array]]:
@@ -120,8 +122,11 @@ class Purchase:
 
     @property
     def spent_msat(self) -> int:
-        """Paid so far, to providers and for verification."""
-        return self._running.spent_msat() if self._running is not None else 0
+        """Paid so far, to providers and for verification, and what is being paid of a job that broke off."""
+        if self._running is None:
+            return 0
+        is_paying = self._paying is not None and not self._paying.done()
+        return self._running.spent_msat() + (self.payments.unpaid_msat() if is_paying else 0)
 
     @property
     def cached_tokens(self) -> int:
@@ -290,7 +295,7 @@ class Purchase:
         )
 
     async def _end(self, error: BaseException | None = None, *, pays: bool = False) -> None:
-        """`error`: what ended the job, if it broke off. `pays`: for what came; who is gone is not waited for."""
+        """`error`: what ended the job, if it broke off. `pays`: for what came, beside whatever is bought next."""
         if self._running is None:
             return
         try:
@@ -298,9 +303,22 @@ class Purchase:
                 self._gone = await self._running.gone(error)
                 self._session.planner.missed(self._gone)
             if pays:
-                await ending.pay_what_came(self.payments, self._running.left | self._gone)
+                self._paying = self._session.beside(self._pay(self._running))
         finally:
-            await self._running.end()
+            if self._paying is None:
+                await self._running.end()
+
+    async def _pay(self, running: Running) -> None:
+        """Pay a job that broke off for what came. Who is gone is not waited for."""
+        try:
+            await ending.pay_what_came(running.payments, running.left | self._gone)
+        finally:
+            await running.end()
+
+    async def paid(self) -> None:
+        """Return when a job that broke off is paid for what came, as far as that goes."""
+        if self._paying is not None:
+            await asyncio.wait([self._paying])
 
 
 class _Whole:

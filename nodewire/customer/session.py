@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nodewire.customer.closings import Closings
 from nodewire.customer.planning import Planner
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.settler import Settler
 from nodewire.errors import BadFrame, LinkLost, NodewireError, NotAllowed, first_of
-from nodewire.kind import Job, JobKind, MakeWorker, Params, Resumed, Worker
+from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.relaying import Relaying
@@ -30,14 +30,14 @@ from nodewire.public_record import PublicRecord
 from nodewire.wire.handover import Handover
 from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
-from nodewire.wire.record import Record, inner_edges
+from nodewire.wire.record import Record
 from nodewire.wire.signing import Signing, tell
 from nodewire.wire.spool import Spool
 
 if TYPE_CHECKING:
     from nodewire.customer.purchase import Purchase
 
-_FAREWELL_S = 2.0
+_FAREWELL_S = 3.5
 
 OnClose = Callable[[int, int], Awaitable[None]]
 """Told each chunk's number and units."""
@@ -70,7 +70,8 @@ class Session:
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))
     _workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _withdrawing: set[asyncio.Task[None]] = field(default_factory=set)
+    _beside: set[asyncio.Task[None]] = field(default_factory=set)
+    """Words to the providers of jobs that are given up, and payments of those that broke off."""
 
     @property
     def market(self) -> Market:
@@ -85,15 +86,20 @@ class Session:
         The wire's own cancel reaches a job's neighbours, and goes on from there only where they have opened the job.
         """
         for public, addresses in providers.items():
-            task = asyncio.create_task(self._withdraw(request, public, addresses))
-            self._withdrawing.add(task)
-            task.add_done_callback(self._withdrawing.discard)
+            self.beside(self._withdraw(request, public, addresses))
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something beside whatever is bought next."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+        return task
 
     async def close(self) -> None:
-        """Give what is being withdrawn a moment, then leave."""
-        if self._withdrawing:
-            await asyncio.wait(self._withdrawing, timeout=_FAREWELL_S)
-        for task in self._withdrawing:
+        """Give what is done beside the jobs a moment, then leave."""
+        if self._beside:
+            await asyncio.wait(self._beside, timeout=_FAREWELL_S)
+        for task in self._beside:
             task.cancel()
 
     async def _withdraw(self, request: str, public: str, addresses: Sequence[str]) -> None:
@@ -216,10 +222,9 @@ class _LocalDesk:
     ) -> None:
         self._record = record
         self._outputs = {edge.name for edge in manifest.edges if edge.source in own}
-        touched = {edge.name for edge in manifest.edges if edge.source in own or edge.target in own}
-        self._inner = inner_edges(manifest) & touched
         if record is not None:
-            record.attend(lambda: self._inner, self._plain, self._say)
+            touched = {edge.name for edge in manifest.inner_edges if edge.source in own or edge.target in own}
+            record.attend(touched, self._plain, self._say)
         self._on_close = on_close
         self._keys = keys
         self._request = request
@@ -241,15 +246,12 @@ class _LocalDesk:
     def received(self, task: str, frame: Frame[Array]) -> None:
         assert self._record is not None
         if frame.edge in self._record.inner:
-            self._record.came(frame.edge, self._attempt, frame)
+            self._record.came(frame.edge, frame)
 
     def _plain(self, edge: str, chunk: int, frame: Frame[Array]) -> None:
         """What went on an inner edge is final."""
         if self._signing is not None and edge in self._outputs:
             self._signing.produced(chunk, edge, hashed(frame))
-
-    async def resumed(self, task: str) -> Resumed | None:
-        return None
 
     async def joined(self) -> str:
         forever: asyncio.Future[str] = asyncio.get_running_loop().create_future()

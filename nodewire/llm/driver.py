@@ -163,9 +163,8 @@ class Driver:
             state.sampler.accept(token)
         ids = torch.cat((ids, history))
         state.prompt = n
-        # One that takes over sends what the ring knows already as if nobody had guessed: a chain, then.
-        tree = state.router is not None and frame.meta.get("replay") is not True
-        state.flight = Flight(n, int(ids[-1]), state.sampling.lookahead, tree=tree, chunk=self.program.chunk)
+        tree, lookahead = state.router is not None, state.sampling.lookahead
+        state.flight = Flight(n, int(ids[-1]), lookahead, tree=tree, chunk=self.program.chunk)
         if state.router is not None:
             for token in ids.tolist():
                 state.router.accept(token)
@@ -242,7 +241,7 @@ class Driver:
             flight.drop()
             return [*(self._hidden(state, last) for last in flight.last()), *told]
         # The ring first: the next token waits for it, the customer's copy does not.
-        return [*self._onward(state, flight, guesses=frame.meta.get("replay") is not True), *told]
+        return [*self._onward(state, flight), *told]
 
     def _read(self, state: _Session, flight: Flight, sent: Sent, x: Tensor) -> list[Frame[Any]]:
         """The tokens that the rows of a return make known, as the customer gets them."""
@@ -294,10 +293,10 @@ class Driver:
             meta["reason"] = state.ended
         return Frame(self.program.edge_tokens, seq, (torch.tensor([token], dtype=torch.int64),), meta)
 
-    def _onward(self, state: _Session, flight: Flight, *, guesses: bool) -> list[Frame[Any]]:
-        """The newest token's row, unless it is out already, and `guesses`, unless another's session is replayed."""
+    def _onward(self, state: _Session, flight: Flight) -> list[Frame[Any]]:
+        """The newest token's row, unless it is out already, and guesses."""
         router, rows = state.router, 1
-        if router is not None and guesses:
+        if router is not None:
             # The last token's row is never needed, so neither is any after the one before it.
             last = min(state.sampling.positions, state.prompt + state.sampling.max_tokens) - 2
             flight.grow(router.expand, router.worth, last, router.room(flight))

@@ -38,11 +38,12 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
    Of the candidates that leave room under `terms.max_chunk_msat` for the cheapest candidate of every later task (the
    prices of tasks in `terms.hedge` count twice), the one drawn first is taken whose cost is at most 5/4 of the least;
    if none leaves room, or if the sum is above `terms.max_total_msat`, OverBudget. A lower price is no advantage.
-7. Standbys, once all tasks are placed. Of a task's other candidates, and its reserves, whose price is not above the
-   chosen one's (a standby that takes over is paid the plan's price), again the one drawn first whose cost is at most
-   5/4 of the least, its links now to all placed neighbours. First for the tasks in `terms.hedge`, in the manifest's
-   order: of nodes that are placed nowhere, are no hedge yet and not all that another task has left to stand by for it,
-   if there are any. A node that was found so is a hedge, and stands by for nothing else.
+7. Standbys, once all tasks are placed, of a plan whose `lookahead` is 1. Of a task's other candidates, and its
+   reserves, whose price is not above the chosen one's (a standby that takes over is paid the plan's price), again the
+   one drawn first whose cost is at most 5/4 of the least, its links now to all placed neighbours. First for the tasks
+   in `terms.hedge`, in the manifest's order: of nodes that are placed nowhere, are no hedge yet and not all that
+   another task has left to stand by for it, if there are any. A node that was found so is a hedge, and stands by for
+   nothing else.
 8. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
    600_000) ms; first = min(5000 + next + (sum of us) * max(context, 1) // 1000, 600_000) ms.
 9. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm, or BadPlan where the ring answers
@@ -336,7 +337,13 @@ def _place(manifest: Manifest, drawn: dict[str, Drawn], links: Links, terms: Ter
 def _standbys(
     drawn: dict[str, Drawn], placed: dict[str, Offer], links: Links, terms: Terms
 ) -> tuple[dict[str, str], set[str]]:
-    """By task its standby, if it has one; and the tasks whose standby computes along."""
+    """By task its standby, if it has one; and the tasks whose standby computes along.
+
+    Where guesses travel nobody stands by: what breaks off is begun anew with the text so far, so that no node has to
+    know what another had guessed.
+    """
+    if terms.lookahead > 1:
+        return {}, set()
     here = {offer.node.pubkey for offer in placed.values()}
     others = {
         task: [
@@ -374,6 +381,8 @@ def _check_hedged(manifest: Manifest, terms: Terms) -> None:
     """Raises BadPlan: a task that nobody can compute along with is to be hedged."""
     if not terms.hedge:
         return
+    if terms.lookahead > 1:
+        raise BadPlan("terms.hedge", "nobody stands by where guesses travel: hedge with a lookahead of 1")
     if not {*terms.may_be_hedged(manifest)}.issuperset(terms.hedge):
         raise BadPlan("terms.hedge", "only a generation's stages can be hedged, not its driver nor one's own tasks")
     if len(set(terms.hedge)) != len(terms.hedge):

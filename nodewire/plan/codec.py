@@ -20,7 +20,7 @@ from nodewire.errors import BadInput
 from nodewire.plan.assign import LINK_BYTES_PER_MS, link_us
 from nodewire.protocol.codec import CODECS, Codec, can_narrow, sent_as
 from nodewire.protocol.frame import BLOCK, bytes_of
-from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
+from nodewire.protocol.manifest import Edge, Manifest
 from nodewire.protocol.plan import LOCAL, Plan
 from nodewire.protocol.snapshot import Node, Snapshot
 
@@ -83,7 +83,7 @@ def codecs(
 ) -> dict[str, Codec]:
     """The codecs, by edge, that a wish means for a plan: of edges whose two ends are on different nodes."""
     place = {one.task: one.provider for one in plan.tasks}
-    inner = [edge for edge in manifest.edges if CUSTOMER not in (edge.source, edge.target)]
+    inner = manifest.inner_edges
     between = [edge for edge in inner if place[edge.source] != place[edge.target]]
     if wish.codec != "auto":
         return {edge.name: wish.codec for edge in between if can_narrow(edge, wish.codec)}

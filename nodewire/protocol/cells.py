@@ -11,41 +11,22 @@ from nodewire.protocol.guesses import DEPTH, Step
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """`data` is None when it is void, or comes once more for a closed position."""
-
     seq: int
     """Of the frame that it came in."""
-    data: bytes | None
+    data: bytes
     parent: Row | None = None
-    """The cell that it follows; None for the run's end."""
+    """The cell that it follows; None for the run's end, and in the run."""
     in_run: bool = False
-    closed: bool = False
-    voided: int | None = None
-    """Number of the frame that made it void."""
 
-    def void(self, seq: int) -> None:
-        self.data, self.voided = None, seq
-
-    def was_void(self, seq: int) -> bool:
-        """Whether it was void when the frame `seq` had come."""
-        return self.voided is not None and self.voided <= seq
+    def join(self) -> None:
+        """It is of the run now, and no cell any more."""
+        self.in_run, self.parent = True, None
 
     def follows(self, cell: Row | None) -> bool:
         """Whether it stands behind `cell`, or the run's end."""
         if cell is not None:
             return self.parent is cell
         return self.parent is None or self.parent.in_run
-
-
-@dataclass(slots=True, eq=False)
-class Came:
-    """A frame that came: its rows, and the cells that it keeps."""
-
-    step: Step
-    rows: list[Row]
-    keep: Sequence[Row] = ()
-    repeated: int = 0
-    """So many of its rows, the first, are of closed positions, which have come before."""
 
 
 def way(live: Sequence[Row], keep: Sequence[int]) -> list[Row]:

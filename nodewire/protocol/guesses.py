@@ -7,8 +7,6 @@ A driver that guesses sends rows before it knows that they are right, in frames 
     epoch    raised whenever something that was sent is void: what has a lower one, and lies behind, may stay uncomputed
     parents  trees: int16 per row, which of the live cells a row follows, -1 the run's end
     keep     trees: int16, which live cells, root first, join the run before this frame's rows
-    again    true: it is sent again, or made of what is, and cells that later frames made void are left out, here and
-             in all frames before it: a live cell's number is another than it was
 
 A frame without rows that keeps nothing stands for one that was void before it was computed: it rewinds as that did.
 """
@@ -24,13 +22,10 @@ from nodewire.protocol.frame import Array, Frame, bytes_of
 
 MAX_LOOKAHEAD = 256
 SLACK_ROWS = 64
-MAX_LIVE = 512
-"""Cells of a lane."""
 DEPTH = 2
 """Times a plan's `lookahead`, how many positions a driver's guesses may be ahead of what it has accepted."""
 AHEAD_CHUNKS = 4
 """So many chunks from the first open one on, and that, may have rows: nobody computes further ahead of its pay."""
-AGAIN = "again"
 _MAX = 2**53
 
 
@@ -132,15 +127,10 @@ def is_computed(frame: Frame[Array]) -> bool:
     return any(array.nbytes for array in frame.tensors) or frame.meta.get("keep") is not None
 
 
-def is_again(frame: Frame[Array]) -> bool:
-    """Whether cells that were void by a later frame are left out of this one, and of those before it."""
-    return frame.meta.get(AGAIN) is True
-
-
 def without_rows(edge: str, frame: Frame[Array], dtype: str) -> Frame[Array]:
     """What goes out on `edge` for a frame that is void: nothing is computed for it, and nothing of it."""
     width = frame.tensors[0].shape[-1] if frame.tensors and frame.tensors[0].shape else 0
-    meta = {name: frame.meta[name] for name in ("pos", "chunk", "epoch", AGAIN) if name in frame.meta}
+    meta = {name: frame.meta[name] for name in ("pos", "chunk", "epoch") if name in frame.meta}
     return Frame(edge, frame.seq, (Array(dtype, (1, 0, width), b""),), {**meta, "tokens": 0})
 
 

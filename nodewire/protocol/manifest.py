@@ -142,6 +142,11 @@ class Manifest(Schema):
         return tuple(edge for edge in self.edges if edge.source == task)
 
     @property
+    def inner_edges(self) -> tuple[Edge, ...]:
+        """Those between tasks: guesses travel over these."""
+        return tuple(edge for edge in self.edges if CUSTOMER not in (edge.source, edge.target))
+
+    @property
     def driver(self) -> Task:
         return self.tasks[0]
 

@@ -154,6 +154,8 @@ class Plan(Schema):
     def _adds_up(self) -> Self:
         if len({task.task for task in self.tasks}) < len(self.tasks):
             raise ValueError("tasks: one stands twice")
+        if self.terms.lookahead > 1 and any(task.standby is not None for task in self.tasks):
+            raise ValueError("standby: there is none where guesses travel")
         hedged = self.hedges
         if self.chunk_msat != sum(task.price_msat * (1 + (task.task in hedged)) for task in self.tasks):
             raise ValueError("chunk_msat: not the sum of the tasks' prices")

@@ -71,11 +71,8 @@ class Chunks:
 
     def took_over(self) -> None:
         """The assignment has changed. What it counts as closed is over here, too: a driver that died may have told some
-        and not all. Raises BadFrame, as Record.close."""
+        and not all."""
         part = self._part
-        if self._record is not None:
-            for chunk in self._record.took_over(part.closed_before, restarted=part.is_restarted):
-                del self._closing[chunk]
         for chunk in sorted(one for one in self.units if one < part.closed_before):
             if chunk not in self._closed and chunk not in self._late:
                 self._task_group.spawn(self.finish(chunk, (self.units[chunk], False, part.attempt)))

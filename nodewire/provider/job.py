@@ -23,7 +23,7 @@ from nodewire.errors import (
     TimedOut,
 )
 from nodewire.job_task_group import JobTaskGroup, typed_fault
-from nodewire.kind import Job, JobKind, Mailbox, Params, Resumed, Worker
+from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import sent
@@ -33,7 +33,7 @@ from nodewire.protocol.codec import codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.guesses import is_computed
 from nodewire.protocol.job import Request
-from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.sent import LACKING
 from nodewire.protocol.takeover import LOST, Takeover
 from nodewire.provider.chunks import Chunks
@@ -46,7 +46,6 @@ from nodewire.provider.statements import Statements
 from nodewire.provider.stating import Stating
 from nodewire.provider.telling import Publish, Telling
 from nodewire.provider.timed import Timed
-from nodewire.wire.edges import RESTART
 from nodewire.wire.record import Record
 
 log = logging.getLogger("nodewire.provider")
@@ -66,8 +65,6 @@ class JobMailbox(Mailbox, Protocol):
     async def control(self, peer: str, document: Mapping[str, Any]) -> None: ...
 
     def controls(self) -> AsyncIterator[tuple[str, Mapping[str, Any]]]: ...
-
-    async def resumed(self, edge: str) -> int: ...
 
     def give_up(self) -> None: ...
 
@@ -147,8 +144,7 @@ class JobRun:
             part, record, self.credit, hashing=self._hashing, settling=self._settling, task_group=task_group
         )
         if record is not None:
-            record.attend(lambda: part.inner_edges, self._plain, self._chunks.complete)
-            self._chunks.took_over()
+            record.attend(part.inner_edges, self._plain, self._chunks.complete)
         self._failed = False
         """Whether this node cannot go on, and settles what it did."""
         self._frames = 0
@@ -184,10 +180,8 @@ class JobRun:
 
     async def took_over(self, takeover: Takeover) -> None:
         """The assignment changes: tasks come here, or are another's now. Called before frames take their new ways."""
-        come, changed = self._part.took_over(takeover)
+        come = self._part.took_over(takeover)
         self._chunks.took_over()
-        if self._record is not None and (edge := self._record.torn(changed - {*self.tasks})) is not None:
-            self._mailbox.cancel(LinkLost(edge, "gone while a tree of guesses was sent again"))
         if self._statements is not None:
             self._statements.took_over(takeover)
         if self._failed and self._part.entered:  # who calls has not heard that it cannot
@@ -316,10 +310,8 @@ class JobRun:
 
     def received(self, task: str, frame: Frame[Array]) -> None:
         assert self._record is not None
-        if frame.seq >= RESTART and not self._part.is_restarted:
-            raise BadFrame(frame.edge, f"seq: {frame.seq}, and the driver was not replaced")
         if frame.edge in self._record.inner:
-            self._record.came(frame.edge, self.attempt, frame)
+            self._record.came(frame.edge, frame)
         else:  # the customer's, for who computes it again
             self._record.write(self.request.id, frame.edge, self.attempt, frame)
 
@@ -328,12 +320,6 @@ class JobRun:
         task = next(one.source for one in self._job.manifest.edges if one.name == edge)
         if task in self.tasks:
             self._hashing.note(task, chunk, frame)
-
-    async def resumed(self, task: str) -> Resumed | None:
-        if task not in self._part.entered:
-            return None
-        tokens = next(one for one in self._job.manifest.outputs(task) if one.target == CUSTOMER)
-        return Resumed(self._part.base, await self._mailbox.resumed(tokens.name), self._part.entered[task])
 
     async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
         if chunk < self._part.replayed:

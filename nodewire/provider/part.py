@@ -6,8 +6,6 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.takeover import Takeover, assigned, present
-from nodewire.wire.edges import RESTART
-from nodewire.wire.record import inner_edges, restarted
 
 
 class Part:
@@ -47,16 +45,6 @@ class Part:
         return [one for one in present(self.request.plan, self.takeover) if one != self.me]
 
     @property
-    def is_restarted(self) -> bool:
-        """Whether a driver was replaced: frames are numbered from `attempt * RESTART` then."""
-        return bool(restarted(self.manifest, self.request.plan, self.takeover))
-
-    @property
-    def base(self) -> int:
-        """The number that the first frame of this attempt has, where it is restarted."""
-        return self.attempt * RESTART
-
-    @property
     def closed_before(self) -> int:
         """The first chunk that had not been closed when the newest takeover was signed; 0 without one."""
         return max((first for *_, first in self.takeover.replaced), default=0) if self.takeover is not None else 0
@@ -64,28 +52,24 @@ class Part:
     @property
     def inner_edges(self) -> set[str]:
         """Those between tasks, of this node's tasks."""
-        inner, mine = inner_edges(self.manifest), {*self.tasks}
-        return {edge.name for edge in self.manifest.edges if edge.name in inner and {edge.source, edge.target} & mine}
+        mine = {*self.tasks}
+        return {edge.name for edge in self.manifest.inner_edges if {edge.source, edge.target} & mine}
 
     def feeds(self, edge: str) -> str | None:
-        """Who has now what comes of an edge of a task of this node's, and may have other bits of it than were signed:
-        this node took the task over, or who has it drives in place of another. None of other edges."""
+        """Who has now what comes of an edge of a task that this node took over, and may have other bits of it than were
+        signed. None of other edges."""
         found = next((one for one in self.manifest.edges if one.name == edge), None)
-        if found is None or found.source not in self.tasks:
-            return None
-        is_led = self.is_restarted and found.target == self.manifest.driver.name
-        if found.source not in self.entered and not is_led:
+        if found is None or found.source not in self.tasks or found.source not in self.entered:
             return None
         return assigned(self.request.plan, self.takeover).get(found.target)
 
-    def took_over(self, takeover: Takeover) -> tuple[list[str], set[str]]:
-        """The assignment changes; the tasks that come here by it, and all that change hands by it."""
-        known = self.takeover.replaced if self.takeover is not None else ()
+    def took_over(self, takeover: Takeover) -> list[str]:
+        """The assignment changes; the tasks that come here by it."""
         before, self.takeover = set(self.tasks), takeover
         self.tasks, self.entered = self._tasks(), self._entered()
         come = [task for task in self.tasks if task not in before]
         self.replayed = max((self.replayed, *(self.entered[task] for task in come)))
-        return come, {one[0] for one in takeover.replaced} - {one[0] for one in known}
+        return come
 
     def _tasks(self) -> tuple[str, ...]:
         now = assigned(self.request.plan, self.takeover)

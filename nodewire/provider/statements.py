@@ -28,7 +28,6 @@ from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import LACKING, Hashed, Sent, digest_of, hashed
 from nodewire.protocol.takeover import Takeover, assigned, hedges, signers
-from nodewire.wire.record import restarted
 from nodewire.wire.signing import ASK_S, Signing, Tell
 from nodewire.wire.spool import Spool
 
@@ -310,12 +309,9 @@ class Statements:
 
     def _may_differ(self, edge: str) -> bool:
         """Whether an edge's frames were computed more than once, and so need not be the same bits: by who died and its
-        standby, on other hardware; or for a driver that died and the one that entered, not as many rows at once."""
+        standby, on other hardware."""
         replaced = self._takeover.replaced if self._takeover is not None else ()
-        ends, driver = self._edges[edge], self._manifest.driver.name
-        if any(task == ends.source for task, *_ in replaced):
-            return True
-        return ends.target == driver and edge in restarted(self._manifest, self._plan, self._takeover)
+        return any(task == self._edges[edge].source for task, *_ in replaced)
 
     def _word(self, edge: str, chunk: int) -> Sent | None:
         """The statement that says what came."""

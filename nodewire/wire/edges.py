@@ -15,8 +15,6 @@ from nodewire.errors import BadFrame, TooLarge
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire.headers import FRAME_COST_BYTES, DataHeader
 
-RESTART = 2**32
-"""Where guesses are allowed, a driver that enters in attempt k numbers its frames from k times this on."""
 INITIAL_WINDOW_BYTES = 2**20
 WINDOW_BYTES = 16 * 2**20
 
@@ -57,8 +55,6 @@ class Incoming:
     unread: int = 0
     granted: int = INITIAL_WINDOW_BYTES
     window: int = 0
-    may_restart: bool = False
-    """Whether its numbers may begin anew: there are guesses on it, and the driver may be replaced."""
 
     def __post_init__(self) -> None:
         # Twice the largest frame: a grant may lag by a quarter of the window, and a frame must still fit.
@@ -66,7 +62,7 @@ class Incoming:
 
     def admit(self, header: DataHeader) -> None:
         """A frame begins. Raises BadFrame, TooLarge: it is not the next one, or more than was granted."""
-        if self.under_way is not None or not follows(self.next_seq, header.seq, self.may_restart):
+        if self.under_way is not None or header.seq != self.next_seq:
             raise BadFrame("seq", f"{header.seq}, {self.next_seq} is next on {self.edge}")
         if header.nbytes > self.limit:
             raise TooLarge("frame", f"{header.nbytes} bytes, at most {self.limit} on {self.edge}")
@@ -102,11 +98,6 @@ class Incoming:
         self.received = 0
         self.taken = -self.unread
         self.granted = max(INITIAL_WINDOW_BYTES, self.taken + self.window)
-
-
-def follows(next_seq: int, seq: int, may_restart: bool) -> bool:
-    """Whether `seq` may come where `next_seq` would: it is that, or numbers begin anew with it."""
-    return seq == next_seq or (may_restart and seq > next_seq and seq % RESTART == 0 and seq // RESTART < 2**16)
 
 
 def _nothing() -> None:
@@ -177,12 +168,3 @@ class Outgoing:
     windows: dict[str, Window] = field(default_factory=dict)
     aside: dict[str, Window] = field(default_factory=dict)
     next_seq: int = 0
-    may_restart: bool = False
-    """As Incoming's."""
-    restarted: bool = False
-    """Whether they have begun anew."""
-
-    def lacks_from(self, first: int) -> int:
-        """From where on a consumer is sent frames that lacks them from `first` on: one that stays where the driver was
-        replaced has seen all that counts of what was sent before, and the numbers may not even be the same."""
-        return RESTART if self.restarted and 0 < first < RESTART else first

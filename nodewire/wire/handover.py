@@ -23,7 +23,6 @@ from nodewire.wire.awake import timeout_awake
 from nodewire.wire.frames import Document
 from nodewire.wire.link import Link
 from nodewire.wire.mailbox import JobMailbox
-from nodewire.wire.record import restarted
 from nodewire.wire.routing import routes_of
 
 ENTER_S = 2.0
@@ -202,7 +201,7 @@ class Handover:
             self._mailbox.replaced()
         await self._changed(takeover)
         routes = routes_of(self._manifest, self._plan, takeover, self._me)
-        self._mailbox.take_over(takeover.attempt, routes, restarted(self._manifest, self._plan, takeover))
+        self._mailbox.take_over(takeover.attempt, routes)
         for peer in self.gone:
             self._kept.let_go(peer)
         consumers = {c for r in routes.values() if r.producer == self._me for c in (*r.consumers, *r.aside)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from nodewire.errors import BadFrame, NotAllowed, TooLarge
 from nodewire.protocol.manifest import MAX_EDGES
@@ -24,10 +24,8 @@ class JobEdges:
         limits: Mapping[str, int],
         *,
         handover: bool,
-        guessed: Collection[str] = (),
     ) -> None:
-        """`limits`: most bytes of one frame per edge; 64 MiB where it says nothing. `guessed`: edges with guesses."""
-        self._guessed = frozenset(guessed)
+        """`limits`: most bytes of one frame per edge; 64 MiB where it says nothing."""
         self.incoming: dict[str, Incoming] = {}
         self.outgoing: dict[str, Outgoing] = {}
         self.members: set[str] = set()
@@ -42,11 +40,6 @@ class JobEdges:
         self._request = request
         self._limits = limits
         self._handover = handover
-
-    def restart(self, edges: Collection[str]) -> None:
-        """The driver was replaced, which guesses: on these edges numbers begin anew."""
-        for edge in self.outgoing.keys() & set(edges):
-            self.outgoing[edge].restarted = True
 
     def arrange(self, routes: Mapping[str, Route], attempt: int) -> set[str]:
         """Set up the edges of `routes`, going on with those that are there; which ones of this node's have changed.
@@ -68,13 +61,7 @@ class JobEdges:
                 self.neighbours.add(route.producer)
                 incoming = self.incoming.get(edge)
                 if incoming is None:
-                    incoming = Incoming(
-                        edge,
-                        route.producer,
-                        limits[edge],
-                        anew=enters or self._handover,
-                        may_restart=edge in self._guessed,
-                    )
+                    incoming = Incoming(edge, route.producer, limits[edge], anew=enters or self._handover)
                     incoming.granted = incoming.window if enters else INITIAL_WINDOW_BYTES
                     self.incoming[edge] = incoming
                     changed.add(edge)
@@ -83,9 +70,7 @@ class JobEdges:
                     changed.add(edge)
             if route.producer == me:
                 self.neighbours.update(route.consumers, route.aside)
-                outgoing = self.outgoing.setdefault(
-                    edge, Outgoing(edge, limits[edge], may_restart=edge in self._guessed)
-                )
+                outgoing = self.outgoing.setdefault(edge, Outgoing(edge, limits[edge]))
                 for consumer in outgoing.windows.keys() - set(route.consumers):
                     outgoing.windows.pop(consumer).leave()
                     changed.add(edge)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, NotFound
@@ -58,8 +58,6 @@ class Jobs:
         grace_s: float,
         tape: Tape | None,
         keep_inputs: bool,
-        guessed: Collection[str] = (),
-        restarted: Collection[str] = (),
     ) -> JobMailbox:
         """As Node.open_job."""
         if request in self._open:
@@ -74,8 +72,6 @@ class Jobs:
             grace_s=grace_s,
             tape=tape,
             keep_inputs=keep_inputs,
-            guessed=guessed,
-            restarted=restarted,
         )
         for fence in [f for f in self._fences if f[1] == request]:
             del self._fences[fence]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NodeFailed, Node
 from nodewire.protocol import canonical
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import frames, sending
-from nodewire.wire.edges import INITIAL_WINDOW_BYTES, RESTART, WINDOW_BYTES, Incoming, Route, Tape, follows
+from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Route, Tape
 from nodewire.wire.frames import Document
 from nodewire.wire.headers import DataHeader
 from nodewire.wire.job_edges import JobEdges
@@ -76,11 +76,8 @@ class JobMailbox:
         grace_s: float = GRACE_S,
         tape: Tape | None = None,
         keep_inputs: bool = False,
-        guessed: Collection[str] = (),
-        restarted: Collection[str] = (),
     ) -> None:
-        """`limits`: most bytes of one frame per edge; 64 MiB where it says nothing. `guessed`: edges with guesses,
-        whose numbers may begin anew; `restarted`: as in `take_over`."""
+        """`limits`: most bytes of one frame per edge; 64 MiB where it says nothing."""
         if len(request) != 64 or set(request) - set("0123456789abcdef"):
             raise BadInput("request", "not 64 lowercase hex digits")
         self.request = request
@@ -88,9 +85,7 @@ class JobMailbox:
         self.turn_us: Callable[[], int] | None = None
         """What this node's part of a turn takes (`wire.pacing`), where somebody counts it."""
         self._exchange = exchange
-        self._edges = JobEdges(
-            exchange.public, request, dict(limits or {}), handover=on_lost is not None, guessed=guessed
-        )
+        self._edges = JobEdges(exchange.public, request, dict(limits or {}), handover=on_lost is not None)
         self._on_lost = on_lost
         self._grace_s = grace_s
         self._tape = tape
@@ -108,13 +103,11 @@ class JobMailbox:
         self._documents = asyncio.Event()
         self._moved = asyncio.Event()
         self._over = asyncio.Event()
-        self._resumed = asyncio.Event()
         self._error: NodewireError | None = None
         self._given_up = False
         self._replaced = False
         self._sender = Sender(self, exchange, request, tape, handover=on_lost is not None)
         self._edges.arrange(routes, attempt)
-        self._edges.restart(restarted)
 
     @property
     def members(self) -> set[str]:
@@ -180,7 +173,7 @@ class JobMailbox:
         outgoing = self._edges.outgoing.get(frame.edge)
         if outgoing is None:
             raise BadFrame("edge", f"{frame.edge[:64]!r} is not one that this node produces")
-        if not follows(outgoing.next_seq, frame.seq, outgoing.may_restart):
+        if frame.seq != outgoing.next_seq:
             raise BadFrame("seq", f"{frame.seq}, {outgoing.next_seq} is next on {frame.edge}")
         parcel = self._sender.parcel(outgoing, self.attempt, frame)
         outgoing.next_seq = frame.seq + 1
@@ -189,8 +182,7 @@ class JobMailbox:
         await self._sender.send(outgoing, parcel)
 
     async def get(self) -> Frame[Array]:
-        """The next frame that came on any edge that this node consumes, in order per edge. Frames that begin anew, for
-        a driver that enters, wait until the job is in the attempt in which it did.
+        """The next frame that came on any edge that this node consumes, in order per edge.
 
         Raises:
             LinkLost: the link to a neighbour in the job has ended (with handover: and nobody took over in time).
@@ -200,9 +192,6 @@ class JobMailbox:
             self.check()
             self._arrived.clear()
             await self._arrived.wait()
-        while self._queue[0][1].seq >= (self.attempt + 1) * RESTART:  # word of that takeover is still on its way here
-            self.check()
-            await self._moved.wait()
         incoming, frame, cost = self._queue.popleft()
         if (limit := incoming.take(cost)) is not None:
             self._grant(incoming, limit)
@@ -250,22 +239,8 @@ class JobMailbox:
             self._documents.clear()
             await self._documents.wait()
 
-    async def resumed(self, edge: str) -> int:
-        """What the consumer of an edge lacked first when it was asked last, or lacks now; waited for.
-
-        Raises:
-            NodewireError: what ended the job.
-        """
-        (window,) = self._edges.outgoing[edge].windows.values()
-        while window.next_seq is None:
-            self.check()
-            self._resumed.clear()
-            await self._resumed.wait()
-        return window.next_seq
-
-    def take_over(self, attempt: int, routes: Mapping[str, Route], restarted: Collection[str] = ()) -> None:
-        """Go on with `attempt` under `routes`, which name all of the job's edges; the owner has checked who signed. On
-        the edges `restarted` numbers may begin anew, since the driver, which guesses, was replaced.
+    def take_over(self, attempt: int, routes: Mapping[str, Route]) -> None:
+        """Go on with `attempt` under `routes`, which name all of the job's edges; the owner has checked who signed.
 
         Frames that come whole from a producer that stays are good, whatever their attempt. Those of a node that left
         pass by. The owner dials whom it sends to now. If this node itself has left, the job ends here.
@@ -287,7 +262,6 @@ class JobMailbox:
             return
         granted = edges.granted
         changed = edges.arrange(routes, attempt)
-        edges.restart(restarted)
         self.attempt = attempt
         left = neighbours - self.neighbours
         for peer in left:
@@ -447,7 +421,6 @@ class JobMailbox:
         self._arrived.set()
         self._documents.set()
         self._moved.set()
-        self._resumed.set()
         for peer in list(self._awaited):
             self._hear(peer)
         self._sender.wake()
@@ -461,7 +434,7 @@ class JobMailbox:
         if incoming is None or outgoing is None or incoming.producer != me:
             return
         window = outgoing.windows[me]
-        is_anew = window.resume(outgoing.lacks_from(incoming.next_seq))
+        is_anew = window.resume(incoming.next_seq)
         window.grant(incoming.granted)
         if is_anew:
             self._sender.catch_up(outgoing, window)
@@ -504,9 +477,7 @@ class JobMailbox:
         if outgoing is None or window is None:
             return
         self._hear(peer)
-        first = outgoing.lacks_from(first)
         if window.resume(first):
-            self._resumed.set()
             if (link := self._exchange.open_link(peer)) is not None:  # who has just entered waits to hear of this node
                 link.send_credit(self.request, edge, self.attempt, 0)
             if first < outgoing.next_seq:

@@ -17,7 +17,6 @@ from nodewire.wire.handover import Handover
 from nodewire.wire.keeping import KeptLink
 from nodewire.wire.mailbox import Tape
 from nodewire.wire.node import Node
-from nodewire.wire.record import inner_edges, restarted
 from nodewire.wire.routing import routes_of
 
 
@@ -66,8 +65,6 @@ class Membership:
             grace_s=grace_s,
             tape=tape,
             keep_inputs=keep_inputs,
-            guessed=inner_edges(manifest) if plan.terms.lookahead > 1 else (),
-            restarted=restarted(manifest, plan, takeover),
         )
 
     def handover(

@@ -134,8 +134,6 @@ class Node:
         grace_s: float = GRACE_S,
         tape: Tape | None = None,
         keep_inputs: bool = False,
-        guessed: Collection[str] = (),
-        restarted: Collection[str] = (),
     ) -> JobMailbox:
         """The mailbox of a job on this node.
 
@@ -145,7 +143,6 @@ class Node:
         With `on_lost` a lost neighbour does not end the job: `on_lost` is called at once, and the job fails only if
         the neighbour neither comes back nor is replaced (JobMailbox.take_over) within `grace_s` seconds. `tape` keeps
         what is put, so that it can be sent to who lacks it, and with `keep_inputs` also what comes from other nodes.
-        `guessed` are edges with guesses, `restarted` those on which numbers have begun anew (JobMailbox.take_over).
 
         Raises:
             NotAllowed: the job is open already.
@@ -160,8 +157,6 @@ class Node:
             grace_s=grace_s,
             tape=tape,
             keep_inputs=keep_inputs,
-            guessed=guessed,
-            restarted=restarted,
         )
 
     async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool:

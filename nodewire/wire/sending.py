@@ -13,7 +13,7 @@ from nodewire.errors import LinkLost, NodewireError, NotFound
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames
-from nodewire.wire.edges import Outgoing, Tape, Window, follows
+from nodewire.wire.edges import Outgoing, Tape, Window
 from nodewire.wire.link import Link, Sending
 
 log = logging.getLogger("nodewire.wire")
@@ -264,8 +264,6 @@ class Sender:
             # That reading ended before the tape had grown, or was overtaken by what was sent at once.
             turns.replay = self._tape.read(self._request, outgoing.edge, window.next_seq)
             found = next(turns.replay, None)
-        if found is not None and follows(window.next_seq, found[1].seq, outgoing.may_restart):
-            window.next_seq = found[1].seq
         if found is None or found[1].seq != window.next_seq:
             raise NotFound("tape", f"{outgoing.edge} has not been kept from {window.next_seq} on")
         turns.kept = self.parcel(outgoing, *found)

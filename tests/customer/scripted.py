@@ -43,6 +43,9 @@ class Scripted:
         await asyncio.sleep(0)
         self.closed.set()
 
+    async def paid(self):
+        assert self.closed.is_set()
+
     async def outputs(self):
         while (given := await self._given.get()) is not None:
             if isinstance(given, Exception):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer.again import may_begin
-from nodewire.customer.ending import LINGER_S
+from nodewire.customer.ending import LATE_CLAIMS_S, LINGER_S
 from nodewire.customer.purchase import Purchase
 from nodewire.errors import BadInput, LinkLost, PaymentRequired
 from tests.attacks.inside.test_inside_paid_twice import DRIVER, FRIEND, HONEST, PRICE_MSAT, asked, asks, closed, job
@@ -50,7 +50,8 @@ async def left(purchase, error):
     return time.monotonic() - started
 
 
-async def test_who_died_with_the_job_is_paid_when_it_can_be_and_keeps_nobody_waiting():
+async def test_what_a_job_that_broke_off_owes_is_paid_beside_what_is_bought_next():
+    """Who died with it is paid when that can be, and waited for by nobody."""
     payments, _ = job()
     await closed(payments, 0)
     assert payments.expects(asks(HONEST, 0))  # its wallet died with it
@@ -65,12 +66,24 @@ async def test_who_died_with_the_job_is_paid_when_it_can_be_and_keeps_nobody_wai
 
     purchase = Purchase.__new__(Purchase)
     purchase._running = SimpleNamespace(
-        is_open=True, payments=payments, left=set(), gone=gone, end=end, cancel=lambda: done.clear()
+        is_open=True,
+        payments=payments,
+        left=set(),
+        gone=gone,
+        end=end,
+        cancel=lambda: done.clear(),
+        spent_msat=lambda: 7,
     )
     purchase._done, purchase._gone, purchase.timing = False, set(), SimpleNamespace(outputs=[1.0])
-    purchase._session = SimpleNamespace(planner=SimpleNamespace(missed=lambda whom: None))
-    assert await left(purchase, error) < LINGER_S / 2
-    assert done == ["end"]
+    planner = SimpleNamespace(missed=lambda whom: None)
+    purchase._session, purchase._paying = SimpleNamespace(planner=planner, beside=asyncio.create_task), None
+    assert await left(purchase, error) < LATE_CLAIMS_S / 2
+    assert done == []
+    assert purchase.spent_msat == 7 + payments.unpaid_msat() > 7 + PRICE_MSAT  # it counts against what is bought next
+    started = time.monotonic()
+    await purchase.paid()
+    assert time.monotonic() - started < LINGER_S / 2
+    assert done == ["end"] and purchase.spent_msat == 7
     assert purchase._gone == {HONEST.public}
     assert not payments.failed
 

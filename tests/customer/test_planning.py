@@ -48,18 +48,33 @@ def test_an_edge_of_a_local_driver_stays_wide_where_its_link_is_fast(world):
     assert found[0] - found[1] == ({"hidden.0", "return"} if last == first else {"hidden.0"})
 
 
+class Market:
+    """What a world's committee certifies."""
+
+    def __init__(self, world):
+        self.committee, self._world = world.committee, world
+
+    async def epoch(self, *, timeout_s, after=0):
+        return SimpleNamespace(
+            body=self._world.certificate.body,
+            beacon=self._world.beacon,
+            certificate=SimpleNamespace(id="0" * 64),
+            partials=(),
+        )
+
+    async def snapshot(self, digest):
+        return self._world.snapshot
+
+
 async def test_a_model_that_nobody_serves_is_told_from_one_that_is_busy_or_too_dear(world):
-    class Market:
-        committee = world.committee
-
-        async def epoch(self, *, timeout_s, after=0):
-            return SimpleNamespace(body=world.certificate.body, beacon=world.beacon)
-
-        async def snapshot(self, digest):
-            return world.snapshot
-
     with pytest.raises(NoProvider, match="model: no provider serves ring9 yet"):
-        await draw(Market(), ring(9), generous(), "0" * 64, timeout_s=1.0, patience=0)
+        await draw(Market(world), ring(9), generous(), "0" * 64, timeout_s=1.0, patience=0)
     cheap = generous().model_copy(update={"max_chunk_msat": 0})
     with pytest.raises(NoProvider, match="under the terms"):
-        await draw(Market(), world.manifest, cheap, "0" * 64, timeout_s=1.0, patience=0)
+        await draw(Market(world), world.manifest, cheap, "0" * 64, timeout_s=1.0, patience=0)
+
+
+async def test_where_a_member_takes_no_guesses_the_plan_has_none_and_somebody_stands_by(world):
+    drawn = await draw(Market(world), world.manifest, generous(lookahead=8), "0" * 64, timeout_s=1.0, patience=0)
+    assert {ad.lookahead for ad in drawn.ads.values()} == {1}
+    assert drawn.plan.terms.lookahead == 1 and any(task.standby for task in drawn.plan.tasks)

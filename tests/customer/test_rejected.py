@@ -357,6 +357,9 @@ class Bought:
     async def __aexit__(self, *_):
         return
 
+    async def paid(self):
+        return
+
     async def outputs(self):
         if self.error is not None:
             raise self.error

@@ -57,15 +57,14 @@ class GuessingDriver:
         flight = self.flights[session]
         if flight.ended:
             raise NotAllowed("session", "ended")
-        replayed = frame.meta.get("replay") is True
         if frame.edge == self.program.edge_prompt:
             (first,) = self._driver.receive(session, frame)
             flight.prompt = first.tensors[0].shape[1]
             flight.sent.append((0, 0, None, 0))
-            return [first, *([] if replayed else self._ahead(flight))]
-        return self._took(flight, frame, replayed)
+            return [first, *self._ahead(flight)]
+        return self._took(flight, frame)
 
-    def _took(self, flight, frame, replayed):
+    def _took(self, flight, frame):
         seq, pos, ids, epoch = flight.sent.popleft()
         assert frame.seq == seq, (frame.seq, seq)
         rows, prompt = frame.tensors[0].shape[1], flight.prompt
@@ -96,7 +95,7 @@ class GuessingDriver:
             flight.epoch += len(flight.chain) > newest
             del flight.chain[newest:]
             out.append(self._send(flight, [known[newest]]))
-        return [*out, *([] if replayed else self._ahead(flight)), *told]
+        return [*out, *self._ahead(flight), *told]
 
     def _ahead(self, flight):
         """Guesses, as far as it goes."""

@@ -66,7 +66,7 @@ async def test_what_needs_logits_or_a_sample_is_refused_before_anything_is_bough
     ledger.close()
 
 
-async def test_who_dies_amid_guesses_is_replaced_with_the_same_tokens(lent):
+async def test_who_dies_amid_guesses_is_gone_on_without_with_the_same_tokens(lent):
     expected = whole_tokens(lent.market, PROMPT, 200)
     async with lent.market.customer("lent-mourner", lookahead=8) as customer:
         await customer.session.market.epoch(timeout_s=30, after=await lent.live("yva", "zed", "abe") - 1)

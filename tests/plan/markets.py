@@ -226,6 +226,8 @@ def vectors() -> list[dict]:
         (f"{opened}, which has failed", world, generous(excluded=(stranger,)), 0, ()),
         (f"{opened}, which is busy", world, generous(), 0, (stranger,)),
         ("hedges in a tight budget", World(ring(3), 16, 20), generous(hedge=STAGES[:2], max_chunk_msat=100), 0, ()),
+        ("guesses", world, generous(lookahead=8), 0, ()),
+        ("guesses of stages that are hedged", World(ring(4), 16, 9), generous(lookahead=8, hedge=STAGES), 0, ()),
     ]
     return [vector(*case) for case in cases]
 

@@ -80,7 +80,10 @@ def plan(case: Doc, digest: str) -> Doc:
             raise Refused("over-budget")
         placed[name] = first(name, room)
         left -= (1 + (name in hedge)) * placed[name].price
-    standbys, hedges = _standbys(list(offers), hedge, placed, candidates, reserves, first)
+    standbys: dict[str, Offer] = {}
+    hedges: set[str] = set()
+    if terms.get("lookahead", 1) == 1:
+        standbys, hedges = _standbys(list(offers), hedge, placed, candidates, reserves, first)
     total = sum(one.price * (1 + (name in hedges)) for name, one in placed.items())
     if total > terms["max_total_msat"]:
         raise Refused("over-budget")

@@ -68,6 +68,18 @@ def test_what_cannot_be_hedged_is_refused(hedge):
     assert refused.value.field == "terms.hedge"
 
 
+def test_where_guesses_travel_nobody_stands_by_and_nothing_is_hedged():
+    for world in WORLDS:
+        plain, plan = world.assign(terms=generous()), world.assign(terms=generous(lookahead=8))
+        assert any(a.standby for a in plain.tasks) and {a.standby for a in plan.tasks} == {None}
+        assert [a.provider for a in plan.tasks] == [a.provider for a in plain.tasks]
+        with pytest.raises(BadInput):
+            Plan.from_document({**plain.document(), "terms": plan.terms.document()})
+    with pytest.raises(BadPlan) as refused:
+        WORLDS[3].assign(terms=generous(lookahead=8, hedge=STAGES))
+    assert refused.value.field == "terms.hedge"
+
+
 def test_neither_are_calls_nor_ones_own_tasks():
     with pytest.raises(BadPlan):
         World(diamond()).assign(terms=generous(hedge=("left",)))

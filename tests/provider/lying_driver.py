@@ -112,7 +112,7 @@ class LyingDriver:
 
     def _drawn(self, lies, kind):
         draw, history = self.random, lies.history
-        floor, length = history._first, history._first + len(history._run)
+        floor, length = history._first, history._length
         rows, pos, keep, parents, epoch = 1 + draw.randrange(6), length, None, None, lies.epoch
         if kind in ("back", "back tree", "empty"):
             pos = draw.randrange(max(floor, length - 6), length + 1)

@@ -9,17 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodewire.errors import BadFrame, BadSignature, NodewireError, OverBudget, TimedOut
+from nodewire.errors import BadFrame, NodewireError, OverBudget, TimedOut
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.speculation.drafter import Candidate
 from nodewire.llm.whole import Whole
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.guesses import without_rows
 from nodewire.protocol.refusal import suspects
-from nodewire.protocol.takeover import Takeover
-from nodewire.wire.edges import RESTART
 from tests.kinds.inprocess import to_arrays, to_torch
 from tests.llm.guessing_driver import make_guessing
 from tests.provider.test_provider_job import CUSTOMER, PROMPT, REQUEST, folder, generate, make_market, served  # noqa: F401
@@ -476,11 +473,6 @@ async def test_a_budget_that_ends_with_a_chunk_ends_a_trees_job_as_one_and_all_o
     await asyncio.gather(*runs, paying, customer, return_exceptions=True)
 
 
-async def test_numbers_do_not_jump_where_no_driver_was_replaced(folder, tmp_path, truth):  # noqa: F811
-    market = guessing(folder, tmp_path, truth, chunk=16)
-    assert "the driver was not replaced" in await refused(market, {"seq": 1, "pos": 1}, {"seq": RESTART, "pos": 1})
-
-
 async def ended(market, stage, patience_s=0.2, first_result_ms=100):
     """How the stage's part of the job ends, once it gets nothing that it waits for."""
     limit(market, first_result_ms=first_result_ms)
@@ -558,18 +550,3 @@ async def test_a_chunk_has_its_time_however_many_rows_come_for_it(folder, tmp_pa
     assert isinstance(await ended(market, stage, 0.1, 100), TimedOut)
     assert not sending.done()
     sending.cancel()
-
-
-async def test_what_a_driver_closed_and_a_stage_lacks_is_closed_by_the_word_of_who_enters(folder, tmp_path, truth):  # noqa: F811
-    market = guessing(folder, tmp_path, truth, chance=0.7)
-    driver, stage = list(market.runs.values())[:2]
-    for chunk in (0, 1, 2):
-        await stage.heard(close(driver, chunk))
-    entering = Keys(b"\x07" * 32)
-    replaced = (("driver", driver._part.me, entering.public, 1),)
-    await stage.took_over(Takeover.sign(CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced))
-    assert (set(stage._chunks._closing), set(stage._record._wanted)) == ({0}, {0})
-    with pytest.raises(BadSignature):
-        await stage.heard(close(driver, 1))
-    await stage.heard(Close.sign(entering, request=REQUEST, attempt=1, chunk=1, units=1, end=False))
-    assert (set(stage._chunks._closing), set(stage._record._wanted)) == ({0, 1}, {0, 1})

@@ -1,4 +1,4 @@
-"""Stages that two compute, amid guesses and deaths, on real links."""
+"""Stages that two compute, amid deaths, on real links."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from nodewire.errors import LinkLost
+from tests.provider.ring import CHUNK, Slow, make_trees
 from tests.provider.test_guessing_job import truth  # noqa: F401
-from tests.provider.test_guessing_takeover import CHUNK, Slow, make_trees
 from tests.provider.test_lying_driver import Noisy, Ring, computed_alike, ends
 from tests.provider.test_provider_job import folder  # noqa: F401
 
@@ -69,7 +69,7 @@ async def test_neighbours_that_are_both_hedged_may_die_one_by_one_and_together(
     hedge = ("stage.0", "stage.1")
     async with Hedged(folder, tmp_path / "ring", truth, policy="sampled", chance=0.8, hedge=hedge) as ring:
         left, said = await ends(ring, *strike, at=40)
-        if "driver" in strike:  # who kept what of a tree may be gone with it, as may frames that a hedge lacks
+        if "driver" in strike:  # frames that a hedge lacks may be gone with it
             assert all(isinstance(error, LinkLost) for error in said)
             return
         assert said == []

@@ -10,26 +10,27 @@ import torch
 from kinds.k8843_guessing import Guessing
 from nodewire.errors import BadFrame, LinkLost, NodewireError
 from nodewire.protocol.frame import Frame
+from nodewire.provider.statements import PATIENCE_S
 from tests.kinds.inprocess import to_torch
 from tests.kinds.llama import load
 from tests.provider.lying_driver import LyingDriver
+from tests.provider.ring import Ring, make_trees
 from tests.provider.test_guessing_job import truth  # noqa: F401
-from tests.provider.test_guessing_takeover import Ring, make_trees
 from tests.provider.test_provider_job import REQUEST, folder  # noqa: F401
 
 
 class Lying(Ring):
-    """The plan's driver lies; who enters for it does not."""
+    """The plan's driver lies."""
 
     def __init__(self, *args, seed, frames=120, trees=True, takes_back=False, **kwargs):
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, lookahead=8, **kwargs)
         self.seed, self.frames, self.how = seed, frames, {"trees": trees, "takes_back": takes_back}
 
     async def enter(self, place, takeover=None):
         lies = place.keys.public == self.plan.assignment("driver").provider
         self.make_guess = self.make_lies if lies else make_trees
         await super().enter(place, takeover)
-        place.run._patience_s = place.run.credit._patience_s = 3
+        place.run._patience_s = place.run.credit._patience_s = PATIENCE_S + 5  # by then it is known that somebody lies
 
     def make_lies(self, manifest, actors, guess, *, depth, width):
         driver = actors[manifest.driver.name]
@@ -40,11 +41,8 @@ class Lying(Ring):
 @pytest.fixture(autouse=True)
 def _believes(monkeypatch):
     """The liar does not compare what comes back: it knows what it did."""
-    compared = Guessing._returned
 
     async def returned(self, frame):
-        if await self._leading() is not None:
-            return await compared(self, frame)
         self._desk.received(self._task, frame)
         return [frame]
 
@@ -88,10 +86,8 @@ async def ends(ring, *strike, at):
 
 
 def blames_nobody_honest(error):
-    """It names the driver, for what it closed; or nobody."""
-    return isinstance(error, LinkLost) or (
-        isinstance(error, BadFrame) and error.field == "hidden.0" and "closed" in error.reason
-    )
+    """It names an edge of the driver's, or nobody."""
+    return isinstance(error, LinkLost) or (isinstance(error, BadFrame) and error.field == "hidden.0")
 
 
 @pytest.mark.parametrize("takes_back", [False, True], ids=["closes what came back", "takes back what it closed"])

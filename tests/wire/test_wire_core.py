@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from test_wire_frames import Recorder, feed
 
-from nodewire.errors import BadFrame, LinkLost, NotAllowed
+from nodewire.errors import LinkLost, NotAllowed
 from nodewire.protocol.frame import Array
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames
 from nodewire.wire.decoder import Decoder
-from nodewire.wire.edges import RESTART, Incoming, Outgoing, Route, follows
+from nodewire.wire.edges import Route
 from nodewire.wire.frames import SEGMENT_BYTES
 from nodewire.wire.headers import FRAME_COST_BYTES, TENSOR_COST_BYTES, DataHeader
 from nodewire.wire.job_edges import JobEdges
@@ -343,32 +343,3 @@ def test_round_trips_are_those_of_the_heartbeats_that_were_answered(gaps_s):
 
 def test_a_frame_costs_a_window_more_than_nothing():
     assert header(0, 0).cost == FRAME_COST_BYTES + TENSOR_COST_BYTES
-
-
-def test_numbers_may_begin_anew_where_a_driver_that_guesses_is_replaced():
-    assert follows(7, 7, False)
-    assert follows(7, RESTART, True)
-    assert follows(RESTART + 3, 2 * RESTART, True)
-    assert not follows(7, RESTART, False)
-    assert not follows(7, 8, True)
-    assert not follows(7, RESTART + 1, True)
-    assert not follows(RESTART + 3, RESTART, True)
-    assert not follows(7, 2**16 * RESTART, True)
-
-
-def test_who_stays_lacks_nothing_that_came_before_a_driver_was_replaced():
-    edge = Outgoing("hidden", 100, may_restart=True)
-    assert [edge.lacks_from(first) for first in (0, 5, RESTART + 1)] == [0, 5, RESTART + 1]
-    edge.restarted = True
-    assert [edge.lacks_from(first) for first in (0, 5, RESTART + 1)] == [0, RESTART, RESTART + 1]
-
-
-def test_an_edge_goes_on_with_a_number_that_begins_anew():
-    edge = Incoming("hidden", "a" * 64, 1_000, may_restart=True)
-
-    for seq in (0, 1, RESTART, RESTART + 1):
-        edge.admit(found := header(seq, 1))
-        assert edge.under_way is found
-        edge.under_way = None
-    with pytest.raises(BadFrame):
-        edge.admit(header(2, 1))
