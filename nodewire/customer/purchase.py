@@ -17,6 +17,7 @@ from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Timing
 from nodewire.errors import BadFrame, NodewireError, NoProvider
+from nodewire.job_task_group import typed_fault
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
 from nodewire.pay.debts import Debt
@@ -309,11 +310,14 @@ class Purchase:
                 await self._running.end()
 
     async def _pay(self, running: Running) -> None:
-        """Pay a job that broke off for what came. Who is gone is not waited for."""
+        """Pay a job that broke off for what came. Who is gone is not waited for; what is not paid is owed."""
         try:
-            await ending.pay_what_came(running.payments, running.left | self._gone)
-        finally:
-            await running.end()
+            try:
+                await ending.pay_what_came(running.payments, running.left | self._gone)
+            finally:
+                await running.end()
+        except Exception as error:
+            self._session.log.warning("job %s: what came is not paid: %s", running.request.id[:8], typed_fault(error))
 
     async def paid(self) -> None:
         """Return when a job that broke off is paid for what came, as far as that goes."""

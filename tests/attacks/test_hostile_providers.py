@@ -284,6 +284,9 @@ async def test_who_puts_out_what_is_none_is_done_without(monkeypatch):
         async def __aexit__(self, *_: object) -> None:
             return
 
+        async def paid(self) -> None:
+            return
+
         async def outputs(self):
             try:
                 self.accept(lies[self.seller])

@@ -116,9 +116,14 @@ def test_generations_that_did_not_go_on_count_against_the_percentile():
     fine, dead = outcome(), outcome()
     fine.victim = dead.victim = "provider-0"
     fine.resume_ms, fine.identical = 1.0, True
-    chaos._judge(report, [fine, dead], 0, 0, [], {})
+    chaos._judge(report, chaos_outcome.Part(1, [fine, dead]), 0, [], {})
     assert report.summary["identical"] == {"value": 1, "bound": "== 2", "ok": False}
     assert report.summary["resume_ms_p95"] == {"value": None, "bound": "<= 500", "ok": False}
+    guessed = Report("chaos", 1, quick=True)
+    fine.stall_ms = 90.0
+    chaos._judge(guessed, chaos_outcome.Part(8, [fine, dead]), 0, [], {})
+    assert guessed.summary["stall_ms_p50"] == {"value": 90.0, "bound": "<= 400", "ok": True}
+    assert guessed.summary["stall_ms_p95"] == {"value": None, "bound": "<= 1000", "ok": False}
     assert report.summary["double_paid"]["ok"]
 
 
