@@ -8,7 +8,6 @@ by the driver, which alone knows how many were accepted. `embed` and `run`: one 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -74,16 +73,9 @@ class SplitInference:
                 def act(task: str) -> None:
                     running.append(group.create_task(self._act(task, job, inboxes, mailbox, worker, desk, closing)))
 
-                async def join() -> None:
-                    while True:
-                        task = await desk.joined()
-                        await begin(task)
-                        act(task)
-
                 for task in job.tasks:
                     act(task)
                 running.append(group.create_task(_distribute(mailbox, job.manifest, inboxes)))
-                running.append(group.create_task(join()))
                 await closing.ended.wait()
                 for one in running:
                     one.cancel()
@@ -102,14 +94,8 @@ class SplitInference:
         closing: _Closing,
     ) -> None:
         guessing = Guessing(task, job, inboxes, desk) if job.lookahead > 1 else None
-        inputs = {edge.name for edge in job.manifest.inputs(task) if edge.source == CUSTOMER}
-        began, early = not inputs, deque[Frame[Array]]()
         while not closing.ended.is_set():  # returns of guesses may come after the last token
-            frame = early.popleft() if began and early else await inboxes.get(task)
-            if not began and frame.edge not in inputs:
-                early.append(frame)  # to a task that was taken over, what answers the prompt may come before it
-                continue
-            began = True
+            frame = await inboxes.get(task)
             if guessing is not None and guessing.concerns(frame):
                 outs = await self._guessed(frame, task, job, worker, guessing)
             else:

@@ -21,7 +21,6 @@ from nodewire.protocol.address import SPLICE_WORDS
 from nodewire.protocol.cached import WHOLE_PPM
 from nodewire.protocol.faults import in_words, shaped
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
-from nodewire.protocol.hedging import MAX_HEDGED
 from nodewire.protocol.schema import Hex32, Label, Msat, Name
 from nodewire.protocol.sizes import parse_size
 
@@ -325,8 +324,6 @@ class CustomerConfig(Role):
     worker: WorkerConfig = WorkerConfig()
     max_chunk_msat: Msat = 100_000
     max_total_msat: Msat = 10_000_000
-    hedge: int = Field(default=0, ge=0, le=MAX_HEDGED)
-    """Of a generation: so many stages are computed by two, as far as there are nodes for that."""
     resplit_msat: Msat | None = None
     """Most that a generation may spend on moving to quicker rings, beside what it costs to stay; 0 is never to move. A
     quarter of what the job may cost if empty."""
@@ -343,8 +340,6 @@ class CustomerConfig(Role):
     @model_validator(mode="after")
     def _guesses_with_its_draft(self) -> Self:
         _check_draft(self.worker, self.lookahead)
-        if self.hedge and self.lookahead > 1:
-            raise ValueError("hedge: nobody stands by where guesses travel, so it needs a lookahead of 1")
         return self
 
 

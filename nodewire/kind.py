@@ -241,12 +241,6 @@ class Desk(Protocol):
         """All of this node's part of `chunk` is done; it counts as `units` chunks. `end`: it was the last.
         `positions`: how many of the chunk's count, if not all."""
 
-    async def joined(self) -> str:
-        """The next task that this node takes over from another while the job runs, waited for.
-
-        Its inputs come from their first frame on; outputs that its consumers have already got are not sent again.
-        """
-
 
 class JobKind(Protocol):
     """One job kind: what the entry point `nodewire.kinds` names."""

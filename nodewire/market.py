@@ -239,11 +239,11 @@ class Market:
 
     async def ads(self, plan: Plan) -> dict[str, Ad]:
         """The ads of a plan's members as its snapshot has them. Raises as `snapshot`."""
-        return (await self.snapshot(plan.snapshot)).ads(set(plan.members()))
+        return (await self.snapshot(plan.snapshot)).ads(set(plan.providers()))
 
     async def nodes(self, plan: Plan) -> dict[str, Node]:
         """A plan's members as its snapshot has them. Raises as `snapshot`."""
-        members = set(plan.members())
+        members = set(plan.providers())
         return {node.pubkey: node for node in (await self.snapshot(plan.snapshot)).nodes if node.pubkey in members}
 
     def lists(self, public: str) -> bool:

@@ -98,7 +98,7 @@ class Config:
     wraps_need_auth: bool = True
     proxies: frozenset[str] = frozenset()
     permanent_kinds: frozenset[int] = frozenset(range(8850, 8858))
-    lasting_kinds: frozenset[int] = frozenset({5, 8853, 8856, 8857})
+    lasting_kinds: frozenset[int] = frozenset({5, 8853, 8856})
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     sweep_s: float = 60.0
     limits: Limits = field(default_factory=Limits)

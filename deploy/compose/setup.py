@@ -60,7 +60,7 @@ def main() -> None:
         lines = [*node(name := f"provider-{i}", committee), f'name = "{name}"']
         lines += ["[wire]", 'listen = "0.0.0.0:9735"', f'announce = ["{name}:9735"]']
         lines += ["[lnurl]", 'listen = "0.0.0.0:8080"', f'url = "http://{name}:8080"', *wallet]
-        # two neighbouring nodes for every task, so that each has a standby
+        # two neighbouring nodes for every task, so that another is left when one dies
         served = [task for t, task in enumerate(tasks) if i in (t % PROVIDERS, (t + 1) % PROVIDERS)]
         lines += [
             "[[serve]]",

@@ -19,7 +19,6 @@ from nodewire.cli.buying import (
     Budget,
     Codecs,
     Config,
-    Hedge,
     Model,
     Report,
     Resplit,
@@ -77,7 +76,6 @@ def generate(
     budget: Budget = "",
     edge_codec: Codecs = None,
     resplit: Resplit = "",
-    hedge: Hedge = None,
     verify: Verify = False,
     wait: Wait = False,
     driver: Driver = None,
@@ -98,13 +96,13 @@ def generate(
     whom = {"driver": driver, "trusted": trusted, "ends": ends, "exclude": exclude, "region": region}
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
-        only_here("--local", resplit=resplit, hedge=hedge, **whom)
+        only_here("--local", resplit=resplit, **whom)
         if transcript is not None:
             raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
         local = model_folder(local)
     if swarm is not None:
         no_market(config=config, model=model, local=local, budget=budget, verify=verify, wait=wait)
-        no_market(transcript=transcript, resplit=resplit, hedge=hedge, **whom)
+        no_market(transcript=transcript, resplit=resplit, **whom)
     else:
         only_swarm(split=split, key=key, state=state)
     if draft is not None and local is None:
@@ -137,7 +135,6 @@ def generate(
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         params |= {"transcribe": True} if transcript is not None else {}
         params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}
-        params |= {"hedge": hedge} if hedge is not None else {}
         done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
         if transcript is not None:
             transcript.write_bytes(orjson.dumps(done.pop("transcript"), option=orjson.OPT_INDENT_2))

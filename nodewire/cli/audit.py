@@ -2,7 +2,7 @@
 
 A training's transcript is audited by `audit_training`, a generation's by `audit_generation`. Of a job
 
-The plan is re-derived from what it cites; takeovers, commitments, certificates, draws, verdicts, bonds and payments are
+The plan is re-derived from what it cites; commitments, certificates, draws, verdicts, bonds and payments are
 checked against one another; the customer's own ledger as well, if the configuration is its own.
 """
 

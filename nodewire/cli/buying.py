@@ -15,7 +15,6 @@ from nodewire.cli.output import end, notes, print_json
 from nodewire.cli.roles import check_model, load_customer, naming
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadInput, NodewireError
-from nodewire.protocol.hedging import MAX_HEDGED
 
 if TYPE_CHECKING:
     from nodewire.cli.shown import Watched
@@ -37,15 +36,6 @@ Codecs = Annotated[
 ]
 Resplit = Annotated[
     str, typer.Option(help="Most that moves to quicker rings may cost, such as 5sat; 0sat: none (default: the file's).")
-]
-Hedge = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=MAX_HEDGED,
-        help="Have so many stages computed by two, and pay both: where one dies the other goes on at once"
-        " (default: the file's).",
-    ),
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of it again.")]
 Wait = Annotated[bool, typer.Option("--wait", help="As --verify; end when it has judged, and make again what failed.")]

@@ -17,10 +17,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from nodewire.cli.buying import Config, Hedge, Resplit, needs, only_here
+from nodewire.cli.buying import Config, Resplit, needs, only_here
 from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.local import Local, Threads, model_folder
-from nodewire.cli.output import CUSTOMERS, console, in_words, notes, one_line, plain, print_json, sats, steps
+from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats, steps
 from nodewire.cli.roles import naming
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market, only_swarm
 from nodewire.cli.whom import Driver, Ends, Exclude, Region, Trusted, from_whom
@@ -61,7 +61,6 @@ def chat(
     template: Annotated[Path | None, typer.Option(help="A file with the chat template, for a model without.")] = None,
     budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
     resplit: Resplit = "",
-    hedge: Hedge = None,
     driver: Driver = None,
     trusted: Trusted = None,
     ends: Ends = None,
@@ -75,13 +74,13 @@ def chat(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind itself ignores it
     whom = {"driver": driver, "trusted": trusted, "ends": ends, "exclude": exclude, "region": region}
     if local is not None:
-        only_here("--local", model=model, config=config, budget=budget, resplit=resplit, hedge=hedge, **whom)
+        only_here("--local", model=model, config=config, budget=budget, resplit=resplit, **whom)
         local = model_folder(local)
     if swarm is None:
         only_swarm(split=split, key=key, state=state, lookahead=lookahead)
     customer: CustomerConfig | SwarmCustomer | None = None
     if swarm is not None:
-        no_market(model=model, config=config, local=local, budget=budget, resplit=resplit, hedge=hedge, **whom)
+        no_market(model=model, config=config, local=local, budget=budget, resplit=resplit, **whom)
         customer = customer_of(swarm, split, key, state, lookahead)
         model = customer.file.swarm.address
     elif local is None:
@@ -93,8 +92,6 @@ def chat(
         params["stop"] = stop
     if resplit:
         params["resplit_msat"] = parse_msat(resplit)
-    if hedge is not None:
-        params["hedge"] = hedge
     beside, stack = Beside(), AsyncExitStack()
     face = _InJson() if json else _OnTerminal()
     try:
@@ -238,8 +235,6 @@ class _OnTerminal:
         for row in rows:
             far = [f"{row[at]:.1f} ms" if row[at] is not None else "-" for at in ("from_here_ms", "to_next_ms")]
             provider = named(row["provider"], {row["provider"]: row["name"]})
-            if row["along"]:
-                provider += f", along: {one_line(row['along'][:16])}"
             table.add_row(row["task"], provider, sats(row["price_msat"]), *far)
         console.print(table)
 

@@ -210,8 +210,7 @@ class Conversation(Talk):
             return []
         plan, health = self.last.plan, self.customer.session.node.survey.health
         nodes = await self.customer.session.record.nodes(plan)
-        now, along = self.last.running.handover.assigned, self.last.running.handover.hedges
-        who = [now.get(task.task, task.provider) for task in plan.tasks]
+        who = [task.provider for task in plan.tasks]
         rows = []
         for n, task in enumerate(plan.tasks):
             here, there = (nodes.get(w) for w in (who[n], who[(n + 1) % len(who)]))
@@ -221,7 +220,6 @@ class Conversation(Talk):
                     "task": task.task,
                     "provider": who[n],
                     "name": self.customer.names.get(who[n], ""),
-                    "along": self.customer.names.get(along.get(task.task, ""), along.get(task.task, "")),
                     "price_msat": task.price_msat,
                     "to_next_ms": round(link_us(here, there) / 1000, 2) if here and there else None,
                     "from_here_ms": round(trips.least_us / 2000, 2) if trips is not None else None,

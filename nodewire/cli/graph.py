@@ -107,10 +107,7 @@ def _told(path: Path) -> Mapping[str, Any]:
 def _of_report(manifest: Manifest, said: Mapping[str, Any]) -> Assigned:
     from nodewire.cli.graph_svg import Assigned, Holding
 
-    tasks = {
-        str(one["task"]): Holding(str(one.get("provider") or ""), str(one.get("standby") or ""), (), None)
-        for one in said["tasks"]
-    }
+    tasks = {str(one["task"]): Holding(str(one.get("provider") or ""), (), None) for one in said["tasks"]}
     if unknown := sorted(tasks.keys() - {task.name for task in manifest.tasks}):
         raise BadInput("--job", f"is of another model: this one has no task {unknown[0][:64]}")
     names = said.get("names") if isinstance(said.get("names"), dict) else {}
@@ -151,10 +148,10 @@ async def _of_job(
     names: dict[str, str] = {}
     try:
         snapshot = await market.snapshot(asked.plan.snapshot)
-        names = {public: ad.name for public, ad in snapshot.ads(set(asked.plan.members())).items()}
+        names = {public: ad.name for public, ad in snapshot.ads(set(asked.plan.providers())).items()}
     except NodewireError:
         names = {}  # it is gone: the keys stay
-    tasks = {one.task: Holding(one.provider, one.standby or "", (), one.price_msat) for one in asked.plan.tasks}
+    tasks = {one.task: Holding(one.provider, (), one.price_msat) for one in asked.plan.tasks}
     return found, Assigned(f"job {request[:12]}, planned in epoch {asked.plan.epoch}", tasks, names)
 
 
@@ -172,5 +169,5 @@ async def _of_snapshot(market: Market, manifest: Manifest) -> Assigned:
                 holders.setdefault(task.task, []).append(node.pubkey)
                 prices.setdefault(task.task, []).append(task.price_msat)
     names = {public: ad.name for public, ad in snapshot.ads({one for two in holders.values() for one in two}).items()}
-    tasks = {task: Holding("", "", tuple(publics), min(prices[task])) for task, publics in holders.items()}
+    tasks = {task: Holding("", tuple(publics), min(prices[task])) for task, publics in holders.items()}
     return Assigned(f"the market in epoch {epoch.body.epoch}", tasks, names)

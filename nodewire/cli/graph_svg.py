@@ -45,10 +45,9 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Who has a task: `provider` computes it in a job, `standby` would; or `holders` are all that serve it."""
+    """Who has a task: `provider` computes it in a job, or `holders` are all that serve it."""
 
     provider: str = ""
-    standby: str = ""
     holders: tuple[str, ...] = ()
     price_msat: int | None = None
 
@@ -65,7 +64,7 @@ class Assigned:
         """By how many tasks they have, the most first."""
         counts: dict[str, int] = {}
         for one in self.tasks.values():
-            for public in dict.fromkeys((one.provider, *one.holders, one.standby)):
+            for public in dict.fromkeys((one.provider, *one.holders)):
                 if public:
                     counts[public] = counts.get(public, 0) + 1
         return sorted(counts, key=lambda public: (-counts[public], public))
@@ -172,7 +171,6 @@ class _Picture:
             f"{size(task.memory_bytes)} of memory, {size(weights)} of them weights; {_flops(task.flops)} a position",
             *([task.limit] if task.limit else []),
             *([f"computed by {self._called(holding.provider)}"] if holding.provider else []),
-            *([f"standby {self._called(holding.standby)}"] if holding.standby else []),
             *([f"served by {self._called(public)}" for public in holding.holders]),
             *([f"{holding.price_msat / 1000:g} sat a chunk"] if holding.price_msat is not None else []),
         ]
@@ -184,12 +182,9 @@ class _Picture:
         swatches = _SWATCH + 5 if self._swatches(task) else 0.0
         return len(self._lines[task.name]) * _LINE + 2 * _PAD + swatches - 4
 
-    def _swatches(self, task: Task) -> list[tuple[str, bool]]:
-        """Public keys, and whether they are filled: holders are, a standby is not."""
-        holding = self._holding(task)
-        if holding.holders:
-            return [(public, True) for public in holding.holders]
-        return [(holding.standby, False)] if holding.standby else []
+    def _swatches(self, task: Task) -> tuple[str, ...]:
+        """Public keys of those that serve it."""
+        return self._holding(task).holders
 
     def _task(self, task: Task, box: Box) -> str:
         x, y = box.x - box.width / 2, box.y - box.height / 2
@@ -207,9 +202,9 @@ class _Picture:
             at = y + _PAD + 10 + k * _LINE
             parts.append(f'<text class="{style}" x="{x + _STRIPE + _PAD:.1f}" y="{at:.1f}">{_text(line)}</text>')
         swatches = self._swatches(task)
-        for k, (public, filled) in enumerate(swatches[:_MOST_SWATCHES]):
+        for k, public in enumerate(swatches[:_MOST_SWATCHES]):
             left, top = x + _STRIPE + _PAD + k * (_SWATCH + 4), y + box.height - _SWATCH - 7
-            parts.append(self._swatch(public, left, top, filled=filled))
+            parts.append(self._swatch(public, left, top))
         if len(swatches) > _MOST_SWATCHES:
             left = x + _STRIPE + _PAD + _MOST_SWATCHES * (_SWATCH + 4)
             more = f"+{len(swatches) - _MOST_SWATCHES}"
@@ -285,10 +280,10 @@ class _Picture:
             f' stroke-width="{_STRIPE}"{dashes}/>'
         )
 
-    def _swatch(self, public: str, x: float, y: float, *, filled: bool) -> str:
+    def _swatch(self, public: str, x: float, y: float) -> str:
         colour = self._colour(public)
         broken = BREAKS[self._number[public] // len(COLOURS) % len(BREAKS)]
-        fill = colour if filled and not broken else _tint(colour) if filled else "none"
+        fill = _tint(colour) if broken else colour
         dashes = f' stroke-dasharray="{broken}"' if broken else ""
         return (
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{_SWATCH}" height="{_SWATCH}" rx="2" fill="{fill}"'
@@ -303,10 +298,8 @@ class _Picture:
             for public in self._number:
                 holdings = self._assigned.tasks.values()
                 computed = sum(one.provider == public or public in one.holders for one in holdings)
-                stood = sum(one.standby == public for one in holdings)
                 words = f"{self._called(public)}: {computed} task{'s' * (computed != 1)}"
-                words += f", standby for {stood}" if stood else ""
-                swatch = self._swatch(public, 0, -10, filled=True)
+                swatch = self._swatch(public, 0, -10)
                 lines.append(f'{swatch}<text x="18">{_text(words)}</text>')
         thin, thick = _thick(10_000), _thick(100_000_000)
         lines.append(

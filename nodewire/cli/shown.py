@@ -90,13 +90,9 @@ class GrowingText:
 def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
     """Who does what, for how much, and out of how many."""
     plan, manifest = bought.plan, bought.manifest
-    table = Table("task", "provider", "standby", "price", "live holders", box=None, header_style="bold dim")
+    table = Table("task", "provider", "price", "live holders", box=None, header_style="bold dim")
     for a in plan.tasks:
-        standby = named(a.standby, names) if a.standby else "-"
-        standby += ", computes along" if a.task in plan.hedges else ""
-        table.add_row(
-            a.task, named(a.provider, names), standby, sats(a.price_msat), str(bought.holders.get(a.task, "-"))
-        )
+        table.add_row(a.task, named(a.provider, names), sats(a.price_msat), str(bought.holders.get(a.task, "-")))
     notes.print(table)
     unit = f"a chunk: {manifest.chunk} tokens, or positions of the prompt" if manifest.mode == "generate" else "a call"
     notes.print(f"[bold]{sats(plan.chunk_msat)}[/] {unit}", soft_wrap=True)
@@ -108,8 +104,6 @@ def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
             f" {verified.rate_ppm / 10_000:g} % of the chunks are drawn, and computed again by others",
             soft_wrap=True,
         )
-    if alone := [task for task in plan.terms.hedge if task not in plan.hedges]:
-        notes.print(f"[dim]nobody is free to compute along: {one_line(', '.join(alone))}[/]", soft_wrap=True)
     if plan.terms.codecs:
         narrowed = ", ".join(f"{edge} {codec}" for edge, codec in sorted(plan.terms.codecs.items()))
         notes.print(f"lossy, as you asked: {one_line(narrowed)}", soft_wrap=True)
@@ -141,10 +135,8 @@ def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled:
         notes.print("[bold]made again, from what did not fail on:[/]")
         if "text" in done:
             notes.print(Text(plain(done["text"])), soft_wrap=True)
-    for handed in done.get("takeovers", ()):
-        resumed, lost = handed["resumed_ms"], handed["detected_ms"]
-        back = f"after {resumed - lost:,} ms the job went on" if resumed is not None else "the job has not gone on"
-        notes.print(f"a provider fell silent, its standby took over: {back}")
+    if anew := done.get("begun_anew"):
+        notes.print(f"a provider failed {counted(anew, 'time')}: others went on from the text so far")
     for move in done.get("moves", ()):
         notes.print(told_of(move), soft_wrap=True)
     rate = f" · {done['tokens_per_s']:.1f} tokens/s" if streamed else ""

@@ -11,7 +11,7 @@ from nodewire.errors import LinkLost, NodeFailed, NodewireError, PaymentRequired
 from nodewire.protocol.plan import MAX_EXCLUDED, Terms
 
 MAX_AGAIN = 3
-"""How often a job that nobody could go on with is begun anew."""
+"""How often a job is begun anew before a whole chunk has come."""
 
 
 def may_begin(error: NodewireError, purchase: Purchase, *, failures: int, came: bool) -> bool:
@@ -60,10 +60,6 @@ class SecondChances:
     _had: set[str] = field(default_factory=set)
     _words: dict[str, str] = field(default_factory=dict)
     """By code, who was the first to say it."""
-
-    def wronged(self, providers: Collection[str]) -> None:
-        """These were replaced, and say that they were there."""
-        self._waiting.append((frozenset(providers), frozenset()))
 
     def rejected(self, error: NodewireError) -> None:
         """Who refused is taken for no liar yet; nobody who sent this customer itself what it could not use."""

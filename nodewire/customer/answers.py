@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from nodewire import errors
 from nodewire.customer.claims import Claims
@@ -33,11 +33,12 @@ from nodewire.protocol import feedback, kinds, result
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import LOCAL, Plan
+from nodewire.protocol.plan import Plan
 
 WORD_S = 3.0
 """Within which who ended a job must have said so itself, once others say that it has."""
-_REPLACEABLE = frozenset({NodeFailed.code, WorkerFailed.code, LinkLost.code})
+_ITS_OWN = frozenset({NodeFailed.code, WorkerFailed.code})
+"""Errors of a provider's own, which another provider may not have."""
 log = logging.getLogger("nodewire.customer")
 
 
@@ -62,8 +63,7 @@ class MoreWork(WorkRequired):
 
 
 class Answers:
-    """Follows one request. `now` says who has each task; `grace_s`: within which a provider that reports that
-    it cannot go on may be replaced, 0 if nobody is."""
+    """Follows one request."""
 
     def __init__(
         self,
@@ -71,12 +71,10 @@ class Answers:
         request: str,
         plan: Plan,
         manifest: Manifest,
-        now: Callable[[], Mapping[str, str]],
         claims: Claims,
         background: JobTaskGroup,
         *,
         network: str,
-        grace_s: float,
     ) -> None:
         self.heard: set[str] = set()
         """Who has said anything."""
@@ -95,10 +93,8 @@ class Answers:
         self._request = request
         self._plan = plan
         self._manifest = manifest
-        self._now = now
         self._claims = claims
         self._background = background
-        self._grace_s = grace_s
         self._said = asyncio.Condition()
         """Notified with every event of the job."""
 
@@ -119,7 +115,7 @@ class Answers:
         """Return when every provider has given its result, and a receipt for every zap."""
 
         def has_everything() -> bool:
-            here = self._here()
+            here = {*self._plan.providers()}
             return self.results.keys() >= here and all(
                 self.zap_receipts.of(one) for one in paid() if one.provider in here
             )
@@ -132,11 +128,8 @@ class Answers:
         async with self._said:
             await self._said.wait_for(lambda: bool(self.failed or self.blamed))
 
-    def _here(self) -> set[str]:
-        return set(self._now().values()) - {LOCAL}
-
     def _take(self, event: Event) -> None:
-        if event.pubkey not in self._plan.members():
+        if event.pubkey not in self._plan.providers():
             return
         if event.kind == kinds.FEEDBACK:
             heard = feedback.parse(event)
@@ -154,40 +147,33 @@ class Answers:
         self.heard.add(said.provider)
         if said.status == "payment-required":
             self._claims.claimed(said)
-        elif said.provider not in self._here():
-            return  # a standby that is not ready, or who has been replaced
         elif said.status == "error" and said.text == NotAllowed.code and self.withdrawn:
             return
         elif said.status == "busy":
             self._background.fail(Refused(said.provider, said.id, said.text))
         elif said.status == "error" and said.text == WorkRequired.code:
             self._background.fail(MoreWork(said.provider, said.work))
-        elif said.status == "error" and said.text in _REPLACEABLE and self._grace_s:
-            if said.text != LinkLost.code and not said.by:
-                self.failed.add(said.provider)
-            self._background.spawn(self._fail_unless_replaced(said))
-        elif said.status == "error" and said.by in self._here() and said.text != LinkLost.code:
+        elif said.status == "error" and said.by in self._plan.providers() and said.text != LinkLost.code:
             self._background.spawn(self._fail_unless_said(said))
         elif said.status == "error":
-            self._background.fail(self.reported(said))
-
-    async def _fail_unless_replaced(self, said: Feedback) -> None:
-        await asyncio.sleep(self._grace_s)
-        if said.provider in self._here():
+            if said.text in _ITS_OWN and not said.by:
+                self.failed.add(said.provider)
             self._background.fail(self.reported(said))
 
     async def _fail_unless_said(self, said: Feedback) -> None:
         """A provider repeats what another one is to have said, which is heard first."""
         await asyncio.sleep(WORD_S)
-        if said.provider in self._here() and self._background.fault is None:
+        if self._background.fault is None:
             self.blamed.add(said.by)
             self._background.fail(self.reported(said))
 
     def reported(self, said: Feedback) -> NodewireError:
         """What a provider's error means here."""
         who = said.provider[:8]
-        if said.text == BadFrame.code and (found := reported(said, self._manifest, self._now())) is not None:
-            return found
+        if said.text == BadFrame.code:
+            providers = {a.task: a.provider for a in self._plan.tasks}
+            if (found := reported(said, self._manifest, providers)) is not None:
+                return found
         if said.text != LinkLost.code:  # who lost a link is not who broke it
             self.blamed.add(said.provider)
         if said.text == OverBudget.code and self._claims.may_be_used_up():

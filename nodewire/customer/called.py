@@ -103,7 +103,7 @@ class Called(ABC):
                 failure, failures = error, failures + 1
                 self._chances.rejected(error)
                 whom = blamed(error, made)
-                self._chances.lost(error, () if made.wronged else whom)
+                self._chances.lost(error, whom)
                 if late := silent(error, made, whom):
                     self._chances.late(late)
                     whom |= {*late}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Set
 
 from nodewire.customer.payments import JobPayments
 from nodewire.errors import BadInput, NodewireError
@@ -16,13 +15,12 @@ log = logging.getLogger("nodewire.customer")
 
 
 class Claims:
-    """`here` says who works on the job now. A claim that cannot be paid ends the job."""
+    """A claim that cannot be paid ends the job."""
 
-    def __init__(self, payments: JobPayments, here: Callable[[], Set[str]], background: JobTaskGroup) -> None:
+    def __init__(self, payments: JobPayments, background: JobTaskGroup) -> None:
         self.unpaid: dict[str, NodewireError] = {}
         """Why a claim (`payment-required`, by event id) is not paid yet."""
         self._payments = payments
-        self._here = here
         self._background = background
 
     def claimed(self, said: Feedback) -> None:
@@ -30,10 +28,7 @@ class Claims:
             if self._payments.expects(said):
                 self._background.spawn(self._pay(said))
         except NodewireError as error:
-            if said.provider in self._here():
-                self._background.fail(error)
-            else:
-                log.info("a claim by %s, which works along at most: %s", said.provider[:8], error)
+            self._background.fail(error)
 
     def may_be_used_up(self) -> bool:
         """Whether the budget may be too small for what is computed now."""
@@ -48,8 +43,6 @@ class Claims:
             except NodewireError as error:
                 self.unpaid[said.id] = error
                 log.warning("payment to %s: %s", said.provider[:8], error)
-                if said.provider not in self._here():
-                    return  # whoever has left is owed this: it stays in the ledger
                 if pause_s is None or not error.retryable:
                     if not isinstance(error, BadInput):  # a claim that is refused keeps no other from being paid
                         await self._payments.fail(error)

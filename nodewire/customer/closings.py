@@ -159,7 +159,7 @@ class Closings:
 
     def _is_complete(self, known: _Records) -> bool:
         """Whether everything is paid, and the claims for it are to be had."""
-        members = known.request.plan.members()
+        members = known.request.plan.providers()
         mine = [debt for debt in self._ledger.debts_of(known.request.id) if debt.key.payee in members]
         return all(debt.state == "paid" for debt in mine) and len(self._paid(known)) == len(mine)
 
@@ -208,7 +208,7 @@ class _Records:
     def _take(self, event: Event) -> None:
         if event.kind == nip57.RECEIPT:
             self.zap_receipts.note(event)
-        elif event.kind == kinds.FEEDBACK and event.pubkey in self.request.plan.members():
+        elif event.kind == kinds.FEEDBACK and event.pubkey in self.request.plan.providers():
             said = feedback.parse(event)
             if said.due is not None and said.request == self.request.id:
                 due = said.due

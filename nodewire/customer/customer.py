@@ -29,7 +29,6 @@ from nodewire.customer.called import Called
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.generation import Generation
-from nodewire.customer.hedging import hedged
 from nodewire.customer.model_text import ModelText
 from nodewire.customer.moving import MAX_MOVES, Moved
 from nodewire.customer.people import people
@@ -132,7 +131,6 @@ class Customer:
         digest: str | None = None,
         transcribe: bool = False,
         resplit_msat: int | None = None,
-        hedge: int | None = None,
         moved: Callable[[Moved], None] = lambda move: None,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
@@ -147,8 +145,7 @@ class Customer:
         made, `ended` what `last` is then: who has several calls under way knows by that which is whose. `digest`: of
         the version of the manifest that it must be. `transcribe`: `last` has a signed transcript, too (a document of
         nodewire.protocol.generation). `resplit_msat`: what it may cost to move to quicker rings on the way, in place of
-        the configuration's; `hedge`: so many stages are computed by two, and paid twice, as far as there are nodes for
-        that (`terms.hedge` names them); `moved` is told of each move, and `last["moves"]` has them all.
+        the configuration's; `moved` is told of each move, and `last["moves"]` has them all.
 
         Raises:
             BadInput: a parameter or the prompt is out of range.
@@ -159,9 +156,6 @@ class Customer:
         kind = self._kind(manifest)
         checked = dict(kind.check(manifest, params))
         terms = terms or self.terms
-        hedge = self._config.hedge if hedge is None else hedge
-        if hedge and not terms.hedge:
-            terms = terms.model_copy(update={"hedge": hedged(manifest, terms, hedge)})
         made = Generation(
             self.session,
             kind,

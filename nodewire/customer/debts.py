@@ -19,10 +19,8 @@ from nodewire.pay.debts import Debt, JobBudget, Key
 from nodewire.pay.payer import Payer
 from nodewire.protocol import ad, feedback, job, kinds
 from nodewire.protocol.cached import may_be_due
-from nodewire.protocol.feedback import Due, Feedback
+from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
-from nodewire.protocol.plan import Assignment, Plan
-from nodewire.protocol.takeover import price_msat
 
 MAX_BRIEFLY = 500
 """Feedback to a customer, the newest, in which claims are looked for beside a purchase."""
@@ -91,11 +89,11 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
     for key, said in claims.items():
         request = requests.get(said.request)
         booked = payer.debts_of(said.request)
-        if request is not None and said.due is not None and _is_in_plan(said, request, booked):
+        if request is not None and said.due is not None and _is_in_plan(said, request):
             if said.provider not in endpoints:
                 endpoints[said.provider] = await _endpoint(pool, said.provider)
             plan = request.plan
-            budget = JobBudget(plan.terms.max_total_msat, frozenset(plan.members()))
+            budget = JobBudget(plan.terms.max_total_msat, frozenset(plan.providers()))
             ended = payer.has_ended(request.id)
             came = payer.came(request.id)
             broken = came is not None and said.due.chunk >= came
@@ -109,14 +107,12 @@ def is_evident(said: Feedback, request: Request, booked: Sequence[Debt], *, ende
 
     `booked` are the ledger's debts of the job, each of a chunk that came; `ended`: whether its customer saw its end.
     If it did not, because its process died, up to `AHEAD` more chunks are owed: so far work goes ahead of payment, and
-    so far every job trusts a provider. After a takeover, and without any debt of the job, only a person can tell.
+    so far every job trusts a provider. Without any debt of the job only a person can tell.
     """
     assert said.due is not None
     due, plan = said.due, request.plan
-    prices = {
-        public: price_msat(plan, None, public, due.chunk) for public in (*plan.providers(), *plan.hedges.values())
-    }
-    mine = [debt for debt in booked if debt.key.payee in plan.members()]
+    prices = {public: plan.price_msat(public) for public in plan.providers()}
+    mine = [debt for debt in booked if debt.key.payee in plan.providers()]
     if due.attempt or not mine or any(debt.key.attempt for debt in mine):
         return False
     price = prices.get(said.provider, 0)
@@ -224,36 +220,13 @@ def _received(receipts: Iterable[Event]) -> set[tuple[str, str, int]]:
     return found
 
 
-def _is_in_plan(said: Feedback, request: Request, booked: Sequence[Debt]) -> bool:
-    """Whether the request's plan has this provider ask for such an amount, for what the ledger, `booked`, does not say
-    was another's."""
+def _is_in_plan(said: Feedback, request: Request) -> bool:
+    """Whether the request's plan has this provider ask for such an amount."""
     assert said.due is not None
     plan, due = request.plan, said.due
-    price_msat = sum(
-        a.price_msat
-        for a in plan.tasks
-        if (said.provider == a.provider and not _was_replaced(plan, a, due, booked))
-        or (said.provider == a.standby and (a.task in plan.hedges or not _was_there(a, due, booked)))
-    )
+    price_msat = plan.price_msat(said.provider)
     fair = price_msat > 0 and due.amount_msat <= due.units * price_msat and (due.units == 1 or due.chunk == 0)
-    return fair and due.units * plan.chunk_msat <= plan.terms.max_total_msat
-
-
-def _was_there(task: Assignment, due: Due, booked: Sequence[Debt]) -> bool:
-    """Whether a task's provider is paid for this chunk, or for a later one: nobody had entered for it."""
-    return any(debt.key.payee == task.provider and debt.key.chunk >= due.chunk for debt in booked)
-
-
-def _was_replaced(plan: Plan, task: Assignment, due: Due, booked: Sequence[Debt]) -> bool:
-    """Whether a task's standby is paid more of this chunk, or of an earlier one, than all else that it may have done
-    comes to: it had entered. Of one that computes along nobody can tell, nor how many units a first chunk was."""
-    if task.task in plan.hedges:
-        return False
-    else_msat = sum(
-        a.price_msat for a in plan.tasks if a.provider != task.provider and task.standby in (a.provider, a.standby)
-    )
-    theirs = [debt for debt in booked if debt.key.payee == task.standby and debt.key.chunk <= due.chunk]
-    return any(debt.amount_msat > else_msat if debt.key.chunk else not else_msat for debt in theirs)
+    return fair and not due.attempt and due.units * plan.chunk_msat <= plan.terms.max_total_msat
 
 
 async def _endpoint(pool: Relaying, provider: str) -> str:

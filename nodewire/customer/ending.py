@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import suppress
 
 from nodewire.customer.answers import Answers
 from nodewire.customer.payments import JobPayments
@@ -23,8 +22,6 @@ LINGER_S = 3.0
 """How long the payment of those claims may take."""
 SETTLE_S = 30.0
 """How long after the last output payments and receipts may take."""
-HEDGES_S = 3.0
-"""In which those who computed along have asked for the last chunk, who are not needed any more."""
 log = logging.getLogger("nodewire.customer")
 
 
@@ -51,9 +48,6 @@ async def settle(
     try:
         async with asyncio.timeout(SETTLE_S):
             await payments.settled(last_chunk)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(HEDGES_S):
-                    await payments.hedges_settled(last_chunk)
             sharing.cancel()
             await asyncio.gather(sharing, return_exceptions=True)
             await shares.finish(payments, last_chunk)
@@ -71,9 +65,8 @@ async def give_receipts(
     publish: Callable[[Event], Awaitable[None]],
 ) -> list[Event]:
     """Publish the customer's receipts for a job."""
-    paid = {one.provider for one in payments.paid.values()}
     given = []
-    for provider in (p for p in plan.members() if p in paid or p in plan.providers()):
+    for provider in plan.providers():
         for one in receipts_for(provider, request, plan, payments.paid, answers.zap_receipts):
             event = receipt.build(keys, one, created_at=int(time.time()))
             await publish(event)

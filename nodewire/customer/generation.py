@@ -29,7 +29,6 @@ from nodewire.plan.codec import CHARS_PER_TOKEN, EdgeCodec, Wish
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
-from nodewire.protocol.takeover import payees
 
 
 @dataclass(slots=True)
@@ -98,12 +97,12 @@ class Generation:
                     may = may_begin(error, purchase, failures=again, came=len(self.ids) > bought.first)
                     if not may or self._chances.believed(error):
                         raise
-                    # Nobody was left to go on: a new job begins where this one ended.
+                    # A new job begins where this one ended.
                     self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)
-                    failure, again = error, again + 1
+                    failure, again = error, 1 if len(self.ids) - bought.first >= self.manifest.chunk else again + 1
                     self._chances.rejected(error)
                     whom = blamed(error, purchase)
-                    self._chances.lost(error, () if purchase.wronged else whom)
+                    self._chances.lost(error, whom)
                     if late := silent(error, purchase, whom):
                         self._chances.late(late)
                         whom |= {*late}
@@ -163,11 +162,7 @@ class Generation:
             chunk = found.failed_chunk()
             if chunk is not None:
                 # What was not sampled of its work is no better: everything from its first chunk on is made again.
-                culprits, newest = found.culprits(), purchase.payments.newest
-                hands = [set(payees(purchase.plan, newest, n).values()) for n in range(chunk + 1)]
-                if culprits <= {*purchase.plan.hedges.values()} and not any(hand & culprits for hand in hands):
-                    continue  # of what they computed along nothing came here
-                chunk = next((n for n, hand in enumerate(hands) if hand & culprits), chunk)
+                chunk = 0 if found.culprits() & {*purchase.plan.providers()} else chunk
                 failed.append(bought.first + (1 + (chunk - 1) * self.manifest.chunk if chunk else 0))
         return min((n for n in failed if n < len(self.ids)), default=None)
 
@@ -179,7 +174,6 @@ class Generation:
         """Go on without these providers, and with what is left of the budget."""
         self.terms = without(self.terms, whom, 0 if bought.counted else bought.purchase.spent_msat)
         bought.counted = True
-        self._chances.wronged(bought.purchase.wronged)
 
     def _purchase(self, terms: Terms, patience: int) -> Purchase:
         text = self.prompt.encode()

@@ -3,8 +3,7 @@
 A manifest's stages are what can be dealt anew: where neighbouring ones are held by several nodes, another plan of the
 same manifest is another division of the layers, and its tokens are the same. Every few seconds the ring's step is
 compared with what it was, and the newest epoch's plan with the one under way: so it is noticed alike that a node has
-slowed down, that a standby is slower than whom it stands in for, and that a quicker node has come. What is worth a
-move `nodewire.plan.moving` says; whether it was one, the race (`nodewire.customer.race`).
+slowed down, and that a quicker node has come. What is worth a move `nodewire.plan.moving` says; whether it was one, the race (`nodewire.customer.race`).
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class Moving:
 
     async def _look(self, lead: Leg, step_s: float, best_s: float) -> None:
         """See whether there is a ring to go on with, and let it begin."""
-        before = dict(lead.bought.purchase.running.handover.assigned)
+        before = {a.task: a.provider for a in lead.bought.purchase.plan.tasks}
         slow = await self._slow(lead, step_s, before) if step_s >= QUICKER * best_s else set()
         terms = without(self._made.terms, self._avoided | slow, 0)
         here = Here(turn_us(lead.bought.purchase.plan), lead.chunk_msat, step_s, best_s, lead.started_s)

@@ -8,7 +8,7 @@ from statistics import median
 _TOKENS = 4
 """That are timed together: guesses come several at a time."""
 _GROUPS = 3
-"""By whose median it is known how quick it is now: one pause, as for a takeover, is none of the ring's speed."""
+"""By whose median it is known how quick it is now: one pause is none of the ring's speed."""
 
 
 class Pace:

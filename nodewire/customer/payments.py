@@ -20,8 +20,7 @@ from nodewire.protocol.cached import WHOLE_PPM, due_msat
 from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import LOCAL, Plan
-from nodewire.protocol.takeover import Takeover, assigned, hedges, payees, price_msat
+from nodewire.protocol.plan import Plan
 
 AHEAD_S = 15
 """How far the clock of a provider may be ahead."""
@@ -98,47 +97,16 @@ class JobPayments:
         self._private_endpoints = private_endpoints
         self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
         """What the driver said that each chunk counts; None where every call is one."""
-        self._takeovers: list[Takeover] = []
-        """All that were accepted, the newest last."""
         self._delivered = -1
         self._is_over = False
         """Whether the customer takes no more outputs: what its driver has closed until then is owed."""
-        self._payees: dict[tuple[str, int], str] = {}
-        """By task and chunk, who is paid for it: nobody else is, whatever a later takeover says."""
         self._claims: dict[tuple[str, int], str] = {}
         """The claim that counts (a feedback's id), by provider and chunk."""
         self._units: dict[tuple[str, int], int] = {}
         """What that claim counts."""
         self._refused: set[tuple[str, int]] = set()
         """Claims that will not be paid."""
-        self._doubted: set[str] = set()
-        """Who was replaced, and may be there all the same: claims that hang on it wait."""
-        self.wronged: set[str] = set()
-        """Who was replaced, and was there: it is paid what it did."""
         self._changed = asyncio.Condition()
-
-    async def took_over(self, takeover: Takeover, doubted: Collection[str] = ()) -> None:
-        """The assignment has changed: who left is paid up to the chunk in which it did, who entered from there on.
-
-        What hangs on whether those in `doubted` have left waits until that is `found`.
-        """
-        async with self._changed:
-            self._takeovers.append(takeover)
-            self._doubted.update(doubted)
-            self._changed.notify_all()
-
-    async def found(self, left: str, *, there: bool) -> None:
-        """Who was replaced has left; or it is there, then the takeover gives nothing to who entered for it."""
-        async with self._changed:
-            self._doubted.discard(left)
-            if there:
-                self.wronged.add(left)
-            self._changed.notify_all()
-
-    @property
-    def disowned(self) -> set[str]:
-        """Who entered for somebody who was there."""
-        return {entered for t in self._takeovers for _, left, entered, _ in t.replaced if left in self.wronged}
 
     def open_chunk(self) -> int:
         """The first chunk that the driver has not closed."""
@@ -160,19 +128,6 @@ class JobPayments:
         first = self._closed.get(0, self._most_units) if self._closed is not None else 1
         most = first + max(self.open_chunk(), self._delivered + 1) + AHEAD
         return most * self._plan.chunk_msat > self._plan.terms.max_total_msat
-
-    @property
-    def takeovers(self) -> tuple[Takeover, ...]:
-        """All that were accepted, the newest last."""
-        return tuple(self._takeovers)
-
-    @property
-    def newest(self) -> Takeover | None:
-        """The takeover by which the job's work is assigned now."""
-        return self._takeovers[-1] if self._takeovers else None
-
-    def _attempt(self) -> int:
-        return self._takeovers[-1].attempt if self._takeovers else 0
 
     async def delivered(self, chunk: int) -> None:
         """Output of `chunk` has come: it may be paid, and so may those before it."""
@@ -210,8 +165,6 @@ class JobPayments:
     async def asked(self, said: Feedback) -> None:
         """Pay what a `payment-required` asks for, if the plan says so and the chunk has come.
 
-        Nothing is paid to who entered for a provider that was there.
-
         Raises:
             BadInput: the provider asks for what the plan does not say, or the driver for more units than anybody else;
                 nothing is paid.
@@ -231,31 +184,15 @@ class JobPayments:
 
     async def _asked(self, said: Feedback) -> None:
         due = said.due
-        if due is None or said.provider not in self._plan.members() or said.request != self._request:
+        if due is None or said.provider not in self._plan.providers() or said.request != self._request:
             raise BadInput("payment-required", "not by a provider of this job")
-        async with self._changed:  # a claim may overtake the takeover that it stands on
-            await self._changed.wait_for(lambda: due.attempt <= self._attempt())
         self._check(said.provider, due)
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: (
-                    self._may_pay(due.chunk)
-                    and not self._hangs_on(said.provider, due) & self._doubted
-                    and self._others_counted(said.provider, due)
-                )
-            )
-        if self._then_entered_for(said.provider, due) & self.wronged:
-            log.warning("%s entered for a provider that was there, and is not paid for it", said.provider[:8])
-            await self._refuse(said)
-            return
-        self._check(said.provider, due)  # once more: there may be a takeover since
+            await self._changed.wait_for(lambda: self._may_pay(due.chunk) and self._others_counted(said.provider, due))
         self._check_counted(said.provider, due)
         closed = self._closed[due.chunk] if self._closed is not None else due.units
         if due.units > closed:
             raise BadInput("units", f"{due.units} asked for; the driver closed the chunk with {closed}")
-        for task in self._tasks(said.provider, due):
-            if self._payees.setdefault((task, due.chunk), said.provider) != said.provider:
-                raise BadInput("chunk", f"{task} of {due.chunk} is paid to who did it first")
         ad = self._ads[said.provider]
         key = Key(self._request, said.provider, due.chunk, due.attempt)
         fetch = lnurl.over_lnurl(
@@ -267,7 +204,7 @@ class JobPayments:
             fetch,
             relays=self._relays,
             lnurl=lnurl.encode(ad.lnurl),
-            budget=JobBudget(self._plan.terms.max_total_msat, frozenset(self._plan.members())),
+            budget=JobBudget(self._plan.terms.max_total_msat, frozenset(self._plan.providers())),
         )
         paid = Paid(said, due, debt)
         async with self._changed:
@@ -288,31 +225,15 @@ class JobPayments:
         return max((units for (_, number), units in self._units.items() if number == chunk), default=1)
 
     async def settled(self, last_chunk: int) -> None:
-        """Return when every provider that charges has been paid every chunk up to `last_chunk`, or a payment failed.
-
-        Who has been replaced may never ask again, and is not waited for.
-        """
+        """Return when every provider that charges has been paid every chunk up to `last_chunk`, or a payment failed."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._wanted(last_chunk) <= self.paid.keys() or self.failed)
 
     def _wanted(self, last_chunk: int) -> set[tuple[str, int]]:
-        plan, newest = self._plan, self.newest
-        here = set(assigned(plan, newest).values()) - {LOCAL} - self.disowned
-        did = {(p, n) for n in range(last_chunk + 1) for p in payees(plan, newest, n).values() if p in here}
-        return {(p, n) for p, n in did if price_msat(plan, newest, p, n)} - self._refused
+        return {(p, n) for n in range(last_chunk + 1) for p in self._charging()} - self._refused
 
-    async def hedges_settled(self, last_chunk: int) -> None:
-        """Return when those who compute along to the end, or did before they entered, are paid what they ask for."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._wanted_along(last_chunk) <= self.paid.keys() or self.failed)
-
-    def _wanted_along(self, last_chunk: int) -> set[tuple[str, int]]:
-        """Who asks for the chunk before the last was there to the end: what it is lacking comes."""
-        plan, along = self._plan, hedges(self._plan, self.newest).values()
-        here = {p for p in along if (p, max(last_chunk - 1, 0)) in self._claims}
-        wanted = {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(plan, self.newest, p, n)}
-        asked = {(p, n) for p, n in self._claims if p in plan.hedges.values() and n <= last_chunk}
-        return (wanted | asked) - self._refused
+    def _charging(self) -> set[str]:
+        return {p for p in self._plan.providers() if self._plan.price_msat(p)}
 
     async def claims_settled(self, gone: Collection[str]) -> None:
         """Return when every claim for a chunk that has come is paid, or a payment failed; those of who is `gone` are
@@ -326,11 +247,10 @@ class JobPayments:
 
     def unpaid_msat(self) -> int:
         """The most that is still to be paid for what may be paid."""
-        plan, newest = self._plan, self.newest
+        plan = self._plan
         chunks = self._closed if self._closed is not None else dict.fromkeys(range(self._delivered + 1), 1)
-        owed = {(p, n) for n in chunks for p in payees(plan, newest, n).values() if p != LOCAL}
-        owed -= self.paid.keys() | self._refused
-        return sum(price_msat(plan, newest, p, n) * chunks[n] for p, n in owed)
+        owed = {(p, n) for n in chunks for p in plan.providers()} - self.paid.keys() - self._refused
+        return sum(plan.price_msat(p) * chunks[n] for p, n in owed)
 
     async def fail(self, error: NodewireError) -> None:
         async with self._changed:
@@ -342,30 +262,11 @@ class JobPayments:
             return self._delivered >= chunk
         return chunk in self._closed and (self._delivered >= chunk or self._is_over)
 
-    def _then(self, due: Due) -> Takeover | None:
-        """The takeover by whose assignment it was claimed."""
-        return next((t for t in reversed(self._takeovers) if t.attempt <= due.attempt), None)
-
-    def _tasks(self, provider: str, due: Due) -> list[str]:
-        return [task for task, payee in payees(self._plan, self._then(due), due.chunk).items() if payee == provider]
-
-    def _then_entered_for(self, provider: str, due: Due) -> set[str]:
-        """Whom `provider` had replaced by the assignment of its claim."""
-        then = self._then(due)
-        return {left for _, left, entered, _ in then.replaced if entered == provider} if then is not None else set()
-
-    def _hangs_on(self, provider: str, due: Due) -> set[str]:
-        """Whose having left decides whether a claim is paid."""
-        return self._then_entered_for(provider, due) | {provider}
-
     def _others(self, provider: str) -> set[str]:
         """Who else is in the job and paid for chunk 0, if it is `provider` that says what that counts: the driver."""
-        plan, newest = self._plan, self.newest
-        now, paid = assigned(plan, newest), payees(plan, newest, 0)
-        if self._closed is None or now[plan.tasks[0].task] != provider:
+        if self._closed is None or self._plan.tasks[0].provider != provider:
             return set()
-        charging = {p for p in paid.values() if p in now.values() and price_msat(plan, newest, p, 0)}
-        return charging - {LOCAL, provider}
+        return self._charging() - {provider}
 
     def _others_counted(self, provider: str, due: Due) -> bool:
         """Whether a driver's claim can be compared: a single unit need not be, and without others nothing can."""
@@ -380,16 +281,11 @@ class JobPayments:
             raise BadInput("units", f"the driver asks for {due.units} of chunk 0, nobody else for more than {most}")
 
     def _check(self, provider: str, due: Due) -> None:
-        then = self._then(due)
-        price = price_msat(self._plan, then, provider, due.chunk)
+        price = self._plan.price_msat(provider)
         cached_ppm = self._ads[provider].cached_ppm if due.cached else WHOLE_PPM
         if due.amount_msat != due_msat(price, due.units, due.cached, cached_ppm) or not price:
             raise BadInput("amount", f"{due.amount_msat} msat is not {due.units} times the plan's price")
-        gave = self.newest.replaced if self.newest is not None else ()
-        stays = provider in self._doubted | self.wronged
-        if not stays and any(left == provider and due.chunk >= n for _, left, _, n in gave):
-            raise BadInput("chunk", f"{due.chunk} is its standby's")
-        if not 0 < due.units <= (self._most_units if due.chunk == 0 else 1):
+        if due.attempt or not 0 < due.units <= (self._most_units if due.chunk == 0 else 1):
             raise BadInput("chunk", "more units, or another attempt, than this job can have")
         if due.amount_msat > self._plan.terms.max_total_msat:
             raise OverBudget("amount", f"{due.amount_msat} msat")

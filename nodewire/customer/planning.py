@@ -199,9 +199,9 @@ def _planned(manifest: Manifest, snapshot: Snapshot, terms: Terms, **fields: Any
     """The plan under these terms of nobody who demands too much work, and its members' ads. Raises as `assign`."""
     while True:
         plan = assign(manifest, snapshot, terms=terms, **fields)
-        ads = snapshot.ads(set(plan.members()))
+        ads = snapshot.ads(set(plan.providers()))
         if (lookahead := lookahead_of(plan, ads.values()) if manifest.mode == "generate" else 1) < terms.lookahead:
-            terms = terms.model_copy(update={"lookahead": lookahead})  # without guesses there are standbys
+            terms = terms.model_copy(update={"lookahead": lookahead})
             continue
         greedy = tuple(sorted(p for p, ad in ads.items() if ad.pow_bits > MAX_POW_BITS))
         if not greedy:

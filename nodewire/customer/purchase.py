@@ -112,11 +112,6 @@ class Purchase:
         return self._running.blamed() | self._gone if self._running is not None else set()
 
     @property
-    def wronged(self) -> set[str]:
-        """Those of them that were replaced and say that they were there: who else may be to blame is blamed, too."""
-        return self._running.payments.wronged if self._running is not None else set()
-
-    @property
     def is_underway(self) -> bool:
         """Whether a request was published."""
         return self._running is not None
@@ -191,7 +186,7 @@ class Purchase:
         open_edges = {edge.name for edge in self.manifest.edges if edge.target == CUSTOMER}
         whole = _Whole(1 if self.manifest.mode == "generate" else len(open_edges))
         deadline_s = self.plan.first_result_ms / 1000
-        # A neighbour that falls silent is noticed, and replaced, in this time: then it is not too late.
+        # A neighbour that falls silent is noticed in this time: then it is not too late.
         grace_s = SILENCE_S if self.manifest.mode == "generate" else 0.0
         while open_edges:
             try:
@@ -313,7 +308,7 @@ class Purchase:
         """Pay a job that broke off for what came. Who is gone is not waited for; what is not paid is owed."""
         try:
             try:
-                await ending.pay_what_came(running.payments, running.left | self._gone)
+                await ending.pay_what_came(running.payments, running.missed | self._gone)
             finally:
                 await running.end()
         except Exception as error:

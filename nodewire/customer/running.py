@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 
@@ -16,7 +15,7 @@ from nodewire.customer.rejected import Rejected, is_one_word, noticed
 from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
-from nodewire.customer.timing import Handed, Timing
+from nodewire.customer.timing import Timing
 from nodewire.errors import BadFrame, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.kind import JobKind, Params
@@ -26,14 +25,13 @@ from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
-from nodewire.protocol.takeover import Takeover
 from nodewire.wire.membership import Membership
 from nodewire.wire.record import Record
 
 GRACE_S = 10.0
-"""How long a job waits for a provider that is lost to be replaced."""
+"""How long a job waits for a provider that is lost to be heard of again."""
 PRESENCE_S = 2.0
-"""Within which a provider that a driver has replaced must be reached and say that it is there, to be believed."""
+"""Within which a provider that others say is gone must be reached, to be believed."""
 
 
 class Running:
@@ -74,22 +72,19 @@ class Running:
             private_endpoints=session.private_endpoints,
             grows=manifest.mode == "generate",
         )
-        self._claims = Claims(self.payments, self.here, self.background)
+        self._claims = Claims(self.payments, self.background)
         self.answers = Answers(
             session.keys,
             request.id,
             self.plan,
             manifest,
-            lambda: self.handover.assigned,
             self._claims,
             self.background,
             network=session.network,
-            grace_s=GRACE_S if manifest.mode == "generate" else 0.0,
         )
         lookahead = self.plan.terms.lookahead
         self._record = Record(session.spool, request.id, manifest, lookahead) if lookahead > 1 else None
         self._member = Membership(
-            session.keys,
             request.id,
             self.plan,
             manifest,
@@ -97,20 +92,15 @@ class Running:
             {public: ad.wire for public, ad in drawn.ads.items()},
             grace_s=GRACE_S,
             tape=self._record or session.spool,
-            noticed=self._noticed_loss,
+            noticed=self._give_time,
         )
         self._mailbox = self._member.mailbox
-        self.handover = self._member.handover(
-            open_chunk=self.payments.open_chunk, changed=self._took_over, publish=self.publish
-        )
         local = any(a.provider == LOCAL for a in self.plan.tasks)
         self._local = LocalMailbox(self._mailbox, manifest, self.plan) if local else None
         self._session, self._kind, self._manifest, self._params = session, kind, manifest, params
         self._inputs, self._tickets, self._timing = inputs, tickets, timing
         self.sharing: asyncio.Task[None] | None = None
         """What pays the verification shares as chunks come."""
-        self._lost_s = 0.0
-        self._asked_after: set[str] = set()
         self._delivered = -1
         self._moved = asyncio.Event()
         """Set with every chunk that is delivered."""
@@ -129,19 +119,18 @@ class Running:
         neighbours = set(self._mailbox.neighbours)
         if self._local is not None:
             # the driver tells everybody when a chunk ends
-            neighbours |= {*self.plan.providers(), *self.plan.hedges.values()}
+            neighbours |= {*self.plan.providers()}
         for provider in sorted(neighbours):
             spawn(self._member.link(provider))
         spawn(self.answers.follow(session.pool))
-        signing = signing_of(session.keys, self.request.id, self._manifest, self.plan, self.handover)
-        following = controls.follow(
-            self.request.id, self._mailbox, self.handover, self.payments, signing, self.background
-        )
+        signing = signing_of(session.keys, self.request.id, self._manifest, self.plan)
+        driver = self.plan.node_of(self._manifest.driver.name)
+        following = controls.follow(self.request.id, self._mailbox, driver, self.payments, signing, self.background)
         spawn(self._unless_told(following))
         self.sharing = asyncio.create_task(self.shares.follow(self.payments))
-        spawn(self._member.follow_losses(self.handover))
+        spawn(self._member.follow_losses())
         await self.publish(self.request)
-        for provider in self.plan.members():
+        for provider in self.plan.providers():
             spawn(self._tickets.send(self.request.id, provider, self.answers.heard, session.pool))
         if self._manifest.mode == "run":
             spawn(self._unless_told(self._send()))
@@ -157,7 +146,6 @@ class Running:
                 self._params,
                 self._local,
                 self.payments.closed,
-                self.handover,
                 signing,
                 self._record,
             )
@@ -166,7 +154,7 @@ class Running:
     async def next(self, deadline_s: float) -> Frame[Array]:
         """The next frame for the customer itself; those for tasks that run here are handed to them.
 
-        A handover gets the time of a first output: the standby computes what came before once more.
+        A link that is lost gets the time of a first output.
 
         Raises:
             TimedOut: none came in time.
@@ -195,7 +183,7 @@ class Running:
 
     def noticed(self, error: BadFrame, edge: str) -> Rejected | None:
         """What it means that a frame on `edge` is of no use here; None if it is no provider's."""
-        return noticed(error, edge, self._manifest, self.handover.assigned)
+        return noticed(error, edge, self._manifest, {a.task: a.provider for a in self.plan.tasks})
 
     async def _meant(self, error: NodewireError) -> NodewireError | None:
         """What has ended the job as who ended it signs it, for a neighbour may only be passing it on; None if it is the
@@ -243,32 +231,27 @@ class Running:
             await self._mailbox.put(frame)
             self._give_time()
 
-    def here(self) -> set[str]:
-        """The providers that work on the job now."""
-        return set(self.handover.assigned.values()) - {LOCAL}
-
     @property
-    def left(self) -> set[str]:
-        """Providers that were replaced, or to whom this node itself lost its link."""
-        return (self.handover.gone | self.handover.missed) - self.payments.wronged
+    def missed(self) -> set[str]:
+        """Providers that this node itself found to be gone."""
+        return self._member.missed
 
     def blamed(self) -> set[str]:
-        """Providers that left, or for whose fault the job ended."""
+        """Providers that are gone, or for whose fault the job ended."""
         failure = self.background.fault
-        named = {failure.field} & set(self.plan.members()) if failure is not None else set()
-        return self.handover.gone | self.payments.disowned | self.answers.blamed | named | self._named
+        named = {failure.field} & set(self.plan.providers()) if failure is not None else set()
+        return self.missed | self.answers.blamed | named | self._named
 
     async def gone(self, error: NodewireError | None) -> set[str]:
-        """Providers that were replaced, or whose absence ended the job with `error`.
+        """Providers whose absence ended the job with `error`.
 
         What others say of one of them is not believed before this node has asked it. Where nobody is named, all are.
         """
-        found = self.handover.gone - self.payments.wronged
-        found |= self.answers.failed - self.payments.wronged
+        found = self.missed | self.answers.failed
         if isinstance(error, NodeFailed):
             found |= await self._failed(error)
         elif isinstance(error, LinkLost | TimedOut):
-            self._named = {error.field} & set(self.plan.members())
+            self._named = {error.field} & set(self.plan.providers())
             if self._named and error is self.background.fault:  # this node's own link
                 found |= self._named
             else:
@@ -314,8 +297,7 @@ class Running:
         self.answers.withdrawn = True
         self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
         ads = self.drawn.ads
-        whom = self.here() | self.payments.wronged | {*self.handover.hedges.values()}
-        self._session.withdraw(self.request.id, {p: ads[p].wire for p in whom})
+        self._session.withdraw(self.request.id, {p: ads[p].wire for p in self.plan.providers()})
 
     async def end(self) -> None:
         """Stop all that runs. What providers still claim is the session's settler's from now on."""
@@ -344,34 +326,6 @@ class Running:
         finally:
             for task in (getting, failing):
                 task.cancel()
-
-    def _noticed_loss(self) -> None:
-        self._lost_s = time.time()
-        self._give_time()
-
-    async def _took_over(self, takeover: Takeover) -> None:
-        now_s = time.time()
-        lost_s = self._lost_s if now_s - self._lost_s < GRACE_S else now_s
-        self._timing.takeovers.append(Handed(takeover.attempt, lost_s, now_s))
-        self._give_time()
-        left = {left for _, left, _, _ in takeover.replaced}
-        doubted = left - self._asked_after - self.handover.missed  # whom this node missed itself it need not ask
-        self._asked_after |= doubted
-        await self.payments.took_over(takeover, doubted)
-        for provider in sorted(doubted):
-            self.background.spawn(self._ask_after(provider, takeover))
-
-    async def _ask_after(self, provider: str, takeover: Takeover) -> None:
-        """See whether a provider that others say is gone is there all the same. The work goes on meanwhile.
-
-        Raises:
-            LinkLost: it is. Nobody can know who lies, or what between them is broken: the job is over.
-        """
-        wire = self.drawn.ads[provider].wire
-        there = await self._session.node.holds(provider, wire, self.request.id, PRESENCE_S)
-        await self.payments.found(provider, there=there)
-        if there:
-            raise LinkLost(takeover.signer, f"had {provider[:8]} replaced, which is there and holds the job")
 
     def _give_time(self) -> None:
         """Wait as long as for a first output: for the one that is waited for, or the next that will be."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from nodewire.protocol.manifest import Edge, Manifest
 from nodewire.protocol.plan import LOCAL, Plan
 from nodewire.protocol.sent import hashed
 from nodewire.public_record import PublicRecord
-from nodewire.wire.handover import Handover
 from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
 from nodewire.wire.record import Record
@@ -123,7 +122,6 @@ class Session:
         params: Params,
         mailbox: LocalMailbox,
         on_close: OnClose,
-        handover: Handover,
         signing: Signing | None,
         record: Record | None = None,
     ) -> None:
@@ -134,9 +132,9 @@ class Session:
         Raises:
             NodewireError: a task refused its input, the worker failed, or a provider cannot be reached.
         """
-        tasks = tuple(a.task for a in plan.tasks if a.provider == LOCAL)
+        tasks = plan.tasks_of(LOCAL)
         worker = await self._worker(kind, manifest, tasks)
-        desk = _LocalDesk(self.keys, request, manifest, tasks, mailbox, on_close, handover, signing, record)
+        desk = _LocalDesk(self.keys, request, manifest, plan, mailbox, on_close, signing, record)
         try:
             narrowed = codings(manifest, plan.terms.codecs)
             job = Job(request, manifest, tasks, params, narrowed, plan.terms.lookahead)
@@ -189,19 +187,17 @@ class LocalMailbox:
         return await self._frames.get()
 
 
-def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan, handover: Handover) -> Signing | None:
+def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan) -> Signing | None:
     """For what the customer's own tasks put out in a job that may be judged; None if there is nothing to sign."""
     if plan.verification.policy != "sampled" or all(a.provider != LOCAL for a in plan.tasks):
         return None
 
+    providers = {a.task: a.provider for a in plan.tasks}
+
     def consumer(edge: Edge) -> str | None:
-        now = handover.assigned.get(edge.target, LOCAL)
-        return now if now != LOCAL else None
+        return now if (now := providers.get(edge.target, LOCAL)) != LOCAL else None
 
-    def along(edge: Edge) -> str | None:
-        return handover.hedges.get(edge.target)
-
-    return Signing(keys, request, manifest, consumer, along)
+    return Signing(keys, request, manifest, consumer)
 
 
 class _LocalDesk:
@@ -213,13 +209,14 @@ class _LocalDesk:
         keys: Keys,
         request: str,
         manifest: Manifest,
-        own: Container[str],
+        plan: Plan,
         mailbox: LocalMailbox,
         on_close: OnClose,
-        handover: Handover,
         signing: Signing | None,
         record: Record | None = None,
     ) -> None:
+        own = plan.tasks_of(LOCAL)
+        self._providers = plan.providers()
         self._record = record
         self._outputs = {edge.name for edge in manifest.edges if edge.source in own}
         if record is not None:
@@ -230,7 +227,6 @@ class _LocalDesk:
         self._request = request
         self._generates = manifest.mode == "generate"
         self._mailbox = mailbox
-        self._handover = handover
         self._signing = signing
         self._saying: set[asyncio.Task[None]] = set()
 
@@ -253,24 +249,20 @@ class _LocalDesk:
         if self._signing is not None and edge in self._outputs:
             self._signing.produced(chunk, edge, hashed(frame))
 
-    async def joined(self) -> str:
-        forever: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        return await forever  # the customer stands in for nobody
-
     async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
         if not self._generates:
             return
         close = Close.sign(
             self._keys,
             request=self._request,
-            attempt=self._attempt,
+            attempt=0,
             chunk=chunk,
             units=units,
             end=end,
             positions=positions,
         )
         await self._on_close(chunk, units)
-        for provider in self._handover.others():
+        for provider in self._providers:
             with suppress(LinkLost):  # one who has just died does not keep the others from hearing it
                 await self._mailbox.control(provider, close.control())
         if self._record is not None:
@@ -287,13 +279,9 @@ class _LocalDesk:
         for task in self._saying:
             task.cancel()
 
-    @property
-    def _attempt(self) -> int:
-        return self._handover.takeover.attempt if self._handover.takeover is not None else 0
-
     def _say(self, chunk: int) -> None:
         """Sign what was put out of a chunk, and tell the consumers beside the work."""
-        told = self._signing.sign(chunk, self._attempt) if self._signing is not None else {}
+        told = self._signing.sign(chunk) if self._signing is not None else {}
         for provider, said in told.items():
             task = asyncio.create_task(tell(self._mailbox.control, provider, said))
             self._saying.add(task)

@@ -33,10 +33,10 @@ class Spent:
 def spent(plan: Plan, booked: Iterable[Debt]) -> Spent:
     """`booked` are the ledger's debts of the job with this `plan`; what is no provider's is a verification share."""
     paid = [debt for debt in booked if debt.state == "paid"]
-    members = plan.members()
+    members = plan.providers()
     by = {p: sum(debt.amount_msat for debt in paid if debt.key.payee == p) for p in members}
     return Spent(
-        {p: msat for p, msat in by.items() if msat or p in plan.providers()},
+        by,
         sum(debt.amount_msat for debt in paid if debt.key.payee not in members),
         sum(debt.fee_msat for debt in paid),
         sum(debt.key.payee in members for debt in paid),
@@ -56,8 +56,6 @@ def summary(bought: Purchase) -> Mapping[str, Any]:
             {
                 "task": a.task,
                 "provider": a.provider,
-                "standby": a.standby,
-                "hedged": a.task in plan.hedges,
                 "price_msat": a.price_msat,
                 "holders": bought.holders[a.task],
             }
@@ -65,15 +63,6 @@ def summary(bought: Purchase) -> Mapping[str, Any]:
         ],
         "codecs": dict(plan.terms.codecs),
         "providers": list(plan.providers()),
-        "takeovers": [
-            {
-                "attempt": handed.attempt,
-                "detected_ms": round(handed.lost_s * 1000),
-                "at_ms": round(handed.told_s * 1000),
-                "resumed_ms": round(handed.resumed_s * 1000) if handed.resumed_s is not None else None,
-            }
-            for handed in bought.timing.takeovers
-        ],
         "paid_msat": dict(cost.paid_msat),
         "fees_msat": cost.fees_msat,
         "share_msat": cost.share_msat,
@@ -112,6 +101,6 @@ def together(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "spent_msat": sum(job["spent_msat"] for job in jobs),
         "zaps": sum(job["zaps"] for job in jobs),
         "receipts": [receipt for job in jobs for receipt in job["receipts"]],
-        "takeovers": [handed for job in jobs for handed in job["takeovers"]],
+        "begun_anew": len(jobs) - 1,
         "first_token_ms": next((job["first_token_ms"] for job in jobs if job["first_token_ms"]), 0.0),
     }

@@ -8,17 +8,6 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Handed:
-    """A takeover as the customer saw it: unix seconds; `lost_s` is when it noticed itself, or else was told."""
-
-    attempt: int
-    lost_s: float
-    told_s: float
-    resumed_s: float | None = None
-    """The first output after it."""
-
-
-@dataclass(slots=True)
 class Timing:
     """Monotonic moments of a job, seconds."""
 
@@ -26,14 +15,10 @@ class Timing:
     planned: float = 0.0
     """When the plan stood (of the last one, if the first were refused)."""
     outputs: list[float] = field(default_factory=list)
-    takeovers: list[Handed] = field(default_factory=list)
 
     def output(self) -> None:
         """An output has come."""
         self.outputs.append(time.monotonic())
-        for handed in self.takeovers:
-            if handed.resumed_s is None:
-                handed.resumed_s = time.time()
 
     def first_output_ms(self) -> float:
         """From the plan to the first output: request, checks at the providers, tickets, prefill, first token."""

@@ -44,9 +44,8 @@ async def _part(session: Session, manifest: Manifest, bought: Bought) -> Part:
         request=purchase.request.to_json(),
         ticket=purchase.ticket.to_json(),
         first=bought.first,
-        ads=tuple(event.to_json() for _, event in snapshot.ad_events(plan.members())),
+        ads=tuple(event.to_json() for _, event in snapshot.ad_events(plan.providers())),
         rtts_us=_round_trips(plan, manifest, snapshot),
-        takeovers=tuple(takeover.to_json() for takeover in purchase.payments.takeovers),
         roots=tuple(
             Committed(provider=provider, task=root.task, chunk=root.chunk, attempt=root.attempt, root=root.root)
             for provider, root in purchase.answers.roots

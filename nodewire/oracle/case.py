@@ -42,7 +42,7 @@ class Parties:
     origins: frozenset[str] = frozenset()
     """Of the provider's addresses (`nodewire.strangers`)."""
     price_msat: int = 0
-    """The amount that a pass adds to the provider's account: the plan's price of a chunk; 0 for a standby."""
+    """The amount that a pass adds to the provider's account: the plan's price of a chunk."""
 
 
 # ---- inputs -------------------------------------------------------------------------------------------------------

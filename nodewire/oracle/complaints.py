@@ -132,7 +132,7 @@ class Complaints:
         """
         request = await self._request(one)
         plan, last = request.plan, one.last_epoch(self._committee)
-        task = next((a.task for a in plan.tasks if one.provider in (a.provider, a.standby)), None)
+        task = next((a.task for a in plan.tasks if a.provider == one.provider), None)
         if request.customer != one.customer or plan.committee != self._digest or task is None:
             raise BadInput("e", "not the customer's own job of this committee, or the accused has no part in it")
         if plan.verification.policy != "sampled":

@@ -22,7 +22,7 @@ State = Literal["planned", "invoiced", "paying", "paid", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One payment: chunk `chunk` of job `job` (request id) to `payee` (pubkey) in the job's takeover `attempt`."""
+    """One payment: chunk `chunk` of job `job` (request id) to `payee` (pubkey); `attempt` is 0."""
 
     job: str
     payee: str

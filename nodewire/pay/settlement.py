@@ -66,8 +66,6 @@ class Finding:
     culprit: str
     """Whose bond pays; empty if nobody's."""
     slashes: bool
-    is_second: bool
-    """Whether the provider is the task's standby, and no hedge: another may be drawn for the same share."""
     accomplices: tuple[str, ...]
     """Whose bonds are burnt whole."""
     agreed: tuple[str, ...]
@@ -81,16 +79,16 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
 
     Raises:
         BadInput: `request` is not the verdict's job, or its plan has another committee, or not the task with this
-            provider or standby.
+            provider.
     """
     if request.id != verdict.request:
         raise BadInput("request", "not the one that the verdict is about")
     if request.plan.committee != committee.digest() or verdict.committee != committee.digest():
         raise BadInput("committee", "another than this holder's")
     assigned = next((a for a in request.plan.tasks if a.task == verdict.task), None)
-    if assigned is None or verdict.provider not in (assigned.provider, assigned.standby):
-        raise BadInput("task", "the plan does not give it to this provider, nor as its standby")
-    if verdict.equivocated is not None and verdict.culprit not in request.plan.members():
+    if assigned is None or verdict.provider != assigned.provider:
+        raise BadInput("task", "the plan does not give it to this provider")
+    if verdict.equivocated is not None and verdict.culprit not in request.plan.providers():
         raise BadInput("culprit", "has no part in the plan, and so sent nothing")
     slashes = verdict.culprit != ""
     liable = verdict.provider if verdict.outcome == "withheld" else ""
@@ -112,7 +110,6 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
         provider=verdict.provider,
         culprit=culprit,
         slashes=slashes,
-        is_second=verdict.provider != assigned.provider and verdict.task not in request.plan.hedges,
         accomplices=verdict.accomplices,
         agreed=tuple(dict.fromkeys(agreed)),
         oracles=tuple(oracle.pubkey for oracle in committee.oracles),

@@ -8,7 +8,7 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
    `terms.trusted` and of one of `terms.regions` (each if not empty).
 2. Offers. A kept node offers a task at (price, us) if its price is at most `terms.max_chunk_msat`. A task without any
    offer ends in NoProvider. With `terms.driver` = "local" the manifest's first task is the customer's own: provider
-   "local", no standby, price 0, and it has no place on the network.
+   "local", price 0, and it has no place on the network.
 3. Weight of an offer: units * speed * idle * known * repute, with
        units = min(max(bond_msat // bond_unit_msat, 1), 1000)         speed = max(1_000_000 // us, 1)
        idle  = 16 - load_ppm * 8 // 1_000_000                        known = 4 + bit length of min(epochs, 4095)
@@ -26,8 +26,7 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
    offers, or from the unbonded ones if none is bonded; of the open task the first is drawn from the unbonded ones, and
    the others from the bonded. Draw j: h = H("nodewire/draw/2", seed || u32 i || u32 j) as a big-endian integer; by
    ascending pubkey, the first offer is drawn at which the running sum of weights exceeds h mod (the pool's total); it
-   leaves the pool. Of a contested task with one bonded offer that is not open, draws 1 to 7 are from the unbonded ones:
-   these are reserves, and no candidates.
+   leaves the pool.
 6. Placement, in the manifest's order. An offer's cost is
        us + sum over the task's edges, back edges too, whose other end is a task already placed on another node:
             link(node, other) + bytes_per_position * 1000 // 12_500
@@ -35,25 +34,19 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
                     (`is_placed`), else 50_000
    in microseconds: coordinates predict a round trip, a frame takes half of it, and links carry 12,500 bytes per ms.
    A node that is not placed counts as far away. Neighbouring tasks that land on one node have no link between them.
-   Of the candidates that leave room under `terms.max_chunk_msat` for the cheapest candidate of every later task (the
-   prices of tasks in `terms.hedge` count twice), the one drawn first is taken whose cost is at most 5/4 of the least;
-   if none leaves room, or if the sum is above `terms.max_total_msat`, OverBudget. A lower price is no advantage.
-7. Standbys, once all tasks are placed, of a plan whose `lookahead` is 1. Of a task's other candidates, and its
-   reserves, whose price is not above the chosen one's (a standby that takes over is paid the plan's price), again the
-   one drawn first whose cost is at most 5/4 of the least, its links now to all placed neighbours. First for the tasks
-   in `terms.hedge`, in the manifest's order: of nodes that are placed nowhere, are no hedge yet and not all that
-   another task has left to stand by for it, if there are any. A node that was found so is a hedge, and stands by for
-   nothing else.
-8. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
+   Of the candidates that leave room under `terms.max_chunk_msat` for the cheapest candidate of every later task, the
+   one drawn first is taken whose cost is at most 5/4 of the least; if none leaves room, or if the sum is above
+   `terms.max_total_msat`, OverBudget. A lower price is no advantage.
+7. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
    600_000) ms; first = min(5000 + next + (sum of us) * max(context, 1) // 1000, 600_000) ms.
-9. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm, or BadPlan where the ring answers
+8. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm, or BadPlan where the ring answers
    tokens; "none": zeros.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -140,7 +133,6 @@ def assign(
     codings(manifest, terms.codecs)  # refused here, or kept by everybody
     if terms.verify == "sampled" and manifest.lends_its_head:
         raise BadPlan("terms.verify", _UNSAMPLED)
-    _check_hedged(manifest, terms)
     digest = manifest_digest or manifest.digest()
     seed = tagged_hash("nodewire/assign/2", bytes.fromhex(beacon + digest + customer) + bytes([k]))
     left_out = {*terms.excluded, *(b.provider for b in busy)}
@@ -154,8 +146,7 @@ def assign(
     }
     links = _links(manifest)
     placed = _place(manifest, drawn, links, terms)
-    standbys, hedged = _standbys(drawn, placed, links, terms)
-    total_msat = sum(offer.price_msat * (1 + (task in hedged)) for task, offer in placed.items())
+    total_msat = sum(offer.price_msat for offer in placed.values())
     if total_msat > terms.max_total_msat:
         raise OverBudget("max_total_msat", f"one chunk costs {total_msat} msat")
     first_ms, next_ms = _deadlines_ms(manifest, placed, links)
@@ -171,7 +162,7 @@ def assign(
         k=k,
         busy=tuple(b.id for b in busy),
         terms=terms,
-        tasks=tuple(_assignment(task.name, placed, standbys) for task in manifest.tasks),
+        tasks=tuple(_assignment(task.name, placed) for task in manifest.tasks),
         chunk_msat=total_msat,
         first_result_ms=first_ms,
         next_result_ms=next_ms,
@@ -192,29 +183,18 @@ def open_task(seed: bytes, offers: Mapping[str, Sequence[Offer]]) -> str | None:
     return contested[q // UNBONDED_ONE_IN % len(contested)] if contested else None
 
 
-class Drawn(NamedTuple):
-    """Of one task, in the order of the draw. Reserves only stand by."""
-
-    candidates: list[Offer]
-    reserves: list[Offer]
-
-
-def draw(seed: bytes, number: int, offers: Sequence[Offer], *, is_open: bool = False) -> Drawn:
+def draw(seed: bytes, number: int, offers: Sequence[Offer], *, is_open: bool = False) -> list[Offer]:
     """Up to 8 of the offers (sorted by pubkey) for task `number`, by the verifiable weighted draw of step 5."""
     bonded, unbonded = _Pool([o for o in offers if o.bonded]), _Pool([o for o in offers if not o.bonded])
     is_open = is_open and bool(bonded.offers and unbonded.offers)
-    is_alone = len(bonded.offers) == 1 and not is_open
-    found = Drawn([], [])
+    found: list[Offer] = []
     pool = bonded if bonded.offers else unbonded
     for j in range(CANDIDATES):
-        first, kind = j == 0, found.candidates
-        source = unbonded if is_open and first else pool
-        if is_alone and not first:
-            source, kind = unbonded, found.reserves
+        source = unbonded if is_open and j == 0 else pool
         if not source.offers:
             break
         data = seed + number.to_bytes(4, "big") + j.to_bytes(4, "big")
-        kind.append(source.draw(int.from_bytes(tagged_hash("nodewire/draw/2", data), "big")))
+        found.append(source.draw(int.from_bytes(tagged_hash("nodewire/draw/2", data), "big")))
     return found
 
 
@@ -315,85 +295,28 @@ def _first_near_least(offers: Sequence[Offer], links: list[tuple[str, int]], pla
     return next(offer for offer, cost in zip(offers, costs, strict=True) if 4 * cost <= 5 * least)
 
 
-def _place(manifest: Manifest, drawn: dict[str, Drawn], links: Links, terms: Terms) -> dict[str, Offer]:
+def _place(manifest: Manifest, drawn: dict[str, list[Offer]], links: Links, terms: Terms) -> dict[str, Offer]:
     placed: dict[str, Offer] = {}
-    times = {task: 1 + (task in terms.hedge) for task in drawn}
-    least_msat = {task: times[task] * min(o.price_msat for o in found.candidates) for task, found in drawn.items()}
+    least_msat = {task: min(o.price_msat for o in offers) for task, offers in drawn.items()}
     later_msat = sum(least_msat.values())
     left_msat = terms.max_chunk_msat
     for task in manifest.tasks:
         if task.name not in drawn:
             continue
-        offers, n = drawn[task.name].candidates, times[task.name]
         later_msat -= least_msat[task.name]
-        affordable = [offer for offer in offers if n * offer.price_msat + later_msat <= left_msat]
+        affordable = [offer for offer in drawn[task.name] if offer.price_msat + later_msat <= left_msat]
         if not affordable:
             raise OverBudget("max_chunk_msat", f"task {task.name} and those after it cost more than what is left")
         placed[task.name] = _first_near_least(affordable, links[task.name], placed)
-        left_msat -= n * placed[task.name].price_msat
+        left_msat -= placed[task.name].price_msat
     return placed
 
 
-def _standbys(
-    drawn: dict[str, Drawn], placed: dict[str, Offer], links: Links, terms: Terms
-) -> tuple[dict[str, str], set[str]]:
-    """By task its standby, if it has one; and the tasks whose standby computes along.
-
-    Where guesses travel nobody stands by: what breaks off is begun anew with the text so far, so that no node has to
-    know what another had guessed.
-    """
-    if terms.lookahead > 1:
-        return {}, set()
-    here = {offer.node.pubkey for offer in placed.values()}
-    others = {
-        task: [
-            offer
-            for offer in (*drawn[task].candidates, *drawn[task].reserves)
-            if offer is not chosen and offer.price_msat <= chosen.price_msat
-        ]
-        for task, chosen in placed.items()
-    }
-    found, hedged = dict[str, str](), set[str]()
-    alone = set[str]()
-    """Hedges."""
-
-    def deprives(one: str, of: str) -> bool:
-        """Whether another task would have no standby any more."""
-        left = [{o.node.pubkey for o in others[task]} - alone for task in placed if task != of and task not in found]
-        return {one} in left
-
-    def best(task: str, may: Callable[[str], bool]) -> str | None:
-        those = [offer for offer in others[task] if may(offer.node.pubkey)]
-        return _first_near_least(those, links[task], placed).node.pubkey if those else None
-
-    for task in (task for task in placed if task in terms.hedge):
-        if hedge := best(task, lambda one, of=task: one not in here | alone and not deprives(one, of)):  # type: ignore[misc]
-            found[task] = hedge
-            alone.add(hedge)
-            hedged.add(task)
-    for task in (task for task in placed if task not in found):
-        if standby := best(task, lambda one: one not in alone):
-            found[task] = standby
-    return found, hedged
-
-
-def _check_hedged(manifest: Manifest, terms: Terms) -> None:
-    """Raises BadPlan: a task that nobody can compute along with is to be hedged."""
-    if not terms.hedge:
-        return
-    if terms.lookahead > 1:
-        raise BadPlan("terms.hedge", "nobody stands by where guesses travel: hedge with a lookahead of 1")
-    if not {*terms.may_be_hedged(manifest)}.issuperset(terms.hedge):
-        raise BadPlan("terms.hedge", "only a generation's stages can be hedged, not its driver nor one's own tasks")
-    if len(set(terms.hedge)) != len(terms.hedge):
-        raise BadPlan("terms.hedge", "a task twice")
-
-
-def _assignment(task: str, placed: dict[str, Offer], standbys: dict[str, str]) -> Assignment:
+def _assignment(task: str, placed: dict[str, Offer]) -> Assignment:
     if task not in placed:
-        return Assignment(task=task, provider=LOCAL, standby=None, price_msat=0)
+        return Assignment(task=task, provider=LOCAL, price_msat=0)
     chosen = placed[task]
-    return Assignment(task=task, provider=chosen.node.pubkey, standby=standbys.get(task), price_msat=chosen.price_msat)
+    return Assignment(task=task, provider=chosen.node.pubkey, price_msat=chosen.price_msat)
 
 
 def _deadlines_ms(manifest: Manifest, placed: dict[str, Offer], links: Links) -> tuple[int, int]:

@@ -39,7 +39,7 @@ def by_file(swarm: Swarm, manifest: Manifest, *, terms: Terms, customer: str) ->
         customer=customer,
         k=0,
         terms=allowed,
-        tasks=tuple(Assignment(task=task, provider=node, standby=None, price_msat=0) for task, node in places.items()),
+        tasks=tuple(Assignment(task=task, provider=node, price_msat=0) for task, node in places.items()),
         chunk_msat=0,
         first_result_ms=FIRST_RESULT_MS,
         next_result_ms=NEXT_RESULT_MS,

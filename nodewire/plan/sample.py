@@ -72,7 +72,7 @@ def draw(
             key = sample_key(committed.provider, *root.key)
             if is_drawn(beacon, key, request.plan.verification.rate_ppm):
                 barred = {node for (node, id_), task in busy.items() if id_ == request.id and task != root.task}
-                barred |= {committed.provider, request.customer, *request.plan.members()}
+                barred |= {committed.provider, request.customer, *request.plan.providers()}
                 verifiers = _verifiers(committee, beacon, key, root.task, request.plan.manifest, barred, snapshot)
                 busy |= {(verifier, request.id): root.task for verifier in verifiers}
                 found.append(
@@ -115,7 +115,7 @@ def is_inspected(beacon: str, key: str) -> bool:
 
 
 def _is_in_plan(root: ChunkRoot, committed: Committed, plan: Plan) -> bool:
-    return any(a.task == root.task and committed.provider in (a.provider, a.standby) for a in plan.tasks)
+    return any((a.task, a.provider) == (root.task, committed.provider) for a in plan.tasks)
 
 
 def _verifiers(

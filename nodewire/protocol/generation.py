@@ -49,11 +49,9 @@ class Part(Schema):
     """What opened it at its providers: the parameters, and the hash of what was asked."""
     first: Count
     ads: tuple[EventText, ...] = Field(max_length=1_024)
-    """Of its providers and standbys, as the plan's snapshot has them: their hardware and region by their own word."""
+    """Of its providers, as the plan's snapshot has them: their hardware and region by their own word."""
     rtts_us: tuple[tuple[Name, Count], ...] = Field(max_length=1_024)
     """By edge between tasks, the round trip between its two nodes, by the coordinates of the plan's snapshot."""
-    takeovers: tuple[Document, ...] = Field(max_length=64)
-    """Those that the customer accepted, in order."""
     roots: tuple[Committed, ...] = Field(max_length=2**16)
     receipts: tuple[EventText, ...] = Field(max_length=1_024)
     paid_msat: Msat

@@ -76,7 +76,7 @@ def tags_and_content(
         ["bid", str(plan.terms.max_total_msat)],
         ["ticket", ticket],
         ["relays", *relays],
-        *(["p", member] for member in plan.members()),
+        *(["p", member] for member in plan.providers()),
     ]
     content = orjson.dumps({"v": 1, "plan": plan.document(), "partials": [p.as_dict() for p in partials]})
     return tags, content.decode()
@@ -116,8 +116,8 @@ def parse(event: Event) -> Request:
     bid = event.tag("bid") or ""
     if not re.fullmatch(r"[0-9]{1,18}", bid) or int(bid) != plan.terms.max_total_msat:
         raise BadTag("bid", "not the plan's max_total_msat")
-    if set(event.values("p")) != set(plan.members()):
-        raise BadTag("p", "not the plan's providers and standbys")
+    if set(event.values("p")) != set(plan.providers()):
+        raise BadTag("p", "not the plan's providers")
     ticket = event.tag("ticket") or ""
     if not re.fullmatch(r"[0-9a-f]{64}", ticket):
         raise BadTag("ticket", "not the seal of the job's tickets")

@@ -18,7 +18,6 @@ CERTIFICATE = 8852
 EVIDENCE = 8853
 COMMITMENT = 8854
 RECEIPT = 8856
-TAKEOVER = 8857
 BOND = 8858
 CLOSE = 8859
 """Of a round of training: what is drawn of its results follows from it."""

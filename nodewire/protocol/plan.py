@@ -1,4 +1,4 @@
-"""A plan: every task's provider and standby, fixed prices, deadlines and the verification policy. NIPS.md, "Plans".
+"""A plan: every task's provider, fixed prices, deadlines and the verification policy. NIPS.md, "Plans".
 
 `nodewire.plan.assign` derives one from (manifest, snapshot, beacon, terms, customer, busy, k); a job request carries
 it whole, and anyone re-derives it.
@@ -7,7 +7,6 @@ it whole, and anyone re-derives it.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
@@ -18,7 +17,6 @@ from nodewire.protocol import canonical
 from nodewire.protocol.codec import Codec
 from nodewire.protocol.committee import VALID_EPOCHS
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
-from nodewire.protocol.hedging import MAX_HEDGED
 from nodewire.protocol.manifest import CUSTOMER, MAX_EDGES, Manifest
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
@@ -62,10 +60,6 @@ class Terms(Schema):
     """Of a generation: so many rows of a frame, and for each position that is paid, a driver may have computed by
     guess; left out of a document at 1, which is none."""
 
-    hedge: tuple[Name, ...] = Field(default=(), max_length=MAX_HEDGED)
-    """Of a generation: stages that two compute, so that the second goes on at once where the first dies; left out of a
-    document if empty."""
-
     @model_serializer(mode="wrap")
     def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         said: dict[str, Any] = serialize(self)
@@ -75,8 +69,6 @@ class Terms(Schema):
             del said["ends"]
         if self.lookahead == 1:
             del said["lookahead"]
-        if not self.hedge:
-            del said["hedge"]
         return said
 
     def local(self, manifest: Manifest) -> tuple[str, ...]:
@@ -84,15 +76,6 @@ class Terms(Schema):
         if self.driver == "ends":
             return tuple(task.name for task in manifest.tasks if task.name in manifest.ends)
         return (manifest.driver.name,) if self.driver == "local" else ()
-
-    def may_be_hedged(self, manifest: Manifest) -> tuple[str, ...]:
-        """The tasks that two may compute, in the manifest's order: a generation's, but for the driver, those of
-        the customer's own, and those with an edge to the customer."""
-        if manifest.mode != "generate":
-            return ()
-        own = {manifest.driver.name, *self.local(manifest)}
-        own |= {end for e in manifest.edges if CUSTOMER in (e.source, e.target) for end in (e.source, e.target)}
-        return tuple(task.name for task in manifest.tasks if task.name not in own)
 
     @property
     def lossy(self) -> tuple[Codec, ...]:
@@ -105,7 +88,6 @@ class Assignment(Schema):
 
     task: Name
     provider: Hex32 | Literal["local"]
-    standby: Hex32 | None
     price_msat: Msat
     """Per chunk."""
 
@@ -143,7 +125,7 @@ class Plan(Schema):
     tasks: tuple[Assignment, ...] = Field(min_length=1, max_length=1_024)
     """In the manifest's order."""
     chunk_msat: Msat
-    """Sum of the tasks' prices, those that have a hedge counted twice: what one chunk costs."""
+    """Sum of the tasks' prices: what one chunk costs."""
     first_result_ms: Count
     """Deadline for the first output after the request."""
     next_result_ms: Count
@@ -154,39 +136,22 @@ class Plan(Schema):
     def _adds_up(self) -> Self:
         if len({task.task for task in self.tasks}) < len(self.tasks):
             raise ValueError("tasks: one stands twice")
-        if self.terms.lookahead > 1 and any(task.standby is not None for task in self.tasks):
-            raise ValueError("standby: there is none where guesses travel")
-        hedged = self.hedges
-        if self.chunk_msat != sum(task.price_msat * (1 + (task.task in hedged)) for task in self.tasks):
+        if self.chunk_msat != sum(task.price_msat for task in self.tasks):
             raise ValueError("chunk_msat: not the sum of the tasks' prices")
         return self
 
     def standing_msat(self, task: str, provider: str) -> int:
         """The msat that a pass of a chunk counts in the account of `provider` (a pubkey).
 
-        It is the task's price where the plan places the provider. A standby's passes count nothing: one share covers a
-        chunk, whoever computes it.
+        It is the task's price where the plan places the provider, and nothing for anybody else.
         """
         return next((one.price_msat for one in self.tasks if (one.task, one.provider) == (task, provider)), 0)
-
-    @property
-    def hedges(self) -> dict[str, str]:
-        """By task of `terms.hedge` its standby, if that has no other part in the plan: it computes along from the
-        beginning, at the same price, and its outputs go nowhere unless it enters."""
-        if not self.terms.hedge:
-            return {}
-        parts = Counter(one for a in self.tasks for one in (a.provider, a.standby) if one is not None)
-        return {
-            a.task: a.standby
-            for a in self.tasks
-            if a.task in self.terms.hedge and a.standby is not None and parts[a.standby] == 1
-        }
 
     def deadline_epoch(self, chunk: int, epoch_ms: int) -> int:
         """The last epoch whose certificate may hold a root of this chunk: a later one is never final.
 
         It is no estimate but a bound: a request in the last valid epoch, then every wait as long as a customer or a
-        provider bears it, first results anew after each takeover. Linear in the chunk up to MAX_JOB_EPOCHS.
+        provider bears it, first results anew after each link that is lost. Linear in the chunk up to MAX_JOB_EPOCHS.
         """
         waits_ms = _TICKET_MS + (1 + len(self.providers())) * self.first_result_ms
         waits_ms += chunk * CHUNK_OUTPUTS * self.next_result_ms + (chunk + 1) * _PATIENCE_MS
@@ -200,16 +165,24 @@ class Plan(Schema):
         """The distinct providers in task order, the customer's own tasks left out."""
         return tuple(dict.fromkeys(a.provider for a in self.tasks if a.provider != LOCAL))
 
-    def members(self) -> tuple[str, ...]:
-        """The providers and, after them, the standbys that are none of them."""
-        standbys = (a.standby for a in self.tasks if a.standby is not None)
-        return tuple(dict.fromkeys((*self.providers(), *standbys)))
+    def node_of(self, task: str) -> str:
+        """Public key of the node that runs a task: its provider, or the customer. Raises StopIteration for no task."""
+        provider = self.assignment(task).provider
+        return self.customer if provider == LOCAL else provider
+
+    def tasks_of(self, provider: str) -> tuple[str, ...]:
+        """The tasks that the plan gives to `provider` (a pubkey or "local"), in the manifest's order."""
+        return tuple(a.task for a in self.tasks if a.provider == provider)
+
+    def price_msat(self, provider: str) -> int:
+        """What one unit of a chunk costs at `provider` (a pubkey), in msat."""
+        return sum(a.price_msat for a in self.tasks if a.provider == provider)
 
 
 def tensor_key(request: str, edge: str, attempt: int, seq: int) -> bytes:
     """The name, known to everybody in advance, of the `seq`-th frame on an edge of a job (16 bytes).
 
-    `request` is the job request's event id; `attempt` counts signed takeovers.
+    `request` is the job request's event id; `attempt` is 0.
     """
     state = _key_state(request, edge, attempt).copy()
     state.update(canonical.encode(seq))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from nodewire.errors import BadPlan, NodeFailed, NodewireError, NotAllowed, NotFound, PaymentRequired, TooLarge
 from nodewire.errors import Busy as NoRoom
+from nodewire.kind import Params
 from nodewire.market import Market
 from nodewire.nostr import nip13
 from nodewire.nostr.event import Event
@@ -16,7 +18,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.plan.assign import Busy, assign
 from nodewire.protocol import beacon, feedback, job, kinds
 from nodewire.protocol.ad import LOOKAHEAD
-from nodewire.protocol.job import Request
+from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
 from nodewire.provider.free_chunks import FreeChunks
@@ -38,6 +40,17 @@ class Derive(Protocol):
     async def plan(self, request: Request, manifest: Manifest) -> Plan:
         """The plan that follows from what the request cites, under the terms that it says. Raises a NodewireError where
         there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedJob:
+    """A checked job that this provider runs. `event` is the request's."""
+
+    event: Event
+    ticket: Ticket
+    request: Request
+    manifest: Manifest
+    params: Params
 
 
 class Admission:
@@ -74,7 +87,7 @@ class Admission:
         """
         nip13.check(event, self._pow_bits)
         request = job.parse(event)
-        if self._public not in request.plan.members():
+        if self._public not in request.plan.providers():
             raise NotAllowed("p", "this provider is not in the plan")
         if self._ledger.in_debt(request.customer, now_s):
             raise PaymentRequired("customer", "an earlier job's chunk is unpaid")
@@ -101,8 +114,7 @@ class Admission:
 
     def _free_for(self, request: Request) -> FreeChunks | None:
         """What bounds the first chunk of a job; None where it costs nothing, or its customer has paid before."""
-        tasks = (one for one in request.plan.tasks if self._public in (one.provider, one.standby))
-        charges = any(one.price_msat for one in tasks)
+        charges = request.plan.price_msat(self._public) > 0
         return self.free if charges and self.free is not None and not self._ledger.has_paid(request.customer) else None
 
     async def check(self, request: Request, manifest: Manifest) -> None:

@@ -1,7 +1,6 @@
 """The chunks of a job at this provider: which may begin, what they count as, which are closed, when one is complete.
 
-Where a plan lets its driver guess, the record knows when no row of a closed chunk is lacking; else it is at once, but
-for who computes along and may lag.
+Where a plan lets its driver guess, the record knows when no row of a closed chunk is lacking; else it is at once.
 """
 
 from __future__ import annotations
@@ -12,18 +11,17 @@ from itertools import takewhile
 
 from nodewire.errors import BadFrame, OverBudget, PaymentRequired
 from nodewire.job_task_group import JobTaskGroup
-from nodewire.protocol.chunk import chunk_of, first_seq
 from nodewire.protocol.close import Close
 from nodewire.provider.credit import AHEAD, Credit
 from nodewire.provider.hashing import Hashing
 from nodewire.provider.part import Part
 from nodewire.provider.settling import Settling
-from nodewire.wire.record import MAX_AHEAD, Record
+from nodewire.wire.record import Record
 
 log = logging.getLogger("nodewire.provider")
 
-_Word = tuple[int, bool, int]
-"""Of a close: units, whether the chunk is the last, attempt."""
+_Word = tuple[int, bool]
+"""Of a close: units, and whether the chunk is the last."""
 
 
 class Chunks:
@@ -41,8 +39,6 @@ class Chunks:
         """By chunk, what this node's inputs of it count as."""
         self.broken: BadFrame | None = None
         """What the driver did wrong."""
-        self.said = -1
-        """The newest chunk that this node says is over, as the driver. Rows of it may be on their way to it."""
         self._part = part
         self._record = record
         self._credit = credit
@@ -50,32 +46,20 @@ class Chunks:
         self._settling = settling
         self._task_group = task_group
         self._all_units = 0
-        self._made = -1
-        """The newest frame that was put out."""
-        self._closed = set(range(part.first))
+        self._closed: set[int] = set()
         self._closes = asyncio.Event()
         """Set with every chunk that is closed."""
         self._is_over = False
         """Whether the last one is."""
         self._closing: dict[int, _Word] = {}
         """By chunk that the driver has closed, and of which rows may be lacking here."""
-        self._late: dict[int, tuple[int, _Word]] = {}
-        """By chunk that the driver has closed before it was all computed along: its last frame, and its close."""
         self._turn = asyncio.Lock()
         """Held by the chunk that is closed."""
         self._finishing: list[asyncio.Task[None]] = []
 
     def first_open(self) -> int:
-        """The first chunk that has not been closed: who enters now has what follows, and hears no earlier close."""
-        return max(self.said, *self._closed, -1) + 1
-
-    def took_over(self) -> None:
-        """The assignment has changed. What it counts as closed is over here, too: a driver that died may have told some
-        and not all."""
-        part = self._part
-        for chunk in sorted(one for one in self.units if one < part.closed_before):
-            if chunk not in self._closed and chunk not in self._late:
-                self._task_group.spawn(self.finish(chunk, (self.units[chunk], False, part.attempt)))
+        """The first chunk that has not been closed."""
+        return max(self._closed, default=-1) + 1
 
     async def admit(self, chunk: int, units: int) -> None:
         """An input of `units` begins; waits while there is no credit for it, or it guesses beyond the budget.
@@ -85,8 +69,6 @@ class Chunks:
             PaymentRequired: the customer has not paid one before.
             OverBudget: it would cost more than the plan allows.
         """
-        if chunk < self._part.replayed:
-            return  # paid to who did it first
         if chunk in self._closed and self._record is None:
             raise BadFrame("chunk", f"{chunk} has been closed")
         plan = self._part.request.plan
@@ -110,16 +92,6 @@ class Chunks:
         self._all_units += max(0, units - self.units.get(chunk, 0))
         self.units[chunk] = max(units, self.units.get(chunk, 0))
 
-    def produced(self, seq: int) -> None:
-        """Frame `seq` was put out, and noted: chunks that were closed before may lack nothing any more."""
-        self._made = max(self._made, seq)
-        for chunk in sorted(chunk for chunk, (last, _) in self._late.items() if last <= self._made):
-            _, word = self._late.pop(chunk)
-            if word[0] == self.units.get(chunk):
-                self._complete(chunk, word)
-            else:
-                log.info("job %s: chunk %d was closed with %d units", self._part.request.id[:8], chunk, word[0])
-
     async def heard(self, close: Close) -> None:
         """The driver says that a chunk is over.
 
@@ -133,14 +105,14 @@ class Chunks:
             raise BadFrame(
                 "positions", f"{close.positions} of chunk {close.chunk}, which is not the last, or not so long"
             )
-        await self.finish(close.chunk, (close.units, close.end, close.attempt), close.positions)
+        await self.finish(close.chunk, (close.units, close.end), close.positions)
 
     async def finish(self, chunk: int, word: _Word, positions: int | None = None) -> None:
         """A chunk is over: when this node's part of it is complete, it is committed to and asked for."""
         if chunk in self._closed or chunk in self._closing:
             return
         if self._record is None:
-            await self._finish_plain(chunk, word, positions)
+            await self._finished(chunk, word)
             return
         self._record.check(chunk)
         self._closing[chunk] = word
@@ -150,33 +122,20 @@ class Chunks:
             self.broken = error
             self._task_group.ended.set()
 
-    async def _finish_plain(self, chunk: int, word: _Word, positions: int | None) -> None:
-        """The same where nobody guesses. The ring waits for its providers, and for nobody who computes along."""
-        manifest = self._part.manifest
-        last = first_seq(manifest, chunk + 1) - 1 if positions is None else first_seq(manifest, chunk) + positions - 1
-        if not self._part.hedged or last <= self._made:
-            await self._finished(chunk, word)
-        elif chunk < chunk_of(manifest, max(self._made, 0)) + MAX_AHEAD:
-            self._late.setdefault(chunk, (last, word))
-        else:
-            raise BadFrame("chunk", f"{chunk} is closed, frame {self._made} is the newest here")
-
     def complete(self, chunk: int) -> None:
         """No row of a chunk that the driver has closed is lacking, by the record."""
-        self._complete(chunk, self._closing.pop(chunk))
-
-    def _complete(self, chunk: int, word: _Word) -> None:
+        word = self._closing.pop(chunk)
         self._closed.add(chunk)  # at once: its close may come twice
         self._finishing.append(self._task_group.spawn(self._finished(chunk, word)))
 
     async def _finished(self, chunk: int, word: _Word) -> None:
-        units, end, attempt = word
+        units, end = word
         self._closed.add(chunk)
         self._is_over = self._is_over or end
         self._closes.set()
         async with self._turn:  # the chunks in their order
             await self._hashing.all()
-            await self._settling.take(chunk, units, self._hashing.take(chunk), end=end, attempt=attempt)
+            await self._settling.take(chunk, units, self._hashing.take(chunk), end=end)
 
     async def claim_unclosed(self) -> None:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
@@ -186,5 +145,5 @@ class Chunks:
         complete = left[:-1] if self._record is None else list(takewhile(self._record.is_past, left))
         for chunk in complete:
             self._settling.unsigned.add(chunk)
-            await self.finish(chunk, (self.units[chunk], False, self._part.attempt))
+            await self.finish(chunk, (self.units[chunk], False))
         await asyncio.gather(*self._finishing)

@@ -15,10 +15,9 @@ LAST_PAYMENTS_S = 5.0
 class Credit:
     """One job's chunks as the provider's own wallet sees them."""
 
-    def __init__(self, *, patience_s: float, first: int = 0) -> None:
-        """`first` is the first chunk that this provider asks money for: it may have entered the job late."""
+    def __init__(self, *, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._unpaid = first
+        self._unpaid = 0
         """The first chunk that is not paid."""
         self._paid: set[int] = set()
         self._due: set[int] = set()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nodewire.errors import BadInput, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed, WorkRequired
 from nodewire.job_task_group import typed_fault
-from nodewire.kind import Params
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -20,29 +19,23 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, kinds
 from nodewire.protocol.commitment import ChunkRoot
-from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
-from nodewire.protocol.manifest import Edge, Manifest
-from nodewire.protocol.plan import LOCAL, Plan
+from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.round import is_ticket as is_round_ticket
-from nodewire.protocol.takeover import LOST, Takeover, assigned
-from nodewire.provider.admission import Admission, feedback_for
+from nodewire.provider.admission import Admission, AdmittedJob, feedback_for
 from nodewire.provider.figures import Figures
 from nodewire.provider.job import JobRun
 from nodewire.provider.outage import Outage
 from nodewire.provider.prefixes import Prefixes, whose
 from nodewire.provider.proving import Proof
 from nodewire.provider.serving import OneManifest, Served
-from nodewire.provider.specializations import Specializations, part_in
-from nodewire.provider.standing import Standby, Standing
-from nodewire.provider.standing import check as check_call
+from nodewire.provider.specializations import Specializations
 from nodewire.provider.statements import Statements
 from nodewire.provider.turns import turns
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.public_record import PublicRecord
 from nodewire.wire.membership import Membership
 from nodewire.wire.node import Node
-from nodewire.wire.pull import Want, pull
 from nodewire.wire.record import Record
 from nodewire.wire.spool import Spool
 
@@ -59,7 +52,7 @@ MAX_REFUSING = 64
 """Answers to malformed requests under way; further ones are not answered."""
 WAITING_S = 30.0
 GRACE_S = 5.0
-"""How long a job waits for a neighbour that is lost to be replaced."""
+"""How long a job waits for a neighbour that is lost to be heard of again."""
 
 
 class Provider:
@@ -99,7 +92,6 @@ class Provider:
         self._outage = outage
         self._services = (*beside, self._follow, proof.run, outage.run)
         self.figures = Figures()
-        self._standby = Standby()
         self._requests: dict[str, tuple[float, Event, Request, Manifest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
         """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
@@ -197,7 +189,7 @@ class Provider:
     async def _serve(self, event: Event, request: Request, manifest: Manifest, ticket: Ticket) -> None:
         try:
             self._outage.check_admission()
-            served = self._held.find(request.plan.manifest, part_in(request.plan, self._keys.public))
+            served = self._held.find(request.plan.manifest, request.plan.tasks_of(self._keys.public))
             if ticket.seal() != request.ticket:
                 raise BadInput("ticket", "not the one that the request has sealed")
             params = served.kind.check(manifest, ticket.params)
@@ -208,89 +200,25 @@ class Provider:
                 await self._admission.check(request, manifest)
             finally:
                 self._admitting -= 1
-            pages = self._room_in(request.plan, served, params)
+            pages = served.take(params.get("positions"))
         except NodewireError as error:
             log.info("job %s refused: %s", request.id[:8], error)
             self.figures.refused(event.kind, error)
             await self._refuse(request.id, request.customer, error)
             return
-        job = Standing(event, ticket, request, manifest, params)
-        if pages is not None:
-            await self._run_job(job, served, pages, self._standby.call_for(request.id))
-            if self._keys.public not in request.plan.providers():
-                self._standby.leave(request.id)
-            return
-        await self._tell(request.id, request.customer, "processing", "standby")
-        if call := self._standby.stand_by(job):
-            self.controlled(call[0], call[1].control())
-
-    def _room_in(self, plan: Plan, served: Served, params: Params) -> int | None:
-        """The pages that are taken for a job; None for what is entered later, if ever. Who was to compute along and has
-        no room stands by. Raises Busy: too few are left."""
-        if self._keys.public not in (*plan.providers(), *plan.hedges.values()):
-            return None
-        try:
-            return served.take(params.get("positions"))
-        except Busy:
-            if self._keys.public in plan.providers():
-                raise
-            return None
+        await self._run_job(AdmittedJob(event, ticket, request, manifest, params), served, pages)
 
     def controlled(self, peer: str, document: Mapping[str, Any]) -> None:
-        """A control document about a job that is not open here: a withdrawal, or a call to enter a job."""
+        """A control document about a job that is not open here: a withdrawal."""
         self._withdrawals.note(peer, document)
-        call = Takeover.from_control(document)
-        if call is None:
-            return
-        if call.request in self._jobs or self._standby.has_left(call.request):  # it has ended here, or is about to
-            self._cannot_enter(peer, call.request)
-        elif standing := self._standby.called(peer, call):
-            self._spawn(self._enter(peer, call, standing))
 
-    async def _enter(self, peer: str, call: Takeover, standing: Standing) -> None:
-        """Take over from a provider that died, if the call is good and there is room."""
-        request, manifest = standing.request, standing.manifest
-        try:
-            self._outage.check_admission()
-            served = self._left_for(request)
-            await check_call(call, request, manifest, self._relays)
-            if self._keys.public not in assigned(request.plan, call).values():
-                raise NotAllowed("takeover", "does not call this provider")
-            pages = served.take(standing.params.get("positions"))
-        except NodewireError as error:
-            log.info("job %s: not entered: %s", request.id[:8], error)
-            if isinstance(error, Busy | NodeFailed):
-                self._cannot_enter(peer, request.id)
-            return
-        log.info("job %s: entered at attempt %d", request.id[:8], call.attempt)
-        await self._run_job(standing, served, pages, (peer, call), entered=call)
-
-    def _cannot_enter(self, peer: str, request: str) -> None:
-        """Say so to who calls: another is to be found, or the job begun anew."""
-        if (link := self._node.open_link(peer)) is not None:
-            link.send_control({"t": LOST, "peer": self._keys.public, "job": request})
-
-    def _left_for(self, request: Request) -> Served:
-        """What can enter a job. Raises Busy: what it stood by with has been given up, so another is to be found."""
-        try:
-            return self._held.find(request.plan.manifest, part_in(request.plan, self._keys.public))
-        except NotAllowed as error:
-            raise Busy("tasks", "not held here any more") from error
-
-    async def _run_job(
-        self,
-        job: Standing,
-        served: Served,
-        pages: int,
-        call: tuple[str, Takeover] | None,
-        entered: Takeover | None = None,
-    ) -> None:
-        """Run a job whose `pages` have been taken. `call` is a takeover that came before the job was open here."""
+    async def _run_job(self, job: AdmittedJob, served: Served, pages: int) -> None:
+        """Run a job whose `pages` have been taken."""
         request = job.request
         try:
             with self.figures.job(job.event.kind):
                 await self._proof.begins(job)
-                await self._run(request, job.manifest, served, job.params, call if entered is None else None, entered)
+                await self._run(request, job.manifest, served, job.params)
         except Exception as raised:
             error = typed_fault(raised)
             self._outage.note(error)
@@ -302,37 +230,15 @@ class Provider:
             self._jobs.pop(request.id, None)
             await self._proof.ended(request.id)
 
-    async def _run(
-        self,
-        request: Request,
-        manifest: Manifest,
-        served: Served,
-        params: Mapping[str, Any],
-        call: tuple[str, Takeover] | None,
-        entered: Takeover | None,
-    ) -> None:
+    async def _run(self, request: Request, manifest: Manifest, served: Served, params: Mapping[str, Any]) -> None:
         ads = await self._record.ads(request.plan)
         nodes = await self._record.nodes(request.plan)
         judged = request.plan.verification.policy == "sampled"
 
-        async def again(peer: str, edge: Edge, chunk: int, max_bytes: int) -> AsyncIterator[Frame[Array]]:
-            want = Want(
-                what="frames",
-                request=request.id,
-                task=edge.source,
-                edges=(edge.name,),
-                attempt=0,
-                first=chunk,
-                last=chunk,
-            )
-            async for _, frame in pull(self._node, peer, ads[peer].wire, want, max_bytes=max_bytes):
-                yield frame
-
-        statements = Statements(self._keys, request, manifest, self._spool, entered, again) if judged else None
+        statements = Statements(self._keys, request, manifest, self._spool) if judged else None
         tape, lookahead = statements or self._spool, request.plan.terms.lookahead
         record = Record(tape, request.id, manifest, lookahead) if lookahead > 1 else None
         member = Membership(
-            self._keys,
             request.id,
             request.plan,
             manifest,
@@ -341,7 +247,6 @@ class Provider:
             grace_s=GRACE_S,
             tape=record or tape,
             keep_inputs=record is None,  # which is given them when they are computed
-            takeover=entered,
         )
         mailbox = member.mailbox
         if self._withdrawals.has(request.customer, request.id):
@@ -367,17 +272,13 @@ class Provider:
             publish=self._publish,
             commit=commit,
             patience_s=self._patience_s,
-            takeover=entered,
             statements=statements,
             record=record,
             whose=whose(self._prefixes, request.customer, str(params.get("apart", ""))),
             cached_ppm=ads[self._keys.public].cached_ppm,
             begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
         )
-        handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self._publish)
-        run.handover = handover if member.hands_over else None
         self._jobs[request.id] = run
-        self._proof.runs(request.id, run.feeds)
 
         async def link(peer: str) -> None:
             """A job that cannot reach one of its nodes learns it at once, not when it first must."""
@@ -388,21 +289,16 @@ class Provider:
                 raise
 
         # A producer dials its consumers; the driver everybody, since it tells all when a chunk ends.
-        peers = {c for r in member.routes.values() if r.producer == self._keys.public for c in (*r.consumers, *r.aside)}
-        along = {task for task, hedge in handover.hedges.items() if hedge == self._keys.public}
-        if along:  # it will have to reach them at once
-            peers |= {handover.assigned[e.target] for e in manifest.edges if e.source in along} - {LOCAL}
+        peers = {c for r in member.routes.values() if r.producer == self._keys.public for c in r.consumers}
         if run.drives:
-            peers |= set(handover.others())
+            peers |= {*request.plan.providers()}
         links = [link(peer) for peer in peers - {self._keys.public, request.customer}]
-        works = [*links, run.listen(), member.follow_losses(handover)]
-        if call is not None and member.hands_over:
-            works.append(handover.heard(call[0], call[1].control()))
+        works = [*links, run.listen(), member.follow_losses()]
 
         async def guarded(work: Coroutine[Any, Any, None]) -> None:
             try:
                 await work
-            except NodewireError as error:  # the mailbox knows, or another node goes on
+            except NodewireError as error:  # the mailbox knows
                 log.info("job %s: %s", request.id[:8], error)
             except Exception as error:
                 run.fail(error)

@@ -8,7 +8,7 @@ from collections import deque
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.chunk import Leaf, leaf_of
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.sent import Hashed, hashed, tensors_of
+from nodewire.protocol.sent import Hashed, tensors_of
 from nodewire.provider.part import Part
 from nodewire.provider.stating import Stating
 
@@ -66,17 +66,9 @@ class Hashing:
 
     def _hash(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         part, stating = self._part, self._stating
-        if chunk < part.entered.get(task, 0) and task not in part.hedged:
-            # Committed by who did it first, who may have died before it signed it.
-            if stating is not None:
-                stating.statements.produced(chunk, frame.edge, hashed(frame))
-                stating.whole(frame.edge)
-            return
         leaf = leaf_of(part.request.plan.manifest, frame)
         self._leaves.setdefault((chunk, task), []).append(leaf)
         if stating is not None:
             stating.statements.produced(chunk, frame.edge, Hashed(leaf.seq, tensors_of(leaf), frame.meta))
-            if task in part.entered:
-                stating.whole(frame.edge)
             if not part.generates:  # a call's part is whole; who waits for it may be whom this node's close waits for
-                stating.chunk(chunk, part.attempt)
+                stating.chunk(chunk)

@@ -78,8 +78,6 @@ class Holding:
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._verified: OrderedDict[tuple[str, str, int, int], bytes] = OrderedDict()
         self._verified_bytes = 0
-        self.feeds: dict[str, Callable[[str], str | None]] = {}
-        """By request of a job under way: given an edge, who may see what this node put out there (`Part.feeds`)."""
 
     def keep(self, job: Kept) -> None:
         """A job begins here."""
@@ -116,7 +114,7 @@ class Holding:
             raise NotFound("request", "not kept here")
         if job.request.plan.verification.policy != "sampled":
             raise NotAllowed("request", "its customer did not agree to be verified")
-        if not judges and not self._is_fed(peer, want):
+        if not judges:
             self._check_drawn(job, want, await self._granted(peer, want.request))
         if want.task not in {task.name for task in job.manifest.tasks}:
             raise NotFound("task", "the manifest has none of this name")
@@ -129,12 +127,6 @@ class Holding:
                 return self._frames(job, want)
             case "sent":
                 return self._sent(job, want)
-
-    def _is_fed(self, peer: str, want: Want) -> bool:
-        feeds = self.feeds.get(want.request)
-        if feeds is None or want.what != "frames" or not want.edges:
-            return False
-        return all(feeds(edge) == peer for edge in want.edges)
 
     def _check_drawn(self, job: Kept, want: Want, drawn: tuple[Sample, ...]) -> None:
         """A verifier is shown the inputs of what it verifies: no output of a chunk that it is to compute itself.

@@ -35,7 +35,6 @@ from nodewire.protocol.guesses import is_computed
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.sent import LACKING
-from nodewire.protocol.takeover import LOST, Takeover
 from nodewire.provider.chunks import Chunks
 from nodewire.provider.credit import Credit
 from nodewire.provider.hashing import Hashing
@@ -66,17 +65,9 @@ class JobMailbox(Mailbox, Protocol):
 
     def controls(self) -> AsyncIterator[tuple[str, Mapping[str, Any]]]: ...
 
-    def give_up(self) -> None: ...
-
     def cancel(self, error: NodewireError | None = None) -> None: ...
 
     def close(self) -> None: ...
-
-
-class Members(Protocol):
-    """The handover's side of a job (`nodewire.wire.handover`)."""
-
-    async def heard(self, peer: str, document: Mapping[str, Any]) -> None: ...
 
 
 class JobRun:
@@ -96,20 +87,18 @@ class JobRun:
         publish: Publish,
         commit: Commit,
         patience_s: int = 30,
-        takeover: Takeover | None = None,
         statements: Statements | None = None,
         record: Record | None = None,
         whose: str = "",
         cached_ppm: int = WHOLE_PPM,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """`patience_s`: how long a payment that is due is waited for before the job is given up. `takeover`: the one by
-        which this provider enters the job. `statements`: of a job that may be judged. `record`: the job's tape, if the
-        plan lets its driver guess. `whose`: among whose prompts stages look for this one's beginning, nobody's if none;
-        `cached_ppm`: what one that is found costs, as the ad says. `begin`: told before the first chunk is computed; it
-        raises Busy where that may not be."""
-        self._part = part = Part(keys.public, request, manifest, takeover)
-        self.credit = Credit(patience_s=patience_s, first=part.first)
+        """`patience_s`: how long a payment that is due is waited for before the job is given up. `statements`: of a job
+        that may be judged. `record`: the job's tape, if the plan lets its driver guess. `whose`: among whose prompts
+        stages look for this one's beginning, nobody's if none; `cached_ppm`: what one that is found costs, as the ad
+        says. `begin`: told before the first chunk is computed; it raises Busy where that may not be."""
+        self._part = part = Part(keys.public, request, manifest)
+        self.credit = Credit(patience_s=patience_s)
         self._begin = begin
         self._patience_s = patience_s
         self._keys = keys
@@ -125,7 +114,7 @@ class JobRun:
         self._statements = statements
         self._record = record
         self._task_group = task_group = JobTaskGroup()
-        self._stating = Stating(part, statements, mailbox.control, task_group) if statements is not None else None
+        self._stating = Stating(statements, mailbox.control, task_group) if statements is not None else None
         self._hashing = Hashing(part, self._stating, task_group)
         self._settling = Settling(
             keys,
@@ -145,13 +134,8 @@ class JobRun:
         )
         if record is not None:
             record.attend(part.inner_edges, self._plain, self._chunks.complete)
-        self._failed = False
-        """Whether this node cannot go on, and settles what it did."""
         self._frames = 0
         """Put out; what was not computed is none."""
-        self._joining: asyncio.Queue[str] = asyncio.Queue()
-        self.handover: Members | None = None
-        """Who takes part in handovers for this job; it is given the control documents about them."""
 
     @property
     def request(self) -> Request:
@@ -159,40 +143,16 @@ class JobRun:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Which of the job's are this provider's now."""
+        """Which of the job's are this provider's."""
         return self._part.tasks
 
     @property
     def drives(self) -> bool:
         return self._part.drives
 
-    @property
-    def attempt(self) -> int:
-        return self._part.attempt
-
     def open_chunk(self) -> int:
-        """The first chunk that has not been closed: who enters now has what follows, and hears no earlier close."""
+        """The first chunk that has not been closed."""
         return self._chunks.first_open()
-
-    def feeds(self, edge: str) -> str | None:
-        """As Part.feeds."""
-        return self._part.feeds(edge)
-
-    async def took_over(self, takeover: Takeover) -> None:
-        """The assignment changes: tasks come here, or are another's now. Called before frames take their new ways."""
-        come = self._part.took_over(takeover)
-        self._chunks.took_over()
-        if self._statements is not None:
-            self._statements.took_over(takeover)
-        if self._failed and self._part.entered:  # who calls has not heard that it cannot
-            await self._say_lost()
-        for task in come:
-            self._joining.put_nowait(task)
-        if not self.tasks:
-            # As its customer reads it, who may not have heard yet: wait for a takeover, or begin the job anew.
-            self._mailbox.cancel(
-                LinkLost(takeover.signer, f"says that this node is gone, in attempt {takeover.attempt}")
-            )
 
     async def run(self) -> None:
         """Serve until the job has ended and everything due is paid; publishes feedback and the result.
@@ -223,10 +183,8 @@ class JobRun:
             error = typed_fault(raised)
             own = isinstance(error, NodeFailed) and not error.by
             broke = broke and self._broke_by(error)
-            self._failed = True
-            if not await self._gives_up_alone(error):
-                self._mailbox.cancel(error)
-                self._mailbox.close()  # what comes from now on is the node's to answer
+            self._mailbox.cancel(error)
+            self._mailbox.close()  # what comes from now on is the node's to answer
             try:
                 await self._settle_failed(error)
             finally:  # whatever else fails here: its customer and the job's other nodes must not wait for this node
@@ -269,22 +227,6 @@ class JobRun:
         """Whether the job broke off, and is not just unpaid: it has waited for money while others had ended it, too."""
         return not isinstance(error, PaymentRequired) or bool(error.by) or self._mailbox.failure is not None
 
-    async def _gives_up_alone(self, error: NodewireError) -> bool:
-        """Whether it is only this node that cannot go on, and who replaces it has been told."""
-        if self.handover is None or not isinstance(error, NodeFailed):
-            return False
-        self._mailbox.give_up()
-        return await self._say_lost()
-
-    async def _say_lost(self) -> bool:
-        """Tell who replaces this node that it cannot go on; False if the job is over anyway."""
-        to = self.request.customer if self.drives else self._part.driver
-        try:
-            await self._mailbox.control(to, {"t": LOST, "peer": self._part.me})
-        except NodewireError:
-            return False
-        return True
-
     async def _watch(self) -> None:
         """End a job that stands still, for it holds a slot; where guesses are allowed also one that computes without
         end: nobody who never guesses may take as long for a chunk. Raises TimedOut."""
@@ -306,14 +248,13 @@ class JobRun:
         self._frames += is_computed(frame)
         if self._record is None or frame.edge not in self._record.inner:  # else it may be a guess
             self._hashing.note(task, chunk, frame)
-        self._chunks.produced(frame.seq)
 
     def received(self, task: str, frame: Frame[Array]) -> None:
         assert self._record is not None
         if frame.edge in self._record.inner:
             self._record.came(frame.edge, frame)
         else:  # the customer's, for who computes it again
-            self._record.write(self.request.id, frame.edge, self.attempt, frame)
+            self._record.write(self.request.id, frame.edge, 0, frame)
 
     def _plain(self, edge: str, chunk: int, frame: Frame[Array]) -> None:
         """What came or went on an inner edge is final."""
@@ -322,14 +263,11 @@ class JobRun:
             self._hashing.note(task, chunk, frame)
 
     async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
-        if chunk < self._part.replayed:
-            return
         if self._part.generates:
-            self._chunks.said = max(self._chunks.said, chunk)
             close = Close.sign(
                 self._keys,
                 request=self.request.id,
-                attempt=self.attempt,
+                attempt=0,
                 chunk=chunk,
                 units=units,
                 end=end,
@@ -337,16 +275,13 @@ class JobRun:
             )
             # One who has just died does not keep the others from hearing it.
             await asyncio.gather(*(self._tell(peer, close) for peer in self._part.others))
-        await self._chunks.finish(chunk, (units, end, self.attempt), positions)
+        await self._chunks.finish(chunk, (units, end), positions)
 
     async def _tell(self, peer: str, close: Close) -> None:
         try:
             await self._mailbox.control(peer, close.control())
-        except (LinkLost, NotAllowed) as error:  # it is gone, or replaced since this was to be told
+        except (LinkLost, NotAllowed) as error:  # it is gone, or the job is over
             log.info("job %s: close for %s: %s", self.request.id[:8], peer[:8], error)
-
-    async def joined(self) -> str:
-        return await self._joining.get()
 
     async def listen(self) -> None:
         """Follow the job's control documents until it ends; raises what ended it."""
@@ -371,8 +306,6 @@ class JobRun:
         elif self._stating is not None and document.get("t") == LACKING:
             await self._hashing.all()
             self._stating.again(peer, document)
-        elif self.handover is not None:
-            await self.handover.heard(peer, document)
 
     async def heard(self, close: Close) -> None:
         """The driver says that a chunk is over; whoever passed it on.
@@ -381,7 +314,7 @@ class JobRun:
             BadFrame, BadSignature: it is not this job's, not signed by its driver, or counts what was computed here as
                 something else.
         """
-        if close.request != self.request.id or close.attempt > self.attempt or not self._part.generates:
+        if close.request != self.request.id or close.attempt or not self._part.generates:
             raise BadFrame("close", "of another job or attempt")
         close.check(self._part.driver)
         await self._chunks.heard(close)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from nodewire.errors import NodeFailed
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.plan import Plan
+from nodewire.provider.admission import AdmittedJob
 from nodewire.provider.committing import Committing
 from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.kept import KeptWork
-from nodewire.provider.standing import Standing
 from nodewire.wire.spool import Spool
 
 SPOOL_EPOCHS = 10
@@ -23,16 +23,10 @@ the next; what is drawn is judged in the six that follow, and a judge may ask un
 two are in reserve. Roots that are published later keep their jobs longer (`committing.SHOWN_EPOCHS`)."""
 log = logging.getLogger("nodewire.provider")
 
-Feeds = Callable[[str], str | None]
-"""Given an edge of a task that this node took over: who it leads to now."""
-
 
 class Proof(Protocol):
-    async def begins(self, job: Standing) -> None:
+    async def begins(self, job: AdmittedJob) -> None:
         """A job begins here. Raises NodeFailed: what would have to be shown later cannot be kept."""
-
-    def runs(self, request: str, feeds: Feeds) -> None:
-        """It is under way."""
 
     async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
         """These roots of a chunk are final. They are on disk when it returns."""
@@ -51,19 +45,15 @@ class Proven:
         self._kept, self._holding, self._committing = kept, holding, committing
         self._spool, self._epoch_ms = spool, epoch_ms
 
-    async def begins(self, job: Standing) -> None:
+    async def begins(self, job: AdmittedJob) -> None:
         if job.request.plan.verification.policy == "sampled":
             await asyncio.to_thread(self._kept.begun, job.event, job.ticket)
         self._holding.keep(Kept(job.request, job.manifest, job.ticket))
-
-    def runs(self, request: str, feeds: Feeds) -> None:
-        self._holding.feeds[request] = feeds
 
     async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
         await self._committing.commit(roots, plan.deadline_epoch(roots[0].chunk, self._epoch_ms))
 
     async def ended(self, request: str) -> None:
-        self._holding.feeds.pop(request, None)
         until_s = time.time() + SPOOL_EPOCHS * self._epoch_ms / 1000
         self._spool.keep_until(request, until_s)
         try:

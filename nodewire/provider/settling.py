@@ -20,7 +20,6 @@ from nodewire.protocol import feedback
 from nodewire.protocol.cached import due_msat
 from nodewire.protocol.chunk import Leaf, claim, opening
 from nodewire.protocol.commitment import ChunkRoot
-from nodewire.protocol.takeover import price_msat
 from nodewire.provider.credit import Credit
 from nodewire.provider.part import Part
 from nodewire.provider.prefixes import Finding
@@ -66,19 +65,19 @@ class Settling:
         self._cached_ppm = cached_ppm
         self._patience_s = patience_s
         self._task_group = task_group
-        self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]], int]] = {}
-        """By chunk that is closed and not asked for: its units, what its tasks put out, its close's attempt."""
+        self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]]]] = {}
+        """By chunk that is closed and not asked for: its units, and what its tasks put out."""
         self._turn = asyncio.Lock()
         """Held by the chunk that is settled."""
 
-    async def take(self, chunk: int, units: int, made: dict[str, list[Leaf]], *, end: bool, attempt: int) -> None:
+    async def take(self, chunk: int, units: int, made: dict[str, list[Leaf]], *, end: bool) -> None:
         """Settle a chunk of which this node `made` this. It is not waited for what others must sign first: what is
         waited for comes by those that called this."""
-        self._unsettled[chunk] = units, made, attempt
+        self._unsettled[chunk] = units, made
         if self._stating is None:
             await self._settle(chunk, end)
             return
-        self._stating.chunk(chunk, attempt)
+        self._stating.chunk(chunk)
         self._task_group.spawn(self._settle(chunk, end))
 
     async def stop(self, error: NodewireError) -> None:
@@ -89,7 +88,7 @@ class Settling:
         self._stating.statements.stop(error)
         async with self._turn:
             left, self._unsettled = self._unsettled, {}
-        if chunks := sorted(chunk for chunk, (_, made, _) in left.items() if made):
+        if chunks := sorted(chunk for chunk, (_, made) in left.items() if made):
             job = self._part.request.id
             log.info("job %s: not asked for: chunks %s, whose inputs nobody signed", job[:8], chunks)
 
@@ -98,33 +97,33 @@ class Settling:
         async with self._turn:
             if self._task_group.fault is not None:
                 return
-            units, made, attempt = self._unsettled[chunk]
+            units, made = self._unsettled[chunk]
             if made:
                 if self._stating is not None:  # what its inputs are signed by, it is judged by
-                    attempt = await self._stating.statements.complete(chunk, self._stating.tell)
-                roots = [self._root(leaves, task, chunk, attempt) for task, leaves in made.items()]
+                    await self._stating.statements.complete(chunk, self._stating.tell)
+                roots = [self._root(leaves, task, chunk) for task, leaves in made.items()]
                 await self._commit(roots)
                 self.roots += roots
                 cached = min(units, self._finding.units(made)) if self._part.generates and chunk == 0 else 0
-                await self._ask(chunk, units, cached, claim(roots), attempt)
+                await self._ask(chunk, units, cached, claim(roots))
             del self._unsettled[chunk]
             if end:
                 self._task_group.ended.set()
 
-    def _root(self, leaves: Sequence[Leaf], task: str, chunk: int, attempt: int) -> ChunkRoot:
+    def _root(self, leaves: Sequence[Leaf], task: str, chunk: int) -> ChunkRoot:
         job = self._part.request.id
-        made = opening(self._keys, self._part.manifest, leaves, request=job, task=task, chunk=chunk, attempt=attempt)
-        return ChunkRoot(request=job, task=task, chunk=chunk, attempt=attempt, root=made.root())
+        made = opening(self._keys, self._part.manifest, leaves, request=job, task=task, chunk=chunk, attempt=0)
+        return ChunkRoot(request=job, task=task, chunk=chunk, attempt=0, root=made.root())
 
-    async def _ask(self, chunk: int, units: int, cached: int, root: str, attempt: int) -> None:
+    async def _ask(self, chunk: int, units: int, cached: int, root: str) -> None:
         part, request = self._part, self._part.request
-        amount_msat = due_msat(price_msat(request.plan, part.takeover, part.me, chunk), units, cached, self._cached_ppm)
+        amount_msat = due_msat(request.plan.price_msat(part.me), units, cached, self._cached_ppm)
         if not amount_msat:
             await self._credit.paid(chunk)
             return
-        key = Key(request.id, part.me, chunk, attempt)
+        key = Key(request.id, part.me, chunk, 0)
         due_by_s = int(time.time() + self._patience_s)
-        said = self._telling.claim(feedback.Due(chunk, attempt, units, amount_msat, root, cached))
+        said = self._telling.claim(feedback.Due(chunk, 0, units, amount_msat, root, cached))
         # What the driver has signed for came out; of all else the customer need not have got anything.
         self._ledger.owe(
             Due(key, request.customer, amount_msat, due_by_s),

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable
 
 from nodewire.errors import NotAllowed
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Plan
 from nodewire.provider.serving import Served
 
 
@@ -86,8 +85,3 @@ class Specializations:
 
     def _all(self) -> tuple[Served, ...]:
         return (*self.offered, *self._leaving)
-
-
-def part_in(plan: Plan, public: str) -> set[str]:
-    """The tasks of a plan that a provider computes or stands by for."""
-    return {one.task for one in plan.tasks if public in (one.provider, one.standby)}

@@ -22,13 +22,11 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.swarm import RollCall
 from nodewire.protocol.text_rules import text_blobs
-from nodewire.provider.admission import Admission
+from nodewire.provider.admission import Admission, AdmittedJob
 from nodewire.provider.daemon import Provider
 from nodewire.provider.outage import Outage, disk_check, ledger_check
-from nodewire.provider.proving import Feeds
 from nodewire.provider.serving import specialize
 from nodewire.provider.specializations import Specializations
-from nodewire.provider.standing import Standing
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.stop import stop
 from nodewire.swarm.file import SwarmFile
@@ -74,10 +72,7 @@ class Unproven:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
 
-    async def begins(self, job: Standing) -> None:
-        return
-
-    def runs(self, request: str, feeds: Feeds) -> None:
+    async def begins(self, job: AdmittedJob) -> None:
         return
 
     async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:

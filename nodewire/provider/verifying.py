@@ -247,7 +247,7 @@ class Verifying:
         if sample.verifiers[0] != self._keys.public and await self._certified(sample, epoch, sample.verifiers[0], 2):
             return
         request = await self.request(sample.request)
-        if self._keys.public in (request.customer, *request.plan.members()):
+        if self._keys.public in (request.customer, *request.plan.providers()):
             raise NotAllowed("sample", "of a job that this node has a part in")
         await self._check_share(sample, epoch, request)
         try:

@@ -24,7 +24,6 @@ class SwarmCustomer:
     max_chunk_msat: int = 0
     max_total_msat: int = 0
     resplit_msat: int = 0
-    hedge: int = 0
     """A swarm's file has one node for each stage."""
 
     @property

@@ -90,7 +90,7 @@ async def final_roots(
     Read are the epochs that relays have commitments to it for. Whoever concludes something from there being none reads
     `also` those in which one may be certified: its author may have deleted it.
     """
-    members = frozenset(plan.members())
+    members = frozenset(plan.providers())
     wanted = Filter(kinds=frozenset({kinds.COMMITMENT}), authors=members, since=since_s)
     committed: dict[str, Committed] = {}
     for event in await relays.fetch_all([wanted]):

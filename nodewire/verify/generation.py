@@ -1,4 +1,4 @@
-"""A generation's transcript, held against itself: signatures, tickets, ads, takeovers, roots, payments, the chain.
+"""A generation's transcript, held against itself: signatures, tickets, ads, roots, payments, the chain.
 
 Nothing is fetched here. With a worker that has the manifest's tasks, `replay` makes the tokens again, one turn of the
 ring after the other, as if nobody had guessed.
@@ -25,7 +25,6 @@ from nodewire.protocol.generation import GenerationTranscript, Part, asked
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL, Plan
-from nodewire.protocol.takeover import Takeover, signers, under
 
 T = TypeVar("T")
 MAX_FAULTS = 1_000
@@ -33,7 +32,7 @@ MAX_FAULTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`step`: signature, manifest, request, ticket, ad, takeover, root, receipt, payment, chain; made again: token."""
+    """`step`: signature, manifest, request, ticket, ad, root, receipt, payment, chain; made again: token."""
 
     step: str
     reason: str
@@ -96,11 +95,7 @@ def check(transcript: GenerationTranscript) -> Reading:
 def _part(reading: Reading, manifest: Manifest, number: int, part: Part, request: Request) -> None:
     for text in part.ads:
         reading.hold("ad", partial(_ad, reading, text, request.plan), number)
-    taken: list[Takeover] = []
-    for text in part.takeovers:
-        found = reading.hold("takeover", partial(_takeover, text, request, manifest, taken), number)
-        taken += [found] if found is not None else []
-    roots = _roots(reading, number, part, request, taken)
+    roots = _roots(reading, number, part, request)
     _receipts(reading, number, part, request, roots)
 
 
@@ -129,24 +124,15 @@ def _ticket(reading: Reading, part: Part, request: Request) -> Ticket:
 def _ad(reading: Reading, text: str, plan: Plan) -> None:
     event = events.parse(text)
     said = ad.parse(event)
-    if event.pubkey not in plan.members():
+    if event.pubkey not in plan.providers():
         raise BadEvent("transcript", f"{event.pubkey[:8]} is no member of the plan")
     if all(offer.manifest != plan.manifest for offer in said.manifests):
         raise BadEvent("transcript", f"{event.pubkey[:8]} does not offer this model")
     reading.hardware[event.pubkey] = said.hardware, said.region
 
 
-def _takeover(text: str, request: Request, manifest: Manifest, before: list[Takeover]) -> Takeover:
-    found = Takeover.parse(text)
-    newest = before[-1] if before else None
-    found.check(request.id, request.plan, manifest, newest)
-    if not found.outranks(newest, request.customer):
-        raise BadEvent("transcript", "does not follow the one before it")
-    return found
-
-
 def _roots(
-    reading: Reading, number: int, part: Part, request: Request, taken: list[Takeover]
+    reading: Reading, number: int, part: Part, request: Request
 ) -> dict[tuple[str, int, int], dict[str, ChunkRoot]]:
     """By provider, chunk and attempt, its tasks' roots."""
     found: dict[tuple[str, int, int], dict[str, ChunkRoot]] = {}
@@ -154,8 +140,7 @@ def _roots(
     have: set[tuple[str, int]] = set()
     for said in part.roots:
         reading.held["root"] = reading.held.get("root", 0) + 1
-        by = under(taken, said.attempt)
-        if said.task not in tasks or said.provider not in signers(request.plan, by, said.task, said.chunk):
+        if said.provider != tasks.get(said.task):
             reading.wrong("root", f"{said.task} of chunk {said.chunk} was not {said.provider[:8]}'s", number)
             continue
         mine = found.setdefault((said.provider, said.chunk, said.attempt), {})

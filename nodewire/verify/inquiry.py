@@ -9,17 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from nodewire.errors import BadInput, NodewireError, NotAllowed, NotFound, TimedOut
+from nodewire.errors import NodewireError, NotAllowed, NotFound, TimedOut
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.protocol import kinds, takeover
 from nodewire.protocol.arithmetic import has_reference
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
 from nodewire.verify.finality import Relays, final_roots
 from nodewire.verify.own_frames import shown_leaves
@@ -120,13 +118,11 @@ class Inquiry:
         manifest = await self._market.manifest(request.manifest_address, request.plan.manifest)
         try:
             async with asyncio.timeout(within_s) as limit:
-                takeovers = await self._takeovers(request, manifest)
                 final = await final_roots(request.id, request.plan, request.created_at, self._market, self._relays)
                 return await gather(
                     sample=sample,
                     request=request,
                     manifest=manifest,
-                    takeovers=takeovers,
                     final=final,
                     node=self._node,
                     addresses=await self._addresses(request, sample, epoch),
@@ -195,7 +191,7 @@ class Inquiry:
 
     async def _addresses(self, request: Request, sample: Sample, epoch: int) -> Mapping[str, Sequence[str]]:
         """Where the nodes of the plan and the verifiers are, by what they said last: who crashed may have moved."""
-        pubkeys = {*request.plan.members(), *sample.verifiers}
+        pubkeys = {*request.plan.providers(), *sample.verifiers}
         found: dict[str, Sequence[str]] = {}
         newest = [one.snapshot for one in self._market.epochs_after(epoch)[-1:]]
         for sha256 in (request.plan.snapshot, self._draws.snapshot(epoch), *newest):
@@ -206,18 +202,3 @@ class Inquiry:
                     continue
                 found |= {pubkey: ad.wire for pubkey, ad in ads.items() if ad.wire}
         return found
-
-    async def _takeovers(self, request: Request, manifest: Manifest) -> list[Takeover]:
-        """The job's takeovers that hold, by what its own nodes published: strangers' events are not read."""
-        about = {"e": frozenset({request.id})}
-        authors = frozenset({request.customer, *request.plan.members()})
-        said = []
-        for event in await self._relays.fetch_all(
-            [Filter(kinds=frozenset({kinds.TAKEOVER}), authors=authors, tags=about)]
-        ):
-            try:
-                said.append(takeover.parse(event))
-            except BadInput:
-                continue
-        accepted, _ = takeover.accepted(said, request.id, request.plan, manifest)
-        return accepted

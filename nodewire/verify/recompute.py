@@ -36,7 +36,6 @@ from nodewire.protocol.sent import (
     tensors_of,
     unpack,
 )
-from nodewire.protocol.takeover import Takeover, signers, under
 from nodewire.protocol.verification import Sample
 from nodewire.verify.finality import Finality
 from nodewire.wire.node import Node
@@ -118,7 +117,6 @@ class _Case:
     sample: Sample
     request: Request
     manifest: Manifest
-    takeovers: Sequence[Takeover]
     final: Finality
     addresses: Mapping[str, Sequence[str]]
     patience: Patience
@@ -131,13 +129,6 @@ class _Case:
         if not self.addresses.get(node):
             raise NotFound("wire", f"no ad says where {node[:8]} is")
         return self.addresses[node]
-
-    def signers(self, task: str, chunk: int) -> tuple[str, ...]:
-        """Whose word counts on what a task put out in a chunk, who was paid for it first: by the takeover under which
-        the provider committed to that chunk of its own."""
-        mine = self.root(self.sample.provider, self.sample.task, chunk) if chunk < self.sample.chunk else None
-        attempt = mine.attempt if mine is not None else self.sample.attempt
-        return signers(self.request.plan, under(self.takeovers, attempt), task, chunk)
 
     def root(self, producer: str, task: str, chunk: int) -> ChunkRoot | None:
         """What the producer committed to: of several attempts the first that was certified; None if nothing."""
@@ -209,7 +200,6 @@ async def gather(
     sample: Sample,
     request: Request,
     manifest: Manifest,
-    takeovers: Sequence[Takeover],
     final: Finality,
     node: Node,
     addresses: Mapping[str, Sequence[str]],
@@ -218,9 +208,8 @@ async def gather(
 ) -> Inputs:
     """The sampled chunk's inputs, as others show them and certificates hold them. Nothing is computed for it.
 
-    `takeovers` are the job's that were accepted, by attempt; `final` what certificates hold of it; `addresses` are of
-    the plan's providers and standbys; `patience_s`: for one node (`Patience`). `last`: of inputs that their
-    producer signed, what it committed to is not waited for any more.
+    `final` is what certificates hold of the job; `addresses` are of the plan's providers; `patience_s`: for one node
+    (`Patience`). `last`: of inputs that their producer signed, what it committed to is not waited for any more.
 
     Raises:
         Equivocated: an input's producer signed something else than it committed to.
@@ -231,7 +220,7 @@ async def gather(
         TooLarge: the inputs have more than `most_input_bytes` in all.
         NodewireError: a peer's refusal.
     """
-    of = _Case(sample, request, manifest, takeovers, final, addresses, Patience(patience_s), last)
+    of = _Case(sample, request, manifest, final, addresses, Patience(patience_s), last)
     of.at(sample.provider)
     ticket = await _asked(of, sample.provider, lambda: _ticket(of, node))
     said = await _asked(of, sample.provider, lambda: _statements(of, node))
@@ -366,9 +355,9 @@ async def _inputs(of: _Case, ticket: Ticket, node: Node) -> list[Frame[Array]]:
             if edge.source == CUSTOMER:
                 frames = await _asked(of, of.sample.provider, partial(_customers, of, edge, chunk, ticket, node, left))
             else:
-                signers = of.signers(edge.source, chunk)
-                received = await _received(of, edge, chunk, signers, node, left)
-                frames = received if received is not None else await _frames(of, edge, chunk, signers[0], node, left)
+                producer = of.request.plan.node_of(edge.source)
+                received = await _received(of, edge, chunk, producer, node, left)
+                frames = received if received is not None else await _frames(of, edge, chunk, producer, node, left)
             left -= sum(tensor.nbytes for frame in frames for tensor in frame.tensors)
             found += [(frame.seq, int(edge.source != CUSTOMER), frame) for frame in frames]
             if len(found) > MAX_FRAMES:
@@ -489,7 +478,7 @@ async def _tokens(of: _Case, node: Node) -> dict[int, int]:
 
 
 async def _received(
-    of: _Case, edge: Edge, chunk: int, signers: Sequence[str], node: Node, max_bytes: int
+    of: _Case, edge: Edge, chunk: int, producer: str, node: Node, max_bytes: int
 ) -> list[Frame[Array]] | None:
     """The frames that the provider was sent, if it shows a producer's word for them, or there can be none; else None.
 
@@ -504,27 +493,21 @@ async def _received(
     no statement, or other frames than signed   some                              what was committed to (None)
     no statement, or other frames than signed   none                              nothing: the provider withholds (None)
 
-    The producer is who is paid for the chunk. What it did not sign before it died its standby signs, which computes it
-    again: `signers` are both then. That is so for who committed to the chunk after the takeover only, by the attempt
-    in its certified root: or a takeover could be signed after the draw.
-
     Raises:
         Equivocated: that is not what the producer committed to.
         Unopened: it does not open what it committed to.
         NotFound: what it committed to is not known yet.
         Withheld: the provider cannot be reached, or is busy.
     """
-    if signers[0] == of.sample.provider:
+    if producer == of.sample.provider:
         return None  # it can sign to itself what it likes: only what it committed to binds it
-    words = [of.said[edge.name, chunk, one] for one in signers if (edge.name, chunk, one) in of.said]
-    words = [one for one in words if _is_signed(one)]
-    if not words:
+    said = of.said.get((edge.name, chunk, producer))
+    if said is None or not _is_signed(said):
         return None
     want = _want(of.sample, "frames", of.sample.task, chunk, (edge.name,))
     shown = await _asked(of, of.sample.provider, lambda: _shown(of, want, node, max_bytes))
     came = [hashed(frame) for frame in shown]
-    said = next((one for one in words if one.frames == digest_of(came)), None)
-    if said is None:
+    if said.frames != digest_of(came):
         return None
     if said.signer == of.request.customer:
         return shown

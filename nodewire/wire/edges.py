@@ -1,8 +1,8 @@
 """The two ends of an edge, without I/O: what has come and what may still come; what has gone and what goes next.
 
-Counts are of frames' costs since both ends began to count: when the job began, when one of them entered by a takeover,
-or when the link between them was made again. Then the consumer says from which frame on it lacks (`resume`), and the
-producer sends nothing before it has heard that.
+Counts are of frames' costs since both ends began to count: when the job began, or when the link between them was made
+again. Then the consumer says from which frame on it lacks (`resume`), and the producer sends nothing before it has
+heard that.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ class Route:
 
     producer: str
     consumers: tuple[str, ...]
-    aside: tuple[str, ...] = ()
-    """Who is sent it too, and is never waited for."""
 
 
 class Tape(Protocol):
@@ -88,12 +86,11 @@ class Incoming:
         self.granted = limit
         return limit
 
-    def restart(self, producer: str) -> None:
-        """Count anew, with the same or another producer; what came whole stays."""
+    def restart(self) -> None:
+        """Count anew; what came whole stays."""
         if self.under_way is not None:
             self.under_way = None
             self.next_seq -= 1
-        self.producer = producer
         self.anew = True
         self.received = 0
         self.taken = -self.unread
@@ -113,12 +110,6 @@ class Window:
     """None until the consumer has said what it lacks."""
     sent: int = 0
     limit: int = INITIAL_WINDOW_BYTES
-    left: bool = False
-    """It was replaced, or does not compute along any more."""
-    aside: bool = False
-    """It is not waited for."""
-    is_followed: bool = False
-    """Of one aside: it is being sent what it lacks."""
     changed: Callable[[], None] = field(default=_nothing, repr=False)
     """Called when more may be sent, or nothing of what was begun."""
 
@@ -153,11 +144,6 @@ class Window:
         self.changed()
         return True
 
-    def leave(self) -> None:
-        """The consumer was replaced; whoever sends to it stops."""
-        self.left = True
-        self.changed()
-
 
 @dataclass(slots=True)
 class Outgoing:
@@ -166,5 +152,4 @@ class Outgoing:
     edge: str
     limit: int
     windows: dict[str, Window] = field(default_factory=dict)
-    aside: dict[str, Window] = field(default_factory=dict)
     next_seq: int = 0

@@ -35,7 +35,7 @@ class Jobs:
         self._early_s = early_s
         self._open: dict[str, JobMailbox] = {}
         self._memory = Memory()
-        self._over: OrderedDict[str, int] = OrderedDict()
+        self._over: OrderedDict[str, None] = OrderedDict()
         self._fences: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -51,7 +51,6 @@ class Jobs:
         self,
         request: str,
         routes: Mapping[str, Route],
-        attempt: int,
         limits: Mapping[str, int] | None,
         *,
         on_lost: OnLost | None,
@@ -66,7 +65,6 @@ class Jobs:
             self._exchange,
             request,
             routes,
-            attempt,
             limits,
             on_lost=on_lost,
             grace_s=grace_s,
@@ -98,10 +96,10 @@ class Jobs:
         del self._open[job.request]
         if not self._open:
             self._memory.clear()
-        self._over[job.request] = job.attempt
+        self._over[job.request] = None
         while len(self._over) > _MAX_OVER:
             self._over.popitem(last=False)
-        self._exchange.rearranged(job, job.members, job.granted)
+        self._exchange.left(job)
 
     def data_begins(self, link: Link, header: DataHeader) -> Landing:
         """Where a frame goes: what no job expects is the link's own affair, whether it is kept or passes by."""
@@ -109,7 +107,7 @@ class Jobs:
             return Landing(None, is_expected=False)
         job = self._open.get(header.job)
         try:
-            if job is None and header.attempt <= self._over.get(header.job, -1):
+            if job is None and header.job in self._over:
                 raise NotFound("job", "closed here")
             if job is None:
                 origin = link.origin

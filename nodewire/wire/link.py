@@ -79,9 +79,6 @@ class Owner(Protocol):
 
     def lost(self, link: Link, error: NodewireError) -> None: ...
 
-    def stood_still(self) -> None:
-        """This process did not run for a while in which peers may have given it up."""
-
 
 class Link(asyncio.BufferedProtocol):
     """Made by a Node. `peer` is the other's public key once `ready` is done; `error` says why a link ended."""
@@ -417,11 +414,6 @@ class Link(asyncio.BufferedProtocol):
             self.bytes_out += len(buffer)
         self._channel.writelines(buffers)
 
-    def withdraw(self, transfer: Transfer) -> None:
-        """Let go of a frame's memory: it is not sent, or if a part has gone out, the rest follows from a copy."""
-        if self._outbox.release(transfer):
-            self._copy_pending()
-
     def copy(self, transfer: Transfer) -> None:
         """Let go of a frame's memory: it is sent all the same."""
         transfer.copy_rest()
@@ -445,7 +437,6 @@ class Link(asyncio.BufferedProtocol):
         silence_s = patience.silence_s if self._jobs else patience.idle_silence_s
         if now - self._due > patience.silence_s / 2:
             self._pulse.heard_s = now  # it was this process that stood still; what the peer sent is yet to be read
-            self._owner.stood_still()
         if self._pulse.silent_s(now) > silence_s:
             self.abort(self._silence(f"silent for {silence_s:g} s"))
             return
@@ -499,11 +490,6 @@ class Sending:
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._link, self._transfer = link, transfer
         transfer.done = self._settle
-
-    def withdraw(self) -> None:
-        """Do not send it, or if a part has gone out, the rest from a copy: its memory is free."""
-        if self.done.cancel():
-            self._link.withdraw(self._transfer)
 
     def copy(self) -> None:
         """Send it from a copy, whoever waits for it: its memory is free."""

@@ -1,15 +1,14 @@
 """One job's edges as one node sees them: frames under names that everybody knows in advance.
 
-A frame on an edge is called plan.tensor_key(request, edge, attempt, seq), with the attempt in which it was produced,
-and counts only if it comes from the producer that the job's present routes name, as the next one of its edge, within
-the edge's window. The window is flow control: a consumer grants a producer how many bytes it may have sent in all
-(CREDIT), and grants more as they are taken by `get`. Both sides assume INITIAL_WINDOW_BYTES, so that a producer may
-start before the consumer has opened the job; whoever opens it second causes the full window to be granted (a producer
-by a CREDIT of 0).
+A frame on an edge is called plan.tensor_key(request, edge, attempt, seq), the attempt being 0, and counts only if it
+comes from the producer that the job's routes name, as the next one of its edge, within the edge's window. The window is
+flow control: a consumer grants a producer how many bytes it may have sent in all (CREDIT), and grants more as they are
+taken by `get`. Both sides assume INITIAL_WINDOW_BYTES, so that a producer may start before the consumer has opened the
+job; whoever opens it second causes the full window to be granted (a producer by a CREDIT of 0).
 
-A job whose owner asks for handover (`on_lost`) outlives its neighbours. Where an end of an edge was replaced by
-`take_over`, or the link between both was lost and made again, the consumer says by a `resume` document which frame it
-lacks first; the producer has been silent since, and goes on there, out of its tape as far as the frame is older.
+A job whose owner asks to be told of losses (`on_lost`) outlives its links. Where the link between both ends of an edge
+was lost and made again, the consumer says by a `resume` document which frame it lacks first; the producer has been
+silent since, and goes on there, out of its tape as far as the frame is older.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
 from typing import Protocol
 
-from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed
+from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NodewireError, NotAllowed
 from nodewire.protocol import canonical
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import frames, sending
@@ -48,13 +46,10 @@ OnLost = Callable[[str, NodewireError], None]
 class Exchange(sending.Exchange, Protocol):
     """The node as its mailboxes see it."""
 
-    def rearranged(self, job: JobMailbox, left: set[str], granted: Mapping[str, int]) -> None:
-        """Members have left the job; `granted`: what each may still send, and may have sent by now."""
+    def left(self, job: JobMailbox) -> None:
+        """The job is over here: what its members may still send, and may have sent by now, is none of their fault."""
 
     def forget(self, job: JobMailbox) -> None: ...
-
-    def replaced(self, job: JobMailbox) -> None:
-        """A takeover has left nothing of the job to this node."""
 
 
 class JobMailbox:
@@ -69,7 +64,6 @@ class JobMailbox:
         exchange: Exchange,
         request: str,
         routes: Mapping[str, Route],
-        attempt: int = 0,
         limits: Mapping[str, int] | None = None,
         *,
         on_lost: OnLost | None = None,
@@ -81,19 +75,17 @@ class JobMailbox:
         if len(request) != 64 or set(request) - set("0123456789abcdef"):
             raise BadInput("request", "not 64 lowercase hex digits")
         self.request = request
-        self.attempt = attempt
+        self.attempt = 0
         self.turn_us: Callable[[], int] | None = None
         """What this node's part of a turn takes (`wire.pacing`), where somebody counts it."""
         self._exchange = exchange
-        self._edges = JobEdges(exchange.public, request, dict(limits or {}), handover=on_lost is not None)
+        self._edges = JobEdges(exchange.public, request, routes, limits or {}, relinks=on_lost is not None)
         self._on_lost = on_lost
         self._grace_s = grace_s
         self._tape = tape
         self._keep_inputs = keep_inputs
         self._awaited: dict[str, asyncio.TimerHandle] = {}
         self._said: dict[str, Said] = {}
-        self._without_worker: set[str] = set()
-        """Neighbours that have said so; they need not say it again."""
         self._queue: deque[tuple[Incoming, Frame[Array], int]] = deque()
         self._controls: deque[tuple[str, bytes]] = deque()
         """Packed: a document of nothing but empty lists takes 64 times its bytes."""
@@ -104,10 +96,7 @@ class JobMailbox:
         self._moved = asyncio.Event()
         self._over = asyncio.Event()
         self._error: NodewireError | None = None
-        self._given_up = False
-        self._replaced = False
-        self._sender = Sender(self, exchange, request, tape, handover=on_lost is not None)
-        self._edges.arrange(routes, attempt)
+        self._sender = Sender(self, exchange, request, tape, relinks=on_lost is not None)
 
     @property
     def members(self) -> set[str]:
@@ -125,13 +114,8 @@ class JobMailbox:
         return self._edges.granted
 
     @property
-    def aside(self) -> set[str]:
-        """Members that compute along with another: what becomes of them ends no job."""
-        return self._edges.aside
-
-    @property
     def awaited(self) -> frozenset[str]:
-        """In a job with handover: neighbours that were lost, or have entered, and not been heard of in the job since.
+        """In a job that outlives its links: neighbours that were lost, and not been heard of in the job since.
 
         A link alone is not enough: a process that was started anew has one, but not the job.
         """
@@ -140,7 +124,7 @@ class JobMailbox:
     @property
     def is_held(self) -> bool:
         """Whether this node goes on with the job: nothing has ended it here."""
-        return self._error is None and not self._given_up
+        return self._error is None
 
     @property
     def failure(self) -> NodewireError | None:
@@ -149,7 +133,7 @@ class JobMailbox:
 
     @property
     def _attended(self) -> set[str]:
-        """Whose silence is noticed soon; with handover everybody's: who replaces members hears it first-hand."""
+        """Whose silence is noticed soon; in a job that outlives its links everybody's."""
         return self.neighbours if self._on_lost is None else self.members
 
     # What the job's owner calls.
@@ -158,9 +142,9 @@ class JobMailbox:
         """Deliver to every consumer of the edge; waits while a window is full.
 
         When it returns, the arrays' memory may be used again, unless a consumer is on this node: that one has been
-        given the arrays themselves. In a job with handover it also waits for a consumer that is lost, or for the one
-        that replaces it, and leaves out consumers that have said that they need no frame before a later one. If it is
-        cancelled the frame goes all the same, from a copy, before the next one.
+        given the arrays themselves. In a job that outlives its links it also waits for a consumer that is lost, and
+        leaves out consumers that have said that they need no frame before a later one. If it is cancelled the frame
+        goes all the same, from a copy, before the next one.
 
         Raises:
             BadFrame: not an edge that this node produces, not the next `seq`, or an array that contradicts itself.
@@ -185,7 +169,7 @@ class JobMailbox:
         """The next frame that came on any edge that this node consumes, in order per edge.
 
         Raises:
-            LinkLost: the link to a neighbour in the job has ended (with handover: and nobody took over in time).
+            LinkLost: the link to a neighbour in the job has ended and was not made again in time.
             NodewireError: what else ended the job. What came before is delivered first.
         """
         while not self._queue:
@@ -206,8 +190,8 @@ class JobMailbox:
     async def control(self, peer: str, document: Document) -> None:
         """Send a small document about this job to one of its members: {"t": its type, ...}; `job` is added.
 
-        In a job with handover it waits for a member that is lost, and is not sent if that one is replaced; documents
-        that may have been under way when a link broke are sent again on the next, and read once.
+        In a job that outlives its links it waits for a member that is lost; documents that may have been under way
+        when a link broke are sent again on the next, and read once.
 
         Raises:
             NotAllowed: not a member, or a type that the wire keeps for itself.
@@ -224,9 +208,7 @@ class JobMailbox:
             return
         said = self._said.setdefault(peer, Said())
         said.add(document)
-        link = self._exchange.open_link(peer) if peer in self.aside else await self._reach(peer)
-        if link is not None:
-            said.send(link)
+        said.send(await self._reach(peer))
 
     async def controls(self) -> AsyncIterator[tuple[str, Document]]:
         """(sender, document) of what members send by `control`, until the job ends; raises what ended it."""
@@ -239,70 +221,11 @@ class JobMailbox:
             self._documents.clear()
             await self._documents.wait()
 
-    def take_over(self, attempt: int, routes: Mapping[str, Route]) -> None:
-        """Go on with `attempt` under `routes`, which name all of the job's edges; the owner has checked who signed.
-
-        Frames that come whole from a producer that stays are good, whatever their attempt. Those of a node that left
-        pass by. The owner dials whom it sends to now. If this node itself has left, the job ends here.
-
-        Raises:
-            NotAllowed: `attempt` is below the present one.
-            BadInput, TooLarge: an edge of the job is missing, or too many are named; nothing has changed.
-            NodewireError: what ended the job.
-        """
-        self.check()
-        if not self.attempt <= attempt < 2**16:
-            raise NotAllowed("attempt", f"{attempt}, the job is at {self.attempt}")
-        edges, me, members, neighbours = self._edges, self._exchange.public, self.members, self.neighbours
-        if missing := (edges.incoming.keys() | edges.outgoing.keys()) - routes.keys():
-            raise BadInput("routes", f"{min(missing)} is missing")
-        stays = all(me in (*routes[edge].consumers, *routes[edge].aside) for edge in edges.incoming)
-        if not stays or any(routes[edge].producer != me for edge in edges.outgoing):
-            self.fail(NotAllowed("job", "this node was replaced by a takeover"))
-            return
-        granted = edges.granted
-        changed = edges.arrange(routes, attempt)
-        self.attempt = attempt
-        left = neighbours - self.neighbours
-        for peer in left:
-            self._hear(peer)
-        self._exchange.rearranged(self, left | (members - self.members), granted)
-        for peer in left & self._attended:
-            if (link := self._exchange.open_link(peer)) is not None:
-                link.attend(self.request)
-        for edge in changed:
-            self._begin_local(edge)
-            if (outgoing := self._edges.outgoing.get(edge)) is not None:
-                for window in outgoing.windows.values():  # of who computed along it may be known that this cannot be
-                    if window.next_seq is not None and window.lacks(outgoing.next_seq - 1):
-                        self._sender.catch_up(outgoing, window)
-        ends = {edge: (routes[edge].producer, *routes[edge].consumers, *routes[edge].aside) for edge in changed}
-        for peer in {peer for both in ends.values() for peer in both}:
-            if peer in self.neighbours:
-                self.expect(peer, LinkLost(peer, "not heard of since the takeover"))
-                if (link := self._exchange.open_link(peer)) is not None:
-                    with suppress(LinkLost):  # it ended while it was written to, and that is told by `lost`
-                        self.linked(link, changed)
-        self._moved.set()
-        self._moved.clear()
-
-    def replaced(self) -> None:
-        """A takeover has nothing for this node: the job ends here, and for nobody else.
-
-        If this node held it, it still says so to who asks (`wire.presence`).
-        """
-        self._exchange.replaced(self)
-        self._replaced = True
-
-    def give_up(self) -> None:
-        """This node cannot go on; the job is not over for the others, nor for what is to be settled here."""
-        self._given_up = True
-
     def cancel(self, error: NodewireError | None = None) -> None:
         """End the job here and at every neighbour, whose `get` and `put` raise `error`."""
         error = error or NotAllowed("job", f"cancelled by {self._exchange.public}")
         document = {"t": CANCEL, "job": self.request, "attempt": self.attempt, "error": error.as_dict()}
-        for peer in self.neighbours if not self._replaced else ():  # which may not have heard of the takeover yet
+        for peer in self.neighbours:
             link = self._exchange.open_link(peer)
             if link is not None:
                 link.send_control(document)
@@ -330,8 +253,8 @@ class JobMailbox:
             self._tape.write(self.request, header.edge, header.attempt, frame)
         self.deliver(incoming, frame, header.cost)
 
-    def linked(self, link: Link, edges: set[str] | None = None) -> None:
-        """There is a link to a member: tell a neighbour the windows of its edges (or of `edges`), and ask for ours."""
+    def linked(self, link: Link) -> None:
+        """There is a link to a member: tell a neighbour the windows of its edges, and ask for ours."""
         self._moved.set()
         self._moved.clear()
         if (said := self._said.get(link.peer)) is not None:
@@ -340,10 +263,10 @@ class JobMailbox:
             link.attend(self.request)
         if link.peer not in self.neighbours:
             return
-        for incoming in self._edges.lacks_from(link.peer, edges):
+        for incoming in self._edges.from_peer(link.peer):
             self._tell(link, incoming)
         for edge, outgoing in self._edges.outgoing.items():
-            if link.peer in (*outgoing.windows, *outgoing.aside) and (edges is None or edge in edges):
+            if link.peer in outgoing.windows:
                 link.send_credit(self.request, edge, self.attempt, 0)
         self._sender.wake()
 
@@ -352,9 +275,6 @@ class JobMailbox:
         for incoming in self._edges.incoming.values():
             incoming.granted = incoming.window
             self._begin_local(incoming.edge)
-        if self.attempt > 0:  # before that nobody knows how long the others take to be ready
-            for peer in self.neighbours:
-                self.expect(peer, LinkLost(peer, "not heard of since this node entered"))
 
     def credited(self, link: Link, edge: str, limit: int) -> None:
         """A consumer grants more; or a producer, which opened the job after us, asks what was granted."""
@@ -377,17 +297,10 @@ class JobMailbox:
     def documented(self, peer: str, document: Document) -> None:
         """A member sent a control document. Raises Busy if too many of its wait, BadFrame for a malformed `resume`."""
         if document["t"] in (ERROR, CANCEL):
-            if peer in self.aside:
-                self._edges.gave_up(peer)
-            elif peer in self.neighbours:
+            if peer in self.neighbours:
                 error = frames.reported(document)
                 error.by = peer
-                if self._on_lost is not None and isinstance(error, NodeFailed):
-                    if peer not in self._without_worker:
-                        self._without_worker.add(peer)
-                        self.lost(peer, error)
-                else:
-                    self.fail(error)
+                self.fail(error)
             return
         if document["t"] == RESUME:
             self._resume(peer, document)
@@ -401,7 +314,7 @@ class JobMailbox:
         self._documents.set()
 
     def lost(self, peer: str, error: NodewireError) -> None:
-        """A member is out of reach, or its worker is dead: the job fails, or with handover waits for a while."""
+        """A member is out of reach: the job fails, or waits for a while if it outlives its links."""
         if self._on_lost is None:
             if peer in self.neighbours:
                 self.fail(LinkLost(peer, str(error)))
@@ -440,8 +353,8 @@ class JobMailbox:
             self._sender.catch_up(outgoing, window)
 
     def expect(self, peer: str, error: NodewireError) -> None:
-        """Fail the job unless `peer` is heard of in it, or replaced, within the grace period."""
-        if self._on_lost is not None and peer not in self._awaited and peer not in self.aside:
+        """Fail the job unless `peer` is heard of in it within the grace period."""
+        if self._on_lost is not None and peer not in self._awaited:
             self._awaited[peer] = asyncio.get_running_loop().call_later(self._grace_s, self._give_up, peer, error)
 
     def _hear(self, peer: str) -> None:
@@ -455,11 +368,11 @@ class JobMailbox:
         if self._error is not None:
             raise self._error
 
-    async def _reach(self, peer: str) -> Link | None:
-        """The link to a member, waited for; None if it has been replaced meanwhile. Raises LinkLost."""
+    async def _reach(self, peer: str) -> Link:
+        """The link to a member, waited for. Raises LinkLost."""
         try:
             async with asyncio.timeout(self._grace_s):
-                while (link := self._exchange.open_link(peer)) is None and peer in self.members:
+                while (link := self._exchange.open_link(peer)) is None:
                     await self._moved.wait()
                     self.check()
                 return link
@@ -478,7 +391,7 @@ class JobMailbox:
             return
         self._hear(peer)
         if window.resume(first):
-            if (link := self._exchange.open_link(peer)) is not None:  # who has just entered waits to hear of this node
+            if (link := self._exchange.open_link(peer)) is not None:
                 link.send_credit(self.request, edge, self.attempt, 0)
             if first < outgoing.next_seq:
                 self._sender.catch_up(outgoing, window)

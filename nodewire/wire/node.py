@@ -127,7 +127,6 @@ class Node:
         self,
         request: str,
         routes: Mapping[str, Route],
-        attempt: int = 0,
         limits: Mapping[str, int] | None = None,
         *,
         on_lost: OnLost | None = None,
@@ -137,12 +136,11 @@ class Node:
     ) -> JobMailbox:
         """The mailbox of a job on this node.
 
-        `routes` are all of the job's edges by name; `limits` the most bytes of one frame per edge. Who enters by a
-        takeover opens the job with its `attempt` and the routes that it makes.
+        `routes` are all of the job's edges by name; `limits` the most bytes of one frame per edge.
 
         With `on_lost` a lost neighbour does not end the job: `on_lost` is called at once, and the job fails only if
-        the neighbour neither comes back nor is replaced (JobMailbox.take_over) within `grace_s` seconds. `tape` keeps
-        what is put, so that it can be sent to who lacks it, and with `keep_inputs` also what comes from other nodes.
+        the neighbour does not come back within `grace_s` seconds. `tape` keeps what is put, so that it can be sent
+        again to a consumer that lacks it, and with `keep_inputs` also what comes from other nodes.
 
         Raises:
             NotAllowed: the job is open already.
@@ -151,7 +149,6 @@ class Node:
         return self._jobs.open(
             request,
             routes,
-            attempt,
             limits,
             on_lost=on_lost,
             grace_s=grace_s,
@@ -220,13 +217,10 @@ class Node:
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._links.run(work)
 
-    def replaced(self, job: JobMailbox) -> None:
-        self._presence.replaced(job)
-
-    def rearranged(self, job: JobMailbox, left: set[str], granted: Mapping[str, int]) -> None:
-        for peer in left:
+    def left(self, job: JobMailbox) -> None:
+        for peer in job.members:
             if (link := self.open_link(peer)) is not None:
-                link.allowance.excuse(granted.get(peer, 0))
+                link.allowance.excuse(job.granted.get(peer, 0))
                 link.leave(job.request)
                 link.discard(job.request)
 
@@ -250,9 +244,6 @@ class Node:
             self.run(self._pulls.asked(link.peer, document))
         elif document["t"] not in (ERROR, CANCEL, RESUME):
             self._on_control(link.peer, document)
-
-    def stood_still(self) -> None:
-        self._presence.stood_still()
 
     def lost(self, link: Link, error: NodewireError) -> None:
         if self._links.ended(link):

@@ -90,7 +90,7 @@ class Exchange(Protocol):
     def open_link(self, peer: str) -> Link | None: ...
 
     def open_job(
-        self, request: str, routes: Mapping[str, Route], attempt: int = 0, limits: Mapping[str, int] | None = None
+        self, request: str, routes: Mapping[str, Route], limits: Mapping[str, int] | None = None
     ) -> JobMailbox: ...
 
 

@@ -1,22 +1,12 @@
-"""Which way a job's frames go: by its plan, its newest takeover, and who computes along."""
+"""Which way a job's frames go, by its plan."""
 
 from __future__ import annotations
 
-from nodewire.protocol.manifest import Edge, Manifest
-from nodewire.protocol.plan import Plan
-from nodewire.protocol.takeover import Takeover, ends_after, hedges
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import Plan, ends
 from nodewire.wire.edges import Route
 
 
-def routes_of(manifest: Manifest, plan: Plan, takeover: Takeover | None, public: str) -> dict[str, Route]:
-    """All edges by name, as the node `public` sees them: one that computes along produces, and nobody consumes."""
-    along, ends = hedges(plan, takeover), ends_after(manifest, plan, takeover)
-
-    def route(edge: Edge) -> Route:
-        if along.get(edge.source) == public:
-            return Route(public, ())
-        producer, consumer = ends[edge.name]
-        hedge = along.get(edge.target)
-        return Route(producer, (consumer,), (hedge,) if hedge is not None else ())
-
-    return {edge.name: route(edge) for edge in manifest.edges}
+def routes_of(manifest: Manifest, plan: Plan) -> dict[str, Route]:
+    """All edges by name, with the public keys of their producer and their consumer."""
+    return {edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends(manifest, plan).items()}

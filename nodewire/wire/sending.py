@@ -79,14 +79,10 @@ class _Turns:
         window.changed = self.wake
 
     def wake(self) -> None:
-        if self._window.left or self._window.next_seq is None:
+        if self._window.next_seq is None:
             self.replay = self.kept = None
         for seq in [seq for seq in self.owed if not self._window.lacks(seq)]:
             del self.owed[seq]
-        if self._window.left:
-            self.owed.clear()
-            if self.sending is not None:
-                self.sending.withdraw()
         self._changed.set()
 
     async def sent(self) -> None:
@@ -116,14 +112,14 @@ class _Turns:
 
 
 class Sender:
-    """With `handover` a consumer that is out of reach is waited for, or for who replaces it."""
+    """With `relinks` a consumer that is out of reach is waited for."""
 
-    def __init__(self, job: Job, exchange: Exchange, request: str, tape: Tape | None, *, handover: bool) -> None:
+    def __init__(self, job: Job, exchange: Exchange, request: str, tape: Tape | None, *, relinks: bool) -> None:
         self._job = job
         self._exchange = exchange
         self._request = request
         self._tape = tape
-        self._handover = handover
+        self._relinks = relinks
         self._turns: dict[Window, _Turns] = {}
 
     def wake(self) -> None:
@@ -147,11 +143,7 @@ class Sender:
         Raises:
             LinkLost, NotFound, NodewireError: as JobMailbox.put.
         """
-        has_gone = self._send_at_once(outgoing, parcel)
-        for window in outgoing.aside.values():
-            if not self._at_once(window, parcel):
-                self.catch_up(outgoing, window)
-        if has_gone:
+        if self._send_at_once(outgoing, parcel):
             return
         try:
             await self._send(outgoing, parcel)
@@ -198,11 +190,7 @@ class Sender:
 
     def catch_up(self, outgoing: Outgoing, window: Window) -> None:
         """Send a consumer in the background what it lacks of what has been put."""
-        if not window.aside:
-            self._exchange.run(self._catch_up(outgoing, window))
-        elif not (window.left or window.is_followed):
-            window.is_followed = True
-            self._exchange.run(self._follow(outgoing, window))
+        self._exchange.run(self._catch_up(outgoing, window))
 
     async def _catch_up(self, outgoing: Outgoing, window: Window) -> None:
         try:
@@ -210,28 +198,13 @@ class Sender:
         except NodewireError as error:
             self._job.fail(error)
 
-    async def _follow(self, outgoing: Outgoing, window: Window) -> None:
-        """Send one aside what it lacks, until it lacks nothing. What fails there is its own loss, unless it has entered
-        meanwhile."""
-        try:
-            while not window.left and (window.next_seq is None or window.next_seq < outgoing.next_seq):
-                await self._advance(outgoing, window, outgoing.next_seq - 1)
-        except NodewireError as error:
-            if not window.aside:
-                self._job.fail(error)
-                return
-            log.info("%s is sent %s no more: %s", window.consumer[:8], outgoing.edge, error)
-            window.leave()
-        finally:
-            window.is_followed = False
-
     async def _advance(self, outgoing: Outgoing, window: Window, last: int, live: Parcel | None = None) -> None:
         """Send one consumer what it lacks up to the frame `last`: `live`, the tape's where it is another."""
         turns = self._turns_of(window)
         async with turns.one:
             with suppress(LinkLost):  # of a put that was cancelled; what is lost with it is asked for again
                 await turns.sent()
-            while not window.left:
+            while True:
                 self._job.check()
                 if window.next_seq is None:
                     await turns.change()
@@ -274,9 +247,8 @@ class Sender:
         consumer, frame = window.consumer, parcel.frame
         link = self._exchange.open_link(consumer)
         if link is None and consumer != self._exchange.public:
-            if self._handover:
-                if not window.aside:
-                    self._job.expect(consumer, LinkLost(consumer, "no link"))
+            if self._relinks:
+                self._job.expect(consumer, LinkLost(consumer, "no link"))
                 await turns.change()
                 return
             link = await self._exchange.reach(consumer)
@@ -291,5 +263,5 @@ class Sender:
             turns.sending = link.send(parcel.packed, parcel.nbytes, frame.tensors)
             await turns.sent()
         except LinkLost:
-            if not self._handover:
+            if not self._relinks:
                 raise

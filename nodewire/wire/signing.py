@@ -31,7 +31,7 @@ async def tell(control: Tell, peer: str, said: Sequence[Sent]) -> None:
 
 
 class Signing:
-    """`consumer` says who an edge leads to now, the public key of another node that is to have this one's word."""
+    """`consumer` says where an edge leads, the public key of another node that is to have this one's word."""
 
     def __init__(
         self,
@@ -39,14 +39,11 @@ class Signing:
         request: str,
         manifest: Manifest,
         consumer: Callable[[Edge], str | None],
-        along: Callable[[Edge], str | None] = lambda edge: None,
     ) -> None:
-        """`along`: who computes along with the consumer, and is told the same."""
         self._keys = keys
         self._request = request
         self._edges = {edge.name: edge for edge in manifest.edges}
         self._consumer = consumer
-        self._along = along
         self._out: dict[tuple[str, int], list[Hashed]] = {}
         """What is not signed."""
         self._signed: dict[str, dict[int, Sent]] = {}
@@ -54,48 +51,31 @@ class Signing:
         """When a consumer was last told again of an edge."""
 
     def produced(self, chunk: int, edge: str, frame: Hashed) -> None:
-        """An output; those to the customer are not signed."""
-        if self._edges[edge].target != CUSTOMER:
+        """An output; those to the customer, and to this node itself, are not signed."""
+        if self._edges[edge].target != CUSTOMER and self._consumer(self._edges[edge]) not in (None, self._keys.public):
             self._out.setdefault((edge, chunk), []).append(frame)
 
-    def unsigned(self, edge: str, chunk: int) -> list[Hashed]:
-        """What was put out on an edge in a chunk and is not signed; of an edge that leads to this node all of it."""
-        return self._out.get((edge, chunk), [])
-
-    def behind(self, edge: str, chunk: int) -> list[int]:
-        """The chunks before `chunk` of which something on the edge is not signed."""
-        return sorted(number for name, number in self._out if name == edge and number < chunk)
-
-    def sign(self, chunk: int, attempt: int, edge: str | None = None) -> dict[str, list[Sent]]:
-        """Statements on what has been put out of a chunk (on `edge` only, if it is given) and not signed, by the
-        consumer that each is for."""
+    def sign(self, chunk: int) -> dict[str, list[Sent]]:
+        """Statements on what has been put out of a chunk and not signed, by the consumer that each is for."""
         told: dict[str, list[Sent]] = {}
-        for name in [name for name, number in self._out if number == chunk and edge in (None, name)]:
-            consumer, along = self._consumer(self._edges[name]), self._along(self._edges[name])
-            is_here = consumer == self._keys.public
-            frames = self._out[name, chunk] if is_here else self._out.pop((name, chunk))
-            to = [peer for peer in (None if is_here else consumer, along) if peer is not None]
-            if to:
-                self._signed.setdefault(name, {})[chunk] = said = self.word(name, chunk, attempt, frames)
-                for peer in to:
-                    told.setdefault(peer, []).append(said)
+        for name in [name for name, number in self._out if number == chunk]:
+            consumer = self._consumer(self._edges[name])
+            assert consumer is not None
+            said = self._word(name, chunk, self._out.pop((name, chunk)))
+            self._signed.setdefault(name, {})[chunk] = said
+            told.setdefault(consumer, []).append(said)
         return told
 
-    def word(self, edge: str, chunk: int, attempt: int, frames: list[Hashed]) -> Sent:
-        """This node's statement that it put out `frames`."""
+    def _word(self, edge: str, chunk: int, frames: list[Hashed]) -> Sent:
         return Sent.sign(
             self._keys,
             request=self._request,
             task=self._edges[edge].source,
             edge=edge,
             chunk=chunk,
-            attempt=attempt,
+            attempt=0,
             frames=digest_of(frames),
         )
-
-    def drop(self, edge: str, chunk: int) -> None:
-        """What this node gave to itself is not needed any more."""
-        self._out.pop((edge, chunk), None)
 
     def again(self, peer: str, edge: object, first: object) -> list[Sent]:
         """What was signed of an edge that leads to `peer` now, from chunk `first` on, as much as a document holds.
@@ -106,7 +86,7 @@ class Signing:
         """
         if not isinstance(edge, str) or type(first) is not int:
             raise BadFrame(LACKING, "not {edge, first}")
-        if edge not in self._edges or peer not in (self._consumer(self._edges[edge]), self._along(self._edges[edge])):
+        if edge not in self._edges or peer != self._consumer(self._edges[edge]):
             raise NotAllowed("edge", f"{edge[:64]} does not lead to {peer[:8]}")
         if time.monotonic() < self._answered.get((peer, edge), 0.0) + ASK_S / 2:
             raise NotAllowed("edge", f"{peer[:8]} asks too often for {edge}")

@@ -1,4 +1,4 @@
-"""Frames kept on disk: what a replaced neighbour's standby, or a verifier, is sent again.
+"""Frames kept on disk: what a neighbour that comes back, or a verifier, is sent again.
 
     directory/<request>/<edge>     records, appended in order of seq
     directory/<request>/_sent      what producers signed of the frames that they sent here: a statement's JSON a line
@@ -22,11 +22,11 @@ import shutil
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodewire.errors import BadFrame, BadInput
+from nodewire.errors import BadInput
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.sent import Sent
 from nodewire.wire import frames
@@ -98,32 +98,6 @@ class Spool:
         kept.bytes += total
         job.bytes += total
         self.bytes += total
-
-    def amend(self, request: str, edge: str, frames: Sequence[Frame[Array]]) -> None:
-        """Put others with the same tensors' types and shapes in the place of frames that are here. A full disk or what
-        is not here is no error.
-
-        Raises:
-            BadInput, BadFrame: a malformed name, or a frame of other types or shapes.
-        """
-        _check_names(request, edge)
-        others = {frame.seq: frame for frame in frames}
-        try:
-            descriptor = os.open(self._directory / request / edge, os.O_RDWR)
-        except FileNotFoundError:
-            return
-        try:
-            offset = seq = 0
-            while others and (record := _record(descriptor, offset, seq)) is not None:
-                header, start = record
-                if (other := others.pop(seq, None)) is not None:
-                    if header.tensors != tuple((a.dtype, tuple(a.shape)) for a in other.tensors):
-                        raise BadFrame("tensors", f"others than frame {seq} of {edge} has")
-                    if header.nbytes:
-                        os.pwritev(descriptor, [array.data for array in other.tensors], start)
-                offset, seq = start + header.nbytes, seq + 1
-        finally:
-            os.close(descriptor)
 
     def read(self, request: str, edge: str, first: int = 0) -> Iterator[tuple[int, Frame[Array]]]:
         """(attempt, frame) from seq `first` on, as far as there are any when the iterator gets there.

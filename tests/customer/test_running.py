@@ -66,7 +66,7 @@ async def running(tmp_path):
             spool=spool, settler=Settler(), private_endpoints=False, withdraw=lambda *_: None,
             log=logging.getLogger("nodewire.customer"),
         )  # fmt: skip
-        ads = {public: SimpleNamespace(wire=(at.get(public, NOBODY),), lnurl="") for public in plan.members()}
+        ads = {public: SimpleNamespace(wire=(at.get(public, NOBODY),), lnurl="") for public in plan.providers()}
         edge = next(e for e in manifest.edges if e.source == "customer")
         inputs = [Frame(edge.name, 0, (Array("uint8", (1,), b"x"),), {"chunk": 0})]
         request = sign(documents.CUSTOMER, 8843, created_at=1)

@@ -213,7 +213,7 @@ async def test_a_driver_that_has_a_live_stage_replaced_gains_nothing_and_the_sta
                     said = takeover.Takeover.issue(
                         market.keys(names[driver]), request=id_, plan=plan, gone={stage}, chunk=1
                     )
-                    for member in plan.members():
+                    for member in plan.providers():
                         link = await node.link(member, bought.running.drawn.ads[member].wire)
                         link.send_control({**said.control(), "job": id_})
                     await bought.running.handover.heard(driver, said.control())

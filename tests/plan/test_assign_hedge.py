@@ -27,7 +27,7 @@ def test_a_hedge_has_no_other_part_and_deprives_nobody(world, hedge):
         assert parts == [(task, one)] and plan.assignment(task).standby == one
     twice = sum(plan.assignment(task).price_msat for task in plan.hedges)
     assert plan.chunk_msat == plain.chunk_msat + twice
-    for one in plan.members():
+    for one in plan.providers():
         own = sum(a.price_msat for a in plan.tasks if one in (a.provider, plan.hedges.get(a.task)))
         assert price_msat(plan, None, one, 0) == own
     assert Plan.from_document(plan.document()) == plan

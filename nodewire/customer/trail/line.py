@@ -11,7 +11,7 @@ State = Literal["ok", "missing", "wrong"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`step`: takeover, certificate, commitment, draw, verdict, share, bond, payment, receipt, ledger, record."""
+    """`step`: certificate, commitment, draw, verdict, share, bond, payment, receipt, ledger, record."""
 
     step: str
     what: str

@@ -15,7 +15,6 @@ from nodewire.protocol import receipt
 from nodewire.protocol.cached import may_be_due
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.receipt import Closing, Receipt
-from nodewire.protocol.takeover import price_msat
 
 
 def lines(record: Record, network: str) -> Iterator[Line]:
@@ -28,7 +27,7 @@ def _payments(record: Record, network: str) -> Iterator[Line]:
     for (provider, chunk, attempt), said in sorted(record.claims.items(), key=lambda item: item[0][1:] + item[0][:1]):
         assert said.due is not None
         due, what = said.due, f"chunk {chunk}, attempt {attempt} to {provider[:8]}"
-        price = price_msat(plan, record.takeover_at(attempt), provider, chunk)
+        price = plan.price_msat(provider)
         if not may_be_due(due.amount_msat, price, due.units, due.cached):
             yield wrong("payment", what, f"{due.amount_msat} msat claimed, {due.units} times {price} are due")
             continue
@@ -146,7 +145,7 @@ def _misclosed(one: Receipt, closing: Closing, record: Record, waited: int) -> s
 
 def ledger(record: Record, debts: Sequence[Debt]) -> Iterator[Line]:
     """The customer's own book against the public record."""
-    members = record.request.plan.members()
+    members = record.request.plan.providers()
     for debt in debts:
         if debt.key.payee not in members:
             continue  # the verification share goes to the treasury

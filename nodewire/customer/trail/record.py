@@ -12,7 +12,7 @@ from nodewire.market import Contents
 from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.protocol import beacon, feedback, kinds, takeover
+from nodewire.protocol import beacon, feedback, kinds
 from nodewire.protocol.body import Body
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.complaint import CLAIMED_EPOCHS
@@ -21,7 +21,6 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.tags import epoch_topic
-from nodewire.protocol.takeover import Takeover
 from nodewire.verify.finality import Finality, final_claims
 
 
@@ -44,13 +43,12 @@ class Relays(Protocol):
 
 @dataclass(slots=True)
 class Record:
-    """A job's. `accepted` are the takeovers that hold, in their order; `refused` what members signed and does not."""
+    """A job's. `refused` is what members signed and does not hold, by the event's id."""
 
     request: Request
     manifest: Manifest
     committee: Committee
     finality: Finality = field(default_factory=lambda: Finality({}, {}, {}, {}))
-    accepted: list[Takeover] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     claims: dict[tuple[str, int, int], Feedback] = field(default_factory=dict)
     """The first of a provider for a chunk and attempt."""
@@ -68,28 +66,22 @@ class Record:
         round_ms = self.committee.epoch_ms  # the next one, in which its votes are cast
         return max(0, -(-(self.committee.close_ms(epoch) + round_ms - int(self.now_s * 1000)) // 1000))
 
-    def takeover_at(self, attempt: int) -> Takeover | None:
-        """The newest takeover of at most this attempt."""
-        return next((one for one in reversed(self.accepted) if one.attempt <= attempt), None)
-
 
 async def read(request: Request, manifest: Manifest, market: Market, relays: Relays) -> Record:
     """Raises TimedOut, RelayRefused: relays do not answer."""
     record = Record(request, manifest, market.committee)
     about = {"e": frozenset({request.id})}
-    told = frozenset({kinds.FEEDBACK, kinds.TAKEOVER, kinds.CERTIFICATE, nip57.RECEIPT})
+    told = frozenset({kinds.FEEDBACK, kinds.CERTIFICATE, nip57.RECEIPT})
     wanted = [
         Filter(kinds=told, tags=about),
         Filter(kinds=frozenset({kinds.RECEIPT}), authors=frozenset({request.customer}), tags=about),
     ]
-    takeovers: dict[str, Takeover] = {}
     for event in sorted(await relays.fetch_all(wanted), key=lambda event: (event.created_at, event.id)):
         try:
-            _take(record, takeovers, event)
+            _take(record, event)
         except BadInput as error:
-            if event.pubkey in (request.customer, *request.plan.members()):
+            if event.pubkey in (request.customer, *request.plan.providers()):
                 record.refused[event.id] = f"kind {event.kind}: {error}"
-    _accept(record, takeovers)
     record.finality = await final_claims(request, record.claims.values(), CLAIMED_EPOCHS, market, relays)
     epochs = {one.epoch for one in record.finality.roots.values()}
     if epochs:
@@ -109,27 +101,15 @@ async def read(request: Request, manifest: Manifest, market: Market, relays: Rel
     return record
 
 
-def _take(record: Record, takeovers: dict[str, Takeover], event: Event) -> None:
+def _take(record: Record, event: Event) -> None:
     if event.kind == kinds.FEEDBACK:
-        if event.pubkey in record.request.plan.members():
+        if event.pubkey in record.request.plan.providers():
             said = feedback.parse(event)
             if said.due is not None and said.request == record.request.id:
                 record.claims.setdefault((said.provider, said.due.chunk, said.due.attempt), said)
-    elif event.kind == kinds.TAKEOVER:
-        takeovers[event.id] = takeover.parse(event)
     elif event.kind == kinds.CERTIFICATE:
         record.verdicts.append(event)
     elif event.kind == kinds.RECEIPT:
         record.receipts.append(event)
     else:
         record.zaps.append(event)
-
-
-def _accept(record: Record, takeovers: dict[str, Takeover]) -> None:
-    request = record.request
-    record.accepted, refused = takeover.accepted(takeovers.values(), request.id, request.plan, record.manifest)
-    mine = (request.customer, *request.plan.members())
-    ids = {one.sig: id_ for id_, one in takeovers.items()}
-    for one, error in refused:
-        if one.signer in mine:  # what strangers publish about the job means nothing
-            record.refused[ids[one.sig]] = str(error)

@@ -1,4 +1,4 @@
-"""Who worked on a job and what of it is final: takeovers, commitments, quorum certificates."""
+"""What of a job is final: commitments, quorum certificates."""
 
 from __future__ import annotations
 
@@ -11,19 +11,10 @@ from nodewire.protocol.feedback import Feedback
 
 
 def lines(record: Record) -> Iterator[Line]:
-    yield from _takeovers(record)
+    for id_, reason in record.refused.items():
+        yield wrong("record", f"event {id_[:16]}", reason)
     yield from _certificates(record)
     yield from _commitments(record)
-
-
-def _takeovers(record: Record) -> Iterator[Line]:
-    for one in record.accepted:
-        moves = "; ".join(
-            f"{task} from {left[:8]} to {to[:8]} at chunk {first}" for task, left, to, first in one.replaced
-        )
-        yield ok("takeover", f"attempt {one.attempt}", f"{moves}; signed by {one.signer[:8]}")
-    for id_, reason in record.refused.items():
-        yield wrong("takeover" if not reason.startswith("kind ") else "record", f"event {id_[:16]}", reason)
 
 
 def _certificates(record: Record) -> Iterator[Line]:

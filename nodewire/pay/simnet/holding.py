@@ -150,18 +150,13 @@ class Holding:
         return funded_units(came, unit_msat)
 
     def covered_msat(self, case: Judged) -> int:
-        """What the share still covers for the chunk of the task that a verdict is about.
-
-        A provider and its standby may both commit to a chunk, and are drawn apart. So a standby's verifier gets what
-        the provider's would leave, whether that was drawn or not.
-        """
+        """What the share still covers for the chunk of the task that a verdict is about, in msat."""
         share = self._share(case.request, case.customer, case.chunk)
         if not case.rate_ppm or not case.chunk_msat:
             return 0
         net_msat = share.before_ms(case.drawn_at_ms, less_fees=True)
         part_msat = net_msat * case.price_msat * 1_000_000 // (case.rate_ppm * case.chunk_msat)
-        kept_msat = verifier_pay_msat(case.price_msat, case.computed_units) if case.is_second else 0
-        return max(0, min(part_msat - kept_msat, part_msat - self.drawn.get(_drawn_key(case), 0)))
+        return max(0, part_msat - self.drawn.get(_drawn_key(case), 0))
 
     def _share(self, request: str, customer: str, chunk: int) -> Share:
         return self.shares.get(share_key(request, customer, chunk), Share(0))

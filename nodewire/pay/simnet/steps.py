@@ -91,8 +91,6 @@ class Judged:
     """Bonds of accomplices, slashed for the pool."""
     computed_units: int = 1
     """What each of `agreed` computed, as shares came for it."""
-    is_second: bool = False
-    """Whether it is about a standby, who may be drawn beside the provider."""
 
 
 @dataclass(frozen=True, slots=True)

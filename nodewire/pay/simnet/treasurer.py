@@ -236,7 +236,6 @@ class Treasurer:
             delay_s=self.rules.delay_s,
             forfeit_msat=forfeit_msat,
             computed_units=finding.computed_units,
-            is_second=finding.is_second,
             burnt=[one.bond.id for one in theirs if one is not None and one.bond.is_liable],
         )
 
