@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,11 +12,8 @@ from typing import Any, Literal
 
 from bench.jobs import Generated
 from bench.report import spread
-from nodewire.protocol.plan import Plan
 
 Kind = Literal["kill", "stop"]
-CLOSED_MS, BLACK_HOLE_MS = 100.0, 1_500.0
-"""Within which a closed socket, and silence, must be noticed."""
 
 
 @dataclass(slots=True)
@@ -47,10 +44,7 @@ class Outcome:
     identical: bool = False
     error: str = ""
     missed: bool = False
-    takeovers: list[dict[str, Any]] = field(default_factory=list)
     stall_ms: float | None = None
-    detection_ms: float | None = None
-    resume_ms: float | None = None
     back_s: float | None = None
 
 
@@ -62,48 +56,16 @@ class Normal:
     first_ms: float
 
 
-def measured(
-    outcome: Outcome, done: Generated, struck: float, struck_unix: float, stood: float, normal: Normal
-) -> None:
-    """Fill in the figures of a generation that went on. `struck`: when the signal was sent, in monotonic and in unix
-    seconds; `stood`: when the request was seen on the relay (monotonic)."""
-    later = [(a, b) for a, b in zip([stood, *done.moments], done.moments, strict=False) if b > struck]
-    if not later:
-        return
-    began, ended = max(later, key=lambda gap: gap[1] - gap[0])
-    outcome.stall_ms = (ended - began) * 1000
-    usual_ms = normal.first_ms if began == stood else normal.step_ms
-    if outcome.takeovers:
-        outcome.detection_ms = float(outcome.takeovers[0]["detected_ms"]) - struck_unix * 1000
-    elif outcome.stall_ms < CLOSED_MS + normal.step_ms:
-        outcome.detection_ms = 0.0  # nothing more was expected of the victim: nobody had to notice
-    if outcome.detection_ms is not None:
-        bound_ms = CLOSED_MS if outcome.fault.kind == "kill" else BLACK_HOLE_MS
-        allowed_ms = min(max(outcome.detection_ms, 0.0), bound_ms)
-        outcome.resume_ms = max(0.0, outcome.stall_ms - allowed_ms - usual_ms)
+def stall_ms(done: Generated, struck: float, stood: float) -> float | None:
+    """The longest time without output that ends after the fault, in ms. `struck`: when the signal was sent; `stood`:
+    when the request was seen on the relay; both monotonic. None if nothing came after it."""
+    gaps = [b - a for a, b in zip([stood, *done.moments], done.moments, strict=False) if b > struck]
+    return max(gaps) * 1_000 if gaps else None
 
 
-Replaced = dict[int, list[tuple[str, str, str, int]]]
-"""By attempt: (task, provider that left, standby that entered, its first chunk), all since the job began."""
-
-
-def paid_twice(paid: list[dict[str, Any]], plan: Plan, takeovers: Replaced, victim: str) -> list[tuple[int, str]]:
-    """(chunk, task) of one job that were paid in more than one attempt, or to more than one payee.
-
-    `paid`: the customer's paid debts (payee, chunk, attempt). A payee's tasks at an attempt are those of the newest
-    takeover up to it; where there is none, the `victim`'s (public key) are taken to be its standbys'.
-    """
-    times: dict[tuple[int, str], int] = defaultdict(int)
-    for debt in paid:
-        known = [attempt for attempt in takeovers if attempt <= debt["attempt"]]
-        if known:
-            moved = takeovers[max(known)]
-            place = {task: entered if debt["chunk"] >= first else left for task, left, entered, first in moved}
-        else:
-            place = {a.task: a.standby or "" for a in plan.tasks if debt["attempt"] and a.provider == victim}
-        for task in plan.tasks:
-            if place.get(task.task, task.provider) == debt["payee"]:
-                times[debt["chunk"], task.task] += 1
+def paid_twice(paid: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    """(chunk, payee) of one job that were paid more than once. `paid`: the customer's paid debts (payee, chunk)."""
+    times = Counter((debt["chunk"], debt["payee"]) for debt in paid)
     return sorted(key for key, count in times.items() if count > 1)
 
 
@@ -145,6 +107,6 @@ class Part:
                     [x for o in struck if o.fault.kind == kind and (x := getattr(o, name)) is not None]
                 )
                 for kind in ("kill", "stop")
-                for name in ("stall_ms", "detection_ms", "resume_ms", "back_s")
+                for name in ("stall_ms", "back_s")
             },
         }

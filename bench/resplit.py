@@ -57,7 +57,7 @@ class Run:
     error: str = ""
     moves: list[dict[str, Any]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
-    takeovers: int = 0
+    begun_anew: int = 0
     stall_ms: float | None = None
     anew_ms: float | None = None
     before_per_s: float | None = None
@@ -97,7 +97,7 @@ class Changing:
                 if isinstance(found, Exception):
                     raise found
         made.identical, made.error = done.ids == alone, done.error
-        made.moves, made.takeovers = list(done.said.get("moves", ())), len(done.said.get("takeovers", ()))
+        made.moves, made.begun_anew = list(done.said.get("moves", ())), int(done.said.get("begun_anew", 0))
         made.requests = list(done.said.get("requests", [done.said.get("request", "")]))
         _measure(made, done)
         await self._market.healthy(timeout_s=BACK_S)
@@ -192,7 +192,7 @@ def _judge(report: Report, made: list[Run], double: list[dict[str, Any]]) -> Non
             "moved": sum(one.moved for one in of),
             "to_joiner": sum(one.went_to_joiner for one in of),
             "outcomes": Counter(move["outcome"] for one in of for move in one.moves),
-            "takeovers": sum(one.takeovers for one in of),
+            "begun_anew": sum(one.begun_anew for one in of),
             **{name: spread([x for one in of if (x := getattr(one, name)) is not None]) for name in figures},
         }
     report.arms["generations"] = [asdict(one) for one in made]
@@ -214,7 +214,7 @@ def _judge(report: Report, made: list[Run], double: list[dict[str, Any]]) -> Non
 def _told(one: Run) -> str:
     outcomes = ", ".join(str(move["outcome"]) for move in one.moves) or "no move"
     said = one.error[:120] or ("identical" if one.identical else "DIFFERENT")
-    return f"{one.victim} {one.change} after {one.after} tokens: {said}, {outcomes}, {one.takeovers} takeovers"
+    return f"{one.victim} {one.change} after {one.after} tokens: {said}, {outcomes}, begun anew {one.begun_anew} times"
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

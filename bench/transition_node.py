@@ -65,9 +65,7 @@ def plan_of(manifest: Manifest, holders: Mapping[str, str], customer: str) -> Pl
         customer=customer,
         k=0,
         terms=Terms(max_chunk_msat=0, max_total_msat=0),
-        tasks=tuple(
-            Assignment(task=t.name, provider=holders[t.name], standby=None, price_msat=0) for t in manifest.tasks
-        ),
+        tasks=tuple(Assignment(task=t.name, provider=holders[t.name], price_msat=0) for t in manifest.tasks),
         chunk_msat=0,
         first_result_ms=60_000,
         next_result_ms=60_000,

@@ -61,8 +61,6 @@ HARMLESS: tuple[dict[str, Any], ...] = (
     {"t": "unsent", "job": JOB, "edge": PRODUCED, "first": 0},
     {"t": "resume", "job": JOB, "edge": ANSWERS, "first": 0},
     {"t": "lost", "job": JOB, "peer": "ab" * 32},
-    {"t": "takeover", "job": JOB, "takeover": {"v": 1, "attempt": 1, "replaced": [["x", "ab" * 32, "cd" * 32, 0]]}},
-    {"t": "stale", "job": JOB, "takeover": {}},
     _PULL,
     {"t": "presence", "job": JOB},
     {"t": "present", "job": JOB, "held": True},

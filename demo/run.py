@@ -257,10 +257,16 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     paid = {name: b["received_msat"] for name, b in zip(names.values(), balances, strict=True)}
     step("second act, job A: the same again, and one of its providers is killed in the middle of it")
     public = (await market.command("keys", "show", str(customer.parent / "key.nsec")))["public"]
-    bereaved = await bereave(market, customer, public, PROMPT, TOKENS, decoder["address"], common["relay"], dict(names))
+    serving: dict[str, set[str]] = {}
+    for i, one in enumerate(serve):
+        for task in (task for address, task, _ in one if address == decoder["address"]):
+            serving.setdefault(task, set()).add(f"provider-{i}")
+    bereaved = await bereave(
+        market, customer, public, PROMPT, TOKENS, decoder["address"], common["relay"], names, serving
+    )
     out.print(
         f"  {bereaved['killed']} ({bereaved['task']}) died after {bereaved['after_chars']} characters;"
-        f" its standby {bereaved['standby']} went on: the next token came after [bold]{bereaved['failover_ms']} ms[/]",
+        f" {bereaved['went_on']} went on in its place: the next token came after [bold]{bereaved['failover_ms']} ms[/]",
         soft_wrap=True,
     )
 

@@ -3,7 +3,7 @@
     async with Market(folder, providers=6) as market:
         async with market.customer("ada") as customer: ...
 
-Every task of every model stands at `holders` providers or more, so that each has a standby. Providers are killed,
+Every task of every model stands at `holders` providers or more, so that none is alone with one. Providers are killed,
 stopped and started again from outside; the books are read out of the roles' SQLite files, which are opened read-only.
 """
 
