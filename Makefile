@@ -20,13 +20,15 @@ WORKERS ?= 2
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
+.PHONY: help install base demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
   scale-train quality-train byzantine fraud honest matrix soak interop constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## set up .venv: nodewire and what the demo needs
+
+base: $(VENV)/.base ## set up .venv for a customer, an oracle or a relay: nodewire without torch, a solver or plots
 
 demo: $(VENV)/.installed ## start a market on this machine and trade on it (ARGS="--stay" leaves it running)
 	@$(VENV)/bin/python demo/run.py $(ARGS)
@@ -108,10 +110,12 @@ soak: $(VENV)/.installed ## what grows while a market works, ten minutes of jobs
 
 constraints: $(VENV)/.dev ## lock what is installed, with hashes, by pyproject.toml (ARGS="--upgrade" for newer versions)
 	@$(PIP) install uv
-	@lock() { out=$$1; shift; $(VENV)/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	@echo "$(TORCH)" > $(VENV)/torch.txt
+	@lock() { out=$$1; shift; $(VENV)/bin/uv pip compile pyproject.toml -c $(VENV)/torch.txt --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-package torch --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command "make constraints" --quiet $(ARGS) -o $$out "$$@" > /dev/null; }; \
-	lock constraints.txt --extra register --extra json; \
+	lock constraints.txt --extra register --extra json --extra place --extra plot --extra train; \
+	lock constraints-base.txt -c constraints.txt --group build; \
 	lock constraints-dev.txt -c constraints.txt --extra dev; \
 	lock constraints-interop.txt -c constraints-dev.txt --extra interop --extra bench
 
@@ -131,6 +135,13 @@ $(VENV)/.python:
 $(VENV)/.libraries: $(VENV)/.python constraints.txt
 	$(say) "libraries"
 	@$(LOCKED) constraints.txt
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.python constraints-base.txt pyproject.toml
+	$(say) "libraries of a customer, an oracle, a relay"
+	@$(LOCKED) constraints-base.txt
+	$(say) "nodewire"
+	@$(NODEWIRE)
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.libraries

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from nodewire import __version__
+from nodewire import __version__, extras
 from nodewire.cli import (
     ask,
     audit,
@@ -121,6 +121,8 @@ def run_command() -> None:
         app()
     except Exception as error:
         first = first_of(error)
+        if isinstance(first, ModuleNotFoundError):
+            first = extras.not_installed((first.name or "").partition(".")[0]) or first
         if isinstance(first, OSError) and first.errno in _NO_ROOM:
             first = NodeFailed(str(first.filename or "this machine"), first.strerror or str(first))
         if isinstance(first, OSError):  # a file or a port of this machine

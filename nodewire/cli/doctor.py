@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -61,11 +62,12 @@ def add_to(app: typer.Typer) -> None:
 
 async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str, Finding]]:
     """What each check found, shown as soon as those before it are; they are made at once, but those of the network."""
-    checks: list[Check] = [("Python", _python), ("packages", _packages), ("worker sandbox", partial(_sandbox, "full"))]
-    if config is not None:
-        role = load_role(config)
-        if role.worker is not None:
-            checks[-1] = ("worker sandbox", partial(_sandbox, role.worker.sandbox))
+    checks: list[Check] = [("Python", _python), ("packages", _packages)]
+    role = load_role(config) if config is not None else None
+    if isinstance(role, ProviderConfig) or find_spec("torch") is not None:
+        level = role.worker.sandbox if role is not None and role.worker is not None else "full"
+        checks.append(("worker sandbox", partial(_sandbox, level)))
+    if role is not None:
         checks += [(f"relay {url}", partial(_relay, url)) for url in role.relays]
         checks += [(f"blob store {url}", partial(_store, url)) for url in role.blossom]
         network = asyncio.Lock()  # they share ports
@@ -124,7 +126,10 @@ async def _python() -> str:
 async def _packages() -> str:
     if int(importlib.metadata.version("bitstring").split(".")[0]) >= 5:
         raise BadConfig("bitstring", "version 5 breaks bolt11; install what constraints.txt names")
-    return f"torch {importlib.metadata.version('torch')}"
+    try:
+        return f"torch {importlib.metadata.version('torch')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "no torch: this installation buys and certifies, and computes nothing itself"
 
 
 async def _sandbox(level: str) -> str:

@@ -94,12 +94,15 @@ class Generation:
                             self.terms = terms
                             continue
                         raise failure from error
-                    may = may_begin(error, purchase, failures=again, came=len(self.ids) > bought.first)
+                    came = len(self.ids) - bought.first
+                    if came >= self.manifest.chunk:
+                        again = 0
+                    may = may_begin(error, purchase, failures=again, came=came > 0)
                     if not may or self._chances.believed(error):
                         raise
                     # A new job begins where this one ended.
                     self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)
-                    failure, again = error, 1 if len(self.ids) - bought.first >= self.manifest.chunk else again + 1
+                    failure, again = error, again + 1
                     self._chances.rejected(error)
                     whom = blamed(error, purchase)
                     self._chances.lost(error, whom)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from nodewire import extras
 from nodewire.errors import NotAllowed, TimedOut, WorkerFailed, from_dict
 from nodewire.kind import Limits, Params, Turn
 from nodewire.protocol.codec import OWN, Codings
@@ -94,10 +95,11 @@ class WorkerProcess:
         `batch`: how many calls of one task are computed as one, where its actor can: their last bits may differ then.
 
         Raises:
-            BadConfig: the entry cannot be imported or has no `load`.
+            BadConfig: PyTorch is not installed; or the entry cannot be imported or has no `load`.
             TimedOut: not ready within `start_timeout_s`.
             WorkerFailed: it died while starting.
         """
+        extras.check("torch")
         roots = [_resolved(path) for path in readable]
         seen = [*roots, *(_resolved(Path(folder)) for folder in (limits.compiled, limits.draft) if folder)]
         spawned = await spawn(entry, limits, seen, aligned(arena_bytes))

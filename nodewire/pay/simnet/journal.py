@@ -25,6 +25,9 @@ CREATE TABLE IF NOT EXISTS nodes (
     node TEXT PRIMARY KEY, name TEXT NOT NULL, secret BLOB NOT NULL, token_sha256 TEXT NOT NULL UNIQUE
 ) STRICT;
 """
+_VERSION = 2
+_BODY = "CAST(json_remove(CAST(body AS TEXT), '$.is_second') AS BLOB)"
+_STEPS = {1: f"UPDATE events SET body = {_BODY} WHERE type = 'Judged'"}  # 2: nobody stands by for a provider
 _TYPES: dict[str, type[Event | Step]] = {
     cls.__name__: cls
     for cls in (
@@ -65,7 +68,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._db = open_versioned(path, "a network's log", _SCHEMA, 1, alone=True)
+        self._db = open_versioned(path, "a network's log", _SCHEMA, _VERSION, _STEPS, alone=True)
 
     def append(self, event: Event | Step, *, payee: str | None = None, payer: str | None = None) -> int:
         """Commit `event`; its place in the log. The parties find it again by `of`."""

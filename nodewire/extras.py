@@ -1,0 +1,31 @@
+"""The optional libraries of the package, and the extras that bring them: `pip install 'nodewire[worker]'`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from nodewire.errors import BadConfig
+
+EXTRA_OF = {
+    "torch": "worker",
+    "safetensors": "worker",
+    "transformers": "register",
+    "llguidance": "json",
+    "highspy": "place",
+    "matplotlib": "plot",
+}
+"""By library, the extra that names it."""
+
+
+def not_installed(library: str) -> BadConfig | None:
+    """The error of an optional library that is not installed; None for a library that no extra brings."""
+    extra = EXTRA_OF.get(library)
+    if extra is None:
+        return None
+    return BadConfig(library, f"not installed, and needed here: pip install 'nodewire[{extra}]'")
+
+
+def check(library: str) -> None:
+    """Raises BadConfig: an optional library is not installed. It is not imported for that."""
+    if find_spec(library) is None and (error := not_installed(library)) is not None:
+        raise error
