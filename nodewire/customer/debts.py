@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from nodewire.customer.payments import AHEAD
 from nodewire.errors import BadInput, NodewireError, NotFound, TimedOut
 from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
@@ -19,6 +18,7 @@ from nodewire.pay.debts import Debt, JobBudget, Key
 from nodewire.pay.payer import Payer
 from nodewire.protocol import ad, feedback, job, kinds
 from nodewire.protocol.cached import may_be_due
+from nodewire.protocol.chunk import AHEAD
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
 

@@ -3,7 +3,8 @@
 A manifest's stages are what can be dealt anew: where neighbouring ones are held by several nodes, another plan of the
 same manifest is another division of the layers, and its tokens are the same. Every few seconds the ring's step is
 compared with what it was, and the newest epoch's plan with the one under way: so it is noticed alike that a node has
-slowed down, and that a quicker node has come. What is worth a move `nodewire.plan.moving` says; whether it was one, the race (`nodewire.customer.race`).
+slowed down, and that a quicker node has come. What is worth a move `nodewire.plan.moving` says; whether it was one, the
+race (`nodewire.customer.race`).
 """
 
 from __future__ import annotations

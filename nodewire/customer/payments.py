@@ -17,6 +17,7 @@ from nodewire.pay.payer import Payer
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.cached import WHOLE_PPM, due_msat
+from nodewire.protocol.chunk import AHEAD
 from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -24,8 +25,6 @@ from nodewire.protocol.plan import Plan
 
 AHEAD_S = 15
 """How far the clock of a provider may be ahead."""
-AHEAD = 2
-"""Work on chunk n + 2 begins when chunk n is paid."""
 _MOST_BYTES_PER_TOKEN = 8
 """A text has at most so many bytes for a token, on average. An id has as many, and counts as one."""
 _SPECIAL_TOKENS = 16

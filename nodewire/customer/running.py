@@ -9,7 +9,7 @@ from contextlib import suppress
 from nodewire.customer import controls
 from nodewire.customer.answers import WORD_S, Answers
 from nodewire.customer.claims import Claims
-from nodewire.customer.payments import AHEAD, JobPayments, most_units
+from nodewire.customer.payments import JobPayments, most_units
 from nodewire.customer.planning import Draw
 from nodewire.customer.rejected import Rejected, is_one_word, noticed
 from nodewire.customer.session import LocalMailbox, Session, signing_of
@@ -20,7 +20,7 @@ from nodewire.errors import BadFrame, Busy, LinkLost, NodeFailed, NodewireError,
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
-from nodewire.protocol.chunk import chunk_of
+from nodewire.protocol.chunk import AHEAD, chunk_of
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest

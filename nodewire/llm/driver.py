@@ -29,7 +29,7 @@ from nodewire.llm.speculation.ngram import NgramDrafter
 from nodewire.llm.speculation.router import Router
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.frame import Frame, chunk_of_turn
 from nodewire.protocol.pages import Room
 from nodewire.protocol.token_list import EXCUSED
 from nodewire.text.stream import TextStream
@@ -60,11 +60,6 @@ class _Session:
 
 def _at(listed: Sequence[int | None], number: int) -> int | None:
     return listed[number] if number < len(listed) else None
-
-
-def chunk_of(turn: int, size: int) -> int:
-    """The chunk that pays for turn `turn` of a plain loop: 0 is the prompt's, then one for every `size`."""
-    return 0 if turn == 0 else 1 + (turn - 1) // size
 
 
 class Driver:
@@ -285,7 +280,7 @@ class Driver:
         state.ended = self._ended(state, token, pos)
         meta: dict[str, int | str | bytes | bool | None] = {
             "pos": pos,
-            "chunk": chunk_of(seq, self.program.chunk),
+            "chunk": chunk_of_turn(seq, self.program.chunk),
             "end": state.ended is not None,
             **shown,
         }
@@ -321,7 +316,7 @@ class Driver:
     def _hidden(self, state: _Session, sent: Sent) -> Frame[Any]:
         ids = torch.tensor([node.token for node in sent.nodes], dtype=torch.int64)
         first = sent.pos if ids.numel() else sent.pos - 1  # of no rows, of the last that it keeps
-        chunk = chunk_of(1 + first - state.prompt, self.program.chunk)
+        chunk = chunk_of_turn(1 + first - state.prompt, self.program.chunk)
         meta: dict[str, int | str | bytes | bool | None] = {"pos": sent.pos, "chunk": chunk, "tokens": len(ids)}
         if sent.epoch:
             meta["epoch"] = sent.epoch

@@ -21,10 +21,12 @@ from nodewire.errors import BadInput
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import canonical, fingerprint, merkle
 from nodewire.protocol.commitment import ChunkRoot
-from nodewire.protocol.frame import MAX_TENSORS, Array, Frame
+from nodewire.protocol.frame import MAX_TENSORS, Array, Frame, chunk_of_turn
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.schema import Count, Hex32, Name, Schema
 
+AHEAD = 2
+"""Work on chunk n + 2 begins when chunk n is paid."""
 MAX_LEAVES = 65_536
 _HEAD_BYTES = 4_096
 _SHOWN_BYTES = 8_192 + 1_024
@@ -33,9 +35,7 @@ _SHOWN_BYTES = 8_192 + 1_024
 
 def chunk_of(manifest: Manifest, seq: int) -> int:
     """The chunk that pays for frame `seq` of an edge: 0 is a generation's prompt, a call is a chunk of its own."""
-    if manifest.mode != "generate":
-        return seq
-    return 1 + (seq - 1) // manifest.chunk if seq else 0
+    return chunk_of_turn(seq, manifest.chunk) if manifest.mode == "generate" else seq
 
 
 def first_seq(manifest: Manifest, chunk: int) -> int:

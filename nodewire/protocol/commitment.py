@@ -54,12 +54,14 @@ class Commitment(Schema):
     committee: Hex32
     epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
     chunks: tuple[ChunkRoot, ...] = Field(min_length=1, max_length=MAX_CHUNKS)
-    """Sorted by (request, task, chunk, attempt), each once."""
+    """Sorted by (request, task, chunk, attempt), each once, and the attempt always 0."""
 
     @model_validator(mode="after")
     def _is_sorted(self) -> Self:
         if any(a.key >= b.key for a, b in pairwise(self.chunks)):
             raise ValueError("chunks: not sorted, or one stands twice")
+        if any(chunk.attempt for chunk in self.chunks):  # a chunk is drawn once: honest work shown first hides other
+            raise ValueError("chunks: an attempt that is not the first")
         return self
 
     def root(self) -> str:

@@ -39,6 +39,11 @@ def check_shape(shape: Sequence[object]) -> None:
             raise BadFrame("shape", "a dimension out of range")
 
 
+def chunk_of_turn(turn: int, size: int) -> int:
+    """The chunk that pays for turn `turn` of a generation: 0 is the prompt's, then one for every `size`."""
+    return 1 + (turn - 1) // size if turn else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     """A tensor as its type and raw little-endian, row-major bytes."""

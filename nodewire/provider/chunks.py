@@ -11,8 +11,9 @@ from itertools import takewhile
 
 from nodewire.errors import BadFrame, OverBudget, PaymentRequired
 from nodewire.job_task_group import JobTaskGroup
+from nodewire.protocol.chunk import AHEAD
 from nodewire.protocol.close import Close
-from nodewire.provider.credit import AHEAD, Credit
+from nodewire.provider.credit import Credit
 from nodewire.provider.hashing import Hashing
 from nodewire.provider.part import Part
 from nodewire.provider.settling import Settling

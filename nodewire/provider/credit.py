@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from nodewire.errors import NodewireError, PaymentRequired
+from nodewire.protocol.chunk import AHEAD
 
-AHEAD = 2
 LAST_PAYMENTS_S = 5.0
 """In which a customer pays what came of a job that broke off."""
 

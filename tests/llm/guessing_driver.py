@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from nodewire.errors import BadFrame, NotAllowed
-from nodewire.llm.driver import chunk_of
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.frame import Frame, chunk_of_turn
 
 
 @dataclass
@@ -85,7 +84,7 @@ class GuessingDriver:
             number = at + 1 - prompt
             known.append(token)
             flight.ended = len(known) == flight.max_tokens
-            meta = {"text": "", "pos": at + 1, "chunk": chunk_of(number, self.program.chunk), "end": flight.ended}
+            meta = {"text": "", "pos": at + 1, "chunk": chunk_of_turn(number, self.program.chunk), "end": flight.ended}
             meta |= {"reason": "length"} if flight.ended else {}
             told.append(Frame(self.program.edge_tokens, number, (torch.tensor([token]),), meta))
             if flight.ended:
