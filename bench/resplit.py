@@ -5,7 +5,7 @@ A market of public commands, in which every task has two holders. For each gener
 - slows: the workers of one provider of its plan (the driver's too) get a small part of their time from then on, by
   SIGSTOP and SIGCONT from outside;
 - joins: one of its plan was slow from the beginning; a quick provider of all tasks is started;
-- leaves: one of its plan is killed. Its standby goes on (`bench.chaos` measures that), which may be as good as any.
+- leaves: one of its plan is killed. Others go on from the text so far (`bench.chaos` measures that).
 
 Figures:
 - identical: generations whose ids equal those of `nodewire generate --local`.

@@ -97,7 +97,7 @@ class Config:
     operator: str | None = None  # hex public key, shown by NIP-11
     wraps_need_auth: bool = True
     proxies: frozenset[str] = frozenset()
-    permanent_kinds: frozenset[int] = frozenset(range(8850, 8858))
+    permanent_kinds: frozenset[int] = frozenset(range(8850, 8857))
     lasting_kinds: frozenset[int] = frozenset({5, 8853, 8856})
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     sweep_s: float = 60.0

@@ -159,14 +159,18 @@ class Plan(Schema):
         return self.epoch + min(epochs, MAX_JOB_EPOCHS)
 
     def assignment(self, task: str) -> Assignment:
-        return next(a for a in self.tasks if a.task == task)
+        """Raises BadPlan: there is no task of this name."""
+        found = next((a for a in self.tasks if a.task == task), None)
+        if found is None:
+            raise BadPlan("tasks", f"none is called {task[:64]}")
+        return found
 
     def providers(self) -> tuple[str, ...]:
         """The distinct providers in task order, the customer's own tasks left out."""
         return tuple(dict.fromkeys(a.provider for a in self.tasks if a.provider != LOCAL))
 
     def node_of(self, task: str) -> str:
-        """Public key of the node that runs a task: its provider, or the customer. Raises StopIteration for no task."""
+        """Public key of the node that runs a task: its provider, or the customer. Raises BadPlan: no such task."""
         provider = self.assignment(task).provider
         return self.customer if provider == LOCAL else provider
 

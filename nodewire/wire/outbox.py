@@ -67,17 +67,6 @@ class Outbox:
         for transfer in given:
             transfer.finish(None)
 
-    def release(self, transfer: Transfer) -> bool:
-        """Let go of the transfer's memory: it is not sent, or what is left of it is copied.
-
-        Whether the channel may still refer to that memory; if so it is to copy it, too.
-        """
-        if transfer in self._waiting:
-            self._waiting.remove(transfer)
-            return False
-        transfer.copy_rest()
-        return True
-
     def fail(self, error: LinkLost) -> None:
         """The link has ended."""
         for transfer in (*self._given, *self._active, *self._waiting):

@@ -1,7 +1,7 @@
 """What two members of a job tell each other: in order and once, also when the link between them breaks in between.
 
-Documents of a job with handover are numbered from 1 by `n`. They are kept, and sent again on the next link; who has
-read a number does not read it again.
+Documents of a job that outlives its links are numbered from 1 by `n`. They are kept, and sent again on the next link;
+who has read a number does not read it again.
 """
 
 from __future__ import annotations

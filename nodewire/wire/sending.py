@@ -96,11 +96,8 @@ class _Turns:
         try:
             await asyncio.shield(sending.done)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                sending.copy()
-                raise
-            # Else it was withdrawn, since the consumer has left.
+            sending.copy()
+            raise
         finally:
             if sending.done.done():
                 self.sending = None

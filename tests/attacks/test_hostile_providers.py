@@ -51,7 +51,7 @@ def plan() -> Plan:
         customer=ME.public,
         k=0,
         terms=Terms(max_chunk_msat=10**6, max_total_msat=10**9),
-        tasks=(Assignment(task="driver", provider=PROVIDER.public, standby=None, price_msat=100),),
+        tasks=(Assignment(task="driver", provider=PROVIDER.public, price_msat=100),),
         chunk_msat=100,
         first_result_ms=1000,
         next_result_ms=1000,

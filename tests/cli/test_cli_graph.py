@@ -67,7 +67,7 @@ MODELS = {"three tasks": clip, "eighty-two tasks": experts, "a ring": ring}
 def assigned(manifest: Manifest, providers: int = 11) -> Assigned:
     publics = [f"{k:02x}" * 32 for k in range(1, providers + 1)]
     many = itertools.cycle(publics)
-    tasks = {one.name: Holding(next(many), next(many), (), 1_009) for one in manifest.tasks}
+    tasks = {one.name: Holding(next(many), (), 1_009) for one in manifest.tasks}
     return Assigned("job 0123", tasks, {publics[0]: HOSTILE, publics[1]: "ada"})
 
 
@@ -222,7 +222,7 @@ def test_the_command_draws_a_file_with_a_purchases_report(tmp_path):
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
     (tmp_path / "clip.json").write_text(clip().to_json())
-    tasks = [{"task": name, "provider": "01" * 32, "standby": None} for name in ("vision", "text", "merge")]
+    tasks = [{"task": name, "provider": "01" * 32} for name in ("vision", "text", "merge")]
     (tmp_path / "report.json").write_text(json.dumps({"tasks": tasks, "names": {"01" * 32: "ada"}, "request": "9"}))
     done = run("clip.json", "--job", "report.json", "-o", "out.svg")
     assert done.returncode == 0, done.stderr

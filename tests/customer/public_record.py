@@ -56,7 +56,7 @@ class PublicRecord:
             committee=self.committee.digest(),
             epoch=self.epoch_at(self.began_s) - 1,
             tasks=tuple(
-                Assignment(task=task, provider=keys.public, standby=None, price_msat=PRICE_MSAT)
+                Assignment(task=task, provider=keys.public, price_msat=PRICE_MSAT)
                 for task, keys in zip(TASKS, PROVIDERS, strict=True)
             ),
             verification=Verification(policy="sampled", rate_ppm=1_000_000, share_ppm=150_000),

@@ -24,11 +24,8 @@ class Scripted:
         self.timing, self.manifest = Timing(), documents.manifest().model_copy(update={"chunk": CHUNK})
         self.plan = plan or documents.plan()
         self.closed = asyncio.Event()
-        assigned = {a.task: a.provider for a in self.plan.tasks}
         self.request = SimpleNamespace(id="ab" * 32)
-        self.running = SimpleNamespace(
-            handover=SimpleNamespace(assigned=assigned), request=self.request, drawn=SimpleNamespace(ads=ads or {})
-        )
+        self.running = SimpleNamespace(request=self.request, drawn=SimpleNamespace(ads=ads or {}))
         self._given = asyncio.Queue()
 
     def put(self, *given):

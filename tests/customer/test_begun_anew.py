@@ -1,4 +1,4 @@
-"""A generation whose provider dies, and who stood by soon after: what is bought anew, what it costs, what is raised."""
+"""A generation whose providers die, one after the other: what is bought anew, what it costs, what is raised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodewire.customer.again import MAX_AGAIN
 from nodewire.customer.generation import Generation
 from nodewire.errors import LinkLost, NoProvider
 from nodewire.protocol.plan import Terms
-from tests.customer.scripted import TOKENS, Scripted
+from tests.customer.scripted import CHUNK, TOKENS, Scripted
 from tests.protocol import documents
 
 _, FIRST, SECOND = (keys.public for keys in documents.PROVIDERS)
@@ -22,7 +22,6 @@ BUDGET_MSAT = 1_000_000
 class Job(Scripted):
     """It gives tokens and ends with an error, blamed on some, or with none."""
 
-    wronged = frozenset()
     inputs = ()
     is_underway = True
 
@@ -60,7 +59,8 @@ def generating(monkeypatch):
         session = SimpleNamespace(log=logging.getLogger("nodewire.customer"))
         terms = Terms(max_chunk_msat=10_000, max_total_msat=BUDGET_MSAT)
         params = {"max_tokens": 20}
-        made = Generation(session, None, "", documents.manifest(), None, "a", terms, params, lambda purchase: None)
+        manifest = documents.manifest().model_copy(update={"chunk": CHUNK})
+        made = Generation(session, None, "", manifest, None, "a", terms, params, lambda purchase: None)
         return made, bought
 
     return make
@@ -72,12 +72,12 @@ async def ids(generation):
 
 
 def gone(whom):
-    return LinkLost(whom, "gone, and nobody stands by")
+    return LinkLost(whom, "gone: connection refused")
 
 
-async def test_who_entered_dies_as_well_and_a_job_without_both_goes_on_where_the_customer_is(generating):
+async def test_of_two_that_die_together_neither_is_in_the_job_that_goes_on_where_the_customer_is(generating):
     made, bought = generating(
-        Job(TOKENS[:3], gone(FIRST), {FIRST, SECOND}, 7_000),  # the provider, and its standby in its replay
+        Job(TOKENS[:3], gone(FIRST), {FIRST, SECOND}, 7_000),
         Job(TOKENS[3:20], None, spent_msat=5_000),
     )
     assert await ids(made) == TOKENS[:20]
@@ -130,3 +130,24 @@ async def test_deaths_without_end_are_not_followed_without_end(generating):
         await ids(made)
     assert len(bought) == 1 + MAX_AGAIN
     assert made.terms.max_total_msat == BUDGET_MSAT - 1_000 * MAX_AGAIN
+
+
+async def test_a_job_that_brought_a_whole_chunk_is_begun_anew_however_often_it_failed_before(generating):
+    """Of so many nodes some die in a long generation: it is given up where nothing comes any more."""
+    at, jobs = 0, []
+    for n in range(2 * MAX_AGAIN):
+        jobs += [Job((), gone(f"{n:02x}{m:062x}"), {f"{n:02x}{m:062x}"}) for m in range(MAX_AGAIN - 1)]
+        jobs.append(Job(TOKENS[at : at + CHUNK], gone(f"{n:02x}{'f' * 62}"), {f"{n:02x}{'f' * 62}"}))
+        at += CHUNK
+    made, bought = generating(*jobs, Job(TOKENS[at : at + 1]))
+    made.params["max_tokens"] = at + 1
+    assert await ids(made) == TOKENS[: at + 1]
+    assert len(bought) == len(jobs) + 1
+
+
+async def test_less_than_a_chunk_is_no_reason_to_go_on(generating):
+    jobs = [Job(TOKENS[n : n + 1], gone(f"{n:064x}"), {f"{n:064x}"}) for n in range(2 + MAX_AGAIN)]
+    made, bought = generating(*jobs)
+    with pytest.raises(LinkLost):
+        await ids(made)
+    assert len(bought) == 1 + MAX_AGAIN

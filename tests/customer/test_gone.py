@@ -109,7 +109,7 @@ async def test_a_plan_is_made_without_them_and_with_them_if_there_is_no_other(ma
     before = await planned()
     lost = before.tasks[1].provider
     after = await planned(lost)
-    assert lost in before.members() and lost not in after.members()
+    assert lost in before.providers() and lost not in after.providers()
     assert json.loads(after.to_json())["terms"]["excluded"] == [lost]
     everybody = [node.pubkey for node in world.snapshot.nodes]
     assert await planned(*everybody) == before

@@ -12,7 +12,7 @@ from nodewire.customer.again import may_begin
 from nodewire.customer.ending import LATE_CLAIMS_S, LINGER_S
 from nodewire.customer.purchase import Purchase
 from nodewire.errors import BadInput, LinkLost, PaymentRequired
-from tests.attacks.inside.test_inside_paid_twice import DRIVER, FRIEND, HONEST, PRICE_MSAT, asked, asks, closed, job
+from tests.customer.paid_job import DRIVER, HONEST, LAST, PRICE_MSAT, asked, asks, closed, job
 
 
 async def test_what_its_driver_has_closed_is_paid_though_the_customer_takes_no_more_output():
@@ -55,7 +55,7 @@ async def test_what_a_job_that_broke_off_owes_is_paid_beside_what_is_bought_next
     payments, _ = job()
     await closed(payments, 0)
     assert payments.expects(asks(HONEST, 0))  # its wallet died with it
-    error, done = LinkLost(HONEST.public, "gone, and standby: none is left for stage.0"), []
+    error, done = LinkLost(HONEST.public, "gone: connection refused"), []
 
     async def gone(ended_by):
         assert ended_by is error and not done
@@ -68,7 +68,7 @@ async def test_what_a_job_that_broke_off_owes_is_paid_beside_what_is_bought_next
     purchase._running = SimpleNamespace(
         is_open=True,
         payments=payments,
-        left=set(),
+        missed=set(),
         gone=gone,
         end=end,
         cancel=lambda: done.clear(),
@@ -89,14 +89,14 @@ async def test_what_a_job_that_broke_off_owes_is_paid_beside_what_is_bought_next
 
 
 async def test_who_asks_for_money_of_which_none_is_this_jobs_means_an_earlier_one():
-    """It stood by, refused for an old debt, and was called in mid-job: others can go on."""
+    """It has asked for nothing in this job, and waits for an old debt: others can do better."""
     payments, _ = job()
     await closed(payments, 0)
     await asked(payments, asks(DRIVER, 0))
     purchase = SimpleNamespace(is_underway=True, payments=payments)
     error = PaymentRequired("provider", "waits for a payment")
     assert not may_begin(error, purchase, failures=0, came=True)  # this customer's own
-    error.by = FRIEND.public
+    error.by = LAST.public
     assert may_begin(error, purchase, failures=0, came=True)
     error.by = DRIVER.public
     assert not may_begin(error, purchase, failures=0, came=True)

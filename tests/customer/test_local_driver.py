@@ -29,10 +29,8 @@ class Driving:
         self.market, self.heard, self.record = market, asyncio.Queue(), record
         if record is not None:
             market.box = Recorded(market.hub, CUSTOMER.public, record)
-        self.assigned = {a.task: a.provider for a in market.plan.tasks}
-        self.takeover, self.driver, self.hedges = None, CUSTOMER.public, market.plan.hedges
         self.closes = []
-        self.signing = signing_of(CUSTOMER, REQUEST, market.manifest, market.plan, self)
+        self.signing = signing_of(CUSTOMER, REQUEST, market.manifest, market.plan)
         deliver = market.hub.on_control
 
         async def on_control(sender, peer, document):
@@ -42,9 +40,6 @@ class Driving:
                 await deliver(sender, peer, document)
 
         market.hub.on_control = on_control
-
-    def others(self):
-        return list(self.market.runs)
 
     async def closed(self, chunk, units):
         self.closes.append(chunk)
@@ -60,7 +55,7 @@ class Driving:
         beside = [asyncio.create_task(market.pay_everything())]
         box = LocalMailbox(market.box, market.manifest, market.plan)
         members = SimpleNamespace(controls=self.controls, control=market.box.control)
-        background.spawn(controls.follow(REQUEST, members, self, self, self.signing, background))
+        background.spawn(controls.follow(REQUEST, members, CUSTOMER.public, self, self.signing, background))
 
         async def hand():
             while True:
@@ -86,7 +81,6 @@ class Driving:
             params,
             box,
             self.closed,
-            self,
             self.signing,
             self.record,
         )
@@ -141,7 +135,7 @@ async def test_what_was_lost_on_the_way_it_says_again(market, monkeypatch):
 async def test_a_customer_that_signs_nothing_has_nothing_committed_to_nor_asked_for(market, monkeypatch):
     monkeypatch.setattr(statements, "PATIENCE_S", 0.3)
     driving = Driving(market)
-    driving.signing.sign = lambda chunk, attempt: {}
+    driving.signing.sign = lambda chunk: {}
     errors = await driving.run()
     first = next(iter(market.runs))
     assert errors[first].code == "bad-frame"
@@ -152,7 +146,7 @@ async def test_a_customer_that_signs_nothing_has_nothing_committed_to_nor_asked_
 def test_where_nobody_judges_or_nothing_runs_here_there_is_nothing_to_sign(folder, tmp_path):  # noqa: F811
     for policy, driver in (("none", "local"), ("sampled", "provider")):
         market = make_market(folder, tmp_path, policy, driver)
-        assert signing_of(CUSTOMER, REQUEST, market.manifest, market.plan, SimpleNamespace()) is None
+        assert signing_of(CUSTOMER, REQUEST, market.manifest, market.plan) is None
 
 
 async def test_where_it_guesses_its_word_is_on_what_it_would_have_sent_without(folder, tmp_path, truth):  # noqa: F811

@@ -80,9 +80,7 @@ def heard(monkeypatch):
     """Answers to a request under way, whose providers may be quoted for a moment."""
     monkeypatch.setattr(answering, "WORD_S", 0.05)
     background = JobTaskGroup()
-    made = Answers(
-        documents.CUSTOMER, REQUEST, documents.plan(), RING, lambda: NOW, None, background, network="bcrt", grace_s=0.0
-    )
+    made = Answers(documents.CUSTOMER, REQUEST, documents.plan(), RING, None, background, network="bcrt")
     return made, background
 
 
@@ -319,7 +317,7 @@ def test_of_those_who_were_missed_the_newest_come_back_first_each_once():
     chances = SecondChances()
     chances.lost(LinkLost("x", "gone"), {FIRST})
     chances.lost(TimedOut("output", "none came"), {SECOND})
-    chances.lost(LinkLost("y", "gone, and nobody stands by"), {DRIVER})
+    chances.lost(LinkLost("y", "gone: connection refused"), {DRIVER})
     first = chances.next(terms(DRIVER, FIRST, SECOND))
     assert set(first.excluded) == {FIRST, SECOND}
     second = chances.next(first)
@@ -339,7 +337,6 @@ class Bought:
     """A purchase that ends as it is told to; of those that were made, the terms are kept."""
 
     blamed: set[str] = set()  # noqa: RUF012
-    wronged: set[str] = set()  # noqa: RUF012
     spent_msat = 0
 
     def __init__(self, script: list[NodewireError | None], made: list[Terms] | None = None, under: Terms | None = None):

@@ -89,7 +89,6 @@ async def running(tmp_path):
 async def test_a_request_whose_providers_nobody_reaches_is_published_and_leaves_nothing(running):
     pool = Pool()
     one = running(pool)
-    assert one.here() == set(one.plan.providers()) - {"local"}
     with pytest.raises(LinkLost):
         async with asyncio.timeout(60):
             await one.start()
@@ -144,3 +143,45 @@ async def test_who_is_gone_is_asked_for_and_what_others_say_of_one_who_is_there_
     finally:
         for other in others:
             await other.close()
+
+
+@pytest.fixture
+async def served(running):
+    """A request that is under way at nodes that all answer."""
+    others = [Node(keys) for keys in documents.PROVIDERS]
+    one = running(Pool(), {other.public: await other.listen("127.0.0.1") for other in others})
+    await one.start()
+    yield one
+    for other in others:
+        await other.close()
+
+
+def cancelled(one, by, error):
+    """A neighbour ends the job by this error, over the wire."""
+    one._mailbox.documented(by, {"t": "cancel", "job": one.request.id, "attempt": 0, "error": error.as_dict()})
+
+
+async def test_a_neighbours_word_that_another_is_gone_is_no_loss_of_this_nodes_own(served):
+    driver, stage, _ = (keys.public for keys in documents.PROVIDERS)
+    cancelled(served, driver, LinkLost(stage, "gone: so its driver says"))
+    with pytest.raises(LinkLost) as caught:
+        await served.next(10.0)
+    for _ in range(20):
+        await asyncio.sleep(0)  # what runs beside hears it, too
+    assert (caught.value.field, caught.value.by) == (stage, driver)
+    assert await served.gone(caught.value) == set()
+    assert served.missed == set()
+
+
+async def test_of_a_loss_that_nobody_else_sees_both_are_left_out_who_says_it_and_who_is_named(served):
+    """One of them lies, or the way between them is broken: the same plan would break off again."""
+    driver, stage, other = (keys.public for keys in documents.PROVIDERS)
+    cancelled(served, driver, LinkLost(stage, "gone: so its driver says"))
+    with pytest.raises(LinkLost) as caught:
+        await served.next(10.0)
+    await served.gone(caught.value)
+    assert served.blamed() == {driver, stage}
+    said = LinkLost("provider", "reports link-lost")  # over relays nobody is named
+    said.by = other
+    assert await served.gone(said) == set()
+    assert other in served.blamed()

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import time
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -228,28 +227,6 @@ def test_a_claim_is_paid_unasked_if_plan_and_ledger_say_that_it_is_owed(
     assert found is evident
 
 
-@pytest.mark.parametrize(
-    ("is_hedged", "claim", "evident"),
-    [
-        (True, {}, True),
-        (True, {"amount_msat": 2 * PRICE_MSAT}, False),  # both of them are not one's
-        (True, {"attempt": 1}, False),
-        (False, {}, False),  # who only stands by has nothing to ask for
-    ],
-)
-def test_what_a_hedge_claims_is_evident_as_what_its_provider_does(relays, book, is_hedged, claim, evident):
-    plan = relays.request.plan
-    driver, stage, last = plan.tasks
-    hedge = PROVIDERS[2].public
-    tasks = driver, stage.model_copy(update={"standby": hedge}), last.model_copy(update={"provider": driver.provider})
-    terms = plan.terms.model_copy(update={"hedge": (stage.task,) if is_hedged else ()})
-    request = replace(relays.request, plan=plan.model_copy(update={"tasks": tasks, "terms": terms}))
-    assert request.plan.hedges == ({stage.task: hedge} if is_hedged else {})
-    relays.pay(book, 1, 0)
-    said = feedback.parse(relays.claimed(2, 0, **claim))
-    assert debts.is_evident(said, request, book.debts_of(request.id), ended=True) is evident
-
-
 async def test_claims_that_only_a_person_can_judge_are_told_and_not_paid(relays, book, wallet, caplog):
     relays.claimed(1, 0)
     async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
@@ -347,7 +324,7 @@ async def test_what_broke_off_before_it_came_is_shown_as_such_and_not_told_as_ow
 
 
 async def test_a_chunk_that_is_asked_for_by_another_attempt_is_paid_once_whoever_says_yes(relays, book, wallet):
-    """A provider that was paid asks once more, as if there had been takeovers; one asks twice for what was not paid."""
+    """A provider that was paid asks once more, by other attempts; one asks twice for what was not paid."""
     relays.pay(book, 0, 0)
     for number, attempt in ((0, 1), (0, 7), (1, 3), (1, 0), (1, 2)):
         relays.claimed(number, 0, attempt=attempt)
@@ -359,57 +336,28 @@ async def test_a_chunk_that_is_asked_for_by_another_attempt_is_paid_once_whoever
     assert len(wallet.paid) == 1
 
 
-def with_a_standby(relays, *, beside=False, hedged=False):
-    """Provider 2 stands by for the stage of provider 1, or computes it along; `beside`: it has a stage of its own."""
-    plan = relays.request.plan
-    driver, stage, last = plan.tasks
-    other = last if beside else last.model_copy(update={"provider": driver.provider})
-    tasks = driver, stage.model_copy(update={"standby": last.provider}), other
-    terms = plan.terms.model_copy(update={"hedge": (stage.task,) if hedged else ()})
-    more_msat = PRICE_MSAT if hedged else 0
-    chunk_msat = plan.chunk_msat + more_msat
-    relays.requested(plan.model_copy(update={"tasks": tasks, "terms": terms, "chunk_msat": chunk_msat}))
-    return stage.provider, last.provider
-
-
-async def test_who_stood_by_is_owed_nothing_of_a_chunk_that_the_tasks_provider_was_paid_for(relays, book, wallet):
-    _, guard = with_a_standby(relays)
-    relays.pay(book, 1, 1)
+async def test_who_died_amid_a_job_is_owed_each_chunk_that_came_and_is_paid_once(relays, book, wallet):
+    """It had asked for the chunk amid which it died, too; the job was begun anew by others, whose debts are theirs."""
     for chunk in (0, 1, 2):
-        relays.claimed(2, chunk, attempt=1)
-    owed = await debts.on_relays(relays, Payer(CUSTOMER, wallet, book), CUSTOMER.public)
-    assert [(one.key.payee, one.key.chunk) for one in owed] == [(guard, 2)]
-
-
-@pytest.mark.parametrize("beside", [False, True], ids=["that stood by alone", "that has a part of its own"])
-async def test_who_was_replaced_is_owed_nothing_from_the_chunk_on_that_its_standby_was_paid_for(
-    relays, book, wallet, beside
-):
-    """It had asked for the chunk amid which it died; nothing but its price tells that another was paid for it."""
-    left, _ = with_a_standby(relays, beside=beside)
-    for chunk in (0, 1, 2, 3):
         relays.claimed(1, chunk)
-    if beside:  # for its own part
-        relays.pay(book, 2, 0, amount_msat=5 * PRICE_MSAT)
-        relays.pay(book, 2, 1)
-    relays.pay(book, 2, 2, attempt=1, amount_msat=(1 + beside) * PRICE_MSAT)
-    owed = await debts.on_relays(relays, Payer(CUSTOMER, wallet, book), CUSTOMER.public)
-    assert [(one.key.payee, one.key.chunk) for one in owed] == [(left, 0), (left, 1)]
-
-
-async def test_whom_somebody_computes_along_with_is_owed_its_price_and_so_is_that_one_and_nobody_twice(
-    relays, book, wallet
-):
-    """The customer died amid a job with a hedge: some of what either asked for was paid, and some was not."""
-    provider, hedge = with_a_standby(relays, hedged=True)
-    relays.pay(book, 2, 0)
-    relays.pay(book, 1, 1)
-    for number, chunk, attempt in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (2, 1, 0), (2, 0, 1), (2, 1, 1), (1, 1, 1)):
-        relays.claimed(number, chunk, attempt=attempt)
+    relays.pay(book, 1, 0)
+    for chunk in (0, 1):
+        relays.pay(book, 2, chunk)
     payer = Payer(CUSTOMER, wallet, book)
+    payer.end(relays.request.id, came=2)
     async with settling(relays, payer) as one:
         one.begin()
         await one.caught_up()
-    assert await debts.on_relays(relays, payer, CUSTOMER.public) == []
-    booked = [(debt.key.payee, debt.key.chunk) for debt in payer.debts_of(relays.request.id)]
-    assert sorted(booked) == sorted((who, chunk) for who in (provider, hedge) for chunk in (0, 1))
+        old = one.take_old()
+    assert (old["chunks"], old["paid_msat"], old["unpaid_chunks"], len(wallet.paid)) == (1, PRICE_MSAT, 0, 1)
+    booked = [debt for debt in payer.debts_of(relays.request.id) if debt.key.payee == PROVIDERS[1].public]
+    assert [(debt.key.chunk, debt.state) for debt in booked] == [(0, "paid"), (1, "paid")]
+    (left,) = await debts.on_relays(relays, payer, CUSTOMER.public)
+    assert (left.key.payee, left.key.chunk, left.is_broken) == (PROVIDERS[1].public, 2, True)
+
+
+@pytest.mark.parametrize("attempt", [1, 7])
+async def test_a_claim_of_another_attempt_is_of_no_plan(relays, book, wallet, attempt):
+    relays.pay(book, 0, 0)
+    relays.claimed(1, 0, attempt=attempt)
+    assert await debts.on_relays(relays, Payer(CUSTOMER, wallet, book), CUSTOMER.public) == []

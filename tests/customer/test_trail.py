@@ -305,7 +305,7 @@ async def test_a_certificate_after_a_closings_time_makes_a_root_final_and_no_clo
 async def test_what_strangers_publish_about_a_job_means_nothing(trail):
     whole(trail)
     about = [["e", trail.told.request.id]]
-    for kind in (kinds.TAKEOVER, kinds.FEEDBACK, kinds.CERTIFICATE, kinds.RECEIPT, 9735):
+    for kind in (kinds.FEEDBACK, kinds.CERTIFICATE, kinds.RECEIPT, 9735):
         trail.told.events.append(events.sign(STRANGER, kind, created_at=5, tags=about, content="nonsense"))
     assert wrong(await trail.lines()) == []
 

@@ -43,9 +43,6 @@ class Paid:
     def produced(self, task, chunk, frame):
         return
 
-    async def joined(self):
-        await asyncio.Event().wait()
-
 
 class Joining:
     """A worker whose task answers when both edges have delivered a call."""

@@ -54,9 +54,6 @@ class Desk:
     async def completed(self, chunk, units, end):
         return
 
-    async def joined(self):
-        await asyncio.Event().wait()
-
 
 def calls() -> list[Frame[Array]]:
     """What the customer sends: rows of ones to the experts that were chosen, and in which order they were."""

@@ -36,9 +36,6 @@ class Free:
     def produced(self, task, chunk, frame):
         return
 
-    async def joined(self):
-        await asyncio.Event().wait()
-
 
 async def answer(manifest, actors, task: str, *frames, params=None) -> NodewireError:
     """What ends a job at the node that has `task`, when these frames come."""

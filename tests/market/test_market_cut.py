@@ -1,4 +1,4 @@
-"""The ways between providers are cut in mid-generation: it goes on over the next links, and nobody is replaced."""
+"""The ways between providers are cut in mid-generation: it goes on over the next links, as one job."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import pytest
 from running_market import STALLS, WIRE
 from test_market_failures import whole_tokens
 
-from nodewire.nostr.nip01 import Filter
-from nodewire.protocol import kinds
 from tests.faults.cut import Way
 
 PROMPT = "the cat sat on the mat"
@@ -75,9 +73,6 @@ async def test_a_generation_goes_on_when_all_ways_were_cut_for_two_seconds(marke
         done = customer.last
     assert {task["provider"] for task in done["tasks"]} <= {market.public[name] for name in FAST}
     assert ids == whole_tokens(market, PROMPT, TOKENS)
-    assert not done.get("takeovers")
     assert "requests" not in done  # it is one job
     gaps_s = [b - a for a, b in pairwise(at_s)]
     assert CUT_S / 2 < max(gaps_s) < 2 * CUT_S + 1 + 20 * median(gaps_s)
-    about = Filter(kinds=frozenset({kinds.TAKEOVER}), tags={"e": frozenset({done["request"]})})
-    assert not await market.events(about)

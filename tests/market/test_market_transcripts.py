@@ -69,7 +69,6 @@ async def test_it_holds_and_no_other_does(chronicle):
     assert lied(said, keys, paid_msat=part.paid_msat - 1) == {"payment"}
     assert lied(said, keys, receipts=(*part.receipts, part.receipts[0])) == {"payment"}
     assert lied(said, keys, ads=(part.ads[0].replace('"pubkey":"', '"pubkey":"00', 1), *part.ads[1:])) == {"ad"}
-    assert lied(said, keys, takeovers=("{}",)) == {"takeover"}
     stranger = Keys.generate()
     assert lied(said, stranger, customer=stranger.public) >= {"request"}
 

@@ -99,7 +99,7 @@ class Market4:
         self.courts = []
 
     def requested(self, address):
-        task = Assignment(task=TASK, provider=self.provider.keys.public, standby=None, price_msat=1)
+        task = Assignment(task=TASK, provider=self.provider.keys.public, price_msat=1)
         sampled = plan(
             committee=self.committee.digest(),
             epoch=0,

@@ -26,7 +26,7 @@ COMMITTEE, SEATS = committee(verify_rate_ppm=1_000_000)
 
 
 def request(policy="sampled", epoch=0):
-    task = Assignment(task=TASK, provider=PROVIDER.public, standby=VERIFIER.public, price_msat=1)
+    task = Assignment(task=TASK, provider=PROVIDER.public, price_msat=1)
     verify = Verification(policy=policy, rate_ppm=1_000_000, share_ppm=0)
     sampled = plan(committee=COMMITTEE.digest(), epoch=epoch, tasks=(task,), chunk_msat=1, verification=verify)
     cited = {"manifest_address": f"{kinds.MANIFEST}:{CUSTOMER.public}:tiny", "certificate_event": digest("c")}
@@ -105,14 +105,6 @@ async def test_a_certified_root_is_drawn_once_and_a_second_root_for_it_never():
     assert second.roots[(PROVIDER.public, *root(asked).key)] == digest("second")
     assert first.manifests == {asked.id: MANIFEST}
     assert first.parties[first.samples[0].key].price_msat == 1
-
-
-async def test_of_two_passes_that_one_share_covers_the_standbys_counts_nothing():
-    asked = request()
-    standby = (VERIFIER, ChunkRoot(request=asked.id, task=TASK, chunk=0, attempt=1, root=digest("standby's")))
-    (drawn,) = await read(Stalls([asked], {1: [(PROVIDER, root(asked)), standby]}), 1)
-    counted = {one.provider: drawn.parties[one.key].price_msat for one in drawn.samples}
-    assert counted == {PROVIDER.public: 1, VERIFIER.public: 0}
 
 
 @pytest.mark.parametrize("epochs", [(1, 2), (1, 1)], ids=["in an earlier epoch", "in the same"])

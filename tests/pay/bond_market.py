@@ -67,14 +67,13 @@ def request(
     price_msat: int = PRICE_MSAT,
     committee: Committee = COMMITTEE,
     salt: str = "",
-    driver=PROVIDER,
-    standby: Keys | None = None,
+    driver: Keys = PROVIDER,
+    stage: Keys = OTHER,
 ):
-    """A job of two tasks: the driver's and OTHER's stage, which `standby` may take over."""
-    spare = standby.public if standby is not None else None
+    """A job of two tasks, the driver's and a stage."""
     tasks = tuple(
-        Assignment(task=task, provider=provider.public, standby=instead, price_msat=price_msat)
-        for task, provider, instead in (("driver", driver, None), ("stage.0", OTHER, spare))
+        Assignment(task=task, provider=provider.public, price_msat=price_msat)
+        for task, provider in (("driver", driver), ("stage.0", stage))
     )
     plan = documents.plan(
         customer=customer.public,

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from nodewire.errors import BadInput, NotAllowed, PaymentFailed
-from nodewire.pay.settlement import verifier_pay_msat
 from nodewire.pay.simnet.holding import MAX_ZAPS, Holding, Share, apply, settled
 from nodewire.pay.simnet.steps import FEES, Claimed, Closed, Freed, Judged, Lapsed, Locked, Quoted, Seated, Unbonded
 
@@ -104,12 +103,6 @@ def test_what_a_share_covers_is_less_its_fee_and_what_was_drawn():
     assert book.covered_msat(verdict()) == 1_800  # 900 by a rate of a half
     book = apply(claim(PRICE_MSAT), replace(book, pool_msat=100))
     assert book.covered_msat(verdict()) == 800
-
-
-def test_of_a_standby_a_verifier_gets_what_the_providers_leaves():
-    second = verdict("second", is_second=True)
-    book = book_of(second, of=shared(book_of(), 1))
-    assert book.entitlement("second", VERIFIER) == 1_800 - verifier_pay_msat(PRICE_MSAT, 1)
 
 
 def test_a_convicted_key_and_one_with_a_bond_get_no_other():

@@ -1,5 +1,7 @@
 """The holder's rules: who gets what of a verdict, once, and never more than is there."""
 
+import sqlite3
+
 import bond_market as bm
 import pytest
 from bond_market import COMMITTEE, CUSTOMER, OTHER, PRICE_MSAT, PROVIDER, REQUEST, SHARE_MSAT, STRANGER, VERIFIERS
@@ -641,8 +643,26 @@ async def test_after_a_restart_everything_is_as_it_was(world):
     assert (after.pool_msat, after.fees_msat) == (before.pool_msat, before.fees_msat)
 
 
-async def test_after_a_restart_claims_without_roots_are_settled_and_repaid_once_a_standbys_too(world):
-    request = bm.request(standby=PROVIDER, driver=OTHER)
+async def test_a_log_of_the_first_version_goes_on(world):
+    """It says of every verdict whether its provider stood by for another."""
+    world.lock()
+    await world.share(0)
+    case = world.present(bm.failed()).case
+    before = world.simnet.book
+    world.simnet.close()
+    db = sqlite3.connect(world.path)
+    second = "CAST(json_set(CAST(body AS TEXT), '$.is_second', json('false')) AS BLOB)"
+    assert db.execute(f"UPDATE events SET body = {second} WHERE type = 'Judged'").rowcount == 1
+    db.execute("PRAGMA user_version = 1")
+    db.commit()
+    db.close()
+    world.open()
+    assert dict(world.simnet.book.cases) == dict(before.cases)
+    assert world.claim(CUSTOMER, case, PRICE_MSAT).is_paid
+
+
+async def test_after_a_restart_claims_without_roots_are_settled_and_repaid_once_a_stages_too(world):
+    request = bm.request(driver=OTHER, stage=PROVIDER)
     world.lock()
     withheld = {"outcome": "withheld", "verifiers": (), "task": "stage.0"}
     claims = [bm.verdict_of(request, claimed=f"{n:064x}", claimed_msat=700 + n, **withheld) for n in range(2)]

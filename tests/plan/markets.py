@@ -24,7 +24,6 @@ from nodewire.protocol.plan import Terms
 from nodewire.protocol.snapshot import Node, Snapshot
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys
 
-STAGES = tuple(f"stage.{i}" for i in range(4))
 VECTORS = Path(__file__).parent.parent / "vectors" / "assign2.json"
 CUSTOMER_KEYS = keys("customer")
 
@@ -196,7 +195,7 @@ def vectors() -> list[dict]:
     world = World(ring(4))
     pubkeys = [p.keys.public for p in world.providers]
     refused = "two are busy, one excluded"
-    drawn = _members(refused, world)
+    drawn = _providers(refused, world)
     opened, stranger = _opened(world)
     cases = [
         ("a ring", world, generous(), 0, ()),
@@ -215,19 +214,13 @@ def vectors() -> list[dict]:
         ("accounts", World(ring(4), 16, 6, epoch=20, judged=verdicts(16, 6, 20)), generous(), 0, ()),
         ("accounts, a DAG", World(diamond(), 16, 7, epoch=20, judged=verdicts(16, 7, 20)), generous(), 3, ()),
         ("narrowed edges", World(ring(2), 6, 8), generous(codecs={"hidden.1": "int8", "return": "bf16"}), 0, ()),
-        ("hedged stages", World(ring(4), 16, 9), generous(hedge=STAGES), 0, ()),
-        ("more hedges than nodes", World(ring(4), 6, 1), generous(hedge=("stage.0", "stage.2", "stage.3")), 0, ()),
-        ("a driver that is hedged", World(ring(2), 6, 8), generous(hedge=("driver",)), 0, ()),
         ("values at their bounds", strained(World(ring(3), 24, 22), 22), generous(), 0, ()),
         ("prices above the cap", World(ring(1), 14, 21), generous(max_chunk_msat=40), 0, ()),
         ("one bonded of many", World(ring(2), 20, 25, bonded=5), generous(), 0, ()),
-        ("few nodes to hedge", World(ring(4), 8, 25, bonded=100), generous(hedge=STAGES), 0, ()),
         (opened, world, generous(), 0, ()),
         (f"{opened}, which has failed", world, generous(excluded=(stranger,)), 0, ()),
         (f"{opened}, which is busy", world, generous(), 0, (stranger,)),
-        ("hedges in a tight budget", World(ring(3), 16, 20), generous(hedge=STAGES[:2], max_chunk_msat=100), 0, ()),
         ("guesses", world, generous(lookahead=8), 0, ()),
-        ("guesses of stages that are hedged", World(ring(4), 16, 9), generous(lookahead=8, hedge=STAGES), 0, ()),
     ]
     return [vector(*case) for case in cases]
 
@@ -248,10 +241,9 @@ def _opened(world: World) -> tuple[str, str]:
     raise AssertionError("no plan of 1,000 is open")
 
 
-def _members(name: str, world: World) -> tuple[str, ...]:
-    """Nodes of the plan that this case has where nothing is excluded and nobody is busy."""
-    plan = assign(world.manifest, world.snapshot, **{**world.inputs(), "beacon": _beacon(name)})
-    return tuple(dict.fromkeys(node for one in plan.tasks for node in (one.provider, one.standby) if node))
+def _providers(name: str, world: World) -> tuple[str, ...]:
+    """The providers of the plan that this case has where nothing is excluded and nobody is busy."""
+    return assign(world.manifest, world.snapshot, **{**world.inputs(), "beacon": _beacon(name)}).providers()
 
 
 def vector(name: str, world: World, terms: Terms, k: int, busy: tuple[str, ...]) -> dict:

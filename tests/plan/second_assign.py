@@ -6,7 +6,7 @@ It shows that the page is enough. Inputs and plans are JSON documents; names fol
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
@@ -50,7 +50,6 @@ def plan(case: Doc, digest: str) -> Doc:
     ends = _ends(manifest)
     local = {"provider": set(), "local": {names[0]}, "ends": ends}[terms["driver"]]
     offers = _offers(case, digest, [name for name in names if name not in local], ends)
-    hedge = [name for name in names if name in terms.get("hedge", ())]
     seed = _tagged(
         "nodewire/assign/2", *(bytes.fromhex(x) for x in (case["beacon"], digest, case["customer"])), bytes([case["k"]])
     )
@@ -61,10 +60,9 @@ def plan(case: Doc, digest: str) -> Doc:
     is_closed = any(one["pubkey"] in left_out and one["bond_msat"] < unit for one in case["nodes"])
     open_ = contested[q // 20 % len(contested)] if contested and q % 20 == 0 and not is_closed else None
     candidates: Offers = {}
-    reserves: Offers = {}
     for i, name in enumerate(names):
         if name in offers:
-            candidates[name], reserves[name] = _drawn(seed, i, offers[name], is_open=name == open_)
+            candidates[name] = _drawn(seed, i, offers[name], is_open=name == open_)
     edges = [one for one in manifest["edges"] if "customer" not in (one["source"], one["target"])]
     placed: dict[str, Offer] = {}
 
@@ -74,17 +72,13 @@ def plan(case: Doc, digest: str) -> Doc:
 
     left = terms["max_chunk_msat"]
     for at, name in enumerate(offers):
-        later = sum((1 + (x in hedge)) * min(one.price for one in candidates[x]) for x in list(offers)[at + 1 :])
-        room = [one for one in candidates[name] if (1 + (name in hedge)) * one.price + later <= left]
+        later = sum(min(one.price for one in candidates[x]) for x in list(offers)[at + 1 :])
+        room = [one for one in candidates[name] if one.price + later <= left]
         if not room:
             raise Refused("over-budget")
         placed[name] = first(name, room)
-        left -= (1 + (name in hedge)) * placed[name].price
-    standbys: dict[str, Offer] = {}
-    hedges: set[str] = set()
-    if terms.get("lookahead", 1) == 1:
-        standbys, hedges = _standbys(list(offers), hedge, placed, candidates, reserves, first)
-    total = sum(one.price * (1 + (name in hedges)) for name, one in placed.items())
+        left -= placed[name].price
+    total = sum(one.price for one in placed.values())
     if total > terms["max_total_msat"]:
         raise Refused("over-budget")
     us = sum(one.us for one in placed.values())
@@ -92,14 +86,9 @@ def plan(case: Doc, digest: str) -> Doc:
     next_ms = min(2000 + turn * 8 // 1000, 600000)
     return {
         "tasks": [
-            {"task": name, "provider": "local", "standby": None, "price_msat": 0}
+            {"task": name, "provider": "local", "price_msat": 0}
             if name in local
-            else {
-                "task": name,
-                "provider": placed[name].pubkey,
-                "standby": standbys[name].pubkey if name in standbys else None,
-                "price_msat": placed[name].price,
-            }
+            else {"task": name, "provider": placed[name].pubkey, "price_msat": placed[name].price}
             for name in names
         ],
         "chunk_msat": total,
@@ -145,9 +134,8 @@ def _weight(node: Doc, price: int, us: int, committee: Doc) -> int:
     return units * max(1000000 // us, 1) * idle * known * ((10000000 + gained) >> min(withheld, 4))
 
 
-def _drawn(seed: bytes, i: int, offers: list[Offer], *, is_open: bool) -> tuple[list[Offer], list[Offer]]:
+def _drawn(seed: bytes, i: int, offers: list[Offer], *, is_open: bool) -> list[Offer]:
     bonded, unbonded = [one for one in offers if one.is_bonded], [one for one in offers if not one.is_bonded]
-    has_reserves = len(bonded) == 1 and bool(unbonded) and not is_open
 
     def draw(pool: list[Offer], j: int) -> Iterable[Offer]:
         if not pool:
@@ -163,8 +151,7 @@ def _drawn(seed: bytes, i: int, offers: list[Offer], *, is_open: bool) -> tuple[
                 return
 
     main = bonded or unbonded
-    candidates = [one for j in range(8) for one in draw(unbonded if is_open and j == 0 else main, j)]
-    return candidates, [one for j in range(1, 8) for one in draw(unbonded if has_reserves else [], j)]
+    return [one for j in range(8) for one in draw(unbonded if is_open and j == 0 else main, j)]
 
 
 def _links(
@@ -180,36 +167,3 @@ def _links(
             link = (isqrt((x - x2) ** 2 + (y - y2) ** 2) + h + h2) // 2
             is_known = offer.node["is_placed"] and far.node["is_placed"]
             yield (link if is_known else 50000) + edge["bytes_per_position"] * 1000 // 12500
-
-
-def _standbys(
-    names: list[str],
-    hedge: list[str],
-    placed: dict[str, Offer],
-    candidates: Offers,
-    reserves: Offers,
-    first: Callable[[str, list[Offer]], Offer],
-) -> tuple[dict[str, Offer], set[str]]:
-    others = {
-        name: [o for o in candidates[name] + reserves[name] if o is not placed[name] and o.price <= placed[name].price]
-        for name in names
-    }
-    standbys: dict[str, Offer] = {}
-    found = {one.pubkey for one in placed.values()}
-    hedges: set[str] = set()
-    for name in (one for one in hedge if one in placed):
-        needed = {
-            left.pop()
-            for task in names
-            if task != name and task not in standbys
-            if len(left := {one.pubkey for one in others[task]} - {standbys[x].pubkey for x in hedges}) == 1
-        }
-        if those := [one for one in others[name] if one.pubkey not in found | needed]:
-            standbys[name] = first(name, those)
-            found.add(standbys[name].pubkey)
-            hedges.add(name)
-    taken = {standbys[name].pubkey for name in hedges}
-    for name in names:
-        if name not in standbys and (those := [one for one in others[name] if one.pubkey not in taken]):
-            standbys[name] = first(name, those)
-    return standbys, hedges

@@ -54,7 +54,7 @@ def plan(**changes) -> Plan:
         "k": 0,
         "terms": Terms(max_chunk_msat=10_000, max_total_msat=100_000),
         "tasks": tuple(
-            Assignment(task=name, provider=keys.public, standby=None, price_msat=1000)
+            Assignment(task=name, provider=keys.public, price_msat=1000)
             for name, keys in zip(("driver", "stage.0", "stage.1"), PROVIDERS, strict=True)
         ),
         "chunk_msat": 3000,

@@ -44,7 +44,7 @@ def text() -> str:
 
 
 def vectors() -> dict[str, Any]:
-    world = World(ring(1), 5, 4)
+    world = World(ring(1), 5, 2)
     roots = [
         ChunkRoot(request=REQUEST, task="driver", chunk=2, attempt=0, root=digest("root driver")),
         ChunkRoot(request=REQUEST, task="stage.0", chunk=2, attempt=0, root=digest("root stage")),

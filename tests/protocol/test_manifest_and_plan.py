@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewire.errors import BadManifest, BadPlan, BadVersion, TooLarge
+from nodewire.errors import BadInput, BadManifest, BadPlan, BadVersion, TooLarge
 from nodewire.protocol.committee import VALID_EPOCHS
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import MAX_JOB_EPOCHS, Plan, ends, tensor_key
+from nodewire.protocol.plan import LOCAL, MAX_JOB_EPOCHS, Assignment, Plan, ends, tensor_key
 from tests.protocol import documents
 
 
@@ -87,6 +87,27 @@ def test_a_document_over_its_cap_is_refused_unread():
 def test_a_plan_whose_prices_do_not_add_up_is_refused():
     with pytest.raises(BadPlan, match="chunk_msat"):
         Plan.parse(altered(documents.plan(), chunk_msat=2999))
+
+
+def test_a_plan_in_which_somebody_stands_by_is_refused():
+    document = documents.plan().document()
+    with pytest.raises(BadInput, match="standby"):
+        Plan.parse(orjson.dumps({**document, "tasks": [{**task, "standby": None} for task in document["tasks"]]}))
+    with pytest.raises(BadInput, match="hedge"):
+        Plan.parse(orjson.dumps({**document, "terms": {**document["terms"], "hedge": ["stage.0"]}}))
+
+
+def test_a_plan_says_what_each_node_runs_and_for_how_much():
+    first, last, _ = (keys.public for keys in documents.PROVIDERS)
+    given = zip(("driver", "stage.0", "stage.1"), (LOCAL, first, last), (0, 1000, 30), strict=True)
+    tasks = (*(Assignment(task=task, provider=one, price_msat=price_msat) for task, one, price_msat in given),)
+    tasks = (*tasks, Assignment(task="stage.2", provider=first, price_msat=5))
+    plan = documents.plan(tasks=tasks, chunk_msat=1035)
+    assert plan.providers() == (first, last)
+    assert [plan.node_of(task.task) for task in tasks] == [documents.CUSTOMER.public, first, last, first]
+    assert [plan.tasks_of(one) for one in (LOCAL, first, last)] == [("driver",), ("stage.0", "stage.2"), ("stage.1",)]
+    assert [plan.price_msat(one) for one in (first, last, documents.CUSTOMER.public)] == [1005, 30, 0]
+    assert [plan.standing_msat(task, first) for task in ("driver", "stage.0", "stage.1", "stage.2")] == [0, 1000, 0, 5]
 
 
 def test_everybody_knows_where_an_edge_begins_and_ends():

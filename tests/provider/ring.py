@@ -1,9 +1,8 @@
-"""A job's providers and their standbys as nodes of this machine, on real links; relays and money are left out."""
+"""A job's providers as nodes of this machine, on real links; relays and money are left out."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kinds.k8843 import KIND
@@ -11,12 +10,10 @@ from nodewire.errors import NodewireError
 from nodewire.llm.split import split_decoder
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
-from nodewire.protocol.takeover import Takeover
 from nodewire.provider.job import JobRun
 from nodewire.provider.statements import Statements
 from nodewire.wire import Node
@@ -34,7 +31,7 @@ CHUNK = 16
 
 @dataclass
 class Place:
-    """A provider, or one that stands by: its node, and its part of the job once it has one."""
+    """A provider: its node, and its part of the job."""
 
     keys: Keys
     node: Node
@@ -45,16 +42,15 @@ class Place:
 
 
 class Ring:
-    """Every task has a provider and, where nothing is guessed, a standby."""
+    """Every task has a provider."""
 
-    def __init__(self, folder, path, truth, *, policy, lookahead=1, width=1, depth=6, chance=0.8, who=None):
-        """`who`: by task the numbers of its provider and its standby, where they are not each a node of its own."""
+    def __init__(self, folder, path, truth, *, policy, lookahead=1, width=1, depth=6, chance=0.8, at=None):
+        """`at`: by task the number of its provider, where several are at one node."""
         self.registration = split_decoder(folder, 1_060_000, path / "split", slots=1, name="tiny")
         self.manifest = self.registration.manifest.model_copy(update={"chunk": CHUNK})
         self.path, self.policy, self.lookahead, self.make_guess = path, policy, lookahead, make_guessing
         self.guess = {"guess": right_by(chance, truth), "depth": depth, "width": width}
-        count = len(self.manifest.tasks)
-        self.keys = [Keys(bytes([i + 1]) * 32) for i in range(2 * count)]
+        self.keys = [Keys(bytes([i + 1]) * 32) for i in range(len(self.manifest.tasks))]
         self.plan = Plan(
             manifest=self.manifest.digest(),
             committee=HASH,
@@ -66,12 +62,7 @@ class Ring:
             k=0,
             terms=Terms(max_chunk_msat=10**6, max_total_msat=10**9, lookahead=lookahead),
             tasks=tuple(
-                Assignment(
-                    task=t.name,
-                    provider=self.keys[(who or {}).get(t.name, (n, n + count))[0]].public,
-                    standby=None if lookahead > 1 else self.keys[(who or {}).get(t.name, (n, n + count))[1]].public,
-                    price_msat=0,
-                )
+                Assignment(task=t.name, provider=self.keys[(at or {}).get(t.name, n)].public, price_msat=0)
                 for n, t in enumerate(self.manifest.tasks)
             ),
             chunk_msat=0,
@@ -83,17 +74,15 @@ class Ring:
         self.places: dict[str, Place] = {}
         self.addresses: dict[str, list[str]] = {}
         self.committed: list = []
-        self.takeovers: list[Takeover] = []
         self.open_chunk = 0
 
     async def __aenter__(self):
         self.customer = Node(CUSTOMER)
         for keys in self.keys:
-            node = Node(keys, on_control=lambda peer, document, keys=keys: self.called(keys, document))
+            node = Node(keys)
             self.addresses[keys.public] = [await node.listen("127.0.0.1")]
             self.places[keys.public] = Place(keys, node, Spool(self.path / keys.public[:8], 10**8))
         self.member = Membership(
-            CUSTOMER,
             REQUEST,
             self.plan,
             self.manifest,
@@ -102,10 +91,7 @@ class Ring:
             grace_s=10.0,
             tape=Spool(self.path / "customer", 10**8),
         )
-        self.handover = self.member.handover(
-            open_chunk=lambda: self.open_chunk, changed=self.changed, publish=self.published
-        )
-        self.beside = [asyncio.create_task(work) for work in (self.follow(), self.member.follow_losses(self.handover))]
+        self.beside = [asyncio.create_task(work) for work in (self.follow(), self.member.follow_losses())]
         for provider in self.plan.providers():
             await self.enter(self.places[provider])
         for peer in self.member.mailbox.neighbours:
@@ -122,36 +108,23 @@ class Ring:
         self.member.mailbox.close()
         await self.customer.close()
 
-    async def changed(self, takeover):
-        self.takeovers.append(takeover)
-
     async def published(self, event):
         pass
 
     async def follow(self):
-        async for peer, document in self.member.mailbox.controls():
+        async for _, document in self.member.mailbox.controls():
             close = Close.from_control(document)
             if close is not None:
                 self.open_chunk = max(self.open_chunk, close.chunk + 1)
-            else:
-                with suppress(NodewireError):
-                    await self.handover.heard(peer, document)
 
-    def called(self, keys, document):
-        call = Takeover.from_control(document)
-        place = self.places[keys.public]
-        if call is not None and place.run is None:
-            self.beside.append(asyncio.create_task(self.enter(place, call)))
-
-    async def enter(self, place, takeover=None):
+    async def enter(self, place):
         statements = None
         if self.policy == "sampled":
-            statements = Statements(place.keys, self.request, self.manifest, place.spool, takeover, self.again)
+            statements = Statements(place.keys, self.request, self.manifest, place.spool)
         tape, record = statements or place.spool, None
         if self.lookahead > 1:
             tape = record = Record(tape, REQUEST, self.manifest, self.lookahead)
         member = Membership(
-            place.keys,
             REQUEST,
             self.plan,
             self.manifest,
@@ -160,7 +133,6 @@ class Ring:
             grace_s=8.0,
             tape=tape,
             keep_inputs=record is None,
-            takeover=takeover,
         )
         actors = load(self.registration)
         self.make_guess(self.manifest, actors, **self.guess)
@@ -179,26 +151,16 @@ class Ring:
             ledger=Ledger(":memory:"),
             publish=self.published,
             commit=commit,
-            takeover=takeover,
             statements=statements,
             record=record,
         )
-        handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self.published)
-        run.handover = handover
         mine = [r for r in member.routes.values() if r.producer == place.keys.public]
-        peers = {c for r in mine for c in (*r.consumers, *r.aside)}
+        peers = {consumer for route in mine for consumer in route.consumers}
         if run.drives:
-            peers |= set(handover.others())
+            peers |= set(run._part.others)
         work = [member.link(peer) for peer in peers - {place.keys.public, CUSTOMER.public}]
-        place.tasks = [asyncio.create_task(one) for one in (*work, run.listen(), member.follow_losses(handover))]
+        place.tasks = [asyncio.create_task(one) for one in (*work, run.listen(), member.follow_losses())]
         place.tasks.append(asyncio.create_task(self.serve(place, member)))
-
-    async def again(self, signer, edge, chunk, most):
-        """What a standby shows: it computed the same rows, but not always as many at once."""
-        assert self.places[signer].run.feeds(edge.name) is not None
-        for _, frame in self.places[signer].spool.read(REQUEST, edge.name):
-            if chunk_of(self.manifest, frame.seq) == chunk:
-                yield frame
 
     async def serve(self, place, member):
         try:

@@ -26,10 +26,10 @@ class Lying(Ring):
         super().__init__(*args, lookahead=8, **kwargs)
         self.seed, self.frames, self.how = seed, frames, {"trees": trees, "takes_back": takes_back}
 
-    async def enter(self, place, takeover=None):
+    async def enter(self, place):
         lies = place.keys.public == self.plan.assignment("driver").provider
         self.make_guess = self.make_lies if lies else make_trees
-        await super().enter(place, takeover)
+        await super().enter(place)
         place.run._patience_s = place.run.credit._patience_s = PATIENCE_S + 5  # by then it is known that somebody lies
 
     def make_lies(self, manifest, actors, guess, *, depth, width):
@@ -60,6 +60,7 @@ def computed_alike(ring, place):
         actor.open("again", {})
         ins = [frame for _, frame in place.spool.read(REQUEST, came)]
         outs = [frame for _, frame in place.spool.read(REQUEST, made)]
+        ins = ins[: len(outs)]  # a job that ended may have ended before the last ones were computed
         if [frame.seq for frame in ins] != [frame.seq for frame in outs]:
             return False
         for one, out in zip(ins, outs, strict=True):
@@ -139,41 +140,37 @@ class Noisy:
 
 
 class WithALiar(Ring):
-    """Who has a stage, or its standby, computes something else at some of the positions."""
+    """One that has a stage computes something else at some of the positions."""
 
     liar = None
     positions = range(0)
 
-    async def enter(self, place, takeover=None):
+    async def enter(self, place):
         def make(manifest, actors, guess, *, depth, width):
             make_trees(manifest, actors, guess, depth=depth, width=width)
             if place.keys.public == self.liar:
                 actors["stage.1"] = Noisy(actors["stage.1"], self.positions)
 
         self.make_guess = make
-        await super().enter(place, takeover)
+        await super().enter(place)
 
 
-@pytest.mark.parametrize("lies", ["before it dies", "after it entered"])
-@pytest.mark.parametrize("task", ["stage.1", "driver", "stage.2"])
+@pytest.mark.parametrize("lookahead", [1, 8])
+@pytest.mark.parametrize("task", ["driver", "stage.2", None])
 async def test_of_a_sampled_job_with_a_death_what_the_liar_committed_to_fails_and_all_else_passes(
     folder,  # noqa: F811
     tmp_path,
     truth,  # noqa: F811
     task,
-    lies,
+    lookahead,
 ):
     """Computed once more, as verifiers do: from what each keeps as the input that was signed to it."""
-    ring = WithALiar(folder, tmp_path / "ring", truth, policy="sampled", chance=0.8)
-    assigned = ring.plan.assignment("stage.1")
-    enters = task == "stage.1" and lies == "after it entered"
-    ring.liar = assigned.standby if enters else assigned.provider
-    prompt = truth.prompt
-    ring.positions = range(prompt + 80, prompt + 200) if lies == "after it entered" else range(prompt, prompt + 16)
+    ring = WithALiar(folder, tmp_path / "ring", truth, policy="sampled", chance=0.8, lookahead=lookahead)
+    ring.liar = ring.plan.assignment("stage.1").provider
+    ring.positions = range(truth.prompt, truth.prompt + 16)
     async with ring:
-        left, said = await ends(ring, task, at=40)
+        left, said = await ends(ring, *([task] if task else []), at=40)
         assert [error for error in said if not isinstance(error, LinkLost)] == []
-        if enters or task != "stage.1":
-            assert said == [] or lies == "before it dies"
+        assert bool(said) is bool(task)
         for place in left:
             assert computed_alike(ring, place) is (place.keys.public != ring.liar), place.run.tasks

@@ -15,6 +15,7 @@ from kinds.k8843 import KIND
 from nodewire.errors import (
     BadFrame,
     BadSignature,
+    LinkLost,
     NodeFailed,
     NodewireError,
     NotAllowed,
@@ -36,7 +37,6 @@ from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
-from nodewire.protocol.takeover import Takeover
 from nodewire.provider.committing import Committing
 from nodewire.provider.job import JobRun
 from nodewire.provider.kept import KeptWork
@@ -130,11 +130,9 @@ def make_market(
     max_tokens=150,
     params=None,
     actors=None,
-    hedge=None,
     **finding,
 ):
-    """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own.
-    `hedge` (a public key) computes the last task along."""
+    """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
     registration = split_decoder(folder, 1_100_000, tmp_path, slots=1, name="tiny")
     manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), actors or load(registration)
     providers = [Keys(bytes([i + 1]) * 32) for i in range(len(manifest.tasks))]
@@ -147,21 +145,14 @@ def make_market(
         beacon=HASH,
         customer=CUSTOMER.public,
         k=0,
-        terms=Terms(
-            max_chunk_msat=10**6,
-            max_total_msat=10**9,
-            lookahead=lookahead,
-            hedge=(manifest.tasks[-1].name,) if hedge else (),
-        ),
+        terms=Terms(max_chunk_msat=10**6, max_total_msat=10**9, lookahead=lookahead),
         tasks=tuple(
-            Assignment(
-                task=t.name, provider=k.public, standby=hedge if t == manifest.tasks[-1] else None, price_msat=100
-            )
+            Assignment(task=t.name, provider=k.public, price_msat=100)
             if driver != "local" or t != manifest.driver
-            else Assignment(task=t.name, provider="local", standby=None, price_msat=0)
+            else Assignment(task=t.name, provider="local", price_msat=0)
             for t, k in zip(manifest.tasks, providers, strict=True)
         ),
-        chunk_msat=100 * (len(providers) - (driver == "local") + (hedge is not None)),
+        chunk_msat=100 * (len(providers) - (driver == "local")),
         first_result_ms=1000,
         next_result_ms=1000,
         verification=Verification(policy=policy, rate_ppm=0, share_ppm=0),
@@ -372,14 +363,14 @@ async def test_the_third_chunk_waits_for_the_first_ones_payment(market):
         paying.cancel()
 
 
-async def test_a_close_by_anyone_but_the_driver_is_refused(market):
+async def test_a_close_by_anyone_but_the_driver_of_another_job_or_attempt_is_refused(market):
     driver, other = list(market.runs.values())[:2]
     forged = Close.sign(CUSTOMER, request=REQUEST, attempt=0, chunk=0, units=1, end=True)
     with pytest.raises(BadSignature):
         await other.heard(forged)
-    wrong = Close.sign(driver._keys, request=HASH, attempt=0, chunk=0, units=1, end=True)
-    with pytest.raises(BadFrame):
-        await other.heard(wrong)
+    for wrong in ({"request": HASH, "attempt": 0}, {"request": REQUEST, "attempt": 1}):
+        with pytest.raises(BadFrame):
+            await other.heard(Close.sign(driver._keys, **wrong, chunk=0, units=1, end=True))
 
 
 async def ended(run, market):
@@ -646,48 +637,30 @@ async def ask_as_of_a_call(run, ask, chunk, *rest):
     await ask(chunk, *rest)
 
 
-@pytest.mark.parametrize("first", [1, 0])
-async def test_what_a_takeover_counts_as_closed_is_claimed_though_its_driver_died_before_it_told_all(market, first):
-    """The new driver says nothing of it, and the customer has had it: whoever did not hear would wait for its money."""
-    driver, stage = list(market.runs.values())[:2]
-    task = stage.tasks[0]
-    await stage.admit(0)
-    edge = next(one.name for one in market.manifest.outputs(task))
-    stage.produced(task, 0, Frame(edge, 0, (Array("float32", (1, 1, 1), bytes(4)),), {"pos": 0, "chunk": 0}))
-    replaced = (("driver", driver._keys.public, Keys(b"\x77" * 32).public, first),)
-    takeover = Takeover.sign(CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced)
-    await stage.took_over(takeover)
-    await asyncio.sleep(0.1)
-    assert [(f.due.chunk, f.due.attempt, f.due.units) for f in market.due(stage)] == [(0, 1, 1)] * first
-    assert stage._task_group.fault is None
-
-
-async def test_a_chunk_counts_as_closed_for_who_enters_as_soon_as_its_close_is_told(market):
-    """Who enters does not hear it, and would otherwise neither commit to the chunk nor be paid for it."""
+async def test_the_driver_tells_every_other_member_once_that_a_chunk_is_over(market):
     driver, told = next(iter(market.runs.values())), []
 
     async def hears(_, peer, document):
-        told.append((peer, driver.open_chunk()))
+        told.append((peer, document["close"]["chunk"]))
 
     market.hub.on_control = hears
     await driver.completed(0, 1, end=False)
     await driver.completed(1, 1, end=False)
     members = [*(task.provider for task in market.plan.tasks[1:]), CUSTOMER.public]
-    assert sorted(told) == sorted((peer, chunk) for peer in members for chunk in (1, 2))
+    assert sorted(told) == sorted((peer, chunk) for peer in members for chunk in (0, 1))
 
 
-async def test_who_is_replaced_while_a_close_goes_out_keeps_nobody_from_the_others_work(market):
-    """The wire has no such member any more; the driver had begun to tell it."""
+async def test_a_member_that_dies_while_a_close_goes_out_keeps_no_other_from_hearing_it(market):
     driver, gone = list(market.runs.values())[:2]
     control, refused = driver._mailbox.control, []
 
-    async def replaced(peer, document):
+    async def dies(peer, document):
         await control(peer, document)
         if peer == gone._keys.public and document["t"] == "close":
             refused.append(document)
-            raise NotAllowed("document", "for a stranger")
+            raise LinkLost(peer, "no link")
 
-    driver._mailbox.control = replaced
+    driver._mailbox.control = dies
     running = {run: asyncio.create_task(run.run()) for run in market.runs.values()}
     paying = asyncio.create_task(market.pay_everything())
     text = PROMPT.encode()

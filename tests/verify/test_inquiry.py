@@ -1,41 +1,29 @@
-"""What an inquiry reads of a job before it computes: all that was certified, and its takeovers."""
+"""What an inquiry reads of a job before it computes: all that was certified."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from nodewire.errors import NotFound, TimedOut
-from nodewire.protocol import takeover as takeovers
-from nodewire.protocol.plan import Assignment
-from nodewire.protocol.takeover import Takeover
+from nodewire.protocol import commitment
+from nodewire.protocol.commitment import Commitment
 from nodewire.protocol.verification import Sample
 from nodewire.verify import inquiry as module
 from nodewire.verify.inquiry import Inquiry, Overloaded
 from nodewire.verify.recompute import Computed
-from tests.customer.public_record import CUSTOMER, PROVIDERS, TASKS, PublicRecord
+from tests.customer.public_record import PROVIDERS, TASKS, PublicRecord
 from tests.protocol import documents
 from tests.protocol_committee.actors import keys
 
 MANIFEST = documents.manifest()
-STANDBY = keys("standby")
 AN_AGE_S = 1_000
 
 
 class Record(PublicRecord):
-    """With a standby for every task; also what an inquiry knows of draws."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        tasks = tuple(
-            Assignment(task=task, provider=one.public, standby=STANDBY.public, price_msat=1)
-            for task, one in zip(TASKS, PROVIDERS, strict=True)
-        )
-        plan = self.request.plan.model_copy(update={"tasks": tasks})
-        self.asked = replace(self.request, plan=plan)
+    """Also as an inquiry's market."""
 
     async def manifest(self, address, digest):
         return MANIFEST
@@ -95,7 +83,7 @@ async def looked_into(record, monkeypatch, *, slow="", within_s=None):
         root="ab" * 32,
         verifiers=(),
     )
-    inquiry = Inquiry(record, record, Draws(record.asked), None, {MANIFEST.kind: SimpleNamespace()}, loaded)
+    inquiry = Inquiry(record, record, Draws(record.request), None, {MANIFEST.kind: SimpleNamespace()}, loaded)
     inputs = await inquiry.inputs(sample, 1, within_s=within_s)
     await inquiry.recompute(inputs, within_s=within_s)
     return taken
@@ -110,17 +98,12 @@ async def test_a_root_counts_that_was_certified_more_than_sixteen_epochs_ago(mon
     assert sorted(one.root.chunk for one in final.roots.values()) == list(range(20))
 
 
-def takeover_event(by, signer=CUSTOMER, at_s=0, attempt=1, of="cd" * 32, previous=None):
-    replaced = ((TASKS[0], PROVIDERS[0].public, STANDBY.public, 3),)
-    call = Takeover.sign(signer, request=of, attempt=attempt, previous=previous or of, replaced=replaced)
-    return takeovers.build(by, call, created_at=at_s)
-
-
-async def test_strangers_do_not_crowd_out_the_takeover_that_holds(record, monkeypatch):
-    now_s, of = record.began_s, record.request.id
-    true = takeover_event(CUSTOMER, at_s=now_s, of=of)
-    junk = [takeover_event(keys(f"{i}"), keys(f"{i}"), now_s + 9 + i, of=of) for i in range(70)]
-    record.events += [*junk, true]
+async def test_strangers_events_are_not_read(record, monkeypatch):
+    epoch, stranger = record.epoch_at(record.began_s) + 1, keys("stranger")
+    document = Commitment(committee=record.committee_digest, epoch=epoch, chunks=(record.root(TASKS[0], 0, "its own"),))
+    theirs, _ = commitment.build(stranger, document, created_at=record.began_s)
+    record.events.append(theirs)
+    record.certified(epoch, [theirs, record.committed(0, [0], epoch)])
     asked = []
     fetch_all = record.fetch_all
 
@@ -129,8 +112,9 @@ async def test_strangers_do_not_crowd_out_the_takeover_that_holds(record, monkey
         return await fetch_all(filters, **how)
 
     record.fetch_all = noting
-    assert (await looked_into(record, monkeypatch))["takeovers"] == [takeovers.parse(true)]
-    assert all(one.authors for one in asked)
+    final = (await looked_into(record, monkeypatch))["final"]
+    assert [one.provider for one in final.roots.values()] == [PROVIDERS[0].public]
+    assert asked and all(one.authors and stranger.public not in one.authors for one in asked)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +149,7 @@ async def test_what_took_too_long_once_keeps_no_worker_busy_again_in_less_time(r
         return SimpleNamespace(manifest=MANIFEST, digest="d", sample=SimpleNamespace(task=task), size=size)
 
     monkeypatch.setattr(module, "recompute", recompute)
-    inquiry = Inquiry(record, record, Draws(record.asked), None, {MANIFEST.kind: SimpleNamespace()}, loaded)
+    inquiry = Inquiry(record, record, Draws(record.request), None, {MANIFEST.kind: SimpleNamespace()}, loaded)
     with pytest.raises(Overloaded, match="not done in the 0"):
         await inquiry.recompute(inputs(100), within_s=0.2)
     stuck = False

@@ -145,7 +145,6 @@ async def computed(
             sample=sample,
             request=request(ticket),
             manifest=MANIFEST,
-            takeovers=(),
             final=certificates or certified(),
             node=node,
             addresses={**addresses, **dict.fromkeys(unknown, ())},

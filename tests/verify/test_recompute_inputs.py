@@ -15,7 +15,6 @@ from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Assignment, Terms, Verification
 from nodewire.protocol.sent import Sent, digest_of, hashed
-from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
 from nodewire.provider.holding import Holding, Kept
 from nodewire.verify import recompute as module
@@ -28,14 +27,14 @@ from tests.protocol_committee.actors import committee, keys
 MANIFEST = documents.manifest()
 REQUEST, HASH = "cd" * 32, "ab" * 32
 UPSTREAM, PROVIDER, _ = documents.PROVIDERS
-STANDBY = keys("standby")
+STRANGER = keys("stranger")
 COMMITTEE, SEATS = committee()
 ORACLE = SEATS[0].keys.public
 PLAN = documents.plan(
     terms=Terms(max_chunk_msat=10_000, max_total_msat=100_000, verify="sampled"),
     verification=Verification(policy="sampled", rate_ppm=1_000_000, share_ppm=0),
     tasks=tuple(
-        Assignment(task=name, provider=one.public, standby=STANDBY.public, price_msat=1000)
+        Assignment(task=name, provider=one.public, price_msat=1000)
         for name, one in zip(("driver", "stage.0", "stage.1"), documents.PROVIDERS, strict=True)
     ),
 )
@@ -77,7 +76,6 @@ class Job:
     """What who (node, what) says instead of showing something."""
     cuts: dict = field(default_factory=dict)
     """What who (node, what, task) shows instead of what it keeps."""
-    takeovers: tuple[Takeover, ...] = ()
     request: Request = JOB
     manifest: Manifest = MANIFEST
     sample = SAMPLE
@@ -85,10 +83,9 @@ class Job:
     patience_s = 5.0
 
     def __post_init__(self):
-        self.spools = {one.public: Spool(self.folder / one.public[:8], 10**7) for one in (UPSTREAM, PROVIDER, STANDBY)}
-        self.holdings = {
-            one.public: Holding(one, COMMITTEE, self.spools[one.public], None) for one in (UPSTREAM, PROVIDER, STANDBY)
-        }
+        nodes = (UPSTREAM, PROVIDER, STRANGER)
+        self.spools = {one.public: Spool(self.folder / one.public[:8], 10**7) for one in nodes}
+        self.holdings = {one.public: Holding(one, COMMITTEE, self.spools[one.public], None) for one in nodes}
         for holding in self.holdings.values():
             holding.keep(Kept(self.request, self.manifest, TICKET))
         self.worker = Echo()
@@ -120,7 +117,6 @@ class Job:
             sample=self.sample,
             request=self.request,
             manifest=self.manifest,
-            takeovers=self.takeovers,
             final=self.final(),
             node=self,
             addresses=dict.fromkeys(self.holdings, ("x",)),
@@ -276,59 +272,12 @@ async def test_the_meta_is_the_one_that_was_signed(job):
     assert job.worker.pos == [0, 8, 9]
 
 
-def replaced(first, attempt=1):
-    entry = (("driver", UPSTREAM.public, STANDBY.public, first),)
-    return Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=attempt, previous=REQUEST, replaced=entry)
-
-
-@pytest.mark.parametrize("first", [2, 3])
-async def test_what_who_was_replaced_did_not_sign_its_standby_did(job, first):
-    """It died before it had signed the chunk; its standby committed to nothing of it, for it is not paid for it."""
-    job.sample, job.takeovers = SAMPLE.model_copy(update={"attempt": 1}), (replaced(first),)
-    job.received(HONEST, HONEST, by=STANDBY)
-    with pytest.raises(NotFound, match="not known yet"):
-        await job.computed()
-    assert await job.computed(last=True) == hashes(HONEST)
-
-
-@pytest.mark.parametrize("first", [0, 1])
-async def test_from_its_own_chunks_on_the_standby_alone_signs(job, first):
-    job.sample, job.takeovers = SAMPLE.model_copy(update={"attempt": 1}), (replaced(first),)
-    job.upstream(FIRST, STANDBY)
-    job.upstream(HONEST, STANDBY)
-    job.spools[PROVIDER.public].remove(REQUEST)
-    job.received(FIRST, FIRST, by=UPSTREAM if first else STANDBY)
-    job.received(OTHER, OTHER)  # by who was replaced
-    assert await job.computed() == hashes(HONEST)
-    job.received(OTHER, OTHER, by=STANDBY)
-    with pytest.raises(Equivocated) as caught:
-        await job.computed()
-    assert caught.value.equivocation.culprit == STANDBY.public
-
-
-@pytest.mark.parametrize("attempt", [1, 2])
-@pytest.mark.parametrize("first", range(4))
-async def test_nobody_is_believed_without_a_signature(job, first, attempt):
-    """About a takeover, too: what came then was signed by the standby, or is not committed to."""
-    job.sample, job.takeovers = SAMPLE.model_copy(update={"attempt": attempt}), (replaced(first),)
-    for signer in (UPSTREAM, STANDBY):
-        job.upstream(FIRST, signer)
-        job.upstream(HONEST, signer)
-    job.received(OTHER)
-    assert await job.computed(last=True) == hashes(HONEST)
-
-
-async def test_what_was_committed_to_before_a_takeover_is_judged_without_it(job):
-    """Its producer had closed the chunk for this node, and died before the others heard it: the standby's it is now."""
-    job.sample, job.takeovers = SAMPLE.model_copy(update={"attempt": 1}), (replaced(0),)
-    job.upstream([frame(0, 2)], STANDBY)
-    job.upstream(HONEST, STANDBY)
-    job.received(HONEST, HONEST, by=STANDBY)
-    for attempt, before in ((1, [frame(0, 2)]), (0, FIRST)):
-        mine = ChunkRoot(request=REQUEST, task="stage.0", chunk=0, attempt=attempt, root=HASH)
-        job.certified = [*(one for one in job.certified if one[0] != PROVIDER.public), (PROVIDER.public, mine)]
-        assert await job.computed(last=True) == hashes(HONEST)
-        assert job.worker.given[0].tensors == before[0].tensors
+async def test_nobody_else_signs_or_commits_for_the_producer(job):
+    job.upstream(HONEST)
+    job.upstream(OTHER, STRANGER)
+    job.received(OTHER, OTHER, by=STRANGER)
+    for last in (False, True):
+        assert await job.computed(last=last) == hashes(HONEST)
 
 
 async def test_who_signs_something_else_to_itself_is_judged_on_what_it_committed_to(tmp_path, job):
@@ -356,7 +305,7 @@ async def test_a_call_needs_nothing_of_the_calls_before_it(tmp_path, job):
 
 
 async def test_an_earlier_chunk_is_opened_as_of_the_attempt_in_which_it_was_committed_to(job):
-    """The salts are by attempt: what was committed to before a takeover is still what it was."""
+    """The salts are by attempt, of which a root says its own: the sample's says nothing of the producer's."""
     job.sample = SAMPLE.model_copy(update={"attempt": 1})
     job.upstream(HONEST)
     job.received(HONEST)

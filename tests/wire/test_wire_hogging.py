@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from wire_net import array, data_frame, job_id, until
 
-from nodewire.errors import Busy, LinkLost, TooLarge, WorkerFailed
+from nodewire.errors import Busy, LinkLost, TooLarge
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
 from nodewire.wire import Route, early, frames, identity, link, links, mailbox, tls
@@ -482,21 +482,6 @@ async def test_a_job_opens_though_a_link_ends_over_what_came_too_early(net):
     assert provider.peers == {}
     with pytest.raises(LinkLost):
         job.check()
-
-
-async def test_a_neighbour_says_once_that_its_worker_is_dead(net):
-    """Each time it said so the driver was told: one neighbour had another lose its link for talking too much."""
-    provider = await net.node()
-    peer = await net.proven(provider)
-    lost = []
-    routes = {"e": Route(peer.keys.public, (provider.public,))}
-    job = provider.open_job(JOB, routes, on_lost=lambda who, error: lost.append((who, error.code)))
-    dead = frames.control({"t": "error", "job": JOB, "attempt": 0, "error": WorkerFailed("worker", "killed").as_dict()})
-    for _ in range(50):
-        peer.send(dead + frames.credit(JOB, "e", 0, 0))
-    peer.send(frames.control({"t": "x", "job": JOB}))
-    await until(lambda: job._controls)
-    assert lost == [(peer.keys.public, WorkerFailed.code)]
 
 
 async def test_frames_of_jobs_that_nobody_opened_are_not_written_down(net, caplog):

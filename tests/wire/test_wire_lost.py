@@ -163,8 +163,8 @@ async def test_a_broken_link_may_be_made_again(net):
     assert (await theirs.get()).seq == 0
 
 
-async def test_with_handover_the_silence_of_a_member_that_is_no_neighbour_is_noticed_too(net):
-    """Who replaces members hears it first-hand: else the word of a neighbour would cost it another silence."""
+async def test_a_job_that_outlives_its_links_notices_the_silence_of_a_member_that_is_no_neighbour(net):
+    """Heard first-hand, it costs one silence: the word of a neighbour would cost another."""
     b, keys, other = await net.node(patience=SHORT), Keys.generate(), Keys.generate().public
     await net.proven(b, keys)
     lost = asyncio.Queue()

@@ -331,16 +331,13 @@ async def test_a_first_frame_above_the_initial_window_goes_whoever_opens_first(n
         assert bytes((await jobs[b].get()).tensors[0].data) == data
 
 
-async def test_a_producer_that_stays_may_be_an_attempt_behind_or_ahead(net):
+async def test_a_frame_of_another_attempt_than_the_first_ends_the_job(net):
     b, keys = await net.node(), Keys.generate()
     raw = await net.proven(b, keys)
-    routes = {"e": Route(keys.public, (b.public,))}
-    job = b.open_job(JOB, routes)
-    raw.send(data_frame(JOB, "e", 0, b"ahead", attempt=1))
-    assert bytes((await job.get()).tensors[0].data) == b"ahead"
-    job.take_over(2, routes)
-    raw.send(data_frame(JOB, "e", 1, b"behind", attempt=0))
-    assert bytes((await job.get()).tensors[0].data) == b"behind"
+    job = b.open_job(JOB, {"e": Route(keys.public, (b.public,))})
+    raw.send(data_frame(JOB, "e", 0, b"first") + data_frame(JOB, "e", 1, b"ahead", attempt=1, stream=1))
+    assert bytes((await job.get()).tensors[0].data) == b"first"
+    await refused_as(BadFrame, "e", job.get())
 
 
 async def test_controls_of_a_job_reach_its_members_only(net):

@@ -1,4 +1,4 @@
-"""A job whose link to a member breaks: who comes back goes on, who is dead is replaced at once."""
+"""A job whose link to a member breaks: one that comes back goes on, a dead one ends the job at once."""
 
 import asyncio
 import hashlib
@@ -7,20 +7,19 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 import pytest
-from wire_net import array, job_id, until
+from wire_net import array, job_id, refused_as, until
 
-from nodewire.errors import LinkLost, TimedOut
+from nodewire.errors import LinkLost, NodewireError, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
-from nodewire.protocol.takeover import Takeover
-from nodewire.wire import Spool, handover
+from nodewire.wire import Spool, frames, membership
 from nodewire.wire.membership import Membership
 from tests.faults.cut import Way
 from tests.protocol.documents import CUSTOMER, PROVIDERS, manifest, plan
 
 JOB = job_id("job")
 DRIVER, FIRST, SECOND = PROVIDERS
-STANDBY = Keys(b"\x09" * 32)
+ALL = (CUSTOMER, *PROVIDERS)
 TURNS, STEP_S = 260, 0.01
 
 
@@ -40,7 +39,7 @@ def answers() -> list[bytes]:
 
 @dataclass
 class Generation:
-    """A customer, a driver and two stages, the first of which has a standby; all are dialled by ways."""
+    """A customer, a driver and two stages, all of which are dialled by ways."""
 
     net: object
     path: object
@@ -49,17 +48,14 @@ class Generation:
     tasks: set[asyncio.Task] = field(default_factory=set)
     members: dict[str, Membership] = field(default_factory=dict)
     spools: list[Spool] = field(default_factory=list)
-    takeovers: list[Takeover] = field(default_factory=list)
     tokens: list[bytes] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
 
     async def start(self):
-        tasks = plan().tasks
-        self.plan = plan(tasks=(tasks[0], tasks[1].model_copy(update={"standby": STANDBY.public}), tasks[2]))
-        for keys in (CUSTOMER, DRIVER, FIRST, SECOND, STANDBY):
+        for keys in ALL:
             await self.add(keys)
         self.addresses = {}
-        for keys in (DRIVER, FIRST, SECOND, STANDBY):
+        for keys in PROVIDERS:
             address = self.net.addresses[keys.public]
             if (way := self.ways.get(keys.public)) is not None:
                 way.target, address = address, way.address
@@ -76,36 +72,15 @@ class Generation:
         self.reading = self.spawn(self.read())
 
     async def add(self, keys):
-        def control(peer, document, keys=keys):
-            call = Takeover.from_control(document)
-            if keys is STANDBY and call is not None and STANDBY.public not in self.members:
-                self.join(STANDBY, call)
-                self.spawn(self.stage(STANDBY, "stage.0", "hidden.1"))
-                self.spawn(self.members[STANDBY.public].link(SECOND.public))
+        self.nodes[keys.public] = await self.net.node(keys)
 
-        self.nodes[keys.public] = await self.net.node(keys, on_control=control)
-
-    def join(self, keys, call=None):
+    def join(self, keys):
         self.spools.append(Spool(self.path / keys.public, 2**30))
         member = self.members[keys.public] = Membership(
-            keys, JOB, self.plan, manifest(), self.nodes[keys.public], self.addresses,
-            grace_s=10.0, tape=self.spools[-1], takeover=call,
+            JOB, plan(), manifest(), self.nodes[keys.public], self.addresses,
+            grace_s=10.0, tape=self.spools[-1],
         )  # fmt: skip
-
-        async def changed(takeover):
-            return
-
-        async def publish(event):
-            self.takeovers.append(event)
-
-        part = member.handover(open_chunk=lambda: 0, changed=changed, publish=publish)
-
-        async def listen():
-            async for peer, document in member.mailbox.controls():
-                await part.heard(peer, document)
-
-        self.spawn(member.follow_losses(part))
-        self.spawn(listen())
+        self.spawn(member.follow_losses())
 
     def spawn(self, work):
         task = asyncio.create_task(work)
@@ -142,6 +117,27 @@ class Generation:
             await self.reading
         assert self.tokens == answers()
 
+    async def breaks_off(self, missing):
+        """The job ends for the customer and for all that still run it, and the node that is gone is named.
+
+        Returns how long after the last token, in seconds.
+        """
+        async with asyncio.timeout(60):
+            with pytest.raises(NodewireError) as failed:
+                await self.reading
+        after_s = time.monotonic() - self.at_s[-1]
+        assert (failed.value.code, failed.value.field) == (LinkLost.code, missing.public), failed.value
+        assert self.tokens == answers()[: len(self.tokens)]
+        for keys in ALL:
+            if keys is not missing:
+                member = self.members[keys.public]
+                async with asyncio.timeout(10):
+                    error = await member.mailbox.failed()
+                assert (error.code, error.field) == (LinkLost.code, missing.public)
+                assert member.missed <= {missing.public}
+        assert any(missing.public in member.missed for member in self.members.values())
+        return after_s
+
     @property
     def stall_s(self):
         return max(b - a for a, b in zip(self.at_s, self.at_s[1:], strict=False))
@@ -159,7 +155,7 @@ class Generation:
 @pytest.fixture
 async def generation(net, tmp_path):
     async with AsyncExitStack() as stack:
-        ways = {keys.public: await stack.enter_async_context(Way()) for keys in (*PROVIDERS, STANDBY)}
+        ways = {keys.public: await stack.enter_async_context(Way()) for keys in PROVIDERS}
         made = Generation(net, tmp_path, ways)
         await made.start()
         yield made
@@ -167,7 +163,7 @@ async def generation(net, tmp_path):
 
 
 @pytest.mark.parametrize("cut", [[FIRST], [SECOND], [DRIVER], PROVIDERS], ids=["stage.0", "stage.1", "driver", "all"])
-async def test_ways_that_are_cut_for_two_seconds_cost_no_takeover(generation, cut):
+async def test_ways_that_are_cut_for_two_seconds_cost_the_time_and_nothing_else(generation, cut):
     """To one node only the others' way is cut: it may dial them sooner than that."""
     await generation.come_to(50)
     for keys in cut:
@@ -177,61 +173,89 @@ async def test_ways_that_are_cut_for_two_seconds_cost_no_takeover(generation, cu
     for keys in cut:
         generation.ways[keys.public].mend()
     await generation.end()
-    assert not generation.takeovers
-    assert generation.stall_s < handover.RETURN_S + 1
+    assert not any(member.missed for member in generation.members.values())
+    assert generation.stall_s < membership.RETURN_S + 1
     if len(cut) > 1:
         assert generation.stall_s > 1.5
 
 
-async def test_a_node_to_which_no_way_leads_any_more_costs_the_job_three_seconds(generation):
+async def test_a_node_to_which_no_way_leads_any_more_is_waited_for_for_three_seconds(generation):
     await generation.come_to(50)
     await generation.ways[FIRST.public].cut()
     await generation.nodes[FIRST.public].close()
-    await generation.end()
-    assert len(generation.takeovers) == 1
-    assert handover.RETURN_S - 0.5 < generation.stall_s < handover.RETURN_S + 2
+    after_s = await generation.breaks_off(FIRST)
+    assert membership.RETURN_S - 0.5 < after_s < membership.RETURN_S + 2
 
 
-@pytest.mark.parametrize("how", ["dead", "started anew", "gave up"])
-async def test_one_that_is_there_no_more_or_not_in_the_job_is_replaced_at_once(generation, how):
+@pytest.mark.parametrize("how", ["dead", "started anew", "closed it"])
+@pytest.mark.parametrize("gone", PROVIDERS, ids=["driver", "stage.0", "stage.1"])
+async def test_a_node_that_is_not_there_or_has_not_got_the_job_ends_it_at_once(generation, how, gone):
     """The same address may lead to another process of the same node, which knows nothing of the job."""
     await generation.come_to(50)
-    first = generation.nodes[FIRST.public]
-    if how == "gave up":
-        generation.members[FIRST.public].mailbox.give_up()
-        for link in list(first.peers.values()):
-            link.abort(LinkLost("link", "cut"))
-    else:
-        if how == "started anew":
-            await generation.add(FIRST)
-            generation.ways[FIRST.public].target = generation.net.addresses[FIRST.public]
-        for link in list(first.peers.values()):
-            link.abort(LinkLost("killed", ""))
-        await first.close()
-    await generation.end()
-    assert len(generation.takeovers) == 1
-    assert generation.stall_s < 1
+    node = generation.nodes[gone.public]
+    if how == "closed it":
+        generation.members[gone.public].mailbox.close()
+    elif how == "started anew":
+        await generation.add(gone)
+        generation.ways[gone.public].target = generation.net.addresses[gone.public]
+    for link in list(node.peers.values()):
+        link.abort(LinkLost("killed", ""))
+    if how != "closed it":
+        await node.close()
+    assert await generation.breaks_off(gone) < 1
 
 
-async def test_a_node_that_comes_and_goes_is_replaced_in_the_end(generation, monkeypatch):
-    monkeypatch.setattr(handover, "MAX_RETURNS", 3)
+async def test_a_node_that_says_it_holds_the_job_and_is_silent_in_it_is_given_up(net, tmp_path):
+    """Its word brings it time, and not the job's whole life."""
+    customer, spool = await net.node(CUSTOMER), Spool(tmp_path, 2**20)
+    await net.proven(customer, DRIVER)
+    member = Membership(JOB, plan(), manifest(), customer, {}, grace_s=2.0, tape=spool)
+    following = asyncio.create_task(member.follow_losses())
+    customer.peers[DRIVER.public].abort(LinkLost(DRIVER.public, "cut"))
+    raw, asked = await net.proven(customer, DRIVER), []
+
+    async def answer():
+        while True:
+            if (await raw.document())["t"] == "presence":
+                asked.append(JOB)
+                raw.send(frames.control({"t": "present", "job": JOB, "held": True}))
+
+    answering = asyncio.create_task(answer())
+    await refused_as(LinkLost, DRIVER.public, member.mailbox.get())
+    assert asked and not member.missed  # it was believed
+    assert customer.peers[DRIVER.public].is_open
+    for task in (following, answering):
+        task.cancel()
+    spool.close()
+
+
+async def test_a_node_that_comes_and_goes_ends_the_job_in_the_end(generation, monkeypatch):
+    monkeypatch.setattr(membership, "MAX_RETURNS", 3)
     driver = generation.nodes[DRIVER.public]
     for times in range(4):
         await generation.come_to(50 * (times + 1))
-        assert not generation.takeovers
+        assert not generation.reading.done()
         driver.peers[FIRST.public].abort(LinkLost("link", "cut"))
-    await generation.end()
-    assert len(generation.takeovers) == 1
+    error = await generation.members[DRIVER.public].mailbox.failed()
+    assert (error.code, error.field) in {(LinkLost.code, keys.public) for keys in (DRIVER, FIRST)}
 
 
 async def test_losses_of_one_node_that_come_together_are_one(generation):
     await generation.come_to(50)
-    lost = generation.members[DRIVER.public]._losses
-    await generation.nodes[FIRST.public].close()
+    lost, node = generation.members[DRIVER.public]._losses, generation.nodes[DRIVER.public]
+    asked = []
+    holds = node.holds
+
+    async def counted(peer, *arguments):
+        asked.append(peer)
+        return await holds(peer, *arguments)
+
+    node.holds = counted
+    node.peers[FIRST.public].abort(LinkLost("link", "cut"))
     for _ in range(3):
         lost.put_nowait((FIRST.public, LinkLost(FIRST.public, "again")))
     await generation.end()
-    assert len(generation.takeovers) == 1
+    assert asked == [FIRST.public]
 
 
 # What silence means.

@@ -98,21 +98,6 @@ def test_the_first_of_two_frames_stands_and_a_gap_ends_the_edge(spool):
     assert not spool.complete(JOB, "e")
 
 
-def test_frames_give_place_to_others_of_their_shape_and_to_no_others(spool):
-    kept = written(spool, 5)
-    others = [frame(2), frame(3)]
-    spool.amend(JOB, "e", others)
-    kept[2:4] = [(0, f.seq, [bytes(t.data) for t in f.tensors]) for f in others]
-    written(spool, 1, first=5)
-    assert contents(spool)[:5] == kept
-    with pytest.raises(BadFrame):
-        spool.amend(JOB, "e", [frame(1, size=101)])
-    spool.amend(JOB, "e", [frame(9)])
-    spool.amend(OTHER, "e", [frame(0)])
-    assert contents(spool)[:5] == kept
-    assert len(contents(spool)) == 6
-
-
 def test_the_caps_cut_an_edge_and_a_later_process_knows(tmp_path):
     spool = Spool(tmp_path, max_bytes=3_000, max_job_bytes=1_560)
     sent = written(spool, 20)

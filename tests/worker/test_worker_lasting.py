@@ -110,7 +110,7 @@ async def test_a_session_of_a_process_that_died_ends_by_that_although_another_li
     await worker.open("a", "idle", {})
     factory.started[0].alive = False
     await worker.open("a", "new", {})  # another job has the worker started anew
-    with pytest.raises(WorkerFailed):  # so that a standby enters, as for those that were at a call
+    with pytest.raises(WorkerFailed):  # so that the job ends, as those that were at a call
         await worker.receive("a", "idle", "frame")
     await worker.close("a", "idle")
     assert factory.started[1].sessions == [("a", "new")]

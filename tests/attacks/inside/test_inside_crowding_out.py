@@ -5,6 +5,9 @@ Requests are anybody's to invent, plans, prices and rates included; commitments 
 
 from __future__ import annotations
 
+import pytest
+
+from nodewire.errors import BadEvent
 from nodewire.nostr import event as events
 from nodewire.oracle.arrivals import MAX_DRAWN
 from nodewire.oracle.case import start
@@ -29,8 +32,8 @@ CHEATER, HONEST, SYBIL = keys("cheater"), keys("honest"), keys("sybil")
 BONDED = (CHEATER, HONEST, *(keys(f"other/{n}") for n in range(6)))
 
 
-def request(provider, customer, *, rate_ppm=RATE_PPM, standby=None, price_msat=1_000):
-    task = Assignment(task=TASK, provider=provider.public, standby=standby, price_msat=price_msat)
+def request(provider, customer, *, rate_ppm=RATE_PPM, price_msat=1_000):
+    task = Assignment(task=TASK, provider=provider.public, price_msat=price_msat)
     verify = Verification(policy="sampled", rate_ppm=rate_ppm, share_ppm=150_000)
     made = plan(
         committee=COMMITTEE.digest(), epoch=0, tasks=(task,), chunk_msat=price_msat, verification=verify,
@@ -134,26 +137,37 @@ async def test_a_cheater_cannot_choose_the_places_that_are_judged_before_its_oth
         assert len(own & least) < 0.6 * len(own)  # 0.43 by chance; by name it would be all of them
 
 
-def test_a_chunk_that_is_committed_to_in_a_thousand_attempts_is_drawn_no_more_often():
-    """The pool insures a verifier's pay by share / rate: who is drawn for certain takes out twenty times its share."""
-    own = request(CHEATER, keys("own customer"), standby=BONDED[2].public)
+@pytest.mark.parametrize("attempts", [[1], [0, 1], range(100)], ids=["another", "two", "a hundred"])
+def test_a_commitment_to_other_attempts_at_a_chunk_than_the_first_is_none(attempts):
+    """A chunk is drawn once. Honest work in an attempt that is paid to nobody, shown an epoch before the work that is,
+    would keep that from being drawn; many attempts would draw it for certain, at one share."""
+    own = request(CHEATER, keys("own customer"))
+    document = {"v": 1, "committee": COMMITTEE.digest(), "epoch": 1}
+    chunks = [root.document() for attempt in attempts for root in roots(own, [0], attempt)]
+    with pytest.raises(BadEvent, match="attempt"):
+        Commitment.from_document({**document, "chunks": chunks})
+
+
+def test_a_chunk_that_another_commits_to_as_well_is_drawn_no_more_often():
+    """The pool insures a verifier's pay by share / rate: a chunk that is drawn for certain takes out twenty times its
+    share."""
+    own = request(CHEATER, keys("own customer"))
     parsed = {own.id: job.parse(own)}
-    attempts = [root for attempt in range(100) for root in roots(own, [0], attempt)]
-    both = [committed(CHEATER, attempts), committed(BONDED[2], attempts)]
+    both = [committed(one, roots(own, [0])) for one in (CHEATER, BONDED[2])]
     beacons = [digest(f"beacon/{n}") for n in range(400)]
     drawn = [draw(COMMITTEE, beacon, both, parsed, snapshot()) for beacon in beacons]
-    assert all(len(samples) <= 2 for samples in drawn)
+    assert all(len(samples) <= 1 for samples in drawn)
     share_msat, price_msat = 150, 1_000
     assert sum(map(len, drawn)) * price_msat / len(beacons) < share_msat
     assert any(drawn)
 
 
-async def test_a_later_attempt_at_a_chunk_that_was_certified_is_not_drawn_in_a_later_epoch():
+async def test_a_chunk_that_was_certified_is_not_drawn_in_a_later_epoch():
     own = request(CHEATER, keys("own customer"))
 
     class Later(Stalls):
         async def commitments(self, body):
-            return (committed(CHEATER, roots(own, range(300), body.epoch - 1), body.epoch),)
+            return (committed(CHEATER, roots(own, range(300)), body.epoch),)
 
     stalls = Later([own], ())
     docket = Docket(stalls, stalls)

@@ -14,10 +14,10 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "pay"))
 
 import bond_market as bm
-from bond_market import FEE_PPM, OTHER, PRICE_MSAT, PROVIDER, RATE_PPM, SHARE_MSAT, STRANGER, VERIFIERS
+from bond_market import FEE_PPM, OTHER, PROVIDER, RATE_PPM, SHARE_MSAT, STRANGER, VERIFIERS
 from test_treasurer import World
 
-from nodewire.errors import BadPlan, PaymentFailed
+from nodewire.errors import BadInput, BadPlan, PaymentFailed
 from nodewire.nostr import event as events
 from nodewire.pay.simnet.shares import QUOTE_S
 from nodewire.pay.simnet.treasurer import Rules
@@ -97,23 +97,17 @@ async def test_verifiers_of_ones_own_draw_no_more_than_was_paid_in_however_they_
     assert got_msat <= EVERY * chunks * SHARE_MSAT * (1 - FEE_PPM / 1_000_000)
 
 
-@pytest.mark.parametrize("chunk", [0, 5, 20])
-async def test_a_provider_and_its_standby_that_both_commit_draw_no_more_than_their_share_covers(world, chunk):
-    """Each is drawn at the rate: together twice as often as one."""
+async def test_a_friend_that_commits_to_a_providers_chunk_too_draws_nothing(world):
+    """Each would be drawn at the rate: together twice as often as one, for one share."""
     fill_pool(world)
-    request = bm.request(standby=PROVIDER, driver=STRANGER)
-    for one in range(chunk + 1):
-        await world.share(one, request=request)
-        world.clock.now_s += QUOTE_S if one % 8 == 7 else 1
+    request = bm.request(driver=STRANGER)
+    await world.share(0, request=request)
     world.clock.now_s += 1
-    epoch = (int(world.clock.now_s) - bm.GENESIS_S) // 2 + 1
-    due_msat = []
-    for attempt, provider in enumerate((OTHER, PROVIDER)):
-        about = {"task": "stage.0", "chunk": chunk, "attempt": attempt, "provider": provider.public, "epoch": epoch}
-        case = world.present(bm.verdict_of(request, agreed=(0,), **about), request).case
-        due_msat.append(world.treasurer.due_msat(case, VERIFIERS[0].public))
-    assert due_msat[0] > 0
-    assert sum(due_msat) / EVERY <= SHARE_MSAT * PRICE_MSAT / (2 * PRICE_MSAT) * (1 - FEE_PPM / 1_000_000)
+    about = {"task": "stage.0", "epoch": (int(world.clock.now_s) - bm.GENESIS_S) // 2 + 1}
+    case = world.present(bm.verdict_of(request, agreed=(0,), **about, provider=OTHER.public), request).case
+    assert world.treasurer.due_msat(case, VERIFIERS[0].public) > 0
+    with pytest.raises(BadInput, match="task"):
+        world.present(bm.verdict_of(request, agreed=(0,), **about, provider=PROVIDER.public), request)
 
 
 def test_a_plan_has_each_task_once():

@@ -1,23 +1,20 @@
-"""A driver that hands a live stage's tasks to a friend, and a stage that says that it was there."""
+"""A driver that says of a live stage that it is gone, and what the customer makes of that."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import SimpleNamespace
 
 import pytest
 
 from nodewire.customer.again import SecondChances
 from nodewire.customer.payments import most_units
-from nodewire.customer.purchase import Purchase
 from nodewire.customer.running import Running
-from nodewire.customer.timing import Timing
-from nodewire.errors import BadInput, LinkLost, NotAllowed
-from nodewire.job_task_group import JobTaskGroup
-from nodewire.protocol import takeover as takeovers
+from nodewire.errors import BadInput, LinkLost
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import Terms
-from nodewire.wire.node import Node, Route
+from nodewire.wire.node import Node
 from tests.attacks.inside.test_inside_paid_twice import (
     DRIVER,
     FRIEND,
@@ -27,10 +24,8 @@ from tests.attacks.inside.test_inside_paid_twice import (
     asks,
     closed,
     job,
-    takeover,
 )
 from tests.attacks.test_hostile_providers import ME, REQUEST
-from tests.protocol.documents import manifest
 
 
 async def claims(payments, *said):
@@ -41,26 +36,7 @@ async def claims(payments, *said):
     return waiting
 
 
-async def test_who_entered_for_a_stage_that_is_there_gets_nothing_and_the_stage_what_it_did():
-    """The driver says that the friend has all from chunk 1 on, which the stage has done and asked for."""
-    payments, payer = job()
-    await closed(payments, 0)
-    await asked(payments, asks(HONEST, 0))
-    await payments.took_over(takeover(first=1), {HONEST.public})
-    await closed(payments, 1, 2)
-    friend, stage, driver = await claims(
-        payments, asks(FRIEND, 1, attempt=1), asks(HONEST, 1), asks(DRIVER, 1, attempt=1)
-    )
-    assert driver.done() and not friend.done() and not stage.done()
-    await payments.found(HONEST.public, there=True)
-    await asyncio.wait_for(asyncio.gather(friend, stage), 10)
-    await asked(payments, asks(FRIEND, 2, attempt=1))
-    assert payer.paid_msat == {HONEST.public: 2 * PRICE_MSAT, DRIVER.public: PRICE_MSAT}
-    assert payments.disowned == {FRIEND.public}
-    await asyncio.wait_for(payments.claims_settled(()), 3)  # what is not paid is not waited for
-
-
-async def test_what_who_is_gone_has_claimed_and_cannot_be_asked_for_keeps_nobody_waiting():
+async def test_a_claim_of_a_provider_that_is_gone_keeps_nobody_waiting_and_is_paid_all_the_same():
     payments, _ = job()
     await closed(payments, 0)
     assert payments.expects(asks(HONEST, 0))
@@ -71,126 +47,64 @@ async def test_what_who_is_gone_has_claimed_and_cannot_be_asked_for_keeps_nobody
     await asyncio.wait_for(waiting, 3)
 
 
-async def test_who_entered_for_one_that_is_gone_is_paid_when_that_is_known():
-    payments, payer = job()
-    await closed(payments, 0)
-    await payments.took_over(takeover(first=0), {HONEST.public})
-    (friend,) = await claims(payments, asks(FRIEND, 0, attempt=1))
-    assert not friend.done()
-    await payments.found(HONEST.public, there=False)
-    await asyncio.wait_for(friend, 10)
-    assert payer.paid_msat == {FRIEND.public: PRICE_MSAT}
-    with pytest.raises(BadInput):
-        await asked(payments, asks(HONEST, 0))
-
-
 class Market:
-    """A customer in mid-job and the stage that it could ask, on real links."""
+    """A customer whose job has ended, and the stage that it can ask, on real links."""
 
     async def __aenter__(self):
         self.customer, self.stage = Node(ME), Node(HONEST)
         where = await self.stage.listen("127.0.0.1")
-        self.payments, self.payer = job()
         self.running = running = object.__new__(Running)
-        running._timing, running.background = Timing(), JobTaskGroup()
-        running._asked_after, running._named, running._lost_s = set(), set(), 0.0
-        running._deadline, running._patient_until = None, 0.0
-        running._local = running._claims = None
-        running.payments, running.answers = self.payments, SimpleNamespace(blamed=set())
-        running.request, running.plan = SimpleNamespace(id=REQUEST), self.payments._plan
-        running._session = SimpleNamespace(node=self.customer)
-        running.handover = SimpleNamespace(missed=set(), gone={HONEST.public})
+        running._named, running.background = set(), SimpleNamespace(fault=None)
+        running._member = SimpleNamespace(missed=set())
+        running.answers = SimpleNamespace(blamed=set(), failed=set())
+        running.request, running.plan = SimpleNamespace(id=REQUEST), job()[0]._plan
+        running._session = SimpleNamespace(node=self.customer, log=logging.getLogger("nodewire.customer"))
         running.drawn = SimpleNamespace(ads={HONEST.public: SimpleNamespace(wire=(where,))})
-        self.bought = object.__new__(Purchase)
-        self.bought._running, self.bought._gone = running, set()
         return self
 
     async def __aexit__(self, *_):
-        await self.running.background.end()
         await self.customer.close()
         await self.stage.close()
 
-    def holds(self):
-        routes = {"hidden": Route(HONEST.public, (DRIVER.public,)), "tokens": Route(DRIVER.public, (ME.public,))}
-        return self.stage.open_job(REQUEST, routes, on_lost=lambda peer, error: None)
+    def said(self):
+        error = LinkLost(HONEST.public, "gone")
+        error.by = DRIVER.public
+        self.running.background.fault = error
+        return error
 
 
-@pytest.mark.parametrize("knows", [True, False], ids=["told of the takeover", "not told"])
-async def test_a_job_whose_driver_has_a_live_stage_replaced_is_over_and_goes_on_without_driver_and_friend(knows):
+async def test_a_live_stage_is_not_believed_to_be_gone_and_the_next_job_has_neither_it_nor_the_driver():
     async with Market() as market:
-        mailbox = market.holds()
-        if knows:
-            mailbox.replaced()
-            mailbox.cancel(NotAllowed("job", "taken over"))
-            mailbox.close()
-        await market.running._took_over(takeover(first=1))
-        await asyncio.wait_for(market.running.background.ended.wait(), 3)
-        assert isinstance(market.running.background.fault, LinkLost)
-        assert market.bought.blamed >= {DRIVER.public, FRIEND.public}
-        assert market.bought.wronged == {HONEST.public}
+        assert await market.running.gone(market.said()) == set()
+        assert market.running.blamed() == {DRIVER.public, HONEST.public}
 
 
-@pytest.mark.parametrize("how", ["dead", "started anew", "its worker is dead", "stood still"])
-async def test_a_takeover_from_one_that_is_gone_costs_nobody_anything(how):
-    """One that fell silent because it stood still gains nothing by waking up: it knows it, and says so."""
+async def test_a_stage_that_is_gone_is_all_that_the_next_job_leaves_out():
     async with Market() as market:
-        match how:
-            case "dead":
-                await market.stage.close()
-            case "its worker is dead":
-                market.holds().give_up()
-            case "stood still":
-                market.holds()
-                market.stage.stood_still()
-        await market.running._took_over(takeover(first=1))
-        await asyncio.wait_for(asyncio.gather(*market.running.background._tasks), 4)
-        assert market.running.background.fault is None
-        assert not market.payments._doubted and not market.bought.wronged
+        await market.stage.close()
+        assert await market.running.gone(market.said()) == {HONEST.public}
+        assert market.running.blamed() == {HONEST.public}
 
 
-async def test_a_takeover_that_comes_while_nobody_waits_for_output_ends_nothing():
-    """The reader of the tokens takes its time over one of them."""
+async def test_a_stage_that_the_customer_itself_has_missed_is_not_asked_again():
     async with Market() as market:
-
-        async def arrived():
-            return "a frame"
-
-        market.running._arrived = arrived
-        assert await market.running.next(1.0) == "a frame"
-        market.running._noticed_loss()
-        await market.running._took_over(takeover(first=1))
-        assert await market.running.next(0.0) == "a frame"  # the standby has its time all the same
+        market.running._member.missed.add(HONEST.public)
+        assert await market.running.gone(market.said()) == {HONEST.public}
+        assert not market.customer.peers
 
 
-async def test_whom_the_customer_itself_has_missed_it_does_not_ask():
-    async with Market() as market:
-        market.holds()
-        market.running.handover.missed.add(HONEST.public)
-        await market.running._took_over(takeover(first=1))
-        assert not market.running.background._tasks and not market.payments._doubted
-
-
-def test_a_stage_that_was_replaced_comes_back_once_and_only_if_there_is_no_other():
-    """It may be the one that lies: it has no first claim to the job that begins again, and no third."""
-    excluded = (DRIVER.public, FRIEND.public, HONEST.public)
-    terms = Terms(max_chunk_msat=1, max_total_msat=1, excluded=excluded)
-    chances = SecondChances()
-    chances.wronged({HONEST.public})
-    again = chances.next(terms)
-    assert again.excluded == excluded[:2]
-    chances.wronged({HONEST.public})
-    assert chances.next(again) is None
-
-
-def test_a_call_is_not_handed_over():
-    """Nobody goes over to such a takeover; it must not be believed by those who judge or audit the job either."""
-    said = takeover(first=0)
-    call = manifest().model_copy(update={"mode": "embed"})
-    made = job()[0]._plan
-    with pytest.raises(NotAllowed, match="mode"):
-        said.check(REQUEST, made, call)
-    assert takeovers.newest([said], REQUEST, made, call) is None
-    assert takeovers.newest([said], REQUEST, made, manifest()) == said
+def test_each_of_two_of_whom_one_lies_is_taken_back_once_and_only_if_there_is_no_other():
+    """The stage has no first claim to the job that begins again, and no third."""
+    excluded = (FRIEND.public, DRIVER.public, HONEST.public)
+    terms, chances = Terms(max_chunk_msat=1, max_total_msat=1, excluded=excluded), SecondChances()
+    for _ in range(2):
+        chances.lost(LinkLost(HONEST.public, "gone"), {DRIVER.public, HONEST.public})
+    back = set()
+    while (again := chances.next(terms)) is not None:
+        (one,) = set(excluded) - set(again.excluded)
+        assert one not in back
+        back.add(one)
+    assert back == {DRIVER.public, HONEST.public}
 
 
 async def test_a_driver_is_paid_for_no_more_units_of_the_prompt_than_another_counted():

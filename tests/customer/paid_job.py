@@ -1,0 +1,51 @@
+"""Payments of a generation by three providers, out of a wallet that pays all that it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from nodewire.customer.payments import JobPayments
+from nodewire.protocol.feedback import Due, Feedback
+from tests.protocol import documents
+
+DRIVER, HONEST, LAST = documents.PROVIDERS
+PRICE_MSAT = 1_000
+REQUEST = "ab" * 32
+
+
+class Payer:
+    def __init__(self):
+        self.paid_msat: dict[str, int] = {}
+
+    async def pay(self, key, amount_msat, fetch, **options):
+        await asyncio.sleep(0)
+        self.paid_msat[key.payee] = self.paid_msat.get(key.payee, 0) + amount_msat
+        return SimpleNamespace(key=key, state="paid")
+
+
+def job():
+    payer, plan = Payer(), documents.plan()
+    ads = {one: SimpleNamespace(lnurl="https://wallet.example/pay") for one in plan.providers()}
+    manifest = SimpleNamespace(mode="generate", chunk=64, context=4096)
+    payments = JobPayments(
+        REQUEST, plan, manifest, ads, payer, (), "bcrt", most_units=8, private_endpoints=False
+    )  # fmt: skip
+    return payments, payer
+
+
+def asks(who, chunk, *, attempt=0, units=1):
+    due = Due(chunk, attempt, units, PRICE_MSAT * units, documents.HASH)
+    id_ = f"{chunk:02x}{attempt:02x}".ljust(64, "e")
+    return Feedback(id_, who.public, REQUEST, documents.CUSTOMER.public, "payment-required", due=due)
+
+
+async def closed(payments, *chunks, units=1):
+    for chunk in chunks:
+        await payments.delivered(chunk)
+        await payments.closed(chunk, units)
+
+
+async def asked(payments, said):
+    assert payments.expects(said)
+    await asyncio.wait_for(payments.asked(said), 10)
