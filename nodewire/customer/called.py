@@ -34,6 +34,8 @@ class Called(ABC):
     edge_codec: EdgeCodec | None
     jobs: list[Bought] = field(default_factory=list, init=False)
     """All that were bought for it, in their order."""
+    begun_anew: int = field(default=0, init=False)
+    """How often a job broke off, and was made again by others."""
     repaired: int = field(default=0, init=False)
     """How often it was made again."""
     _chances: SecondChances = field(default_factory=SecondChances, init=False)
@@ -100,7 +102,7 @@ class Called(ABC):
                 if not may or self._chances.believed(error):
                     raise
                 self.session.log.info("job %s ended (%s), beginning anew", made.request.id[:8], error)
-                failure, failures = error, failures + 1
+                failure, failures, self.begun_anew = error, failures + 1, self.begun_anew + 1
                 self._chances.rejected(error)
                 whom = blamed(error, made)
                 self._chances.lost(error, whom)

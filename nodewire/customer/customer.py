@@ -184,6 +184,7 @@ class Customer:
                     yield piece
         done = {
             **together([self._finished(b.purchase) for b in (*made.jobs[:-1], *made.lost, made.jobs[-1])]),
+            "begun_anew": made.begun_anew,
             "moves": [asdict(move) for move in made.moves],
             "ids": made.ids,
             "text": "".join(made.texts),
@@ -307,6 +308,7 @@ class Customer:
         jobs = [bought for one in made for bought in one.jobs]
         return {
             **together([self._finished(bought.purchase) for bought in jobs]),
+            "begun_anew": sum(one.begun_anew for one in made),
             "repaired": sum(one.repaired for one in made),
             **await self._judgement(jobs),
         }

@@ -62,6 +62,8 @@ class Generation:
     """Of the prompt and of what is generated, by the newest driver's word."""
     repaired: list[int] = field(default_factory=list)
     """From which token on something was made again."""
+    begun_anew: int = field(default=0, init=False)
+    """How often a job broke off, and another went on from the text so far."""
     _chances: SecondChances = field(default_factory=SecondChances)
     _race: Race = field(init=False)
     _moving: Moving = field(init=False)
@@ -102,7 +104,7 @@ class Generation:
                         raise
                     # A new job begins where this one ended.
                     self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)
-                    failure, again = error, again + 1
+                    failure, again, self.begun_anew = error, again + 1, self.begun_anew + 1
                     self._chances.rejected(error)
                     whom = blamed(error, purchase)
                     self._chances.lost(error, whom)

@@ -101,6 +101,5 @@ def together(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "spent_msat": sum(job["spent_msat"] for job in jobs),
         "zaps": sum(job["zaps"] for job in jobs),
         "receipts": [receipt for job in jobs for receipt in job["receipts"]],
-        "begun_anew": len(jobs) - 1,
         "first_token_ms": next((job["first_token_ms"] for job in jobs if job["first_token_ms"]), 0.0),
     }
