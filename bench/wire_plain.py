@@ -38,7 +38,7 @@ class Read:
 
     @property
     def is_named_rightly(self) -> bool:
-        return self.key == tensor_key(self.job.hex(), self.edge, self.attempt, self.seq)
+        return self.attempt == 0 and self.key == tensor_key(self.job.hex(), self.edge, 0, self.seq)
 
 
 def size_of(dtype: str, shape: Sequence[int]) -> int:

@@ -88,8 +88,8 @@ def _streams() -> list[list[Piece]]:
         pieces: list[Piece] = []
         for seq in range(4):
             meta = {"pos": seq, "chunk": 0, "text": "x" * rng.randrange(40), "end": seq == 3, "none": None, "b": b"\0"}
-            attempt, stream = rng.choice((0, 0, 0, 1)), rng.randrange(64)
-            pieces += data(JOB, PRODUCED, seq, rng.choice(shapes), attempt=attempt, stream=stream, meta=meta)
+            stream = rng.randrange(64)
+            pieces += data(JOB, PRODUCED, seq, rng.choice(shapes), stream=stream, meta=meta)
             pieces += rng.sample(_between(rng), 2)
         if seed % 3 == 0:
             pieces.append(Piece(CONTROL, payload=rng.choice(ENDING)))

@@ -207,7 +207,7 @@ def test_plan_price_and_names_are_said_before_the_output(market, config):
     plan, text, bill = done.stdout.decode().partition("the cat")
     assert text
     assert "live holders" in plan
-    assert f"driver   nodewire-{market.public['ada'][:8]}  nodewire-{market.public['dan'][:8]}  " in plan
+    assert f"driver   nodewire-{market.public['ada'][:8]}  {DECODER_MSAT / 1000:.3f} sat" in plan
     assert f"{4 * DECODER_MSAT / 1000:.3f} sat a chunk" in plan
     request = re.search(r"^request ([0-9a-f]{64})$", plan, re.MULTILINE)
     assert "tokens/s" in bill
