@@ -171,12 +171,12 @@ def test_the_commands_run_a_dag_from_files_and_draw_who_computed_it(dag, tmp_pat
     for number, given in enumerate((call(2, 3, 7), call(0, 1, 8))):
         assert found[f"{number}.joined"].tolist() == expected(given)["joined"].tolist()
         assert done["outputs"][number]["large"]["shape"] == list(expected(given)["large"].shape)
-    drawn = market.command("graph", dag.address, "--job", report, "--config", config, "-o", str(tmp_path / "job.svg"))
-    assert set(drawn["providers"]) == {task["provider"] for task in done["tasks"]}
-    for how in (["--job", done["request"]], ["--live"]):
-        drawn = market.command("graph", dag.address, *how, "--config", config, "-o", str(tmp_path / "live.svg"))
-        assert {dag.public["ivy"], dag.public["lou"]} <= set(drawn["providers"])
-        assert "<svg" in (tmp_path / "live.svg").read_text()
+    computed = {task["provider"] for task in done["tasks"]}
+    serving = {dag.public["ivy"], dag.public["lou"]}
+    for how, shown in ((["--job", report], computed), (["--job", done["request"]], computed), (["--live"], serving)):
+        drawn = market.command("graph", dag.address, *how, "--config", config, "-o", str(tmp_path / "drawn.svg"))
+        assert shown <= set(drawn["providers"])
+        assert "<svg" in (tmp_path / "drawn.svg").read_text()
     refused = market.run("run", dag.address, "--text", "a cat", "--config", config)
     assert "serves run, not embed" in json.loads(refused.stdout)["error"]["reason"]
 
