@@ -252,12 +252,9 @@ class Running:
             found |= await self._failed(error)
         elif isinstance(error, LinkLost | TimedOut):
             self._named = {error.field} & set(self.plan.providers())
-            if self._named and error is self.background.fault and not error.by:  # this node's own link
-                found |= self._named
-            else:
-                asked = sorted((self._named or set(self.plan.providers())) - found)
-                there = await asyncio.gather(*map(self._is_there, asked))
-                found |= {provider for provider, is_there in zip(asked, there, strict=True) if not is_there}
+            asked = sorted((self._named or set(self.plan.providers())) - found)
+            there = await asyncio.gather(*map(self._is_there, asked))
+            found |= {provider for provider, is_there in zip(asked, there, strict=True) if not is_there}
             if not found:  # either lies who says it or who is named, or the way between them is broken
                 self._named |= {error.by} & set(self.plan.providers())
         if found:

@@ -104,23 +104,26 @@ class Membership:
         if peer in self._doubted:
             return
         self._keep(peer)
-        if isinstance(error, LinkLost) and await self._is_back(peer):
+        holds = await self._holds(peer) if isinstance(error, LinkLost) else None
+        if holds:
             return
-        _log.info("job %s: %s is gone: %s", self._request[:8], peer[:8], error)
-        self.missed.add(peer)
-        self.mailbox.cancel(LinkLost(peer, f"gone: {error}"))
+        reason = f"gone: {error}" if holds is None else "there, and holds the job no more"
+        if holds is None:
+            self.missed.add(peer)
+        _log.info("job %s: %s is %s", self._request[:8], peer[:8], reason)
+        self.mailbox.cancel(LinkLost(peer, reason))
 
-    async def _is_back(self, peer: str) -> bool:
-        """Whether a member that was lost can be reached again and has the job; at once if nobody is where it was."""
+    async def _holds(self, peer: str) -> bool | None:
+        """Whether a member that was lost has the job; None if it is gone, at once if nobody is where it was."""
         if self._returns[peer] >= MAX_RETURNS:
-            return False
+            return None
         self._doubted.add(peer)
         try:
-            is_back = await self._node.holds(peer, self._addresses.get(peer, ()), self._request, RETURN_S)
+            holds = await self._node.holds(peer, self._addresses.get(peer, ()), self._request, RETURN_S)
         finally:
             self._doubted.discard(peer)
-        self._returns[peer] += is_back
-        return is_back
+        self._returns[peer] += holds is True
+        return holds
 
     def _keep(self, peer: str) -> None:
         """Dial a member whose address is known, and again whenever its link is lost."""

@@ -156,13 +156,13 @@ class Node:
             keep_inputs=keep_inputs,
         )
 
-    async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool:
-        """Whether the node `public` can be reached in time and says that it holds the job (`wire.presence`).
+    async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool | None:
+        """Whether the node `public` says that it holds the job (`wire.presence`); None if it does not answer in time.
 
         Without addresses it is for the node to come.
         """
         reaching = self.link(public, addresses) if addresses else self.reach(public)
-        return bool(await self._presence.ask(reaching, public, request, patience_s))
+        return await self._presence.ask(reaching, public, request, patience_s)
 
     async def pace(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> int | None:
         """What the node `public` says that its part of a turn of the job takes, in microseconds (`wire.pacing`)."""

@@ -137,8 +137,10 @@ async def test_who_is_gone_is_asked_for_and_what_others_say_of_one_who_is_there_
         assert await one.gone(LinkLost(dead, "as its neighbour says")) == {dead}
         one.answers.blamed.add(also_here)
         assert await one.gone(WorkerFailed("provider", "reports it")) == {also_here}
-        own = LinkLost(here, "no link from this node")
+        own = LinkLost(here, "no link from this node, a moment ago")
         one.background.fail(own)
+        assert await one.gone(own) == set()
+        one.missed.add(here)
         assert await one.gone(own) == {here}
     finally:
         for other in others:
