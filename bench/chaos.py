@@ -42,7 +42,6 @@ from bench.jobs import PROMPTS, Generated, generate, references
 from bench.report import Report, percentile, run, spread
 from nodewire import Customer
 from nodewire.protocol.job import Request
-from nodewire.protocol.plan import Plan
 from processes.market import DECODER, Market, Provider
 from processes.saying import say
 
@@ -62,8 +61,8 @@ class Trial:
     def __init__(self, market: Market, alone: dict[str, list[int]], tokens: int) -> None:
         self.market, self.alone, self.tokens = market, alone, tokens
         self.customers: list[str] = []
-        self.plans: dict[str, tuple[str, Plan, str]] = {}
-        """By request: the customer's name, the plan, the victim's public key."""
+        self.payers: dict[str, str] = {}
+        """By request, the customer's name."""
         self._stack = AsyncExitStack()
         self._customer: Customer | None = None
         self._requests: asyncio.Queue[Request] = asyncio.Queue()
@@ -87,8 +86,7 @@ class Trial:
         customer = await self.customer()
         done = await self._generate(customer, prompt, lookahead)
         while not self._requests.empty():
-            request = self._requests.get_nowait()
-            self.plans[request.id] = (self.customers[-1], request.plan, "")
+            self.payers[self._requests.get_nowait().id] = self.customers[-1]
         if done.error:
             await self.close()
         return done
@@ -117,7 +115,7 @@ class Trial:
             victim = self.market.named(public)
             outcome.victim, outcome.request = victim.name, request.id
             outcome.tasks = tuple(a.task for a in plan.tasks if a.provider == public)
-            self.plans[request.id] = (self.customers[-1], plan, public)
+            self.payers[request.id] = self.customers[-1]
             moments["struck"] = time.monotonic()
             victim.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
             return victim
@@ -126,9 +124,8 @@ class Trial:
         done = await self._generate(customer, prompt, lookahead, pieces.put_nowait)
         striking.cancel()
         victim = (await asyncio.gather(striking, return_exceptions=True))[0]
-        while not self._requests.empty():  # a job that could not be saved goes on as another
-            request = self._requests.get_nowait()
-            self.plans[request.id] = (self.customers[-1], request.plan, next(reversed(self.plans.values()))[2])
+        while not self._requests.empty():  # a job that broke off goes on as another
+            self.payers[self._requests.get_nowait().id] = self.customers[-1]
             outcome.anew += 1
         outcome.error, outcome.identical = done.error, done.ids == self.alone[prompt]
         ended = bool(done.moments) and not done.error
@@ -169,12 +166,12 @@ class Trial:
     async def double_paid(self) -> list[dict[str, Any]]:
         """Everything that was paid more than once, by the books of both sides."""
         found: list[dict[str, Any]] = []
-        sql = "SELECT payee, chunk, attempt, amount_msat FROM debts WHERE job = ? AND state = 'paid'"
-        for request, (customer, _, _) in self.plans.items():
+        sql = "SELECT payee, chunk FROM debts WHERE job = ? AND state = 'paid'"
+        for request, customer in self.payers.items():
             for chunk, payee in paid_twice(self.market.rows(customer, sql, request)):
                 found.append({"request": request, "chunk": chunk, "payee": payee})
         for name in self.market.providers:
-            for row in self.market.rows(name, "SELECT job, chunk, attempt FROM quotes WHERE overpaid_msat > 0"):
+            for row in self.market.rows(name, "SELECT job, chunk FROM quotes WHERE overpaid_msat > 0"):
                 found.append({"request": row["job"], "chunk": row["chunk"], "payee": name, "overpaid": True})
         return found
 

@@ -95,7 +95,7 @@ async def _main() -> None:
         node.keep(peer, [told["address"]])
     await _next(node, peer)
     first, second = (node.public, peer) if dials else (peer, node.public)
-    routes = {"there": Route(first, (second,)), "back": Route(second, (first,))}
+    routes = {"there": Route(first, second), "back": Route(second, first)}
     if told["role"] == "echo":
         mailbox = node.open_job(JOB, routes)
         _say("linked")

@@ -102,7 +102,7 @@ async def sockets_dial(where: int) -> Echo:
 
 def _mailbox(node: Node, there: str, back: str) -> JobMailbox:
     """Of the job with an edge there, and one back."""
-    routes = {"there": Route(there, (back,)), "back": Route(back, (there,))}
+    routes = {"there": Route(there, back), "back": Route(back, there)}
     return node.open_job(_JOB, routes, limits=dict.fromkeys(routes, MOST_BYTES))
 
 

@@ -88,7 +88,7 @@ async def _splices(pool: Pool) -> tuple[Any, ...]:
 
 async def _mark(node: Node, link: Link) -> None:
     """Send the peer a frame full of markers."""
-    job = node.open_job(secrets.token_hex(32), {"edge": Route(node.public, (link.peer,))})
+    job = node.open_job(secrets.token_hex(32), {"edge": Route(node.public, link.peer)})
     data = MARKER * REPEATS
     await job.put(Frame("edge", 0, (Array("uint8", (len(data),), data),)))
     await asyncio.sleep(SENT_S)

@@ -52,7 +52,7 @@ async def _ring(lines: asyncio.StreamReader) -> None:
     before = ring[index - 1][0]
     await node.reach(before)
     await asyncio.sleep(PAUSE_S)
-    routes = {f"edge.{i}": Route(public, (ring[(i + 1) % len(ring)][0],)) for i, (public, _) in enumerate(ring)}
+    routes = {f"edge.{i}": Route(public, ring[(i + 1) % len(ring)][0]) for i, (public, _) in enumerate(ring)}
     mailbox = node.open_job(JOB, routes)
     await asyncio.sleep(OPEN_S)
     _say("linked")

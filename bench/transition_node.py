@@ -75,7 +75,7 @@ def plan_of(manifest: Manifest, holders: Mapping[str, str], customer: str) -> Pl
 
 def routes_of(manifest: Manifest, holders: Mapping[str, str], customer: str) -> dict[str, Route]:
     at = {**holders, CUSTOMER: customer}
-    return {edge.name: Route(at[edge.source], (at[edge.target],)) for edge in manifest.edges}
+    return {edge.name: Route(at[edge.source], at[edge.target]) for edge in manifest.edges}
 
 
 class Assigned:

@@ -229,11 +229,11 @@ class Reader:
         self.other = Peer(Keys(b"\x03" * 32), self.node, self.doors)
         me, producer, other = self.node.public, self.producer.keys.public, self.other.keys.public
         self._routes = {
-            PRODUCED: Route(producer, (me,)),
-            OTHERS: Route(other, (me,)),
-            streams.ANSWERS: Route(me, (producer,)),
+            PRODUCED: Route(producer, me),
+            OTHERS: Route(other, me),
+            streams.ANSWERS: Route(me, producer),
         }
-        self._beside = {PRODUCED: Route(other, (me,))}
+        self._beside = {PRODUCED: Route(other, me)}
         small: Sequence[tuple[str, tuple[int, ...]]] = [("float32", (3,)), ("uint8", (0,))]
         self._others = streams.data(JOB, OTHERS, 0, small) + streams.data(JOB, OTHERS, 1, small)
         self._besides = streams.data(BESIDE, PRODUCED, 0, small) + streams.data(BESIDE, PRODUCED, 1, small)
@@ -261,12 +261,12 @@ class Reader:
         self._cases += 1
         if self.producer.link is None or self._cases % _NEW_LINK == 0:
             await self.producer.connect()
-        handover = rng.random() < 0.3
+        relinks = rng.random() < 0.3
         job = self.node.open_job(
             JOB,
             self._routes,
             limits={PRODUCED: streams.LARGEST_FRAME, OTHERS: 4_096},
-            on_lost=(lambda peer, error: None) if handover else None,
+            on_lost=(lambda peer, error: None) if relinks else None,
         )
         beside = self.node.open_job(BESIDE, self._beside, limits={PRODUCED: 4_096})
         link = self.producer.link

@@ -60,7 +60,6 @@ HARMLESS: tuple[dict[str, Any], ...] = (
     {"t": "sent", "job": JOB, "sent": [{"edge": PRODUCED, "chunk": 0}]},
     {"t": "unsent", "job": JOB, "edge": PRODUCED, "first": 0},
     {"t": "resume", "job": JOB, "edge": ANSWERS, "first": 0},
-    {"t": "lost", "job": JOB, "peer": "ab" * 32},
     _PULL,
     {"t": "presence", "job": JOB},
     {"t": "present", "job": JOB, "held": True},

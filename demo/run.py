@@ -266,7 +266,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     )
     out.print(
         f"  {bereaved['killed']} ({bereaved['task']}) died after {bereaved['after_chars']} characters;"
-        f" {bereaved['went_on']} went on in its place: the next token came after [bold]{bereaved['failover_ms']} ms[/]",
+        f" {bereaved['went_on']} went on in its place: [bold]{bereaved['failover_ms']} ms[/] without text at most",
         soft_wrap=True,
     )
 

@@ -55,27 +55,17 @@ class SplitInference:
         inboxes = Inboxes(self._waiting, in_order_of_calls=job.manifest.mode != "generate")
         closing = _Closing(job, desk)
         opened: list[str] = []
-        running: list[asyncio.Task[None]] = []
-
-        async def begin(task: str) -> None:
-            opened.append(task)  # whoever is cancelled while it waits for the answer has opened it all the same
-            try:
-                await worker.open(task, job.request, _params_of(job, task), job.codings)
-            except NodewireError:
-                opened.remove(task)
-                raise
-
         try:
             for task in job.tasks:
-                await begin(task)
+                opened.append(task)  # whoever is cancelled while it waits for the answer has opened it all the same
+                try:
+                    await worker.open(task, job.request, _params_of(job, task), job.codings)
+                except NodewireError:
+                    opened.remove(task)
+                    raise
             async with asyncio.TaskGroup() as group:
-
-                def act(task: str) -> None:
-                    running.append(group.create_task(self._act(task, job, inboxes, mailbox, worker, desk, closing)))
-
-                for task in job.tasks:
-                    act(task)
-                running.append(group.create_task(_distribute(mailbox, job.manifest, inboxes)))
+                acts = [self._act(task, job, inboxes, mailbox, worker, desk, closing) for task in job.tasks]
+                running = [group.create_task(one) for one in (*acts, _distribute(mailbox, job.manifest, inboxes))]
                 await closing.ended.wait()
                 for one in running:
                     one.cancel()

@@ -178,8 +178,8 @@ async def main() -> None:
     await asyncio.sleep(SETTLED_S)
     say("linked")
     publics = [public for public, _ in ring]
-    routes = {f"edge.{i}": Route(public, (publics[(i + 1) % len(ring)],)) for i, public in enumerate(publics)}
-    routes |= {f"back.{i}": Route(publics[i], (publics[i - 1],)) for i in range(1, len(ring))}
+    routes = {f"edge.{i}": Route(public, publics[(i + 1) % len(ring)]) for i, public in enumerate(publics)}
+    routes |= {f"back.{i}": Route(publics[i], publics[i - 1]) for i in range(1, len(ring))}
     while line := await heard.readline():
         plan = json.loads(line)
         mailboxes = [node.open_job(session["job"], routes) for session in plan["sessions"]]

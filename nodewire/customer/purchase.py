@@ -108,7 +108,7 @@ class Purchase:
 
     @property
     def blamed(self) -> set[str]:
-        """Providers that left, or for whose fault the job ended: the next one does better without them."""
+        """Providers that are gone, or for whose fault the job ended: the next one does better without them."""
         return self._running.blamed() | self._gone if self._running is not None else set()
 
     @property

@@ -263,11 +263,12 @@ class Running:
         return found
 
     async def _failed(self, error: NodeFailed) -> set[str]:
-        """Providers whose own fault ended the job. A neighbour may only pass it on, so their own word is waited for."""
+        """Providers whose own fault ended the job. A neighbour may only pass it on, so their own word is waited for; what
+        others say of one is none."""
         with suppress(TimeoutError):
             async with asyncio.timeout(WORD_S if error.by else 0):
                 await self.answers.own_word()
-        return self.answers.blamed | self.answers.failed or {error.by} - {""}
+        return self.answers.failed or {error.by} - {""}
 
     async def _is_there(self, provider: str) -> bool:
         """Whether it answers, as far as this node can know: one without an address is for it to come."""

@@ -195,7 +195,8 @@ def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan) -> Sign
     providers = {a.task: a.provider for a in plan.tasks}
 
     def consumer(edge: Edge) -> str | None:
-        return now if (now := providers.get(edge.target, LOCAL)) != LOCAL else None
+        provider = providers.get(edge.target, LOCAL)
+        return provider if provider != LOCAL else None
 
     return Signing(keys, request, manifest, consumer)
 

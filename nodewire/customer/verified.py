@@ -130,7 +130,7 @@ async def _conclude(claims: Sequence[Paid], found: Verified, request: Request, m
         if held is not None and held.epoch <= last:
             found.final.add((provider, chunk, attempt))
             continue
-        log.warning("%s was paid for chunk %d, attempt %d, and committed to nothing", provider[:8], chunk, attempt)
+        log.warning("%s was paid for chunk %d, and committed to nothing", provider[:8], chunk)
         if sum(last - CLAIMED_EPOCHS < epoch <= last for epoch in finality.certificates) >= ENOUGH_EPOCHS:
             found.uncommitted[provider] = min(chunk, found.uncommitted.get(provider, chunk))
 

@@ -4,14 +4,14 @@ Nobody can commit after knowing the draw, and everybody derives the same one. NI
 
     h(data) = tagged hash "nodewire/sampled/1" of beacon || sample key || data
 
-A root counts if it is the first that any certificate holds of a node's work on a task's chunk, in whatever attempt (who
-could commit again and again would have it drawn at last), by a node that the plan names for the task, and no later than
-the chunk's deadline (`Plan.deadline_epoch`). A plan with another rate than the committee's is nobody's. A root is drawn
-if the first 8 bytes of h("") as an integer, times 1,000,000, divided by 2^64, are below the plan's rate. Verifier
-number j is drawn by h(byte j) from the bonded nodes of the snapshot that hold the task, have no other part in the plan
-and are not drawn in this epoch for another task of the job (whose inputs would show them the answer), sorted by pubkey,
-with their bond units (at most 1,000) as weights, none twice. A tenth of the samples, drawn by h("audit") in the same
-way, oracles compute again even where the verifier agrees: the two could be one.
+A root counts if it is the first that any certificate holds of a node's work on a task's chunk (who could commit again
+and again would have it drawn at last), by the plan's provider of the task, and no later than the chunk's deadline
+(`Plan.deadline_epoch`). A plan with another rate than the committee's is nobody's. A root is drawn if the first 8 bytes
+of h("") as an integer, times 1,000,000, divided by 2^64, are below the plan's rate. Verifier number j is drawn by
+h(byte j) from the bonded nodes of the snapshot that hold the task, have no other part in the plan and are not drawn in
+this epoch for another task of the job (whose inputs would show them the answer), sorted by pubkey, with their bond
+units (at most 1,000) as weights, none twice. A tenth of the samples, drawn by h("audit") in the same way, oracles
+compute again even where the verifier agrees: the two could be one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def draw(
 
 
 def place(provider: str, request: str, task: str, chunk: int) -> str:
-    """The name of a node's work on a chunk of a task, in whatever attempt: what is drawn once."""
+    """The name of a node's work on a chunk of a task: what is drawn once."""
     return sample_key(provider, request, task, chunk, 0)
 
 

@@ -23,7 +23,7 @@ WITHDRAW = "withdraw"
 
 
 class Close(Schema):
-    """`units` chunks' worth was computed in `chunk` of `attempt`; `end` says that it was the job's last."""
+    """`units` chunks' worth was computed in `chunk`; `end` says that it was the job's last. `attempt` is 0."""
 
     TAG: ClassVar[str] = "nodewire/close/1"
     MAX_BYTES: ClassVar[int] = 1_024

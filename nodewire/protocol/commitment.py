@@ -30,7 +30,7 @@ _MAX_REQUEST_TAGS = 256
 
 
 class ChunkRoot(Schema):
-    """The salted Merkle root of what `task` produced in a job's `chunk`, at the job's `attempt`."""
+    """The salted Merkle root of what `task` produced in a job's `chunk`; `attempt` is 0."""
 
     request: Hex32
     task: Name
@@ -60,7 +60,7 @@ class Commitment(Schema):
     def _is_sorted(self) -> Self:
         if any(a.key >= b.key for a, b in pairwise(self.chunks)):
             raise ValueError("chunks: not sorted, or one stands twice")
-        if any(chunk.attempt for chunk in self.chunks):  # a chunk is drawn once: honest work shown first hides other
+        if any(chunk.attempt for chunk in self.chunks):  # of a chunk one root is drawn: another would hide behind it
             raise ValueError("chunks: an attempt that is not the first")
         return self
 

@@ -289,7 +289,7 @@ class Provider:
                 raise
 
         # A producer dials its consumers; the driver everybody, since it tells all when a chunk ends.
-        peers = {c for r in member.routes.values() if r.producer == self._keys.public for c in r.consumers}
+        peers = {route.consumer for route in member.routes.values() if route.producer == self._keys.public}
         if run.drives:
             peers |= {*request.plan.providers()}
         links = [link(peer) for peer in peers - {self._keys.public, request.customer}]

@@ -2,8 +2,7 @@
 
 Of jobs whose request agreed to be sampled, and as long as it is kept here: the oracles of the committee see everything;
 who was drawn to verify a chunk of a task sees what that task was given, and nothing of what became of it. What this
-provider computed as a verifier only oracles see. While a job goes on its nodes see what this one computed for them
-in place of another.
+provider computed as a verifier only oracles see.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One job at this provider: the desk that its kind works at.
 
-Here is what members say to each other, and how a job begins, changes hands and ends. Beside it: `part` (which tasks are
+Here is what members say to each other, and how a job begins and ends. Beside it: `part` (which tasks are
 this provider's), `chunks` (which are open), `hashing`, `stating`, `settling` (what becomes of a chunk that is closed).
 """
 
@@ -288,10 +288,7 @@ class JobRun:
         async for peer, document in self._mailbox.controls():
             try:
                 await self.came(peer, document)
-            except (
-                BadInput,
-                NotAllowed,
-            ) as error:  # one member's bad word makes nobody deaf to the driver's
+            except (BadInput, NotAllowed) as error:  # one member's bad word makes nobody deaf to the driver's
                 log.info("job %s: %s by %s ignored: %s", self.request.id[:8], document.get("t"), peer[:8], error)
 
     async def came(self, peer: str, document: Mapping[str, Any]) -> None:

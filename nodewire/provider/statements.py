@@ -43,7 +43,7 @@ class Statements:
         self._manifest = manifest
         self._spool = spool
         self._edges: dict[str, Edge] = {edge.name: edge for edge in manifest.edges}
-        self._now = {a.task: a.provider for a in request.plan.tasks}
+        self._providers = {a.task: a.provider for a in request.plan.tasks}
         self._signing = Signing(keys, request.id, manifest, self._consumer)
         self._came: dict[tuple[str, int], list[Hashed]] = {}
         self._said: dict[str, dict[int, Sent]] = {}
@@ -85,10 +85,10 @@ class Statements:
         if said.request != self._request.id:
             raise BadFrame("request", "a statement about another job")
         edge = self._edges.get(said.edge)
-        if edge is None or edge.source != said.task or self._now.get(edge.target) != self._me:
+        if edge is None or edge.source != said.task or self._providers.get(edge.target) != self._me:
             raise BadFrame("edge", f"{said.edge} does not come here from {said.task}")
         if said.signer != self._producer(said.edge):
-            raise NotAllowed("signer", f"does not produce {said.edge} in chunk {said.chunk}")
+            raise NotAllowed("signer", f"does not produce {said.edge}")
         waiting = self._said.setdefault(said.edge, {})
         if (said.edge, said.chunk) in self._settled or said.chunk in waiting:
             return
@@ -133,20 +133,19 @@ class Statements:
 
     def _consumer(self, edge: Edge) -> str | None:
         """The provider that an edge leads to."""
-        consumer = self._now.get(edge.target, LOCAL)
+        consumer = self._providers.get(edge.target, LOCAL)
         return consumer if consumer != LOCAL else None
 
     def _producer(self, edge: str) -> str | None:
         """The other node of the job that sends on an edge which leads here; None for one of the customer's own."""
         ends = self._edges[edge]
-        if ends.source == CUSTOMER or self._now.get(ends.target) != self._me:
+        if ends.source == CUSTOMER or self._providers.get(ends.target) != self._me:
             return None
         producer = self._plan.node_of(ends.source)
         return producer if producer != self._me else None
 
     def _lacking(self, chunk: int) -> dict[str, int]:
-        """By edge the first chunk of which a statement must still come: up to `chunk`, which has a state, in a
-        generation. Raises BadFrame, LinkLost."""
+        """By edge the first chunk of which a statement must still come. Raises as `complete`."""
         lacking: dict[str, int] = {}
         for edge, number in self._due(chunk):
             if not self._agrees(edge, number):
@@ -154,7 +153,8 @@ class Statements:
         return lacking
 
     def _due(self, chunk: int) -> list[tuple[str, int]]:
-        """The edges and chunks of what came and is not settled, that a part of `chunk` was computed from."""
+        """The edges and chunks of what came and is not settled, that a part of `chunk` was computed from: in a
+        generation, which has a state, also what came before."""
         generates = self._manifest.mode == "generate"
         return [at for at in sorted(self._came) if at[1] == chunk or (generates and at[1] < chunk)]
 

@@ -24,7 +24,7 @@ class Route:
     """Who sends and who receives on an edge (public keys, 64 hex digits)."""
 
     producer: str
-    consumers: tuple[str, ...]
+    consumer: str
 
 
 class Tape(Protocol):
@@ -103,7 +103,7 @@ def _nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """One consumer of an edge: which frame it gets next, and how much it has granted."""
+    """The consumer of an edge: which frame it gets next, and how much it has granted."""
 
     consumer: str
     next_seq: int | None = 0
@@ -151,5 +151,5 @@ class Outgoing:
 
     edge: str
     limit: int
-    windows: dict[str, Window] = field(default_factory=dict)
+    window: Window
     next_seq: int = 0

@@ -35,19 +35,18 @@ class JobEdges:
             raise TooLarge("routes", f"{len(routes)}, at most {MAX_EDGES}")
         self.incoming: dict[str, Incoming] = {}
         self.outgoing: dict[str, Outgoing] = {}
-        self.members = {member for route in routes.values() for member in (route.producer, *route.consumers)}
+        self.members = {member for route in routes.values() for member in (route.producer, route.consumer)}
         self.neighbours: set[str] = set()
         self._request = request
         self._limits = limits
         for edge, route in routes.items():
             limit = self._limit(edge)
-            if public in route.consumers:
+            if route.consumer == public:
                 self.neighbours.add(route.producer)
                 self.incoming[edge] = Incoming(edge, route.producer, limit, anew=relinks)
             if route.producer == public:
-                self.neighbours.update(route.consumers)
-                windows = {consumer: Window(consumer) for consumer in route.consumers}
-                self.outgoing[edge] = Outgoing(edge, limit, windows)
+                self.neighbours.add(route.consumer)
+                self.outgoing[edge] = Outgoing(edge, limit, Window(route.consumer))
         self.neighbours.discard(public)
 
     def _limit(self, edge: str) -> int:
@@ -89,9 +88,8 @@ class JobEdges:
         for incoming in self.incoming.values():
             if incoming.producer == peer:
                 incoming.restart()
-        for edge in self.outgoing:
-            if (window := self.window(edge, peer)) is not None:
-                window.pause()
+        for outgoing in self.to_peer(peer):
+            outgoing.window.pause()
 
     @property
     def granted(self) -> Counter[str]:
@@ -101,9 +99,14 @@ class JobEdges:
             found[incoming.producer] += max(0, incoming.granted - incoming.received)
         return found
 
-    def window(self, edge: str, consumer: str) -> Window | None:
+    def towards(self, peer: str, edge: str) -> Outgoing | None:
+        """The edge, if this node produces on it for `peer`."""
         outgoing = self.outgoing.get(edge)
-        return outgoing.windows.get(consumer) if outgoing is not None else None
+        return outgoing if outgoing is not None and outgoing.window.consumer == peer else None
+
+    def to_peer(self, peer: str) -> list[Outgoing]:
+        """The edges on which this node sends to `peer`."""
+        return [outgoing for outgoing in self.outgoing.values() if outgoing.window.consumer == peer]
 
     def from_peer(self, peer: str) -> list[Incoming]:
         """The edges on which `peer` sends here."""

@@ -171,9 +171,9 @@ class Link(asyncio.BufferedProtocol):
         self._check_open()
         self._send_urgent(frames.control(document))
 
-    def send_credit(self, job: str, edge: str, attempt: int, limit: int) -> None:
+    def send_credit(self, job: str, edge: str, limit: int) -> None:
         self._check_open()
-        self._send_urgent(frames.credit(job, edge, attempt, limit))
+        self._send_urgent(frames.credit(job, edge, 0, limit))
 
     def send(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> Sending | None:
         """Send a frame of `nbytes` under a header packed by frames.pack_header.

@@ -75,7 +75,6 @@ class JobMailbox:
         if len(request) != 64 or set(request) - set("0123456789abcdef"):
             raise BadInput("request", "not 64 lowercase hex digits")
         self.request = request
-        self.attempt = 0
         self.turn_us: Callable[[], int] | None = None
         """What this node's part of a turn takes (`wire.pacing`), where somebody counts it."""
         self._exchange = exchange
@@ -85,6 +84,8 @@ class JobMailbox:
         self._tape = tape
         self._keep_inputs = keep_inputs
         self._awaited: dict[str, asyncio.TimerHandle] = {}
+        """Neighbours that were lost, and have not been heard of in the job since. A link alone is not enough: a process
+        that was started anew has one, but not the job."""
         self._said: dict[str, Said] = {}
         self._queue: deque[tuple[Incoming, Frame[Array], int]] = deque()
         self._controls: deque[tuple[str, bytes]] = deque()
@@ -114,14 +115,6 @@ class JobMailbox:
         return self._edges.granted
 
     @property
-    def awaited(self) -> frozenset[str]:
-        """In a job that outlives its links: neighbours that were lost, and not been heard of in the job since.
-
-        A link alone is not enough: a process that was started anew has one, but not the job.
-        """
-        return frozenset(self._awaited)
-
-    @property
     def is_held(self) -> bool:
         """Whether this node goes on with the job: nothing has ended it here."""
         return self._error is None
@@ -139,18 +132,18 @@ class JobMailbox:
     # What the job's owner calls.
 
     async def put(self, frame: Frame[Array]) -> None:
-        """Deliver to every consumer of the edge; waits while a window is full.
+        """Deliver to the consumer of the edge; waits while its window is full.
 
-        When it returns, the arrays' memory may be used again, unless a consumer is on this node: that one has been
+        When it returns, the arrays' memory may be used again, unless the consumer is on this node: then it has been
         given the arrays themselves. In a job that outlives its links it also waits for a consumer that is lost, and
-        leaves out consumers that have said that they need no frame before a later one. If it is cancelled the frame
-        goes all the same, from a copy, before the next one.
+        returns if that says, when it is back, that it has the frame. If it is cancelled the frame goes all the same,
+        from a copy, before the next one.
 
         Raises:
             BadFrame: not an edge that this node produces, not the next `seq`, or an array that contradicts itself.
             TooLarge: above the edge's limit.
-            LinkLost: a consumer cannot be reached.
-            NotFound: a consumer lacks earlier frames, and the tape has not kept them.
+            LinkLost: the consumer cannot be reached.
+            NotFound: the consumer lacks earlier frames, and the tape has not kept them.
             NodewireError: what ended the job.
         """
         self.check()
@@ -159,10 +152,10 @@ class JobMailbox:
             raise BadFrame("edge", f"{frame.edge[:64]!r} is not one that this node produces")
         if frame.seq != outgoing.next_seq:
             raise BadFrame("seq", f"{frame.seq}, {outgoing.next_seq} is next on {frame.edge}")
-        parcel = self._sender.parcel(outgoing, self.attempt, frame)
+        parcel = self._sender.parcel(outgoing, frame)
         outgoing.next_seq = frame.seq + 1
         if self._tape is not None:
-            self._tape.write(self.request, frame.edge, self.attempt, frame)
+            self._tape.write(self.request, frame.edge, 0, frame)
         await self._sender.send(outgoing, parcel)
 
     async def get(self) -> Frame[Array]:
@@ -224,7 +217,7 @@ class JobMailbox:
     def cancel(self, error: NodewireError | None = None) -> None:
         """End the job here and at every neighbour, whose `get` and `put` raise `error`."""
         error = error or NotAllowed("job", f"cancelled by {self._exchange.public}")
-        document = {"t": CANCEL, "job": self.request, "attempt": self.attempt, "error": error.as_dict()}
+        document = {"t": CANCEL, "job": self.request, "attempt": 0, "error": error.as_dict()}
         for peer in self.neighbours:
             link = self._exchange.open_link(peer)
             if link is not None:
@@ -265,9 +258,8 @@ class JobMailbox:
             return
         for incoming in self._edges.from_peer(link.peer):
             self._tell(link, incoming)
-        for edge, outgoing in self._edges.outgoing.items():
-            if link.peer in outgoing.windows:
-                link.send_credit(self.request, edge, self.attempt, 0)
+        for outgoing in self._edges.to_peer(link.peer):
+            link.send_credit(self.request, outgoing.edge, 0)
         self._sender.wake()
 
     def opened(self) -> None:
@@ -278,10 +270,10 @@ class JobMailbox:
 
     def credited(self, link: Link, edge: str, limit: int) -> None:
         """A consumer grants more; or a producer, which opened the job after us, asks what was granted."""
-        incoming, window = self._edges.incoming.get(edge), self._edges.window(edge, link.peer)
-        if window is not None:
+        incoming, outgoing = self._edges.incoming.get(edge), self._edges.towards(link.peer, edge)
+        if outgoing is not None:
             self._hear(link.peer)
-            window.grant(limit)
+            outgoing.window.grant(limit)
         elif incoming is not None and incoming.producer == link.peer:
             self._hear(link.peer)
             self._tell(link, incoming)
@@ -342,15 +334,13 @@ class JobMailbox:
 
     def _begin_local(self, edge: str) -> None:
         """If both ends of an edge are on this node, let them begin to count."""
-        me = self._exchange.public
         incoming, outgoing = self._edges.incoming.get(edge), self._edges.outgoing.get(edge)
-        if incoming is None or outgoing is None or incoming.producer != me:
+        if incoming is None or outgoing is None:
             return
-        window = outgoing.windows[me]
-        is_anew = window.resume(incoming.next_seq)
-        window.grant(incoming.granted)
+        is_anew = outgoing.window.resume(incoming.next_seq)
+        outgoing.window.grant(incoming.granted)
         if is_anew:
-            self._sender.catch_up(outgoing, window)
+            self._sender.catch_up(outgoing)
 
     def expect(self, peer: str, error: NodewireError) -> None:
         """Fail the job unless `peer` is heard of in it within the grace period."""
@@ -386,15 +376,15 @@ class JobMailbox:
         edge, first = document.get("edge"), document.get("first")
         if not isinstance(edge, str) or type(first) is not int or not 0 <= first < 2**53:
             raise BadFrame("resume", "not {edge, first}")
-        outgoing, window = self._edges.outgoing.get(edge), self._edges.window(edge, peer)
-        if outgoing is None or window is None:
+        outgoing = self._edges.towards(peer, edge)
+        if outgoing is None:
             return
         self._hear(peer)
-        if window.resume(first):
+        if outgoing.window.resume(first):
             if (link := self._exchange.open_link(peer)) is not None:
-                link.send_credit(self.request, edge, self.attempt, 0)
+                link.send_credit(self.request, edge, 0)
             if first < outgoing.next_seq:
-                self._sender.catch_up(outgoing, window)
+                self._sender.catch_up(outgoing)
 
     def deliver_here(self, frame: Frame[Array], cost: int) -> None:
         self.deliver(self._edges.incoming[frame.edge], frame, cost)
@@ -410,11 +400,11 @@ class JobMailbox:
         """Tell a producer what it may send, and where to begin if it may not know."""
         if (first := incoming.lacking) is not None:
             link.send_control({"t": RESUME, "job": self.request, "edge": incoming.edge, "first": first})
-        link.send_credit(self.request, incoming.edge, self.attempt, incoming.granted)
+        link.send_credit(self.request, incoming.edge, incoming.granted)
 
     def _grant(self, incoming: Incoming, limit: int) -> None:
         """Let the producer send more."""
         if incoming.producer == self._exchange.public:
-            self._edges.outgoing[incoming.edge].windows[incoming.producer].grant(limit)
+            self._edges.outgoing[incoming.edge].window.grant(limit)
         elif (link := self._exchange.open_link(incoming.producer)) is not None:
-            link.send_credit(self.request, incoming.edge, self.attempt, limit)
+            link.send_credit(self.request, incoming.edge, limit)

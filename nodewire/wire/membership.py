@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from nodewire.errors import LinkLost, NodewireError, first_of
+from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, first_of
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
 from nodewire.wire.keeping import KeptLink
@@ -108,7 +108,7 @@ class Membership:
         if holds:
             return
         reason = f"gone: {error}" if holds is None else "there, and holds the job no more"
-        if holds is None:
+        if holds is None and not isinstance(error, Busy | NotAllowed):  # who says that is there
             self.missed.add(peer)
         _log.info("job %s: %s is %s", self._request[:8], peer[:8], reason)
         self.mailbox.cancel(LinkLost(peer, reason))

@@ -1,7 +1,7 @@
 """Whether a node holds a job: what is asked of one whose link was lost. NIPS.md, "Recovery".
 
-A node holds a job that is open at it, and that nothing has ended. A node that was started
-anew has no memory of the job.
+A node holds a job that is open at it, and that nothing has ended. A node that was started anew has no memory of the
+job.
 """
 
 from __future__ import annotations

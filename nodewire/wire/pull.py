@@ -193,7 +193,7 @@ class Pulls:
                 answer = await holder(peer, want)
         except TimeoutError:
             raise TimedOut(PULL, "no decision") from None
-        mailbox = self._node.open_job(job, {PULL: Route(self._node.public, (peer,))}, limits={PULL: limit})
+        mailbox = self._node.open_job(job, {PULL: Route(self._node.public, peer)}, limits={PULL: limit})
         try:
             async with asyncio.timeout(MAX_PULL_S):
                 for frame in _wrap(answer):
@@ -216,7 +216,7 @@ async def _answers(
     nonce = os.urandom(_NONCE_BYTES)
     job = _job(want, node.public, peer, nonce)
     limit = min(limit + MAX_HEADER_BYTES, MAX_FRAME_BYTES)
-    mailbox = node.open_job(job, {PULL: Route(peer, (node.public,))}, limits={PULL: limit})
+    mailbox = node.open_job(job, {PULL: Route(peer, node.public)}, limits={PULL: limit})
     ended = False
     try:
         link.send_control({"t": PULL, "job": job, "want": want.document(), "nonce": nonce, "limit": limit})

@@ -9,4 +9,4 @@ from nodewire.wire.edges import Route
 
 def routes_of(manifest: Manifest, plan: Plan) -> dict[str, Route]:
     """All edges by name, with the public keys of their producer and their consumer."""
-    return {edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends(manifest, plan).items()}
+    return {edge: Route(producer, consumer) for edge, (producer, consumer) in ends(manifest, plan).items()}

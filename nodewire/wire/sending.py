@@ -1,4 +1,4 @@
-"""How a job's frames get to their consumers: one at a time, as their windows allow, and again to who lacks them."""
+"""How a job's frames get to their consumers: one at a time, as their windows allow, and again if they are lacking."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Parcel:
 
 
 class _Turns:
-    """Whoever sends to one consumer of an edge, one at a time, and what that is waiting for."""
+    """Whoever sends to the consumer of an edge, one at a time, and what that is waiting for."""
 
     def __init__(self, window: Window) -> None:
         self.one = asyncio.Lock()
@@ -124,50 +124,34 @@ class Sender:
         for turns in list(self._turns.values()):
             turns.wake()
 
-    def parcel(self, outgoing: Outgoing, attempt: int, frame: Frame[Array]) -> Parcel:
+    def parcel(self, outgoing: Outgoing, frame: Frame[Array]) -> Parcel:
         """The frame as it goes out. Raises BadFrame, TooLarge."""
-        key = tensor_key(self._request, frame.edge, attempt, frame.seq)
+        key = tensor_key(self._request, frame.edge, 0, frame.seq)
         header = frames.data_header(
-            self._request, frame.edge, attempt, frame.seq, key, frame.tensors, frame.meta, outgoing.limit
+            self._request, frame.edge, 0, frame.seq, key, frame.tensors, frame.meta, outgoing.limit
         )
         return Parcel(frame, frames.pack_header(header), header.nbytes, header.cost)
 
     async def send(self, outgoing: Outgoing, parcel: Parcel) -> None:
-        """Return when every consumer that the edge then has been given the frame, or has said that it needs it not.
+        """Return when the consumer of the edge has been given the frame, or has said that it has it.
 
         With cancellation the frame is sent all the same, from a copy, before those that are put later.
 
         Raises:
             LinkLost, NotFound, NodewireError: as JobMailbox.put.
         """
-        if self._send_at_once(outgoing, parcel):
+        window, seq = outgoing.window, parcel.frame.seq
+        if self._send_at_once(window, parcel):
             return
         try:
-            await self._send(outgoing, parcel)
+            while window.lacks(seq):
+                await self._advance(outgoing, seq, parcel)
         except asyncio.CancelledError:
             self._owe(outgoing, parcel)
             raise
 
-    async def _send(self, outgoing: Outgoing, parcel: Parcel) -> None:
-        seq = parcel.frame.seq
-        while lacking := [window for window in outgoing.windows.values() if window.lacks(seq)]:
-            sends = [self._advance(outgoing, window, seq, parcel) for window in lacking]
-            if len(sends) == 1:
-                await sends[0]
-                continue
-            for outcome in await asyncio.gather(*sends, return_exceptions=True):
-                if outcome is not None:
-                    raise outcome
-
-    def _send_at_once(self, outgoing: Outgoing, parcel: Parcel) -> bool:
-        """What mostly happens: there is one consumer, and nothing is in the way."""
-        if len(outgoing.windows) != 1:
-            return False
-        (window,) = outgoing.windows.values()
-        return self._at_once(window, parcel)
-
-    def _at_once(self, window: Window, parcel: Parcel) -> bool:
-        """Whether nothing is in the way, and the frame has gone."""
+    def _send_at_once(self, window: Window, parcel: Parcel) -> bool:
+        """Whether nothing is in the way, as is mostly so, and the frame has gone."""
         turns, seq = self._turns.get(window), parcel.frame.seq
         if window.next_seq != seq or not window.fits(parcel.cost) or (turns is not None and turns.one.locked()):
             return False
@@ -178,25 +162,24 @@ class Sender:
         return True
 
     def _owe(self, outgoing: Outgoing, parcel: Parcel) -> None:
-        """Send a frame whose put was cancelled to those that were not given it, in the background."""
-        if lacking := [window for window in outgoing.windows.values() if window.lacks(parcel.frame.seq)]:
-            copied = parcel.copied()
-            for window in lacking:
-                self._turns_of(window).owed[parcel.frame.seq] = copied
-                self.catch_up(outgoing, window)
+        """Send a frame whose put was cancelled in the background, if the consumer was not given it."""
+        if outgoing.window.lacks(parcel.frame.seq):
+            self._turns_of(outgoing.window).owed[parcel.frame.seq] = parcel.copied()
+            self.catch_up(outgoing)
 
-    def catch_up(self, outgoing: Outgoing, window: Window) -> None:
-        """Send a consumer in the background what it lacks of what has been put."""
-        self._exchange.run(self._catch_up(outgoing, window))
+    def catch_up(self, outgoing: Outgoing) -> None:
+        """Send the consumer in the background what it lacks of what has been put."""
+        self._exchange.run(self._catch_up(outgoing))
 
-    async def _catch_up(self, outgoing: Outgoing, window: Window) -> None:
+    async def _catch_up(self, outgoing: Outgoing) -> None:
         try:
-            await self._advance(outgoing, window, outgoing.next_seq - 1)
+            await self._advance(outgoing, outgoing.next_seq - 1)
         except NodewireError as error:
             self._job.fail(error)
 
-    async def _advance(self, outgoing: Outgoing, window: Window, last: int, live: Parcel | None = None) -> None:
-        """Send one consumer what it lacks up to the frame `last`: `live`, the tape's where it is another."""
+    async def _advance(self, outgoing: Outgoing, last: int, live: Parcel | None = None) -> None:
+        """Send the consumer what it lacks up to the frame `last`: `live`, the tape's where it is another."""
+        window = outgoing.window
         turns = self._turns_of(window)
         async with turns.one:
             with suppress(LinkLost):  # of a put that was cancelled; what is lost with it is asked for again
@@ -209,7 +192,7 @@ class Sender:
                 if window.next_seq > last:
                     return
                 is_live = live is not None and live.frame.seq == window.next_seq
-                parcel = live if live is not None and is_live else self._again(outgoing, window, turns)
+                parcel = live if live is not None and is_live else self._again(outgoing, turns)
                 if window.fits(parcel.cost):
                     await self._hand(window, turns, parcel)
                 else:
@@ -222,8 +205,9 @@ class Sender:
             turns = self._turns[window] = _Turns(window)
         return turns
 
-    def _again(self, outgoing: Outgoing, window: Window, turns: _Turns) -> Parcel:
+    def _again(self, outgoing: Outgoing, turns: _Turns) -> Parcel:
         """The consumer's next frame, owed to it or from the tape. Raises NotFound."""
+        window = outgoing.window
         assert window.next_seq is not None
         if (owed := turns.owed.get(window.next_seq)) is not None:
             return owed
@@ -236,7 +220,7 @@ class Sender:
             found = next(turns.replay, None)
         if found is None or found[1].seq != window.next_seq:
             raise NotFound("tape", f"{outgoing.edge} has not been kept from {window.next_seq} on")
-        turns.kept = self.parcel(outgoing, *found)
+        turns.kept = self.parcel(outgoing, found[1])
         return turns.kept
 
     async def _hand(self, window: Window, turns: _Turns, parcel: Parcel) -> None:

@@ -78,7 +78,7 @@ class Signing:
         )
 
     def again(self, peer: str, edge: object, first: object) -> list[Sent]:
-        """What was signed of an edge that leads to `peer` now, from chunk `first` on, as much as a document holds.
+        """What was signed of an edge that leads to `peer`, from chunk `first` on, as much as a document holds.
 
         Raises:
             BadFrame: malformed.

@@ -80,7 +80,7 @@ async def bought(made: Manifest, folder) -> tuple[list[np.ndarray], dict[str, De
             nodes[name] = Node(Keys.generate())
             stack.push_async_callback(nodes[name].close)
         addresses = {name: await node.listen("127.0.0.1") for name, node in nodes.items()}
-        routes = {e.name: Route(nodes[e.source].public, (nodes[e.target].public,)) for e in made.edges}
+        routes = {e.name: Route(nodes[e.source].public, nodes[e.target].public) for e in made.edges}
         for edge in made.edges:
             await nodes[edge.source].link(nodes[edge.target].public, [addresses[edge.target]])
         boxes = {name: node.open_job(REQUEST, routes) for name, node in nodes.items()}

@@ -154,8 +154,7 @@ class Ring:
             statements=statements,
             record=record,
         )
-        mine = [r for r in member.routes.values() if r.producer == place.keys.public]
-        peers = {consumer for route in mine for consumer in route.consumers}
+        peers = {route.consumer for route in member.routes.values() if route.producer == place.keys.public}
         if run.drives:
             peers |= set(run._part.others)
         work = [member.link(peer) for peer in peers - {place.keys.public, CUSTOMER.public}]

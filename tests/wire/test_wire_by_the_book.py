@@ -179,7 +179,7 @@ async def test_it_dials_sends_a_frame_and_is_sent_one(net):
     public = peer.secret.public_key.format()[1:].hex()
     sent = os.urandom(600_000)
     peer.writer.write(tensor_frames("to.it", 0, sent, stream=3))  # within 1 MiB: before anybody has opened the job
-    job = node.open_job(JOB, {"to.it": Route(public, (node.public,)), "to.us": Route(node.public, (public,))})
+    job = node.open_job(JOB, {"to.it": Route(public, node.public), "to.us": Route(node.public, public)})
     got = await asyncio.wait_for(job.get(), 5)
     assert (got.edge, got.seq, bytes(got.tensors[0].data), dict(got.meta)) == ("to.it", 0, sent, {"pos": 0})
 

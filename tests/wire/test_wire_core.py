@@ -38,7 +38,7 @@ class Relinks(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.sizes = []  # of the frames that have been put, by seq
-        routes = {"e": Route("producer", ("consumer",))}
+        routes = {"e": Route("producer", "consumer")}
         self.consumer = JobEdges("consumer", JOB, routes, {"e": LIMIT}, relinks=True)
         self.incoming = self.consumer.incoming["e"]
         self.incoming.granted = self.incoming.window  # the job is open
@@ -50,7 +50,7 @@ class Relinks(RuleBasedStateMachine):
 
     @property
     def window(self):
-        return self.producer.outgoing["e"].windows["consumer"]
+        return self.producer.outgoing["e"].window
 
     def link(self):
         """What two mailboxes tell each other when there is a link between them."""
@@ -172,7 +172,7 @@ TestRelinks.settings = settings(deadline=None, max_examples=150, stateful_step_c
 
 
 def test_a_frame_of_another_attempt_than_the_first_is_refused():
-    edges = JobEdges("consumer", JOB, {"e": Route("producer", ("consumer",))}, {}, relinks=True)
+    edges = JobEdges("consumer", JOB, {"e": Route("producer", "consumer")}, {}, relinks=True)
     with pytest.raises(BadFrame):
         edges.begin("producer", header(0, 1, attempt=1))
     edges.begin("producer", header(0, 1))

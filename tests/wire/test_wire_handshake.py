@@ -154,7 +154,7 @@ async def test_nothing_but_auth_is_read_from_a_stranger(net):
     heard = []
     s = await net.node(on_control=lambda peer, document: heard.append(document))
     keys = Keys.generate()
-    job = s.open_job(job_id("j"), {"e": Route(keys.public, (s.public,))})
+    job = s.open_job(job_id("j"), {"e": Route(keys.public, s.public)})
     for early in (
         data_frame(job.request, "e", 0),
         frames.ping(1),

@@ -77,7 +77,7 @@ async def test_an_address_whose_first_packets_are_lost_is_tried_once_more(net):
 @TLS_AND_SHM
 async def test_frames_of_a_job_go_on_where_they_were_over_links_that_are_cut_again_and_again(net):
     a, b = await net.node(patience=QUICK), await net.node(patience=QUICK)
-    routes = {"e": Route(a.public, (b.public,))}
+    routes = {"e": Route(a.public, b.public)}
     kept = a.keep(b.public, [net.addresses[b.public]])
 
     class Tape:

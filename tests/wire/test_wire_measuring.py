@@ -25,7 +25,7 @@ async def test_links_and_what_goes_over_them_are_counted(net):
     before = shown(b)
     assert before["links", "address"] == before["links_opened_total", "address"] == 1
     assert before["links", "shm"] == before["reconnects_total",] == 0
-    routes = {"x": Route(a.public, (b.public,))}
+    routes = {"x": Route(a.public, b.public)}
     job = job_id("counted")
     sender, receiver = a.open_job(job, routes), b.open_job(job, routes)
     await sender.put(Frame("x", 0, (array(bytes(1_000_000)),), {}))

@@ -18,7 +18,7 @@ PATIENCE_S = 1.0
 async def job(net):
     """A stage, and the customer, to which its edge leads."""
     stage, customer = await net.node(), await net.node()
-    routes = {"e": Route(stage.public, (customer.public,))}
+    routes = {"e": Route(stage.public, customer.public)}
     return stage, customer, stage.open_job(JOB, routes)
 
 

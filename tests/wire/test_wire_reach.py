@@ -51,7 +51,7 @@ async def test_where_no_hole_can_be_punched_the_splice_joins_both_and_frames_go_
     a, b = await meetings.pair(here, dials_lower=dials_lower)
     assert (await a.link(b.public, [str(here)])).rung == "splice"
     await until(lambda: a.public in b.peers)
-    routes = {"edge": Route(a.public, (b.public,))}
+    routes = {"edge": Route(a.public, b.public)}
     sends, takes = a.open_job(job_id("spliced"), routes), b.open_job(job_id("spliced"), routes)
     data = bytes(range(256)) * 4_096
     await sends.put(Frame("edge", 0, (array(data),)))
@@ -72,7 +72,7 @@ async def test_who_is_in_a_job_is_met_as_soon_as_the_job_is_open(meetings):
     a, b = await meetings.node(), await meetings.node(here=[here])
     linking = asyncio.create_task(a.link(b.public, [str(here)]))
     await asyncio.sleep(0)
-    b.open_job(job_id("later"), {"edge": Route(a.public, (b.public,))})
+    b.open_job(job_id("later"), {"edge": Route(a.public, b.public)})
     assert (await linking).peer == b.public
 
 

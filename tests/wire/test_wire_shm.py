@@ -26,7 +26,7 @@ NOWHERE = "127.0.0.1:1"
 
 
 def echo_routes(a, b):
-    return {"there": Route(a.public, (b.public,)), "back": Route(b.public, (a.public,))}
+    return {"there": Route(a.public, b.public), "back": Route(b.public, a.public)}
 
 
 # Who finds whom.
@@ -424,7 +424,7 @@ async def test_half_a_record_ends_the_link(net):
 async def test_what_was_delivered_does_not_change_when_the_peer_writes_over_it(net):
     b, keys = await net.node(), Keys.generate()
     hand = await Hand.proven(net, b, keys)
-    job = b.open_job(JOB, {"e": Route(keys.public, (b.public,))})
+    job = b.open_job(JOB, {"e": Route(keys.public, b.public)})
     data = os.urandom(100_000)
     hand.send(data_frame(JOB, "e", 0, data))
     frame = await job.get()
@@ -440,7 +440,7 @@ async def test_a_peer_that_scribbles_all_the_time_spoils_its_own_frames_alone(ne
     await net.link(a, b)
     mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
     hand = await Hand.proven(net, b, keys)
-    job = b.open_job(job_id("spoilt"), {"e": Route(keys.public, (b.public,))})
+    job = b.open_job(job_id("spoilt"), {"e": Route(keys.public, b.public)})
     link, stop, unforeseen = b.peers[keys.public], threading.Event(), []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unforeseen.append(context))
 
@@ -488,7 +488,7 @@ async def test_a_peer_that_never_reads_is_given_up(net):
 async def test_a_peer_that_leaves_in_the_middle_has_its_last_words_heard(net):
     b, keys = await net.node(), Keys.generate()
     hand = await Hand.proven(net, b, keys)
-    job = b.open_job(JOB, {"e": Route(keys.public, (b.public,))})
+    job = b.open_job(JOB, {"e": Route(keys.public, b.public)})
     hand.send(data_frame(JOB, "e", 0, b"whole"))
     hand.send(data_frame(JOB, "e", 1, b"ha", size=1_000))
     hand.close()

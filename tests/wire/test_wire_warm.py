@@ -16,7 +16,7 @@ async def test_a_link_is_warmed_up_when_it_opens_and_again_for_a_job_after_it_wa
     a, b = await net.pair(patience=PATIENCE)
     link = await a.link(b.public, [net.addresses[b.public]])
     assert WARM_UP_BYTES <= link.bytes_out < 2 * WARM_UP_BYTES
-    routes = {"x": Route(a.public, (b.public,))}
+    routes = {"x": Route(a.public, b.public)}
     jobs = [a.open_job(job_id("soon"), routes)]
     assert link.bytes_out < 2 * WARM_UP_BYTES  # it has just been
     jobs[0].close()

@@ -92,7 +92,7 @@ async def _draws(record: Record, market: Market, judged: Judged) -> list[Line]:
 def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[Line]:
     held, broken, ids = _certified(record.verdicts, committee)
     for key, sample in judged.samples.items():
-        what = f"{sample.task} of chunk {sample.chunk}, attempt {sample.attempt} by {sample.provider[:8]}"
+        what = f"{sample.task} of chunk {sample.chunk} by {sample.provider[:8]}"
         found = {one.verdict.digest(): one for one in held.pop(key, ())}
         if not found:
             if key in broken:
@@ -123,7 +123,7 @@ def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[
         if said.claimed:
             yield _unfounded(key, certificates, ids, record, judged)
             continue
-        what = f"{said.task} of chunk {said.chunk}, attempt {said.attempt} by {said.provider[:8]}"
+        what = f"{said.task} of chunk {said.chunk} by {said.provider[:8]}"
         if (drawn := _fed(said, record, judged)) is not None and len(
             {one.verdict.digest() for one in certificates}
         ) == 1:
@@ -156,7 +156,7 @@ def _unfounded(
 ) -> Line:
     """Of a claim that, as the committee says, nothing certified stands behind."""
     said = certificates[0].verdict
-    what = f"the claim of {said.provider[:8]} for chunk {said.chunk}, attempt {said.attempt}"
+    what = f"the claim of {said.provider[:8]} for chunk {said.chunk}"
     if len({one.verdict.digest() for one in certificates}) > 1:
         return wrong("verdict", what, "two different verdicts are certified")
     if record.finality.unread:

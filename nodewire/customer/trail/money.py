@@ -24,9 +24,9 @@ def lines(record: Record, network: str) -> Iterator[Line]:
 
 def _payments(record: Record, network: str) -> Iterator[Line]:
     plan = record.request.plan
-    for (provider, chunk, attempt), said in sorted(record.claims.items(), key=lambda item: item[0][1:] + item[0][:1]):
+    for (provider, chunk, _), said in sorted(record.claims.items(), key=lambda item: item[0][1:] + item[0][:1]):
         assert said.due is not None
-        due, what = said.due, f"chunk {chunk}, attempt {attempt} to {provider[:8]}"
+        due, what = said.due, f"chunk {chunk} to {provider[:8]}"
         price = plan.price_msat(provider)
         if not may_be_due(due.amount_msat, price, due.units, due.cached):
             yield wrong("payment", what, f"{due.amount_msat} msat claimed, {due.units} times {price} are due")
@@ -149,7 +149,7 @@ def ledger(record: Record, debts: Sequence[Debt]) -> Iterator[Line]:
     for debt in debts:
         if debt.key.payee not in members:
             continue  # the verification share goes to the treasury
-        key, what = debt.key, f"chunk {debt.key.chunk}, attempt {debt.key.attempt} to {debt.key.payee[:8]}"
+        key, what = debt.key, f"chunk {debt.key.chunk} to {debt.key.payee[:8]}"
         said = record.claims.get((key.payee, key.chunk, key.attempt))
         if said is None or said.due is None:
             yield missing("ledger", what, f"{debt.amount_msat} msat {debt.state}, and no relay has the claim")

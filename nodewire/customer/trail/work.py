@@ -36,7 +36,7 @@ def _commitments(record: Record) -> Iterator[Line]:
     plan = record.request.plan
     for (provider, chunk, attempt), said in sorted(record.claims.items(), key=lambda item: item[0][1:] + item[0][:1]):
         assert said.due is not None
-        what = f"chunk {chunk}, attempt {attempt} by {provider[:8]}"
+        what = f"chunk {chunk} by {provider[:8]}"
         found = record.finality.of_chunk(plan, provider, chunk, attempt)
         held = record.finality.claimed(plan, provider, chunk, attempt, said.due.root)
         if held is not None:

@@ -33,9 +33,9 @@ def send_otherwise(tasks: Sequence[str]) -> None:
         if (self._part.request.id, frame.edge) in edges and self._stating is not None:
             self._stating.statements._signing._out[frame.edge, chunk][-1] = hashed(turned(frame))
 
-    def turned_parcel(self: Any, outgoing: Any, attempt: int, frame: Frame[Array]) -> Any:
+    def turned_parcel(self: Any, outgoing: Any, frame: Frame[Array]) -> Any:
         lies = (self._request, frame.edge) in edges
-        return parcel(self, outgoing, attempt, turned(frame) if lies else frame)
+        return parcel(self, outgoing, turned(frame) if lies else frame)
 
     JobRun.produced, Hashing._hash = otherwise, signed_otherwise  # type: ignore[method-assign]
     Sender.parcel = turned_parcel  # type: ignore[method-assign]

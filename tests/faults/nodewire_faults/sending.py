@@ -32,6 +32,5 @@ class Sending:
     async def _again(self, frame: Frame[Array]) -> None:
         """On the wire as it went, with the number that it had."""
         sender, outgoing = self._mailbox._sender, self._mailbox._edges.outgoing[frame.edge]
-        for window in outgoing.windows.values():
-            window.next_seq = frame.seq
-        await sender.send(outgoing, sender.parcel(outgoing, self._mailbox.attempt, frame))
+        outgoing.window.next_seq = frame.seq
+        await sender.send(outgoing, sender.parcel(outgoing, frame))
