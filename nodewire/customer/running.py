@@ -263,12 +263,12 @@ class Running:
         return found
 
     async def _failed(self, error: NodeFailed) -> set[str]:
-        """Providers whose own fault ended the job. A neighbour may only pass it on, so their own word is waited for; what
-        others say of one is none."""
+        """Providers whose own fault ended the job. A neighbour may only pass it on, so their own word is waited for;
+        what it says of another is no such word."""
         with suppress(TimeoutError):
             async with asyncio.timeout(WORD_S if error.by else 0):
                 await self.answers.own_word()
-        return self.answers.failed or {error.by} - {""}
+        return self.answers.failed or {error.by} - {""} or self.answers.blamed
 
     async def _is_there(self, provider: str) -> bool:
         """Whether it answers, as far as this node can know: one without an address is for it to come."""
