@@ -26,7 +26,7 @@ from nodewire.provider.admission import Admission, AdmittedJob, feedback_for
 from nodewire.provider.figures import Figures
 from nodewire.provider.job import JobRun
 from nodewire.provider.outage import Outage
-from nodewire.provider.prefixes import Prefixes, whose
+from nodewire.provider.prefixes import Prefixes, UnpaidPrompts, whose
 from nodewire.provider.proving import Proof
 from nodewire.provider.serving import OneManifest, Served
 from nodewire.provider.specializations import Specializations
@@ -87,6 +87,7 @@ class Provider:
         self._withdrawals = withdrawals
         self._patience_s = patience_s
         self._prefixes = prefixes
+        self._unpaid = UnpaidPrompts()
         self._spool = spool
         self._proof = proof
         self._outage = outage
@@ -275,6 +276,7 @@ class Provider:
             statements=statements,
             record=record,
             whose=whose(self._prefixes, request.customer, str(params.get("apart", ""))),
+            unpaid=self._unpaid,
             cached_ppm=ads[self._keys.public].cached_ppm,
             begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
         )

@@ -39,7 +39,7 @@ from nodewire.provider.chunks import Chunks
 from nodewire.provider.credit import Credit
 from nodewire.provider.hashing import Hashing
 from nodewire.provider.part import Part
-from nodewire.provider.prefixes import Finding
+from nodewire.provider.prefixes import Finding, UnpaidPrompts
 from nodewire.provider.settling import Commit, Settling
 from nodewire.provider.statements import Statements
 from nodewire.provider.stating import Stating
@@ -90,13 +90,15 @@ class JobRun:
         statements: Statements | None = None,
         record: Record | None = None,
         whose: str = "",
+        unpaid: UnpaidPrompts | None = None,
         cached_ppm: int = WHOLE_PPM,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
         """`patience_s`: how long a payment that is due is waited for before the job is given up. `statements`: of a job
         that may be judged. `record`: the job's tape, if the plan lets its driver guess. `whose`: among whose prompts
-        stages look for this one's beginning, nobody's if none; `cached_ppm`: what one that is found costs, as the ad
-        says. `begin`: told before the first chunk is computed; it raises Busy where that may not be."""
+        stages look for this one's beginning, nobody's if none; `unpaid`: what jobs before left unpaid; `cached_ppm`:
+        what one that is found costs, as the ad says. `begin`: told before the first chunk is computed; it raises Busy
+        where that may not be."""
         self._part = part = Part(keys.public, request, manifest)
         self.credit = Credit(patience_s=patience_s)
         self._begin = begin
@@ -104,7 +106,7 @@ class JobRun:
         self._keys = keys
         self._kind = kind
         self._mailbox = mailbox
-        self._finding = Finding(worker, manifest, whose)
+        self._finding = Finding(worker, manifest, whose, unpaid or UnpaidPrompts())
         self._worker = Timed(self._finding)
         mailbox.turn_us = self._worker.turn_us
         self._ledger = ledger
@@ -197,6 +199,7 @@ class JobRun:
                 task.cancel()
             await asyncio.gather(serving, ended, watching, *self._task_group.cancel(), return_exceptions=True)
             self._mailbox.close()
+            self._finding.ended(self.tasks, self._chunks.units.get(0, 0))
             self._book_end(broke=broke, own=own)
 
     def fail(self, error: Exception) -> None:

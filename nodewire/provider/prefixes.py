@@ -15,6 +15,8 @@ from nodewire.protocol.manifest import Manifest
 
 Prefixes = Literal["own", "shared", "off"]
 _SHARED = "*"
+MAX_NAMES = 4096
+"""Of customers with unpaid prompts that a node remembers."""
 
 
 def whose(prefixes: Prefixes, customer: str, apart: str = "") -> str:
@@ -27,18 +29,48 @@ def whose(prefixes: Prefixes, customer: str, apart: str = "") -> str:
     return {"own": own, "shared": _SHARED, "off": ""}[prefixes]
 
 
+class UnpaidPrompts:
+    """By name, how many units of prompts a node computed and asked nobody for: their jobs ended before.
+
+    The next job of that name finds them, and pays their whole price. It counts what it is charged for, whichever prompt
+    that belongs to. Of many names the oldest is forgotten.
+    """
+
+    def __init__(self, most: int = MAX_NAMES) -> None:
+        self._units: dict[str, int] = {}
+        self._most = most
+
+    def add(self, name: str, units: int) -> None:
+        """A job of that name ended with so many units computed."""
+        if units > 0 and name:
+            self._units[name] = self._units.pop(name, 0) + units
+            while len(self._units) > self._most:
+                del self._units[next(iter(self._units))]
+
+    def charge(self, name: str, found: int) -> int:
+        """How many of the units that a job found cost less; the others make up for unpaid ones."""
+        whole = min(found, self._units.get(name, 0))
+        if whole:
+            self._units[name] -= whole
+        if not self._units.get(name, 1):
+            del self._units[name]
+        return found - whole
+
+
 class Finding:
     """Implements nodewire.kind.Worker. `whose`: among whose prompts stages look; nobody's if empty.
 
     No neighbour hears what was found: that stands in no frame, so commitments and statements are what they ever were.
     """
 
-    def __init__(self, worker: Worker, manifest: Manifest, whose: str) -> None:
+    def __init__(self, worker: Worker, manifest: Manifest, whose: str, unpaid: UnpaidPrompts) -> None:
         self._worker = worker
+        self._unpaid = unpaid
         self._whose, self._chunk = whose, manifest.chunk
         self._stages = {task.name for task in manifest.tasks if task.engine == "decoder.stage"}
         self._found: Counter[str] = Counter()
         """Positions by stage."""
+        self._is_charged = False
         self.load = worker.load
 
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
@@ -51,6 +83,16 @@ class Finding:
 
     async def close(self, task: str, session: str) -> None:
         await self._worker.close(task, session)
+
+    def cached(self, tasks: Collection[str], units: int) -> int:
+        """How many of a prompt's `units` these tasks ask less for. What is found is charged once: ask once."""
+        self._is_charged = True
+        return self._unpaid.charge(self._whose, min(units, self.units(tasks)))
+
+    def ended(self, tasks: Collection[str], units: int) -> None:
+        """The job is over, and these tasks had begun so many of the prompt's units."""
+        if not self._is_charged and any(task in self._stages for task in tasks):
+            self._unpaid.add(self._whose, units - self.units(tasks))
 
     def units(self, tasks: Collection[str]) -> int:
         """How many of the prompt's units every stage among these tasks had found; 0 without one."""

@@ -104,7 +104,7 @@ class Settling:
                 roots = [self._root(leaves, task, chunk) for task, leaves in made.items()]
                 await self._commit(roots)
                 self.roots += roots
-                cached = min(units, self._finding.units(made)) if self._part.generates and chunk == 0 else 0
+                cached = self._finding.cached(made, units) if self._part.generates and chunk == 0 else 0
                 await self._ask(chunk, units, cached, claim(roots))
             del self._unsettled[chunk]
             if end:

@@ -31,6 +31,12 @@ class Asking(Generic[T]):
         self._ask, self._answer, self._say, self._read = ask, answer, say, read
         self._waiting: dict[tuple[str, str], set[asyncio.Future[T]]] = {}
 
+    def linked(self, link: Link) -> None:
+        """There is a new link to a peer: what it has not answered is asked again, for the question may be lost."""
+        for peer, request in self._waiting:
+            if peer == link.peer:
+                link.send_control({"t": self._ask, "job": request})
+
     def heard(self, link: Link, document: Document) -> bool:
         """Whether a control document was about this; then it has been seen to."""
         name = document.get("job")
@@ -50,11 +56,13 @@ class Asking(Generic[T]):
         `reaching` becomes the link to it. Who asks at once with others has their answer, and a patience of its own.
         """
         waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        others = self._waiting.setdefault((peer, request), set())
-        others.add(waiting)
+        others: set[asyncio.Future[T]] = set()
         try:
             async with timeout_awake(patience_s):
-                (await reaching).send_control({"t": self._ask, "job": request})
+                link = await reaching
+                others = self._waiting.setdefault((peer, request), others)
+                others.add(waiting)
+                link.send_control({"t": self._ask, "job": request})
                 return await waiting
         except (NodewireError, TimeoutError):
             return None

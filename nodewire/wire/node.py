@@ -252,3 +252,4 @@ class Node:
     def _linked(self, link: Link) -> None:
         self.run(self.survey.follow(link))
         self._jobs.linked(link)
+        self._presence.linked(link)

@@ -30,7 +30,7 @@ class Presence:
     def __init__(self, job: Callable[[str], _Job | None]) -> None:
         self._job = job
         self._asking = Asking(ASK, ANSWER, lambda peer, name: {"held": self._holds(peer, name)}, _held)
-        self.heard, self.ask = self._asking.heard, self._asking.ask
+        self.heard, self.ask, self.linked = self._asking.heard, self._asking.ask, self._asking.linked
 
     def _holds(self, peer: str, request: str) -> bool:
         job = self._job(request)

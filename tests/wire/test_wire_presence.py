@@ -1,9 +1,12 @@
 """Whether a node holds a job: it says so to the job's members, and to nobody else."""
 
+import asyncio
+
 import pytest
-from wire_net import QUICK, TLS_AND_SHM, job_id
+from wire_net import QUICK, TLS_AND_SHM, job_id, until
 
 from nodewire.errors import LinkLost, NotAllowed
+from nodewire.nostr.keys import Keys
 from nodewire.wire import Route, frames
 
 pytestmark = TLS_AND_SHM
@@ -68,3 +71,16 @@ async def test_only_who_was_asked_answers(net, job):
     for _ in range(3):
         liar.send(frames.control({"t": "present", "job": JOB, "held": True}))
         assert not await asked(net, customer, stage)
+
+
+async def test_a_question_that_was_lost_with_its_link_is_asked_on_the_next(net):
+    customer, keys = await net.node(), Keys.generate()
+    first = await net.proven(customer, keys)
+    asking = asyncio.create_task(customer.holds(keys.public, [], JOB, 20.0))
+    assert await first.document() == {"t": "presence", "job": JOB}
+    first.writer.transport.abort()
+    await until(lambda: keys.public not in customer.peers)
+    second = await net.proven(customer, keys)
+    assert await second.document() == {"t": "presence", "job": JOB}
+    second.send(frames.control({"t": "present", "job": JOB, "held": True}))
+    assert await asking is True
