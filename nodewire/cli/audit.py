@@ -1,36 +1,26 @@
 """`nodewire audit EVENT`: follow a job's trail through the public record, and say line by line what holds.
 
 A training's transcript is audited by `audit_training`, a generation's by `audit_generation`. Of a job
-
-The plan is re-derived from what it cites; commitments, certificates, draws, verdicts, bonds and payments are
-checked against one another; the customer's own ledger as well, if the configuration is its own.
+(`job_trail`) the plan is re-derived from what it cites; commitments, certificates, draws, verdicts, bonds and payments
+are checked against one another; the customer's own ledger as well, if the configuration is its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import AsyncExitStack
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from nodewire.cli.job_trail import trail_of
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
-from nodewire.cli.roles import enter_market, event_id, naming
+from nodewire.cli.roles import event_id, naming
 from nodewire.cli.training_results import TRANSCRIPT
-from nodewire.config import AnyRole, OracleConfig, load_role
-from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
-
-if TYPE_CHECKING:
-    from nodewire.customer.trail.line import Line
-    from nodewire.market import Market
-    from nodewire.nostr.pool import Pool
-    from nodewire.pay.sim_bond_holder import SimBondHolder
-    from nodewire.protocol.job import Request
-    from nodewire.protocol.manifest import Manifest
+from nodewire.config import load_role
+from nodewire.errors import BadInput
 
 
 class Depth(StrEnum):
@@ -99,98 +89,3 @@ def audit(
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(audit)
-
-
-async def trail_of(role: AnyRole, id_: str) -> dict[str, Any]:
-    """What the public record says of a job: checks of its plan, findings, and the trail's lines."""
-    from nodewire.nostr.nip01 import Filter
-    from nodewire.plan.audit import audit as rederive
-    from nodewire.protocol import beacon, certificate, job
-    from nodewire.protocol.snapshot import Snapshot
-
-    checks: dict[str, str] = {}
-    async with AsyncExitStack() as stack:
-        _, pool, market = await enter_market(stack, role)
-        events = await pool.fetch([Filter(ids=frozenset({id_}))], timeout_s=10.0)
-        if not events:
-            raise NotFound("event", f"no relay has {id_}")
-        findings: list[dict[str, str]] = []
-        lines: list[dict[str, Any]] = []
-        request = manifest = None
-        try:
-            request = job.parse(events[0])
-            checks["the request is well-formed, signed, and its tags say what the plan says"] = ""
-            manifest = await market.manifest(request.manifest_address, request.plan.manifest)
-            cited = await market.certificate_event(request.certificate_event)
-            proof = certificate.parse(cited)
-            checks["the committee's quorum certificate is there"] = ""
-            path = await market.fetch_blob(proof.body.snapshot, Snapshot.MAX_BYTES)
-            blob = await asyncio.to_thread(path.read_bytes)
-            checks["the certified snapshot is there and has its hash"] = ""
-            busy = []
-            if request.plan.busy:
-                busy = await pool.fetch([Filter(ids=frozenset(request.plan.busy))], timeout_s=10.0)
-            found = rederive(
-                request.plan,
-                customer=request.customer,
-                manifest=manifest,
-                committee=market.committee,
-                certificate=proof,
-                partials=[beacon.parse(partial) for partial in request.signed_partials()],
-                snapshot_blob=blob,
-                busy=busy,
-            )
-            findings = [{"path": f.path, "expected": f.expected, "found": f.found} for f in found]
-            checks["assign/2 over certificate, beacon and snapshot gives this plan"] = (
-                f"{len(findings)} fields differ" if findings else ""
-            )
-        except NodewireError as error:
-            checks[error.code] = str(error)
-            findings.append({"path": error.field, "expected": "", "found": error.reason or str(error)})
-        if request is not None and manifest is not None:
-            lines = [asdict(line) for line in await _trail(stack, role, request, manifest, market, pool)]
-    holds = not any(checks.values()) and all(line["state"] != "wrong" for line in lines)
-    return {"request": id_, "ok": holds, "checks": checks, "findings": findings, "lines": lines}
-
-
-async def _trail(
-    stack: AsyncExitStack,
-    role: AnyRole,
-    request: Request,
-    manifest: Manifest,
-    market: Market,
-    pool: Pool,
-) -> list[Line]:
-    from nodewire.customer.starting import NETWORKS
-    from nodewire.customer.trail import judged, money, record, work
-    from nodewire.nostr.keys import Keys
-    from nodewire.pay.ledger import Ledger
-
-    found = await record.read(request, manifest, market, pool)
-    lines = list(work.lines(found))
-    lines += (await judged.lines(found, market, _holder(stack, role)))[0]
-    lines += money.lines(found, NETWORKS[role.wallet.kind if role.wallet is not None else "sim"])
-    if (
-        not isinstance(role, OracleConfig)
-        and role.ledger.exists()
-        and Keys.from_file(role.key).public == request.customer
-    ):
-        ledger = Ledger(role.ledger)
-        stack.callback(ledger.close)
-        lines += money.ledger(found, ledger.debts_of(request.id))
-    return lines
-
-
-def _holder(stack: AsyncExitStack, role: AnyRole) -> SimBondHolder | None:
-    """The bonds' holder that the role's wallet reaches; None without a wallet."""
-    from nodewire.pay.sim_bond_holder import SimBondHolder
-    from nodewire.pay.sim_wallet import SimWallet
-
-    if role.wallet is None:
-        return None
-    try:
-        wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
-    except BadConfig:
-        return None
-    stack.push_async_callback(wallet.close)
-    return SimBondHolder(wallet)

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nodewire.cli.job_trail import trail_of
 from nodewire.cli.output import console, notes, one_line, print_json
 from nodewire.cli.roles import enter_market, naming
 from nodewire.config import AnyRole, CustomerConfig, load_role
@@ -93,7 +94,6 @@ def _show(found: dict[str, Any]) -> None:
 
 async def _beyond(role: AnyRole, reading: Reading, trails: list[dict[str, Any]], *, replay: bool, show: bool) -> bool:
     """Follow the jobs on relays, and make the tokens again if that is wished; whether they were."""
-    from nodewire.cli.audit import trail_of
     from nodewire.verify.generation import compare
 
     for request in reading.requests:

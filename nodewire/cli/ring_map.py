@@ -10,11 +10,11 @@ from rich.table import Table
 from nodewire.cli.output import notes, one_line
 
 if TYPE_CHECKING:
-    from nodewire.customer.purchase import Purchase
+    from nodewire.customer.session import PlannedJob
     from nodewire.wire.node import Node
 
 
-def show_ring(bought: Purchase, names: Mapping[str, str], node: Node) -> None:
+def show_ring(bought: PlannedJob, names: Mapping[str, str], node: Node) -> None:
     """Who computes which layers, and how far each is from here."""
     table = Table("task", "node", "from here", "holds", box=None, header_style="bold dim")
     for one in bought.plan.tasks:

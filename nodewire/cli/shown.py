@@ -14,7 +14,7 @@ from nodewire.cli.output import counted, notes, one_line, plain, sats
 from nodewire.cli.ring_map import show_ring
 from nodewire.config import CustomerConfig
 from nodewire.customer.customer import Customer
-from nodewire.customer.purchase import Purchase
+from nodewire.customer.session import PlannedJob
 from nodewire.customer.summary import spent
 from nodewire.pay.settlement import FLAT_UNITS, share_msat
 from nodewire.protocol.plan import LOCAL
@@ -37,7 +37,7 @@ class Watched(Customer):
         self.session.announce = self._planned
         return self
 
-    async def _planned(self, bought: Purchase) -> None:
+    async def _planned(self, bought: PlannedJob) -> None:
         """Learn who the job's providers would be, and say so before it is requested."""
         if self._shown and self._show:
             why = "was refused or broke off, or its work failed"
@@ -87,7 +87,7 @@ class GrowingText:
         self._began = False
 
 
-def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
+def _show_plan(bought: PlannedJob, names: Mapping[str, str]) -> None:
     """Who does what, for how much, and out of how many."""
     plan, manifest = bought.plan, bought.manifest
     table = Table("task", "provider", "price", "live holders", box=None, header_style="bold dim")

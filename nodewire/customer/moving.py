@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from nodewire.customer.again import without
 from nodewire.customer.leg import Leg
 from nodewire.customer.race import Outcome, Race
+from nodewire.customer.session import Session
 from nodewire.errors import NodewireError
 from nodewire.pay.settlement import share_msat
 from nodewire.plan.moving import LEAST_SAVED_S, QUICKER, Ahead, Here, Move, expected, turn_us
+from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan, Terms
-
-if TYPE_CHECKING:
-    from nodewire.customer.generation import Generation
 
 MAX_MOVES = 8
 """Of one generation, whatever becomes of them."""
@@ -57,10 +56,34 @@ class Moved:
     request: str = ""
 
 
+class MovableGeneration(Protocol):
+    """A generation, as far as its moves read it."""
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def terms(self) -> Terms: ...
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def positions(self) -> int: ...
+    @property
+    def moves(self) -> list[Moved]:
+        """Its moves add themselves."""
+
+    def left(self) -> int:
+        """How many tokens are still wanted."""
+
+    def job(self, terms: Terms, patience: int) -> Leg:
+        """Another job of the text so far, under these terms; it begins at once."""
+
+
 class Moving:
     """Of one generation, which tells it its tokens by `look`."""
 
-    def __init__(self, made: Generation, race: Race, most_msat: int) -> None:
+    def __init__(self, made: MovableGeneration, race: Race, most_msat: int) -> None:
         """`most_msat`: what all moves may cost beside what the generation would have cost; 0 is none."""
         self._made, self._race, self._left_msat = made, race, most_msat
         self._looking: asyncio.Task[None] | None = None

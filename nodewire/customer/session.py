@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nodewire.customer.closings import Closings
 from nodewire.customer.planning import Planner
@@ -16,6 +16,7 @@ from nodewire.customer.settler import Settler
 from nodewire.errors import BadFrame, LinkLost, NodewireError, NotAllowed, first_of
 from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
+from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.relaying import Relaying
 from nodewire.pay.bond_holder import BondHolder
@@ -33,13 +34,32 @@ from nodewire.wire.record import Record
 from nodewire.wire.signing import Signing, tell
 from nodewire.wire.spool import Spool
 
-if TYPE_CHECKING:
-    from nodewire.customer.purchase import Purchase
-
 _FAREWELL_S = 3.5
 
 OnClose = Callable[[int, int], Awaitable[None]]
 """Told each chunk's number and units."""
+
+
+class PlannedJob(Protocol):
+    """A purchase whose plan is drawn, as it is before its job is requested."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def request(self) -> Event: ...
+    @property
+    def holders(self) -> Mapping[str, int]:
+        """Of each task, how many live providers held it."""
+
+    @property
+    def most_units(self) -> int:
+        """The most chunks that the job can have."""
+
+    @property
+    def beside(self) -> bool:
+        """Whether another job of the same generation goes on until this one has caught up."""
 
 
 @dataclass(slots=True)
@@ -62,7 +82,7 @@ class Session:
     """Who keeps the committee's treasury. Where there is no committee there are none of the three."""
     named: Callable[[NodewireError], NodewireError] = lambda error: error
     """An error with people's names for the nodes that it is about, where there are such."""
-    announce: Callable[[Purchase], Awaitable[None]] | None = None
+    announce: Callable[[PlannedJob], Awaitable[None]] | None = None
     """Told every plan before its job is requested."""
     private_endpoints: bool = False
     """Whether LNURL endpoints on loopback and private networks may be asked."""

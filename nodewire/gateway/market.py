@@ -10,6 +10,7 @@ from typing import Any
 from nodewire.customer.customer import Customer
 from nodewire.customer.piece import Piece
 from nodewire.customer.purchase import Purchase
+from nodewire.customer.session import PlannedJob
 from nodewire.gateway.config import ModelConfig
 from nodewire.gateway.port import Announced, Offer, Vectors
 from nodewire.pay.debts import Debt
@@ -29,7 +30,7 @@ class Buying:
     def __init__(self, customer: Customer) -> None:
         self._customer = customer
         self._offers: dict[str, tuple[float, Offer]] = {}
-        self._orders: dict[Purchase, _Requested] = {}
+        self._orders: dict[PlannedJob, _Requested] = {}
         """Who is told what of purchases that are under way."""
         customer.session.announce = self._announce
 
@@ -68,7 +69,7 @@ class Buying:
         """What a job of this customer came to, by its ledger; it need not be this process's."""
         return booked_msat(self._customer.session.payer.debts_of(request))
 
-    async def _announce(self, purchase: Purchase) -> None:
+    async def _announce(self, purchase: PlannedJob) -> None:
         if purchase in self._orders:
             plan = purchase.plan
             share_ppm = job_share_ppm(plan.verification.share_ppm, purchase.most_units)
@@ -81,7 +82,7 @@ class Ordered:
     def __init__(
         self,
         customer: Customer,
-        orders: dict[Purchase, _Requested],
+        orders: dict[PlannedJob, _Requested],
         model: ModelConfig,
         offer: Offer,
         terms: Terms,

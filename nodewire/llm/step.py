@@ -6,24 +6,41 @@ is a product and a scaling, a residual is added by the product before it, keys a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nodewire.llm.attention import Attention
 from nodewire.llm.kv.rows import Chain
 from nodewire.llm.mlp import Mlp, silu
 from nodewire.llm.rope import Angles
 
-if TYPE_CHECKING:
-    from nodewire.llm.layers import Layer
+
+class LayerParts(Protocol):
+    """What a layer computes with, as far as its step reads it. A norm that a layer has not is None."""
+
+    @property
+    def attention(self) -> Attention: ...
+    @property
+    def mlp(self) -> object: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def attention_norm(self) -> Tensor: ...
+    @property
+    def mlp_norm(self) -> Tensor: ...
+    @property
+    def attention_out_norm(self) -> Tensor | None: ...
+    @property
+    def mlp_out_norm(self) -> Tensor | None: ...
 
 
 class Step:
     """A layer's own; made by `step_of`. What it works in is taken once, so only one step is computed at a time."""
 
-    def __init__(self, layer: Layer, qkv: Tensor, o: Tensor, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, layer: LayerParts, qkv: Tensor, o: Tensor, gate_up: Tensor, down: Tensor) -> None:
         attention = layer.attention
         kv_heads, head_dim = attention.turning - attention.heads, attention.head_dim
         self._place, self._how, self._eps = attention.place, attention.how, layer.eps
@@ -59,7 +76,7 @@ class Step:
         return torch.addcmul(self._zero, x, weight, value=scale, out=self._normed)
 
 
-def step_of(layer: Layer) -> Step | None:
+def step_of(layer: LayerParts) -> Step | None:
     """None where a layer has what only `Layer.forward` knows: experts, blocks, further norms, other dtypes."""
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(mlp, Mlp) or mlp.gate is not silu or layer.eps <= 0:

@@ -7,6 +7,7 @@ author and name counts for people, the one that a beat names by id counts for a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -14,12 +15,11 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import kinds, published_profile, tags
+from nodewire.protocol import kinds, tags
 from nodewire.protocol.address import WireAddress
 from nodewire.protocol.cached import WHOLE_PPM
 from nodewire.protocol.committee import HttpUrl, RelayUrl
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
-from nodewire.protocol.published_profile import UNPROFILED, PublishedProfile
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
 KIND = kinds.AD
@@ -94,9 +94,10 @@ class Ad(Schema):
         return self
 
 
-def build(keys: Keys, ad: Ad, *, created_at: int, profile: PublishedProfile = UNPROFILED) -> Event:
+def build(keys: Keys, ad: Ad, *, created_at: int, profile: Iterable[tuple[str, ...]] = ()) -> Event:
+    """The signed event; `profile`: the tags of what was measured (`published_profile.build`)."""
     manifests = [("x", offer.manifest) for offer in ad.manifests]
-    tags_ = [("d", ad.name), ("k", str(kinds.INFERENCE)), *manifests, *published_profile.build(profile, ad)]
+    tags_ = [("d", ad.name), ("k", str(kinds.INFERENCE)), *manifests, *profile]
     return sign(keys, KIND, created_at=created_at, content=ad.to_json(), tags=tags_)
 
 

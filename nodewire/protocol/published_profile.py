@@ -15,14 +15,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from nodewire.errors import BadTag
 from nodewire.nostr.event import Event
 from nodewire.protocol import tags
-
-if TYPE_CHECKING:
-    from nodewire.protocol.ad import Ad
+from nodewire.protocol.ad import Ad
 
 PROFILED, RATE, FIT, MEASURED = "profiled", "rate", "fit", "measured"
 DTYPES = ("float32", "bfloat16", "float16")

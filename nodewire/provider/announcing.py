@@ -16,6 +16,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import ad as ads
 from nodewire.protocol import beat as beats
+from nodewire.protocol import published_profile
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.coordinates import Coordinates
@@ -125,7 +126,7 @@ class Announcer:
             await self._pool.publish(statement, timeout_s=30.0)
             ad = ad.model_copy(update={"bond": statement.id, "bond_msat": self._bonding.amount_msat})
         self._said_s = max(int(time.time()), self._said_s + 1)  # of two ads a relay keeps the newer, by the second
-        event = ads.build(self._keys, ad, created_at=self._said_s, profile=self._profile)
+        event = ads.build(self._keys, ad, created_at=self._said_s, profile=published_profile.build(self._profile, ad))
         await self._pool.publish(event, timeout_s=30.0)
         self._said = offered
         await self._held.published(offered)

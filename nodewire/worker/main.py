@@ -16,7 +16,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import nodewire
 from nodewire.errors import BadConfig, NodewireError
 from nodewire.kind import Limits
 from nodewire.worker import arena, cores, message, rights
@@ -51,7 +50,7 @@ def _prepare(options: dict[str, Any], channel: int) -> tuple[Server, dict[str, A
         rights.keep_secrets([Path(p) for p in limits.secrets], options["parent"])
     rights.give_up_privileges(options["parent"])
     entry = options["entry"]
-    packages = [Path(nodewire.__file__).parent, *_places(entry)]
+    packages = [*_places("nodewire"), *_places(entry)]
     layers = [rights.fence_files(packages, [Path(p) for p in options["readable"]], limits.device)]
 
     # ctypes asks programs, and writes a file for one, where a library is: here no program runs, and no file is written.
@@ -73,7 +72,7 @@ def _prepare(options: dict[str, Any], channel: int) -> tuple[Server, dict[str, A
 
 
 def _places(entry: str) -> list[Path]:
-    """Where the entry's top-level package or module lies, without importing it. Raises BadConfig."""
+    """Where a module's top-level package or module lies, without importing it. Raises BadConfig."""
     spec = importlib.util.find_spec(entry.partition(".")[0])
     if spec is None:
         raise BadConfig("entry", f"no module {entry}")

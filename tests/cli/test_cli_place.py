@@ -195,7 +195,9 @@ def test_who_holds_nothing_of_a_model_counts_by_what_it_published_and_not_for_mu
     def joined(name: str, held: dict, made: PublishedProfile):
         one = Provider(name, world, held)
         document = ads.parse(one.ad).model_copy(update={"memory_bytes": 10**9})
-        one.ad = ads.build(one.keys, document, created_at=one.ad.created_at, profile=made)
+        one.ad = ads.build(
+            one.keys, document, created_at=one.ad.created_at, profile=published_profile.build(made, document)
+        )
         return one
 
     flops = manifest.task("stage.0").flops

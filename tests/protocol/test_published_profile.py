@@ -54,14 +54,16 @@ def read(*tags: tuple[str, ...]) -> PublishedProfile:
 
 
 def test_what_is_published_is_read_again():
-    event = ads.build(ME, ad(), created_at=1, profile=PROFILE)
+    event = ads.build(ME, ad(), created_at=1, profile=published.build(PROFILE, ad()))
     assert ads.parse(event) == ad()
     assert published.parse(event, ad()) == PROFILE
     assert PROFILE.gflops == pytest.approx(30.0)
 
 
 def test_an_ad_without_a_profile_is_as_it_was():
-    assert ads.build(ME, ad(), created_at=1) == ads.build(ME, ad(), created_at=1, profile=UNPROFILED)
+    assert ads.build(ME, ad(), created_at=1) == ads.build(
+        ME, ad(), created_at=1, profile=published.build(UNPROFILED, ad())
+    )
     assert {tag[0] for tag in ads.build(ME, ad(), created_at=1).tags} == {"d", "k", "x"}
     assert read() == UNPROFILED
     assert UNPROFILED.gflops is None
@@ -69,7 +71,7 @@ def test_an_ad_without_a_profile_is_as_it_was():
 
 def test_only_tasks_that_are_offered_are_published():
     other = ad(**{SECOND: ("stage.1",)})
-    event = ads.build(ME, other, created_at=1, profile=PROFILE)
+    event = ads.build(ME, other, created_at=1, profile=published.build(PROFILE, other))
     assert not published.parse(event, other).tasks
 
 
@@ -134,7 +136,7 @@ def test_an_ad_of_very_many_tasks_publishes_the_first_and_stays_an_event():
     names = tuple(f"{'a' * 50}.{k}" for k in range(400))
     large = ad(**{FIRST: names})
     tasks = {(FIRST, name): PublishedTask(2**52, 2**39, 2**19, 2**39) for name in names}
-    event = ads.build(ME, large, created_at=1, profile=replace(PROFILE, tasks=tasks))
+    event = ads.build(ME, large, created_at=1, profile=published.build(replace(PROFILE, tasks=tasks), large))
     assert len(event.to_json().encode()) < MAX_BYTES
     assert [task for _, task in published.parse(event, large).tasks] == list(names[: published.MAX_TASKS])
 

@@ -148,7 +148,8 @@ def test_what_is_published_is_what_was_measured_as_an_ad_has_it(made, decoder):
     digest = decoder.manifest.digest()
     offers = tuple(TaskOffer(task=task.name, price_msat=0, us_per_position=1) for task in decoder.manifest.tasks)
     ad = Ad(name="me", manifests=(ManifestOffer(manifest=digest, tasks=offers, slots=1),))
-    read = published_profile.parse(ads.build(keys("me"), ad, created_at=1, profile=made.published()), ad)
+    tags = published_profile.build(made.published(), ad)
+    read = published_profile.parse(ads.build(keys("me"), ad, created_at=1, profile=tags), ad)
     assert read.at_s == made.at_s
     assert read.gflops == pytest.approx(made.published().gflops, rel=0.01)
     found = {one.task: one for one in of(made, decoder.manifest)}
