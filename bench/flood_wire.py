@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from bench.flood import GREEDY, Target, together
+from nodewire import host_port
 from nodewire.nostr.keys import Keys
 from nodewire.wire import frames, identity
 from nodewire.wire.headers import DataHeader
-from nodewire.wire.transport import parse_address
 
 _LINKS = 20
 _IDLE_LINKS = 200
@@ -82,7 +82,7 @@ async def wire_handshakes(target: Target, counts: Counter[str]) -> None:
 
 async def wire_half_open(target: Target, counts: Counter[str]) -> None:
     """Connections that begin TLS, and never end its handshake."""
-    host, port = parse_address(target.addresses[0])
+    host, port = host_port.parse(target.addresses[0])
 
     async def hold() -> None:
         reader, writer = await asyncio.open_connection(host, port, local_addr=(GREEDY[0], 0))
@@ -132,7 +132,7 @@ async def _again(do: Callable[[], Awaitable[None]], counts: Counter[str]) -> Non
 
 async def _linked(target: Target, counts: Counter[str]) -> _Streams:
     """A link of a new key."""
-    keys, (host, port) = Keys.generate(), parse_address(target.addresses[0])
+    keys, (host, port) = Keys.generate(), host_port.parse(target.addresses[0])
     reader, writer = await asyncio.open_connection(
         host, port, ssl=identity.client_context(), server_hostname="", local_addr=(GREEDY[0], 0)
     )

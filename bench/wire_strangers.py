@@ -21,12 +21,12 @@ from pathlib import Path
 
 from bench import wire_auths, wire_certificates, wire_greetings, wire_plain
 from bench.wire_readers import Fault
+from nodewire import host_port
 from nodewire.errors import BadPeer, NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.wire import Node, Patience, frames, identity, links
 from nodewire.wire.shm import SameHost, greeting, memory
 from nodewire.wire.shm.greeting import Greeted
-from nodewire.wire.transport import parse_address
 
 _ANSWER_S = 20.0
 _PATIENCE = Patience(handshake_s=20.0, dial_s=20.0, again_s=20.0, stagger_s=20.0)
@@ -55,7 +55,7 @@ class Doors:
         asyncio.get_running_loop().set_exception_handler(
             lambda loop, context: self._faults.append(f"{context.get('message')}: {context.get('exception')!r}"[:300])
         )
-        self._address = parse_address(await self.node.listen("127.0.0.1"))
+        self._address = host_port.parse(await self.node.listen("127.0.0.1"))
         return self
 
     async def __aexit__(self, *_: object) -> None:

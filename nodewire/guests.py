@@ -18,6 +18,7 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from nodewire import host_port
 from nodewire.budget import Budget
 from nodewire.errors import BadConfig
 from nodewire.listen_address import named_by
@@ -38,16 +39,15 @@ def listening_socket(field: str, address: str) -> socket.socket:
     Raises:
         BadConfig: it cannot be had; `field` of the configuration says so.
     """
-    host, _, port = address.rpartition(":")
+    host, port = host_port.parse(address, field, least_port=0, error=BadConfig)
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         with named_by(field, address):
-            sock.bind((host.strip("[]"), int(port)))
-    except (OSError, OverflowError) as error:  # the latter: a port above 65,535
+            sock.bind((host, port))
+    except OSError as error:
         sock.close()
-        why = error.strerror if isinstance(error, OSError) else "no port has that number"
-        raise BadConfig(field, f"cannot listen on {address} ({why})") from error
+        raise BadConfig(field, f"cannot listen on {address} ({error.strerror})") from error
     except BadConfig:
         sock.close()
         raise

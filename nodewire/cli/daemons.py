@@ -60,14 +60,6 @@ def allow_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def host_port(option: str, text: str, *, least_port: int = 1) -> tuple[str, int]:
-    """Of `host:port` or `[v6]:port`, the host as it is written. Raises BadConfig."""
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and least_port <= int(port) < 65_536):
-        raise BadConfig(option, f"{text[:80]!r} is not host:port, with a port from {least_port} to 65535")
-    return host, int(port)
-
-
 def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> None:
     """Run a service under uvloop until SIGINT or SIGTERM; what it opened is closed in reverse order.
 

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from nodewire import host_port
 from nodewire.cli import doctor_disk, doctor_network
 from nodewire.cli.doctor_reach import Check, Finding
 from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, print_json, sats
@@ -175,12 +176,12 @@ async def _metrics(listen: str, state: Path) -> str:
 
     from nodewire.metrics.endpoint import BUILD, PATH
 
-    host, _, port = listen.rpartition(":")
-    if int(port) == 0:
+    host, port = host_port.parse(listen, "metrics.listen", least_port=0, error=BadConfig)
+    if port == 0:
         return "a free port is taken at each start: Prometheus needs a fixed one"
     said = "its daemon is not running, so nobody was asked"
     if await asyncio.to_thread(is_held, state):
-        url = f"http://{doctor_network.from_here(host)}:{port}{PATH}"
+        url = f"http://{host_port.written(doctor_network.from_here(host), port)}{PATH}"
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_ANSWER_S)) as session,

@@ -109,8 +109,8 @@ async def _links(state: Path) -> str:
 
 
 def from_here(host: str) -> str:
-    """Where this machine reaches what listens at `host`, as a URL or `host:port` has it."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "[::1]"}.get(host, host)
+    """Where this machine reaches what listens at `host`, without brackets."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 async def _answers(host: str, port: int) -> bool:

@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from nodewire import host_port
 from nodewire.config import ProviderConfig
 from nodewire.dialling import are_private, is_dialled
-from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
+from nodewire.errors import BadConfig, NodewireError, NotFound
 from nodewire.protocol.splice import LEAST_PORT
 from nodewire.store.held import is_held
-from nodewire.wire.transport import parse_address
 
 if TYPE_CHECKING:
     from nodewire.nostr.keys import Keys
@@ -54,6 +54,10 @@ _CLOSED = {
     "stranger": "somebody answers who is not this node: the port leads to another machine, or another program",
     "unreachable": "no way leads there",
 }
+
+
+parsed = partial(host_port.parse, field="wire", least_port=0, error=BadConfig)
+"""Host and port; port 0 takes a free one. Raises BadConfig."""
 
 
 def checks(role: ProviderConfig) -> list[Check]:
@@ -250,12 +254,3 @@ def is_public(host: str) -> bool:
     if not host or host == "localhost":
         return False
     return not is_dialled(host, allow_private=True) or is_dialled(host, allow_private=False)
-
-
-def parsed(address: str) -> tuple[str, int]:
-    """As `parse_address`, and with port 0, which takes a free one."""
-    host, _, port = address.rpartition(":")
-    try:
-        return parse_address(address) if port != "0" else (parse_address(f"{host}:1")[0], 0)
-    except BadInput as error:
-        raise BadConfig("wire", error.reason) from error

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from nodewire.cli.daemons import host_port, run_until_stopped, size_of
+from nodewire import host_port
+from nodewire.cli.daemons import run_until_stopped, size_of
 from nodewire.cli.output import DEVELOPERS, Json
+from nodewire.errors import BadConfig
 from nodewire.listen_address import named_by
 
 
@@ -49,7 +51,7 @@ def relay(
     wanted = said.model_copy(update=changes)
     listen = wanted.metrics.listen if metrics is None else metrics
     if metrics:
-        host_port("--metrics", metrics, least_port=0)
+        host_port.parse(metrics, "--metrics", least_port=0, error=BadConfig)
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
         with named_by("--port", f"{wanted.config.host}:{wanted.config.port}"):

@@ -15,7 +15,8 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from nodewire.cli.daemons import Metrics, host_port, run_until_stopped
+from nodewire import host_port
+from nodewire.cli.daemons import Metrics, run_until_stopped
 from nodewire.cli.output import OPERATORS, Json, counted
 from nodewire.dialling import are_private
 from nodewire.errors import BadConfig, BadInput, NodewireError
@@ -54,11 +55,11 @@ def splice(
     from nodewire.wire.reach.measuring import Splicing
     from nodewire.wire.reach.splicer import Limits, Splicer
 
-    host, port = host_port("--listen", listen, least_port=0)
+    host, port = host_port.parse(listen, "--listen", least_port=0, error=BadConfig)
     for one in announce or ():
-        host_port("--announce", one)
+        host_port.parse(one, "--announce", error=BadConfig)
     if metrics:
-        host_port("--metrics", metrics, least_port=0)
+        host_port.parse(metrics, "--metrics", least_port=0, error=BadConfig)
     try:
         limits = Limits(bytes_per_s=parse_size(rate), most_bytes=parse_size(most))
     except ValueError as error:
@@ -76,11 +77,11 @@ def splice(
         stack.callback(_say_carried, splicer.carried)
         stack.push_async_callback(splicer.close)
         try:
-            listening = await splicer.listen(host.strip("[]"), port)
+            listening = await splicer.listen(host, port)
         except OSError as error:
             raise BadConfig("--listen", f"cannot listen at {listen}: {error.strerror}") from error
         at = tuple(announce or (listening,))
-        if not announce and host in ("0.0.0.0", "[::]"):
+        if not announce and host in ("0.0.0.0", "::"):
             raise BadConfig("--announce", "where do others reach it? It listens on all addresses of this machine")
         try:
             ad = splices.Splice(name=name, at=at, bytes_per_s=limits.bytes_per_s, most_bytes=limits.most_bytes)

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from rich.markup import escape
 
+from nodewire import host_port
 from nodewire.cli.swarm_options import existing, key_of, state_of
 from nodewire.config import WorkerConfig
-from nodewire.errors import BadInput
+from nodewire.errors import BadConfig, BadInput
 from nodewire.protocol.faults import in_words
 
 if TYPE_CHECKING:
     from nodewire.swarm.file import NodeEntry
 
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,6 @@ async def start(stack: AsyncExitStack, lent: Lent) -> dict[str, Any]:
         BadConfig, BadInput: the file, or an option, cannot be used.
         NodewireError: as `swarm_cut.cut` and `provider.swarm.start`.
     """
-    from nodewire.cli.daemons import host_port
     from nodewire.cli.swarm_cut import cut
     from nodewire.nostr.keys import Keys
     from nodewire.provider.swarm import start as start_node
@@ -59,7 +59,7 @@ async def start(stack: AsyncExitStack, lent: Lent) -> dict[str, Any]:
     if model is None:
         raise BadInput("--model", "names this machine's copy of the model's folder: the file does not")
     listen = lent.listen or _listen(here)
-    host_port("--listen", listen, least_port=0)
+    host_port.parse(listen, "--listen", least_port=0, error=BadConfig)
     config = SwarmProvider(lent.path, file, key, state, listen, _worker(lent.worker))
     stack.enter_context(held(state))
     manifest, blobs, folder = await cut(file.swarm, public, model, state / "cut")
@@ -77,7 +77,7 @@ def _worker(said: Mapping[str, Any]) -> WorkerConfig:
 
 def _listen(here: NodeEntry) -> str:
     """All addresses of this machine, at the port that the file says; or only its own, if that is where others are."""
-    host, _, port = here.address.rpartition(":")
+    host, port = host_port.parse(here.address, "address", error=BadConfig)
     return here.address if host in _LOOPBACK else f"0.0.0.0:{port}"
 
 

@@ -6,12 +6,12 @@ import logging
 from contextlib import AsyncExitStack
 from typing import Any
 
-from nodewire import guests
+from nodewire import guests, host_port
 from nodewire.chat.folder import template_file
 from nodewire.chat.rendering import Renderer
 from nodewire.config import CustomerConfig
 from nodewire.customer.customer import Customer
-from nodewire.errors import Busy
+from nodewire.errors import BadConfig, Busy
 from nodewire.gateway import refusals
 from nodewire.gateway.accounts import Accounts
 from nodewire.gateway.app import Gateway
@@ -66,10 +66,10 @@ async def start(stack: AsyncExitStack, config: GatewayConfig) -> dict[str, Any]:
         )
     )
     stack.push_async_callback(desk.close)  # before the server waits for its handlers
-    host, port = config.listen.rpartition(":")[0], listening.getsockname()[1]
+    host, _ = host_port.parse(config.listen, "listen", least_port=0, error=BadConfig)
     return {
         "ready": "gateway",
-        "url": f"http://{host}:{port}/v1",
+        "url": f"http://{host_port.written(host, listening.getsockname()[1])}/v1",
         "models": [model.name for model in config.models],
         "keys": len(config.keys),
         "metrics": exposed,

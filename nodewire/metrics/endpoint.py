@@ -21,7 +21,8 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from nodewire import guests
+from nodewire import guests, host_port
+from nodewire.errors import BadConfig
 from nodewire.loopback import is_called_so, is_loopback
 from nodewire.metrics.family import counter, gauge
 
@@ -119,7 +120,7 @@ async def serving(exposed: Exposed) -> AsyncIterator[str]:
         BadConfig: the address cannot be had.
     """
     scrapes = Scrapes(exposed)
-    host = exposed.listen.rpartition(":")[0]
+    host, _ = host_port.parse(exposed.listen, "metrics.listen", least_port=0, error=BadConfig)
 
     async def show(request: web.Request) -> web.Response:
         if is_loopback(host) and not is_called_so(request.headers.get(hdrs.HOST)):
@@ -135,4 +136,4 @@ async def serving(exposed: Exposed) -> AsyncIterator[str]:
     app.router.add_get(PATH, show)
     listening = guests.listening_socket("metrics.listen", exposed.listen)
     async with guests.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S):
-        yield f"http://{host}:{listening.getsockname()[1]}{PATH}"
+        yield f"http://{host_port.written(host, listening.getsockname()[1])}{PATH}"

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
 from typing import Protocol, TypeVar
 
+from nodewire import host_port
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle.arrivals import MAX_OTHERS
@@ -15,6 +16,7 @@ from nodewire.oracle.case import Drawn, Parties, RootKey
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, is_audited, is_inspected, place, turn
 from nodewire.protocol import job
+from nodewire.protocol.address import SpliceAddress, is_splice
 from nodewire.protocol.body import Body
 from nodewire.protocol.commitment import Committed
 from nodewire.protocol.committee import Committee
@@ -213,10 +215,7 @@ def _parties(
     except BadInput as error:  # certified all the same; addresses are read elsewhere, too
         _log.warning("ads of epoch %d: %s", snapshot.epoch, error)
         ads = {}
-    at = {
-        provider: frozenset(origin_of(one.rpartition(":")[0].strip("[]")) for one in ad.wire)
-        for provider, ad in ads.items()
-    }
+    at = {provider: frozenset(map(_origin, ad.wire)) for provider, ad in ads.items()}
     return {
         one.key: Parties(
             one.provider in bonded,
@@ -234,3 +233,11 @@ def _turns(of: Mapping[str, Iterable[T]], snapshot: Snapshot, committee: Committ
     first = zip_longest(*(of[provider] for provider in of if provider in bonded))
     rest = zip_longest(*(of[provider] for provider in of if provider not in bonded))
     return (one for round_ in chain(first, rest) for one in round_ if one is not None)
+
+
+def _origin(address: str) -> str:
+    """Where an ad's address is, as `nodewire.strangers` counts; of a splice, which one it is at which host."""
+    if not is_splice(address):
+        return origin_of(host_port.parse(address)[0])
+    splice = SpliceAddress.parse(address)
+    return str(SpliceAddress(splice.public, host_port.parse(splice.at)[0]))

@@ -89,8 +89,6 @@ class Ad(Schema):
                 raise ValueError("manifests: a task stands twice")
         if sum(len(offer.tasks) for offer in self.manifests) > MAX_OFFERS:
             raise ValueError(f"manifests: more than {MAX_OFFERS} tasks")
-        if any(not 0 < int(address.rpartition(":")[2]) < 65_536 for address in self.wire):
-            raise ValueError("wire: a port is out of range")
         return self
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator
 
+from nodewire import host_port
 from nodewire.errors import BadInput
 from nodewire.protocol.faults import shaped
 
@@ -25,23 +26,26 @@ HostPort = Annotated[str, shaped(rf"^{_HOST}:[0-9]{{1,5}}$", "host:port")]
 
 def ip_port(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
     """Address and port of `v4:port` or `[v6]:port`. Raises ValueError."""
-    host, _, port = text.rpartition(":")
-    if len(text) > 60 or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65_536:
+    try:
+        host, port = host_port.parse(text)
+        ip = ipaddress.ip_address(host)
+    except (BadInput, ValueError) as error:
+        raise ValueError(f"{text[:60]!r} is not an IP address with a port") from error
+    if text.startswith("[") != (ip.version == 6) or "%" in host:
         raise ValueError(f"{text[:60]!r} is not an IP address with a port")
-    bracketed = host.startswith("[") and host.endswith("]")
-    ip = ipaddress.ip_address(host[1:-1] if bracketed else host)
-    if bracketed != (ip.version == 6) or "%" in host:
-        raise ValueError(f"{text[:60]!r} is not an IP address with a port")
-    return ip, int(port)
-
-
-def written(host: str, port: int) -> str:
-    """`host:port`, or `[v6]:port`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return ip, port
 
 
 def _is_ip_port(text: str) -> str:
     ip_port(text)
+    return text
+
+
+def _has_port(text: str) -> str:
+    try:
+        host_port.parse(text.rpartition("@")[2])
+    except BadInput as error:
+        raise ValueError(error.reason) from error
     return text
 
 
@@ -51,6 +55,7 @@ SpliceText = Annotated[str, shaped(rf"^{_SPLICE}[0-9a-f]{{64}}@{_HOST}:[0-9]{{1,
 WireAddress = Annotated[
     str,
     shaped(rf"^({_SPLICE}[0-9a-f]{{64}}@)?{_HOST}:[0-9]{{1,5}}$", f"host:port or {SPLICE_WORDS}", max_length=340),
+    AfterValidator(_has_port),
 ]
 
 

@@ -13,11 +13,11 @@ import logging
 import random
 import time
 
+from nodewire import host_port
 from nodewire.dialling import is_dialled
 from nodewire.errors import BadInput, NodewireError
 from nodewire.market import Market
 from nodewire.wire.node import Node
-from nodewire.wire.transport import parse_address
 
 NEIGHBOURS = 8
 PACE_S = 2.0
@@ -76,6 +76,6 @@ def is_private(address: str) -> bool:
 def _host(address: str) -> str:
     """Empty if it is no address."""
     try:
-        return parse_address(address)[0]
+        return host_port.parse(address)[0]
     except BadInput:
         return ""

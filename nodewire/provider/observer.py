@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from nodewire import host_port
 from nodewire.dialling import is_dialled
 from nodewire.errors import BadInput, BadPeer, LinkLost, NodewireError, NotAllowed, TimedOut
 from nodewire.market import Market
@@ -19,7 +20,6 @@ from nodewire.protocol.ad import Ad
 from nodewire.protocol.observation import MAX_OBSERVED, Observation
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.wire.node import Node
-from nodewire.wire.transport import parse_address
 
 FRESH_EPOCHS = 2
 """An observation is said for so many epochs after that of its body. Beats may cite the newest four."""
@@ -120,6 +120,6 @@ class Observer:
 
     def _is_dialled(self, address: str) -> bool:
         try:
-            return is_dialled(parse_address(address)[0], allow_private=self._allow_private)
+            return is_dialled(host_port.parse(address)[0], allow_private=self._allow_private)
         except BadInput:
             return False

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 
+from nodewire import host_port
 from nodewire.config import WireConfig
 from nodewire.errors import BadConfig, NodewireError
 from nodewire.listen_address import named_by
@@ -27,10 +28,9 @@ async def open_wire(stack: AsyncExitStack, config: WireConfig, node: Node, keys:
         BadConfig: it cannot listen there. Or it listens on all addresses of this machine, none of which can be
             reached, nor is there a splice.
     """
-    host, _, port = config.listen.rpartition(":")
-    host = host.strip("[]")
+    host, port = host_port.parse(config.listen, "wire.listen", least_port=0, error=BadConfig)
     with named_by("wire.listen", config.listen):
-        listening = await node.listen(host, int(port))
+        listening = await node.listen(host, port)
     wire = config.announce or (listening,)
     if host in _ALL and not config.announce:
         wire = await _found(stack, config, listening, keys, pool)

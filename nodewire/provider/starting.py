@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
+from nodewire import host_port
 from nodewire.config import ProviderConfig
 from nodewire.dialling import are_private
 from nodewire.errors import BadConfig, NotAllowed
@@ -326,8 +327,8 @@ async def _open_inference(
 async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys, till: Till) -> str:
     """Serve the provider's LNURL-pay endpoint; its payRequest URL."""
     sock = listening_socket("lnurl.listen", config.lnurl.listen)
-    host = config.lnurl.listen.rpartition(":")[0]
-    base = config.lnurl.url.rstrip("/") or f"http://{host}:{sock.getsockname()[1]}"
+    host, _ = host_port.parse(config.lnurl.listen, "lnurl.listen", least_port=0, error=BadConfig)
+    base = config.lnurl.url.rstrip("/") or f"http://{host_port.written(host, sock.getsockname()[1])}"
     endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)
     await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
     return endpoint.pay_url

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nodewire import host_port
 from nodewire.config import Serve
 from nodewire.errors import BadConfig, NotAllowed
 from nodewire.kind import installed
@@ -156,9 +157,9 @@ async def start(
     running = asyncio.create_task(provider.run())
     stack.push_async_callback(stop, running)
     await asyncio.sleep(0)  # it follows what comes before anybody can come
-    host, _, port = config.listen.rpartition(":")
+    host, port = host_port.parse(config.listen, "--listen", least_port=0, error=BadConfig)
     try:
-        listening = await node.listen(host.strip("[]"), int(port))
+        listening = await node.listen(host, port)
     except OSError as error:
         raise BadConfig("--listen", f"{config.listen}: {error.strerror or error}") from error
     return {

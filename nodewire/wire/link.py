@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
+from nodewire import host_port
 from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array
@@ -256,7 +257,7 @@ class Link(asyncio.BufferedProtocol):
             cast(asyncio.Transport, channel).abort()
             return
         self._channel = cast(asyncio.Transport, channel)
-        self.origin = origin_of(self.address.rpartition(":")[0].strip("[]"))
+        self.origin = origin_of(host_port.parse(address)[0]) if (address := self.address) else ""
         self._channel.set_write_buffer_limits(high=0)
         transport.tune(channel)
         try:

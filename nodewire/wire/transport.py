@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
+from nodewire import host_port
 from nodewire.dialling import is_dialled
-from nodewire.errors import BadInput, BadPeer, LinkLost, NotAllowed
-from nodewire.protocol.address import written
+from nodewire.errors import BadPeer, LinkLost, NotAllowed
 from nodewire.wire import tcp_info
 from nodewire.wire.identity import ALPN, Identity, check_certificate
 from nodewire.wire.tcp_info import TcpInfo
@@ -103,7 +103,7 @@ class TcpTls:
         self._allow_private = allow_private
 
     async def dial(self, address: str, protocol: asyncio.BufferedProtocol, identity: Identity) -> None:
-        host, port = parse_address(address)
+        host, port = host_port.parse(address)
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -149,7 +149,7 @@ class TcpTls:
 class _TcpListener:
     def __init__(self, listening: socket.socket, arrived: Callable[[Arrival], None]) -> None:
         self._socket = listening
-        self.address = written(*listening.getsockname()[:2])
+        self.address = host_port.written(*listening.getsockname()[:2])
         self._task = asyncio.create_task(self._accept(arrived))
 
     async def _accept(self, arrived: Callable[[Arrival], None]) -> None:
@@ -245,7 +245,7 @@ def peer_address(channel: asyncio.BaseTransport) -> str:
         host, port = connection.getpeername()[:2]
     except OSError:
         return ""
-    return written(plain(host), port)
+    return host_port.written(plain(host), port)
 
 
 def name(channel: asyncio.BaseTransport) -> str:
@@ -284,18 +284,6 @@ def _peer_certificate(channel: asyncio.BaseTransport) -> bytes | None:
         raise BadPeer("alpn", f"the peer does not speak {ALPN}")
     certificate: bytes | None = tls.getpeercert(True)
     return certificate
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[ipv6]:port". Raises BadInput."""
-    host, _, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        host = ""
-    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65_536):
-        raise BadInput("address", f"{address[:80]!r} is not host:port")
-    return host, int(port)
 
 
 def _words(error: OSError) -> str:

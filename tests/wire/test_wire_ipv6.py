@@ -7,6 +7,7 @@ import pytest
 from meetings import Meetings
 from wire_net import until
 
+from nodewire import host_port
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.address import SpliceAddress, ip_port
 from nodewire.strangers import origin_of
@@ -30,7 +31,7 @@ async def test_a_node_that_listens_at_all_addresses_is_dialled_by_both_kinds(net
     net.nodes.append(node)
     address = await node.listen("::")
     assert address.startswith("[::]:")
-    port = transport.parse_address(address)[1]
+    port = host_port.parse(address)[1]
     for where in (f"127.0.0.1:{port}", f"[::1]:{port}"):
         caller = await net.node()
         assert (await caller.link(node.public, [where])).peer == node.public
@@ -43,7 +44,7 @@ async def test_a_node_that_listens_at_all_addresses_is_dialled_by_both_kinds(net
 async def test_a_name_whose_first_address_is_silent_is_reached_at_the_next(net, monkeypatch):
     """A machine with IPv6 that leads nowhere waited there until the dial was over."""
     node = await net.node()
-    port = transport.parse_address(net.addresses[node.public])[1]
+    port = host_port.parse(net.addresses[node.public])[1]
     monkeypatch.setattr(transport, "_EACH_S", 0.1)
     with socket.create_server(("::1", 0), family=socket.AF_INET6, backlog=0) as silent:
         full = []

@@ -12,14 +12,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from nodewire import dialling
+from nodewire import dialling, host_port
 from nodewire.errors import NodewireError
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds
 from nodewire.protocol import splice as splices
-from nodewire.protocol.address import SpliceAddress, ip_port, written
+from nodewire.protocol.address import SpliceAddress, ip_port
 from nodewire.wire.reach import splice
 from nodewire.wire.reach.upnp import Mapping
 
@@ -138,7 +138,7 @@ async def addresses(listening: str, seen: Outlook, *, upnp: bool = True) -> tupl
     _, port = ip_port(listening)
     meeting = [str(address) for address in seen.splices[:MAX_ANNOUNCED]]
     if seen.nat == "none":
-        return (written(seen.own, port), *meeting), None
+        return (host_port.written(seen.own, port), *meeting), None
     if upnp:
         try:
             mapping = await Mapping.open(port)

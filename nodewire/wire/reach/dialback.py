@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from nodewire import host_port
 from nodewire.errors import BadPeer, LinkLost, NodewireError, TimedOut, Unsupported
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.address import SpliceAddress, ip_port, written
+from nodewire.protocol.address import SpliceAddress, ip_port
 from nodewire.wire import identity, transport
 from nodewire.wire.reach import splice
 from nodewire.wire.tls import secured
@@ -63,7 +64,7 @@ async def ask(address: SpliceAddress, port: int, keys: Keys, *, allow_private: b
     outcome = next((one for one in get_args(Outcome) if one == said), None)
     if outcome is None:
         raise BadPeer("splice", "does not say what came of it")
-    return Dialled(address.at, written(str(ip_port(entered.seen)[0]), port), outcome)
+    return Dialled(address.at, host_port.written(str(ip_port(entered.seen)[0]), port), outcome)
 
 
 async def ask_some(

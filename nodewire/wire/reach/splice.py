@@ -24,14 +24,13 @@ from typing import Any
 
 import orjson
 
-from nodewire import dialling
+from nodewire import dialling, host_port
 from nodewire.errors import BadPeer, LinkLost, NodewireError, NotAllowed, TimedOut, from_dict
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import splice as splices
-from nodewire.protocol.address import SpliceAddress, ip_port, written
+from nodewire.protocol.address import SpliceAddress, ip_port
 from nodewire.wire.reach import punch
-from nodewire.wire.transport import parse_address
 
 MAX_SAID_BYTES = 512
 ANSWER_S = 5.0
@@ -154,11 +153,11 @@ async def _asked(connection: socket.socket, where: Any, splice: SpliceAddress, r
         ip_port(seen if isinstance(seen, str) else "")
     except ValueError as error:
         raise BadPeer("splice", "does not say how it sees us") from error
-    return Entered(connection, splice, str(seen), written(*connection.getsockname()[:2]), rtt_s)
+    return Entered(connection, splice, str(seen), host_port.written(*connection.getsockname()[:2]), rtt_s)
 
 
 async def _resolved(at: str, allow_private: bool) -> tuple[socket.AddressFamily, Any]:
-    host, port = parse_address(at)
+    host, port = host_port.parse(at)
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, _, _, _, where in found:
         if dialling.is_dialled(str(where[0]), allow_private=allow_private):

@@ -16,10 +16,9 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
-from nodewire import dialling
+from nodewire import dialling, host_port
 from nodewire.errors import BadPeer, Busy, LinkLost, NodewireError, NotAllowed, TimedOut
 from nodewire.protocol import splice as splices
-from nodewire.protocol.address import written
 from nodewire.protocol.splice import Request
 from nodewire.strangers import Strangers, origin_of
 from nodewire.wire import transport
@@ -139,7 +138,7 @@ class Splicer:
         listening = await transport.listening_at(host, port, backlog=_BACKLOG)
         self._listening.append(listening)
         self._run(self._accept(listening))
-        return written(*listening.getsockname()[:2])
+        return host_port.written(*listening.getsockname()[:2])
 
     @property
     def nbytes(self) -> int:
@@ -168,7 +167,7 @@ class Splicer:
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             address = transport.plain(whence[0])
-            task = self._run(self._serve(connection, written(address, whence[1]), address))
+            task = self._run(self._serve(connection, host_port.written(address, whence[1]), address))
             displaced = self._half_open.enter(task, address)
             if displaced is not None:
                 displaced.cancel()

@@ -10,9 +10,8 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from nodewire import dialling
+from nodewire import dialling, host_port
 from nodewire.errors import NodewireError, NotFound
-from nodewire.protocol.address import written
 
 LEASE_S = 3_600
 RENEW_S = 1_500
@@ -69,7 +68,7 @@ class Mapping:
         if not dialling.is_dialled(outside, allow_private=False):
             _unmap(router, port)
             raise NotFound("UPnP", f"the router's own address is {outside}: it stands behind another one")
-        return cls(router, port, written(outside, port))
+        return cls(router, port, host_port.written(outside, port))
 
     async def keep(self) -> None:
         """Renew the lease until cancelled."""
