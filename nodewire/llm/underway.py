@@ -17,7 +17,7 @@ from nodewire.llm.kv.grid import Span
 from nodewire.llm.kv.lanes import Lane
 from nodewire.llm.kv.past import Past
 from nodewire.llm.kv.rows import Branches, Chain
-from nodewire.llm.kv.tree import MAX_LIVE, Tree
+from nodewire.llm.kv.tree import MAX_LIVE_CELLS, Tree
 from nodewire.protocol.frame import Frame
 
 _PASSED_ON = ("epoch", "parents", "keep")
@@ -154,6 +154,6 @@ def _cells(frame: Frame[Any], name: str) -> list[int] | None:
         return None
     if not isinstance(value, bytes) or len(value) % 2:
         raise BadFrame(f"meta.{name}", "not int16, one after the other")
-    if len(value) // 2 > MAX_LIVE:
-        raise TooLarge(f"meta.{name}", f"{len(value) // 2} cells, at most {MAX_LIVE}")
+    if len(value) // 2 > MAX_LIVE_CELLS:
+        raise TooLarge(f"meta.{name}", f"{len(value) // 2} cells, at most {MAX_LIVE_CELLS}")
     return list(struct.unpack(f"<{len(value) // 2}h", value))

@@ -6,7 +6,7 @@ from llm_lanes import Plain, assert_close, cells, frame, whole_stage
 
 from bench.tiny_decoders import FAMILIES
 from nodewire.errors import BadFrame, BadInput, Busy, NotFound, TooLarge
-from nodewire.llm.kv.tree import MAX_LIVE
+from nodewire.llm.kv.tree import MAX_LIVE_CELLS
 from nodewire.llm.whole import Whole
 from nodewire.protocol.frame import Frame
 
@@ -117,14 +117,14 @@ HOSTILE = {
     "parents in text": (hostile(parents="\0\0\0\0"), BadFrame),
     "a number for parents": (hostile(parents=7), BadFrame),
     "branches of the prompt": (hostile(parents=[-1, -1], seq=0), BadFrame),
-    "more live cells than a lane's": (hostile(parents=[-1] * (MAX_LIVE + 1)), TooLarge),
+    "more live cells than a lane's": (hostile(parents=[-1] * (MAX_LIVE_CELLS + 1)), TooLarge),
     "more live cells in all": (hostile(rows=[0] * 126, parents=[-1] * 126), TooLarge),
     "kept what does not live": (hostile(pos=4, keep=[2]), BadFrame),
     "kept what is none": (hostile(pos=4, keep=[-1]), BadFrame),
     "kept no path": (hostile(pos=5, keep=[0, 0]), BadFrame),
     "kept from the middle": (hostile(pos=4, keep=[1]), BadFrame),
     "kept backwards": (hostile(pos=5, keep=[1, 0]), BadFrame),
-    "kept more than may live": (hostile(pos=4, keep=[0] * (MAX_LIVE + 1)), TooLarge),
+    "kept more than may live": (hostile(pos=4, keep=[0] * (MAX_LIVE_CELLS + 1)), TooLarge),
     "kept, and the length of before": (hostile(pos=3, keep=[0]), BadFrame),
     "kept, and a length beyond": (hostile(pos=5, keep=[0]), BadFrame),
     "kept, and rewound": (hostile(pos=0, keep=[0]), BadFrame),

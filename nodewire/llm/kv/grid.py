@@ -26,7 +26,8 @@ MAX_ROWS = 128
 """Of a grid, those that are filled in among them: decoding reads weights, beyond that it computes."""
 MAX_EACH = 32
 """Of one lane: those of a prompt are more."""
-MAX_LIVE = 128
+MAX_SEEN_LIVE = 128
+"""Live cells of one lane that its rows in a grid see: a lane that has more is computed without one."""
 _LEAST_LIVE = 16
 
 
@@ -82,7 +83,7 @@ def shape_of(spans: Sequence[Span]) -> Shape | None:
     rows = _power(max(len(span.positions) for span in spans))
     lanes, pages = _power(len(spans)), _power(-(-max(span.end for span in spans) // PAGE))
     live = max(len(span.stands) for span in spans)
-    if rows > MAX_EACH or lanes * rows > MAX_ROWS or live > MAX_LIVE:
+    if rows > MAX_EACH or lanes * rows > MAX_ROWS or live > MAX_SEEN_LIVE:
         return None
     return Shape(lanes, rows, PAGE * pages, max(_LEAST_LIVE, _power(live)) if live else 0)
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from nodewire.llm.kv.lanes import Lane
 from nodewire.llm.kv.past import How, Past, attention
-from nodewire.llm.kv.tree import MAX_LIVE, Tree
+from nodewire.llm.kv.tree import MAX_LIVE_CELLS, Tree
 
 
 class Chain:
@@ -104,6 +104,6 @@ def together(pasts: Sequence[Past]) -> Past:
 
 def bits(numbers: Sequence[int], count: int) -> Tensor:
     """The lowest `count` bits of each number, bool [numbers, count]."""
-    packed = bytearray(b"".join(number.to_bytes(MAX_LIVE // 8, "little") for number in numbers))
+    packed = bytearray(b"".join(number.to_bytes(MAX_LIVE_CELLS // 8, "little") for number in numbers))
     octets = torch.frombuffer(packed, dtype=torch.uint8).view(len(numbers), -1, 1)
     return (octets >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten(1)[:, :count]

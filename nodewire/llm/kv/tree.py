@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from nodewire.errors import BadFrame, TooLarge
 
-MAX_LIVE = 512
-"""Cells of one lane."""
+MAX_LIVE_CELLS = 512
+"""Of one lane (NIPS.md, 5.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Tree:
 
         Raises:
             BadFrame: a parent that does not stand before its row.
-            TooLarge: over MAX_LIVE cells.
+            TooLarge: over MAX_LIVE_CELLS cells.
         """
-        if len(self) + len(parents) > MAX_LIVE:
-            raise TooLarge("meta.parents", f"{len(self) + len(parents)} live cells, at most {MAX_LIVE}")
+        if len(self) + len(parents) > MAX_LIVE_CELLS:
+            raise TooLarge("meta.parents", f"{len(self) + len(parents)} live cells, at most {MAX_LIVE_CELLS}")
         seen, positions = list(self.seen), list(self.positions)
         for cell, parent in enumerate(parents, start=len(self)):
             if not -1 <= parent < cell:

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import Protocol
 
-from nodewire.llm.kv.tree import MAX_LIVE
+from nodewire.llm.kv.tree import MAX_LIVE_CELLS
 
 
 class Guess(Protocol):
@@ -156,7 +156,7 @@ class Flight:
         """
         room = min(self.lookahead - self._rows, most) - len(self._unsent)
         if self._tree:
-            room = min(room, min(last + 1 - self._run, MAX_LIVE) - len(self._cells) - len(self._unsent))
+            room = min(room, min(last + 1 - self._run, MAX_LIVE_CELLS) - len(self._cells) - len(self._unsent))
         if room <= 0:
             return
         heap: list[tuple[float, int, Node]] = []
