@@ -5,8 +5,9 @@ The table is bounded. Of too many origins the least recently used is forgotten, 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
+
+from nodewire.bounded_dict import BoundedDict
 
 MAX_ORIGINS = 65_536
 
@@ -17,8 +18,8 @@ class Budget:
     def __init__(
         self, per_s: float, burst: float, clock: Callable[[], float], *, max_origins: int = MAX_ORIGINS
     ) -> None:
-        self._per_s, self._burst, self._clock, self._max_origins = per_s, burst, clock, max_origins
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._per_s, self._burst, self._clock = per_s, burst, clock
+        self._left = BoundedDict[str, tuple[float, float]](max_origins)
 
     def __len__(self) -> int:
         return len(self._left)
@@ -56,5 +57,3 @@ class Budget:
     def _set(self, origin: str, left: float) -> None:
         self._left[origin] = (left, self._clock())
         self._left.move_to_end(origin)
-        if len(self._left) > self._max_origins:
-            self._left.popitem(last=False)

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.config import Role
 from nodewire.errors import (
     BadConfig,
@@ -71,8 +72,8 @@ class Market:
         self.blobs = blobs
         self._epochs = Epochs(committee_)
         self._changed = asyncio.Condition()
-        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
-        self._commitments: OrderedDict[str, tuple[Committed, ...]] = OrderedDict()
+        self._snapshots = BoundedDict[str, Snapshot](_KEPT_SNAPSHOTS)
+        self._commitments = BoundedDict[str, tuple[Committed, ...]](_KEPT_SNAPSHOTS)
         self._kept: OrderedDict[str, Event] = OrderedDict()
         self._kept_bytes = 0
         self._reading = asyncio.Lock()
@@ -234,8 +235,6 @@ class Market:
     def keep_snapshot(self, sha256: str, one: Snapshot) -> None:
         """Remember a snapshot that was derived here: no store is asked for it, and nobody unpacks it."""
         self._snapshots[sha256] = one
-        while len(self._snapshots) > _KEPT_SNAPSHOTS:
-            self._snapshots.popitem(last=False)
 
     async def ads(self, plan: Plan) -> dict[str, Ad]:
         """The ads of a plan's members as its snapshot has them. Raises as `snapshot`."""
@@ -287,8 +286,6 @@ class Market:
                 continue  # a provider's malformed word for its own work: nothing of it is final
         if not lacking:
             self._commitments[digest] = tuple(found)
-            while len(self._commitments) > _KEPT_SNAPSHOTS:
-                self._commitments.popitem(last=False)
         return Contents(tuple(found), tuple(lacking))
 
     async def commitment_ids(self, body: Body) -> list[str]:

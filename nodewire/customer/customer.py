@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.config import CustomerConfig
 from nodewire.customer import starting, swarm
 from nodewire.customer.again import MAX_AGAIN
@@ -70,9 +71,9 @@ class Customer:
         self.purchases: deque[Purchase] = deque(maxlen=(MAX_AGAIN + 1 + MAX_MOVES) * (MAX_REPAIRS + 1))
         """The newest that were begun, the last one last: as many as one call may begin."""
         self._config, self._is_buyer = config, is_buyer
-        self._batchings: dict[str, Batching] = {}
+        self._batchings = BoundedDict[str, Batching](MAX_READ)
         """By manifest's digest, the newest last."""
-        self._texts: dict[str, ModelText] = {}
+        self._texts = BoundedDict[str, ModelText](MAX_READ)
         """By manifest's digest, the newest last."""
         self._session: Session | None = None
         self._stack = AsyncExitStack()
@@ -338,7 +339,6 @@ class Customer:
         digest = manifest.digest()
         if digest not in self._batchings:
             self._batchings[digest] = await Batching.of(manifest, Programs(self.session.record))
-            _forget_oldest(self._batchings)
         return self._batchings[digest]
 
     async def _text(self, manifest: Manifest) -> ModelText:
@@ -346,7 +346,6 @@ class Customer:
         digest = manifest.digest()
         if digest not in self._texts:
             self._texts[digest] = await ModelText.of(manifest, self.session.record)
-            _forget_oldest(self._texts)
         return self._texts[digest]
 
     async def _manifest(self, address: str, mode: str, digest: str | None = None) -> Manifest:
@@ -374,11 +373,6 @@ class Customer:
             "step_ms_p50": round(timing.step_ms(), 2),
             "hop_ms_p50": round(max(0.0, timing.step_ms() - compute_ms) / hops, 3),
         }
-
-
-def _forget_oldest(read: dict[str, Any]) -> None:
-    while len(read) > MAX_READ:
-        del read[next(iter(read))]
 
 
 def _check(prompt: str) -> None:

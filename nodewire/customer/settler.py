@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.customer import debts
 from nodewire.customer.debts import Owed, Settled
 from nodewire.customer.payments import JobPayments
@@ -79,7 +79,7 @@ class Settler:
         self._private_endpoints = private_endpoints
         self._own: set[str] = set()
         """Jobs of this process."""
-        self._over: OrderedDict[str, JobPayments] = OrderedDict()
+        self._over = BoundedDict[str, JobPayments](MAX_REMEMBERED)
         self._again: dict[Key, tuple[float, float]] = {}
         """By debt: when it is tried next (monotonic), and the pause after that."""
         self._old = Old()
@@ -102,8 +102,6 @@ class Settler:
         self._payer.end(request, payments.came())
         self.under_way.discard(request)
         self._over[request] = payments
-        while len(self._over) > MAX_REMEMBERED:
-            self._over.popitem(last=False)
 
     async def caught_up(self) -> None:
         """Return when what earlier jobs left has been paid as far as it can be: at most `ROUND_S` after the first

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadFrame, BadInput, BadTask, Busy, NodewireError, NotAllowed, NotFound, TooLarge
 from nodewire.graph.compile import Compiled, find
 from nodewire.graph.encoder import DriverProgram, EncoderDriver
@@ -113,7 +113,7 @@ class GraphActor:
         self.held_bytes, self.call_bytes = verified.weight_bytes, verified.live_bytes
         self._spare_bytes = limits.memory_bytes - verified.peak_bytes
         self._waiting_bytes = 0
-        self._sizes: OrderedDict[tuple[int, ...], None] = OrderedDict()
+        self._sizes = BoundedDict[tuple[int, ...], None](_REMEMBERED_SIZES)
         for sizes in corners(self._program):
             self._sizes[_key(self._program, sizes)] = None
         self._inputs: dict[str, list[Input]] = {}
@@ -258,8 +258,6 @@ class GraphActor:
         if key not in self._sizes:
             walk(self._program, dims, self._memory_bytes, self._threads, longest_s=MAX_VERIFY_S)
             self._sizes[key] = None
-            if len(self._sizes) > _REMEMBERED_SIZES:
-                self._sizes.popitem(last=False)
 
 
 def _key(program: Program, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -7,13 +7,14 @@ was used longest ago makes room for it. What has no such shape, prompts above al
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.llm import footprint
 from nodewire.llm.capture import Capture, Replay
 from nodewire.llm.kv.grid import Grid, Shape, Span, shape_of
@@ -70,7 +71,7 @@ class Graphs:
         self._layers, self._lanes, self._around, self._capture = layers, lanes, around, capture
         self._room_bytes = min(room_bytes, MAX_ROOM_BYTES)
         self._met: Counter[Shape] = Counter()
-        self._captured: OrderedDict[Shape, _Captured] = OrderedDict()
+        self._captured = BoundedDict[Shape, _Captured](MOST)
         self.replays = 0
         self.off = ""
         if (reason := layers.uncapturable) is not None:
@@ -118,8 +119,6 @@ class Graphs:
             self._give_up(f"{type(error).__name__}: {error}"[:300])
             return None
         found.out = out[0]
-        while len(self._captured) >= MOST:
-            self._captured.popitem(last=False)
         self._captured[shape] = found
         found.replay()
         return self._taken(found, spans)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Self
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.nostr.event import Event
 from nodewire.nostr.link import Standing
 from nodewire.nostr.nip01 import Filter
@@ -139,8 +140,7 @@ class Recent:
     """The last `size` things that were added or asked for."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._items: OrderedDict[Hashable, None] = OrderedDict()
+        self._items = BoundedDict[Hashable, None](size)
 
     def __contains__(self, item: Hashable) -> bool:
         if item not in self._items:
@@ -150,5 +150,3 @@ class Recent:
 
     def add(self, item: Hashable) -> None:
         self._items[item] = None
-        if len(self._items) > self._size:
-            self._items.popitem(last=False)

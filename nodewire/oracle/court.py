@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import suppress
 from typing import Protocol
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, LinkLost, NodewireError, Withheld
 from nodewire.kind import Clock
 from nodewire.nostr.event import Event
@@ -149,7 +150,7 @@ class Court:
         self._state = start(committee, keys.public, can_recompute=evidence.can_recompute)
         self._pulling, self._fetching, self._computing = WaitingList(), WaitingList(), WaitingList()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lacking: dict[str, str] = {}
+        self._lacking = BoundedDict[str, str](MAX_LACKING)
         """By the case's key: why what it needs is not here, as was last heard."""
 
     @property
@@ -391,8 +392,6 @@ class Court:
     def _lacks(self, key: str, what: str, level: int = logging.INFO) -> None:
         """Say to the log, now and when a vote comes of it, what is not to be had for a case."""
         self._lacking[key] = what
-        while len(self._lacking) > MAX_LACKING:
-            self._lacking.pop(next(iter(self._lacking)))
         _log.log(level, "sample %s lacks %s", key[:8], what)
 
     async def _publish(self, event: Event) -> None:

@@ -9,6 +9,7 @@ from itertools import chain, islice, zip_longest
 from typing import Protocol, TypeVar
 
 from nodewire import host_port
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle.arrivals import MAX_OTHERS
@@ -66,8 +67,8 @@ class Docket:
         self._owners: OrderedDict[str, tuple[tuple[RootKey, int], ...]] = OrderedDict()
         """By root: for which work it was committed to by whom, and the epoch."""
         self._requests: OrderedDict[str, Request] = OrderedDict()
-        self._drawn: OrderedDict[str, Request] = OrderedDict()
-        self._snapshots: OrderedDict[int, str] = OrderedDict()
+        self._drawn = BoundedDict[str, Request](_KEPT_DRAWN)
+        self._snapshots = BoundedDict[int, str](_SEEN_EPOCHS)
         self._newest = -1
 
     async def request(self, id_: str) -> Request:
@@ -117,11 +118,7 @@ class Docket:
                 )
             except NodewireError as error:
                 _log.warning("samples of request %s are not judged: %s", id_[:8], error)
-        while len(self._drawn) > _KEPT_DRAWN:
-            self._drawn.popitem(last=False)
         self._snapshots[number] = epoch.snapshot
-        while len(self._snapshots) > _SEEN_EPOCHS:
-            self._snapshots.popitem(last=False)
         for key, root in roots.items():
             known = self._owners.get(root, ())
             if len(known) <= MAX_OTHERS and all(key != of for of, _ in known):

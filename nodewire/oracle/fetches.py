@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from itertools import islice
 
+from nodewire.bounded_dict import BoundedDict
+
 _TOGETHER_S = 0.02
 """Beats come in crowds, and so do the ads that they name."""
 IDS_PER_FETCH = 256
@@ -30,16 +32,14 @@ class Fetches:
         most: int,
     ) -> None:
         self._fetch, self._spawn = fetch, spawn
-        self._at_a_time, self._most = at_a_time, most
-        self._ids: dict[str, None] = {}
+        self._at_a_time = at_a_time
+        self._ids = BoundedDict[str, None](most)
         self._under_way = 0
         self._is_gathering = False
 
     def add(self, ids: Iterable[str]) -> None:
         """Look for these, too."""
         self._ids.update(dict.fromkeys(ids))
-        while len(self._ids) > self._most:
-            del self._ids[next(iter(self._ids))]
         if self._ids and not self._is_gathering and self._under_way < self._at_a_time:
             self._is_gathering = True
             self._under_way += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import NoQuorum
 from nodewire.nostr.event import Event
 from nodewire.protocol import beacon as _beacon
@@ -51,7 +52,7 @@ class Epochs:
         self._committee = committee
         self._digest = committee.digest()
         self._certificates: dict[str, tuple[Certificate, Event]] = {}
-        self._partials: dict[str, dict[str, tuple[BeaconPartial, Event]]] = {}
+        self._partials: dict[str, BoundedDict[str, tuple[BeaconPartial, Event]]] = {}
         """By oracle and body."""
         self._epochs: dict[str, Epoch] = {}
 
@@ -122,10 +123,7 @@ class Epochs:
         if partial.body in self._partials.get(partial.oracle, ()):
             return
         partial.check(self._committee)
-        mine = self._partials.setdefault(partial.oracle, {})
-        mine[partial.body] = partial, event
-        if len(mine) > KEPT:
-            del mine[next(iter(mine))]
+        self._partials.setdefault(partial.oracle, BoundedDict(KEPT))[partial.body] = partial, event
 
     def _by_age(self, now_ms: int) -> list[tuple[Certificate, Event]]:
         """Certificates about epochs that have closed, but not more than KEPT_EPOCHS ago; the newest first."""

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed, WorkRequired
 from nodewire.job_task_group import typed_fault
 from nodewire.nostr import nip59
@@ -41,8 +42,6 @@ from nodewire.wire.spool import Spool
 
 log = logging.getLogger("nodewire.provider")
 
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 MAX_WAITING = 1_024
 """Requests without ticket, and tickets without request. The newest are kept: tickets are sent again and again."""
@@ -93,11 +92,11 @@ class Provider:
         self._outage = outage
         self._services = (*beside, self._follow, proof.run, outage.run)
         self.figures = Figures()
-        self._requests: dict[str, tuple[float, Event, Request, Manifest]] = {}
-        self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
+        self._requests = BoundedDict[str, tuple[float, Event, Request, Manifest]](MAX_WAITING)
+        self._tickets = BoundedDict[tuple[str, str], tuple[float, Ticket]](MAX_WAITING)
         """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
         self._jobs: dict[str, JobRun] = {}
-        self._seen: dict[str, float] = {}
+        self._seen = BoundedDict[str, float](4 * MAX_WAITING)
         self._running: set[asyncio.Task[None]] = set()
         self._refusing: set[asyncio.Task[None]] = set()
         self._admitting = 0
@@ -153,7 +152,6 @@ class Provider:
                 refusing.add_done_callback(self._refusing.discard)
             raise
         self._requests[request.id] = (time.monotonic(), event, request, manifest)
-        _keep_newest(self._requests)
         self._begin_if_complete(request.id)
 
     def _ticketed(self, event: Event) -> None:
@@ -168,7 +166,6 @@ class Provider:
         if ticket.request in self._jobs:
             return
         self._tickets.setdefault((ticket.request, rumor.pubkey), (time.monotonic(), ticket))
-        _keep_newest(self._tickets)
         self._begin_if_complete(ticket.request)
 
     def _begin_if_complete(self, id_: str) -> None:
@@ -352,12 +349,7 @@ class Provider:
 
     def _forget_old(self) -> None:
         horizon = time.monotonic() - WAITING_S
-        self._requests = {key: entry for key, entry in self._requests.items() if entry[0] >= horizon}
-        self._tickets = {key: entry for key, entry in self._tickets.items() if entry[0] >= horizon}
-        while len(self._seen) > 4 * MAX_WAITING:
-            del self._seen[next(iter(self._seen))]
-
-
-def _keep_newest(waiting: dict[_K, _V]) -> None:
-    while len(waiting) > MAX_WAITING:
-        del waiting[next(iter(waiting))]
+        for late in [key for key, entry in self._requests.items() if entry[0] < horizon]:
+            del self._requests[late]
+        for unused in [key for key, entry in self._tickets.items() if entry[0] < horizon]:
+            del self._tickets[unused]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadInput
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
@@ -35,7 +35,7 @@ class Grants:
         self._relays, self._committee, self._clock_s = relays, committee, clock_s
         self._oracles = frozenset(oracle.pubkey for oracle in committee.oracles)
         self._digest = committee.digest()
-        self._kept: OrderedDict[tuple[str, str], tuple[float, dict[Sample, int]]] = OrderedDict()
+        self._kept = BoundedDict[tuple[str, str], tuple[float, dict[Sample, int]]](MAX_KEPT)
 
     async def of(self, peer: str, request: str) -> tuple[Sample, ...]:
         """The samples of the job that `peer` was drawn to verify and still may.
@@ -47,8 +47,6 @@ class Grants:
         if self._clock_s() > at + self._committee.epoch_ms / 4000:
             samples = await self._read(peer, request)
             self._kept[peer, request] = self._clock_s(), samples
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
         now = self._committee.epoch_at(int(self._clock_s() * 1000))
         return tuple(sample for sample, epoch in samples.items() if now - OPEN_EPOCHS <= epoch <= now)
 

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import NotAllowed, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import choices, sent
@@ -74,15 +75,13 @@ class Holding:
         self._spool = spool
         self._granted = granted
         self._recall = recall
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept = BoundedDict[str, Kept](MAX_KEPT)
         self._verified: OrderedDict[tuple[str, str, int, int], bytes] = OrderedDict()
         self._verified_bytes = 0
 
     def keep(self, job: Kept) -> None:
         """A job begins here."""
         self._kept[job.request.id] = job
-        while len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
 
     def verified(self, computed: Opening) -> None:
         """Keep the opening of a chunk that was computed here as a verifier."""

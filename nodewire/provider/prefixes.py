@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.kind import Params, Worker
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
@@ -37,15 +38,12 @@ class UnpaidPrompts:
     """
 
     def __init__(self, most: int = MAX_NAMES) -> None:
-        self._units: dict[str, int] = {}
-        self._most = most
+        self._units = BoundedDict[str, int](most)
 
     def add(self, name: str, units: int) -> None:
         """A job of that name ended with so many units computed."""
         if units > 0 and name:
             self._units[name] = self._units.pop(name, 0) + units
-            while len(self._units) > self._most:
-                del self._units[next(iter(self._units))]
 
     def charge(self, name: str, found: int) -> int:
         """How many of the units that a job found cost less; the others make up for unpaid ones."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, Busy, LinkLost, NodewireError, NotAllowed, NotFound
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
@@ -100,12 +101,12 @@ class Verifying:
         self._keep = keep
         self._publish = publish
         self._is_paid = is_paid
-        self._requests: dict[str, Request] = {}
+        self._requests = BoundedDict[str, Request](_KEPT_REQUESTS)
         self._inquiry = Inquiry(market, relays, self, node, job_kinds, self._loaded)
-        self._known: dict[str, int] = {}
+        self._known = BoundedDict[str, int](4 * MAX_WAITING)
         """By sample key, its epoch: what was taken up."""
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._read: dict[tuple[int, str], None] = {}
+        self._read = BoundedDict[tuple[int, str], None](4 * MAX_WAITING)
         """Draws (epoch, request) that have been derived."""
         self._reading: dict[tuple[int, str], tuple[str, asyncio.Task[None]]] = {}
         """Those that are being: the oracle that spoke of them, and the task."""
@@ -143,8 +144,6 @@ class Verifying:
             if not events:
                 raise NotFound("request", f"no relay has {id_[:8]}")
             self._requests[id_] = job.parse(events[0])
-            while len(self._requests) > _KEPT_REQUESTS:
-                self._requests.pop(next(iter(self._requests)))
         return self._requests[id_]
 
     def snapshot(self, epoch: int) -> str | None:
@@ -191,8 +190,6 @@ class Verifying:
                     raise
             await asyncio.sleep(self._committee.epoch_ms / 8000)
         self._read[sampled.epoch, sampled.request] = None
-        while len(self._read) > 4 * MAX_WAITING:
-            self._read.pop(next(iter(self._read)))
         for sample in drawn:
             self._take(sample, sampled.epoch)
 
@@ -223,8 +220,6 @@ class Verifying:
         if len(self._running) >= MAX_WAITING:
             return
         self._known[sample.key] = epoch
-        while len(self._known) > 4 * MAX_WAITING:
-            self._known.pop(next(iter(self._known)))
         task = asyncio.create_task(self._guarded(self._verify(sample, epoch), f"sample {sample.key[:8]}"))
         self._running[sample.key] = task
         task.add_done_callback(lambda _: self._running.pop(sample.key, None))

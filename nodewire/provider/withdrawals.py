@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.protocol.close import WITHDRAW
 
 MAX_KEPT = 1_024
@@ -15,15 +15,13 @@ class Withdrawals:
     """The newest withdrawals, by customer and request."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._kept = BoundedDict[tuple[str, str], None](MAX_KEPT)
 
     def note(self, peer: str, document: Mapping[str, Any]) -> None:
         """A control document of a job that is not open here came from `peer`."""
         request = document.get("job")
         if document.get("t") == WITHDRAW and isinstance(request, str) and len(request) == 64:
             self._kept[peer, request] = None
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
 
     def has(self, customer: str, request: str) -> bool:
         return (customer, request) in self._kept

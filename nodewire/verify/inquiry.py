@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import NodewireError, NotAllowed, NotFound, TimedOut
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
@@ -68,7 +68,7 @@ class Inquiry:
         self._market, self._relays, self._draws = market, relays, draws
         self._node, self._kinds, self._loaded = node, job_kinds, loaded
         self._reference = reference
-        self._overruns: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        self._overruns = BoundedDict[tuple[str, str], tuple[int, float]](_KEPT_OVERRUNS)
         """By manifest and task: inputs of how many bytes took longer here than how many seconds, the last time. What a
         manifest says of its operations is not asked: its author could have every sample of it refused."""
 
@@ -173,8 +173,6 @@ class Inquiry:
                 _log.info("sample %s is judged without a float32 reference: no time is left", inputs.sample.key[:8])
                 return own
             self._overruns[place] = inputs.size, within_s
-            while len(self._overruns) > _KEPT_OVERRUNS:
-                self._overruns.popitem(last=False)
             raise Overloaded(step, f"not done in the {within_s:.1f} s that were left") from error
 
     async def _wide(self, inputs: Inputs, kind: JobKind) -> tuple[Leaf, ...]:

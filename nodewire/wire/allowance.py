@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.budget import Budget
 from nodewire.errors import Busy, TooLarge
 
@@ -109,13 +110,11 @@ class Allowances:
 
     def __init__(self, per_s: int, most: int, clock: Callable[[], float]) -> None:
         self._per_s, self._most, self._clock = per_s, most, clock
-        self._of: OrderedDict[str, Allowance] = OrderedDict()
+        self._of = BoundedDict[str, Allowance](_MAX_NAMES)
 
     def of(self, origin: str) -> Allowance:
         found = self._of.pop(origin, None) or Allowance(self._per_s, self._most, self._clock)
         self._of[origin] = found
-        if len(self._of) > _MAX_NAMES:
-            self._of.popitem(last=False)
         return found
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, NotFound
 from nodewire.origin_turns import Turns
 from nodewire.wire.allowance import stray_bytes
@@ -35,8 +35,8 @@ class Jobs:
         self._early_s = early_s
         self._open: dict[str, JobMailbox] = {}
         self._memory = Memory()
-        self._over: OrderedDict[str, None] = OrderedDict()
-        self._fences: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._over = BoundedDict[str, None](_MAX_OVER)
+        self._fences = BoundedDict[tuple[str, str], None](_MAX_FENCES)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -97,8 +97,6 @@ class Jobs:
         if not self._open:
             self._memory.clear()
         self._over[job.request] = None
-        while len(self._over) > _MAX_OVER:
-            self._over.popitem(last=False)
         self._exchange.left(job)
 
     def data_begins(self, link: Link, header: DataHeader) -> Landing:
@@ -182,8 +180,6 @@ class Jobs:
         """
         self._fences[link.peer, name] = None
         link.discard(name)
-        while len(self._fences) > _MAX_FENCES:
-            self._fences.popitem(last=False)
         _log.log(level, "job %s, frame from %s refused: %s", name[:8], link.peer[:8], error)
         document = {"t": ERROR, "job": name, "attempt": attempt, "error": error.as_dict()}
         if link.is_open:

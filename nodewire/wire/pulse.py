@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections import deque
 
+from nodewire.bounded_dict import BoundedDict
+
 _RTT_SAMPLES = 16
 _MAX_PINGS = 64
 
@@ -15,7 +17,7 @@ class Pulse:
     def __init__(self) -> None:
         self.heard_s = 0.0
         """When anything last came."""
-        self._pings: dict[int, float] = {}
+        self._pings = BoundedDict[int, float](_MAX_PINGS)
         self._rtts: deque[float] = deque(maxlen=_RTT_SAMPLES)
 
     @property
@@ -33,8 +35,6 @@ class Pulse:
         nearer than it is. Of 64 without an answer the oldest is forgotten."""
         while (tag := secrets.randbits(16)) in self._pings:
             pass
-        if len(self._pings) == _MAX_PINGS:
-            del self._pings[next(iter(self._pings))]
         self._pings[tag] = fine_s
         return tag
 

@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import Busy, TooLarge
 
 AGE = 16
@@ -76,7 +77,7 @@ class _Shares:
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Share] = {}
-        self._idle: dict[str, _Share] = {}
+        self._idle = BoundedDict[str, _Share](_MAX_IDLE)
         """What they had counts when they come again; the last ones."""
         self._least_us = 0
 
@@ -93,8 +94,6 @@ class _Shares:
         share.waiting -= 1
         if not share.waiting:
             self._idle[name] = self._waiting.pop(name)
-            if len(self._idle) > _MAX_IDLE:
-                del self._idle[next(iter(self._idle))]
 
     def first(self) -> str | None:
         """The name whose turn it is: of equals the one that waits longest."""
@@ -259,7 +258,7 @@ class Expected:
     """How long calls take, by task and size: what the last ones took."""
 
     def __init__(self) -> None:
-        self._us: dict[tuple[str, int], int] = {}
+        self._us = BoundedDict[tuple[str, int], int](_SHAPES)
 
     def us(self, task: str, nbytes: int) -> int | None:
         """In microseconds; None where none like it has been seen."""
@@ -269,5 +268,3 @@ class Expected:
         key = task, nbytes.bit_length()
         before = self._us.pop(key, took_us)
         self._us[key] = before + (took_us - before) // 4
-        if len(self._us) > _SHAPES:
-            del self._us[next(iter(self._us))]

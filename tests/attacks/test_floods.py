@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadSignature, Busy, NodewireError, NoQuorum, NotAllowed, TooLarge
 from nodewire.market import Market
 from nodewire.nostr import nip59
@@ -163,8 +164,8 @@ async def test_a_stranger_who_comes_by_a_splice_does_not_shut_it_for_all_others(
     assert free.bits > 0  # who comes by a splice is held up by work
 
 
-async def test_tickets_for_jobs_that_never_were_do_not_close_the_door(provider, monkeypatch):
-    monkeypatch.setattr(daemon, "MAX_WAITING", 16)
+async def test_tickets_for_jobs_that_never_were_do_not_close_the_door(provider):
+    provider._tickets = BoundedDict(16)
     served: list[str] = []
 
     async def serve(request, *_: object) -> None:
@@ -182,8 +183,8 @@ async def test_tickets_for_jobs_that_never_were_do_not_close_the_door(provider, 
     assert served == [wanted.id]
 
 
-async def test_requests_without_tickets_take_no_more_than_their_room(provider, monkeypatch):
-    monkeypatch.setattr(daemon, "MAX_WAITING", 16)
+async def test_requests_without_tickets_take_no_more_than_their_room(provider):
+    provider._requests = BoundedDict(16)
     for n in range(40):
         provider._requested(requested(provider, at_s=n))
     assert len(provider._requests) == 16

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import NamedTuple
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -26,7 +26,7 @@ class Deliveries:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._read: OrderedDict[str, _Read] = OrderedDict()
+        self._read = BoundedDict[str, _Read](MOST)
 
     def heard(self, event: Event) -> str:
         """A result that came, whose signature has been checked, as the journal keeps it. Raises BadEvent, BadTag."""
@@ -59,5 +59,3 @@ class Deliveries:
 
     def _keep(self, result: str, read: _Read) -> None:
         self._read[result] = read
-        while len(self._read) > MOST:
-            self._read.popitem(last=False)

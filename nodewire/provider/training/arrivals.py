@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.nostr.event import Event
 from nodewire.protocol import outer
 from nodewire.protocol.outer import OuterRequest, OuterTicket
@@ -29,10 +30,10 @@ class Arrivals:
     """At one provider; nothing of it outlives the process, and nothing waits longer than WAITING_S."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, tuple[float, Event, RoundRequest | OuterRequest]] = {}
-        self._tickets: dict[tuple[str, str], tuple[float, str]] = {}
+        self._requests = BoundedDict[str, tuple[float, Event, RoundRequest | OuterRequest]](MAX_WAITING)
+        self._tickets = BoundedDict[tuple[str, str], tuple[float, str]](MAX_WAITING)
         """By request and author, as JSON: a recipe of empty objects is 25 times as long in memory."""
-        self._seen: dict[str, None] = {}
+        self._seen = BoundedDict[str, None](MAX_SEEN)
 
     def is_new(self, id_: str) -> bool:
         """Whether this event was not seen before; from now on it was."""
@@ -62,9 +63,9 @@ class Arrivals:
         return event, request, ticket(text)
 
     def forget_old(self) -> None:
-        """What has waited too long, or is too much."""
+        """What has waited too long."""
         horizon = time.monotonic() - WAITING_S
-        self._requests = {key: one for key, one in list(self._requests.items())[-MAX_WAITING:] if one[0] >= horizon}
-        self._tickets = {key: one for key, one in list(self._tickets.items())[-MAX_WAITING:] if one[0] >= horizon}
-        while len(self._seen) > MAX_SEEN:
-            del self._seen[next(iter(self._seen))]
+        for late in [key for key, one in self._requests.items() if one[0] < horizon]:
+            del self._requests[late]
+        for unused in [key for key, one in self._tickets.items() if one[0] < horizon]:
+            del self._tickets[unused]

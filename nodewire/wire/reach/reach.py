@@ -11,12 +11,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import LinkLost, NodewireError, TimedOut
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
@@ -108,7 +108,7 @@ class Reach:
         self._allow_private = allow_private
         self._unix_s = unix_s
         self._meetings: dict[str, _Meeting] = {}
-        self._answered: OrderedDict[str, _Answered] = OrderedDict()
+        self._answered = BoundedDict[str, _Answered](_MAX_SEEN)
         self._answering = 0
         self._of_all, self._of_peers = PerMinute(ALL_PER_MINUTE), PerMinute(PEER_PER_MINUTE)
         self._hearing = node.run(self._hear()) if self.here else None
@@ -189,8 +189,6 @@ class Reach:
             _log.warning("an offer of %s is passed over: %d meetings are under way", peer[:8], MAX_MEETINGS)
             return
         answered = self._answered[offer.session] = _Answered(peer)
-        while len(self._answered) > _MAX_SEEN:
-            self._answered.popitem(last=False)
         self._node.run(self._answer(answered, offer, address))
 
     async def _answer(self, answered: _Answered, offer: Offer, address: SpliceAddress) -> None:

@@ -11,12 +11,13 @@ import asyncio
 import logging
 import socket
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
 from nodewire import dialling, host_port
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadPeer, Busy, LinkLost, NodewireError, NotAllowed, TimedOut
 from nodewire.protocol import splice as splices
 from nodewire.protocol.splice import Request
@@ -125,7 +126,7 @@ class Splicer:
         self._dials = AtATime("dials")
         self._waiting = AtATime("rooms")
         self._paired = AtATime("pairs")
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen = BoundedDict[str, None](_MAX_SEEN)
         self.outcomes: Counter[str] = Counter()
         """Of connections: "seen" (told how it looks from here), "dialled" back, "paired" (both ends), the code of why
         it was refused, or "gone"."""
@@ -223,8 +224,6 @@ class Splicer:
         if asked.id in self._seen:
             raise BadPeer("request", "was made before")
         self._seen[asked.id] = None
-        while len(self._seen) > _MAX_SEEN:
-            self._seen.popitem(last=False)
         return asked
 
     async def _dial(self, key: str, address: str, port: int) -> Outcome:

@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadTag, Busy, LinkLost, NodewireError, NotFound, TimedOut
 from nodewire.kind import Worker
 from nodewire.nostr.event import Event
@@ -92,9 +93,9 @@ class Fedstr:
         self._outage = outage
         self.figures = Figures()
         self._runs: dict[str, FedstrRun] = {}
-        self._known: dict[str, Source] = {}
+        self._known = BoundedDict[str, Source](MAX_KNOWN)
         """The data of requests that were served, for those that name them."""
-        self._seen: dict[str, None] = {}
+        self._seen = BoundedDict[str, None](MAX_SEEN)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -118,8 +119,6 @@ class Fedstr:
             if self._ledger.has_job(event.id):  # served before this provider was started: its customer knows
                 continue
             self._seen[event.id] = None
-            while len(self._seen) > MAX_SEEN:
-                del self._seen[next(iter(self._seen))]
             self._spawn(self._serve(event, again=False))
 
     def settled(self, due: Due) -> None:
@@ -184,8 +183,6 @@ class Fedstr:
         job = self._admission.check(asked, asked.state, data)
         if not data.inline:
             self._known[asked.id] = data
-            while len(self._known) > MAX_KNOWN:
-                del self._known[next(iter(self._known))]
         return FedstrRun(
             asked,
             asked.state,
