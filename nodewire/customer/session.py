@@ -188,7 +188,7 @@ class LocalMailbox:
     """A job's mailbox as the customer's own tasks see it: whoever reads the job's hands them their frames."""
 
     def __init__(self, mailbox: JobMailbox, manifest: Manifest, plan: Plan) -> None:
-        own = {a.task for a in plan.tasks if a.provider == LOCAL}
+        own = plan.tasks_of(LOCAL)
         self._edges = {edge.name for edge in manifest.edges if edge.target in own}
         self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue(MAX_LOCAL_FRAMES * len(own) * plan.terms.lookahead)
         self.put = mailbox.put

@@ -14,6 +14,7 @@ from typing import Any
 from nodewire.customer.planning import Draw
 from nodewire.customer.session import Session
 from nodewire.customer.settler import Settler
+from nodewire.customer.starting import SPOOL_BYTES
 from nodewire.errors import (
     TABLE,
     BadConfig,
@@ -57,7 +58,6 @@ from nodewire.worker.lasting import maker
 OTHER_FILE = "goes by another file, or --split: copy this one to it, and start it anew with the same --split"
 NETWORK = "bcrt"
 """No invoice is ever read."""
-SPOOL_BYTES = 2**30
 
 
 class Nodes:

@@ -18,7 +18,7 @@ from nodewire.customer.model_text import ModelText
 from nodewire.customer.piece import Piece, only
 from nodewire.errors import BadFrame
 from nodewire.protocol.frame import Array, Frame
-from nodewire.text.stream import TextStream
+from nodewire.text.stream import TextStream, text_after
 
 Reason = Literal["", "eos", "stop", "length"]
 
@@ -111,7 +111,7 @@ class TokenReader:
             raise BadFrame("logprobs", f"{len(found)} came, {1 + self._alternatives} were asked for")
         context = self._detokenizer.decode(self._before)
         return tuple(
-            Likely(one.id, one.logprob, _after(context, self._detokenizer.decode((*self._before, one.id))))
+            Likely(one.id, one.logprob, text_after(context, self._detokenizer.decode((*self._before, one.id))))
             for one in found
         )
 
@@ -128,8 +128,3 @@ def _is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _after(context: str, text: str) -> str:
-    """What a text has that its context has not: the last bytes of a character change that, too."""
-    return text[next((at for at, (a, b) in enumerate(zip(context, text, strict=False)) if a != b), len(context)) :]

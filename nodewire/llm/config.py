@@ -13,16 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadTask
+from nodewire.protocol.families import real
 from nodewire.protocol.faults import shaped
 from nodewire.protocol.schema import Schema
 
 MAX_LAYERS = 1_024
 MAX_POSITIONS = 2**21
-
-
-def real(value: float) -> str:
-    """The shortest decimal string that reads back as `value`."""
-    return repr(float(value))
 
 
 def _is_real(text: str) -> str:

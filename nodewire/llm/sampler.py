@@ -16,6 +16,7 @@ from nodewire.llm.grammar import Grammar
 from nodewire.llm.leeway import is_excused
 from nodewire.llm.sampling import Sampling, choose
 from nodewire.llm.tokenizer import Tokenizer
+from nodewire.text.stream import text_after
 
 MAX_TOLD_BYTES = 2_560
 """Of what is told of one token's log-probabilities: a frame's header has 4,096."""
@@ -109,7 +110,7 @@ class Sampler:
         rows = [(token, float(chances[token]))]
         rows += zip(top.indices.tolist(), top.values.tolist(), strict=True)
         context = tokenizer.decode([before])
-        texts = [_after(context, tokenizer.decode([before, one])) for one, _ in rows]
+        texts = [text_after(context, tokenizer.decode([before, one])) for one, _ in rows]
         found = ""
         for cut in _CUTS:
             said = [
@@ -120,8 +121,3 @@ class Sampler:
             if len(found.encode()) <= MAX_TOLD_BYTES:
                 break
         return found
-
-
-def _after(context: str, text: str) -> str:
-    """What a text has that its context has not: the last bytes of a character change that, too."""
-    return text[next((at for at, (a, b) in enumerate(zip(context, text, strict=False)) if a != b), len(context)) :]

@@ -21,6 +21,8 @@ State = Literal["due", "invoiced", "settled", "receipted"]
 MAX_BROKEN = 3
 """Of a customer's jobs that broke off within `BROKEN_S` so many may stand unpaid."""
 BROKEN_S = 24 * 60 * 60
+NEVER_S = 2**53 - 1
+"""When a deposit is due that nobody need pay: nothing was done for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,17 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
 from nodewire.protocol.delivery import MAX_STATES
+from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.schema import Hex32, Schema
 
 MAX_SNAPSHOTS = 128
-_HEADER_BYTES = 512
-"""Most of a safetensors header that one tensor takes."""
 
 
 def most_bytes(recipe: Recipe) -> int:
     """Of a snapshot, or what is carried: a file of at most three numbers for each of theta's."""
-    return 3 * (recipe.state_bytes() + _HEADER_BYTES * (len(recipe.shapes()) + 1))
+    return 3 * (recipe.state_bytes() + HEADER_BYTES * (len(recipe.shapes()) + 1))
 
 
 @dataclass(frozen=True, slots=True)

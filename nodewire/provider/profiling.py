@@ -20,6 +20,8 @@ from nodewire.plan.cost import Fit, Rates, fit
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef, Manifest
 from nodewire.protocol.published_profile import (
+    DTYPES,
+    FITTED,
     UNPROFILED,
     PublishedFit,
     PublishedProfile,
@@ -35,8 +37,6 @@ from nodewire.worker.rights import RESERVE_BYTES
 
 FILE = "profile.json"
 MACHINE_BYTES = 2**30
-_DTYPES = ("float32", "bfloat16", "float16")
-_FITTED = "float32"
 TOLERATED = 0.05
 """By how much a task's process may be above what its manifest predicts before it is said."""
 _LARGE = ("too-large", "over-memory", "bad-input")
@@ -89,7 +89,7 @@ class Profile:
 
     def predicted_us(self, task: TaskProfile, call: Measured) -> float | None:
         """What the fitted roofline says of a call; None of a driver, or of a call with next to no operations."""
-        if self.fitted is None or not _is_told(self.rates[_FITTED], task, call):
+        if self.fitted is None or not _is_told(self.rates[FITTED], task, call):
             return None
         return self.fitted.rates.predicted_us(call.work)
 
@@ -174,7 +174,7 @@ async def profile(
                 tried = await _measured(manifest, name, entry, capped, files, readable, most=1)
                 one.caps[cap] = tried.refused
             tasks.append(one)
-    roof = rates[_FITTED]
+    roof = rates[FITTED]
     measured = [(call.work, call.us) for one in tasks for call in one.calls if _is_told(roof, one, call)]
     fitted = fit(roof, measured) if measured else None
     return Profile(int(time.time()), limits, torch, sandbox, found, rates, tasks, fitted)
@@ -190,10 +190,10 @@ async def _rates(worker: WorkerProcess) -> dict[str, Rates]:
     await worker.open("machine", probing.SESSION, {})
     asked: Frame[Array] = Frame("measure", 0)
     (frame,) = await worker.receive("machine", probing.SESSION, asked)
-    rows = np.frombuffer(frame.tensors[0].data, np.float32).reshape(len(_DTYPES), 4).tolist()
+    rows = np.frombuffer(frame.tensors[0].data, np.float32).reshape(len(DTYPES), 4).tolist()
     return {
         dtype: Rates(flops, bytes_, call_us)
-        for dtype, (flops, bytes_, call_us, _) in zip(_DTYPES, rows, strict=True)
+        for dtype, (flops, bytes_, call_us, _) in zip(DTYPES, rows, strict=True)
         if flops > 0
     }
 

@@ -65,3 +65,8 @@ class TextStream:
         keep = max((n for stop in self._stop for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+def text_after(context: str, text: str) -> str:
+    """What a text has that its context has not: the last bytes of a character change that, too."""
+    return text[next((at for at, (a, b) in enumerate(zip(context, text, strict=False)) if a != b), len(context)) :]

@@ -64,7 +64,8 @@ MAX_STREAMS = 64
 
 Document = Mapping[str, Any]
 
-_RECORD_BYTES = 16_384  # what TLS encrypts at once
+RECORD_BYTES = 16_384
+"""What TLS encrypts at once."""
 
 
 class Type(IntEnum):
@@ -114,7 +115,7 @@ def whole(packed: bytes, nbytes: int, arrays: Sequence[Array]) -> list[Buffer]:
 
 def _led(segment: list[Buffer]) -> list[Buffer]:
     """The segment with its header at the head of a full TLS record: one of its own costs more than a copy."""
-    joined, room = [segment[0]], _RECORD_BYTES - len(segment[0])
+    joined, room = [segment[0]], RECORD_BYTES - len(segment[0])
     for index, view in enumerate(segment[1:], 1):
         if len(view) > room:
             return [b"".join([*joined, view[:room]]), view[room:], *segment[index + 1 :]]

@@ -18,10 +18,10 @@ from typing import Any
 from nodewire.origin_turns import Turns
 from nodewire.strangers import origin_of
 from nodewire.wire import openssl
+from nodewire.wire.frames import RECORD_BYTES
 
 _LARGE_BYTES = 32_768  # buffers from here on are filled before they are handed over: a record has 16 KiB at most
 _SHUTDOWN_S = 1.0
-_RECORD_BYTES = 16_384
 
 
 async def secured(
@@ -190,7 +190,7 @@ class Channel(asyncio.Transport):
                     self._loop.call_soon(self.close)
                     return filled, True
                 filled += n
-                if size < _LARGE_BYTES or n < _RECORD_BYTES:  # many short ones would take long
+                if size < _LARGE_BYTES or n < RECORD_BYTES:  # many short ones would take long
                     break
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return filled, True
@@ -201,7 +201,7 @@ class Channel(asyncio.Transport):
             self._end(error)
             return filled, True
         # After a short record there is seldom another, and the loop would say so: to ask costs an exception.
-        return filled, n < _RECORD_BYTES and not self._bare.pending()
+        return filled, n < RECORD_BYTES and not self._bare.pending()
 
     # The end.
 

@@ -4,10 +4,9 @@ import pytest
 
 from nodewire.pay import takings
 from nodewire.pay.debts import Key
-from nodewire.pay.dues import Due
+from nodewire.pay.dues import NEVER_S, Due
 from nodewire.pay.ledger import Ledger, Quote
 from nodewire.pay.takings import Takings
-from nodewire.provider.training.paid import _NEVER_S
 
 NOW_S = 1_000
 
@@ -35,7 +34,7 @@ def test_what_is_paid_owed_and_overdue_is_summed_apart(ledger, tmp_path):
     owe(ledger, 2, 50, NOW_S + 1)
     owe(ledger, 3, 600, NOW_S)
     owe(ledger, 4, 7_000, NOW_S - 100)
-    owe(ledger, 5, 80_000, _NEVER_S)  # a deposit: nothing was done for it
+    owe(ledger, 5, 80_000, NEVER_S)  # a deposit: nothing was done for it
     found = takings.read(path, NOW_S + 0.5)
     assert found == Takings(paid_msat=7, paid=2, owed_msat=50, overdue_msat=7_600)
     assert found.paid_msat == ledger.earned_msat()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.config import real
+from nodewire.protocol.families import real
 
 SILENT = frozenset(
     {

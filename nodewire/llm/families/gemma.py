@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.config import real
 from nodewire.llm.families.fields import Fields
 from nodewire.llm.families.naming import of_layer as pieces
 from nodewire.llm.families.sizes import sizes
+from nodewire.protocol.families import real
 
 __all__ = ["ARCHITECTURE", "gemma", "parse", "pieces"]
 

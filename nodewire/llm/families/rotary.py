@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.config import real
 from nodewire.llm.families.fields import Fields, as_real
+from nodewire.protocol.families import real
 
 _ORIGINAL = "original_max_position_embeddings"
 _NAMELESS = frozenset({"rope_type", "type"})

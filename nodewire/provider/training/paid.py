@@ -16,7 +16,7 @@ from nodewire.kind import Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.pay.dues import Due
+from nodewire.pay.dues import NEVER_S, Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback
 from nodewire.protocol.frame import Array, Frame, Meta
@@ -28,8 +28,6 @@ from nodewire.store import sealed
 from nodewire.worker.feeding import feed
 
 log = logging.getLogger("nodewire.provider")
-_NEVER_S = 2**53 - 1
-"""A deposit that nobody pays is no debt: nothing was done for it."""
 
 Publish = Callable[[Event], Awaitable[None]]
 Job = TypeVar("Job", Admitted, AdmittedOuter)
@@ -99,7 +97,7 @@ class PaidRun(Generic[Job]):
             await self._say("processing")
             return
         key = self.job.key(DEPOSIT)
-        owed = self._ledger.owe(Due(key, self.job.request.customer, amount_msat, _NEVER_S))
+        owed = self._ledger.owe(Due(key, self.job.request.customer, amount_msat, NEVER_S))
         if owed.state in ("settled", "receipted"):  # before this provider died
             return
         due = feedback.Due(DEPOSIT, 0, 1, amount_msat, self.job.assigned.ticket)

@@ -8,7 +8,7 @@ from typing import IO, Unpack
 
 from nodewire.kind import Worker
 from nodewire.nostr import nip44
-from nodewire.pay.dues import Due
+from nodewire.pay.dues import NEVER_S, Due
 from nodewire.pay.till import Till
 from nodewire.protocol import fedstr, feedback
 from nodewire.protocol.delivery import Delivered
@@ -28,7 +28,6 @@ BALANCE_EXPIRY_S = 30 * 86_400
 """So long a customer that is in debt can pay by the invoice that it has."""
 SETTLING_S = 5.0
 """What an invoice was paid with in its last second may take to be heard of."""
-_NEVER_S = 2**53 - 1
 
 
 class FedstrRun(ShardRun):
@@ -89,7 +88,7 @@ class FedstrRun(ShardRun):
         amount_msat = self.job.assigned.deposit_msat
         key = self.job.key(DEPOSIT)
         if amount_msat:
-            owed = self._ledger.owe(Due(key, self._request.customer, amount_msat, _NEVER_S))
+            owed = self._ledger.owe(Due(key, self._request.customer, amount_msat, NEVER_S))
             if owed.state not in ("settled", "receipted"):
                 invoice = await self._till.plain_invoice(key, expiry_s=max(1, int(self._patience_s)))
                 await self._feed_back(

@@ -32,6 +32,7 @@ from nodewire.provider.training.fedstr.admission import FedstrAdmission
 from nodewire.provider.training.fedstr.kept import KeptRequests
 from nodewire.provider.training.fedstr.run import FETCHED, FedstrRun
 from nodewire.provider.training.made import MadeResults
+from nodewire.provider.training.slots import SLOT_S
 from nodewire.store.blobs import Blobs
 
 log = logging.getLogger("nodewire.provider")
@@ -43,7 +44,6 @@ MAX_HOPS = 16
 """Requests that are looked up, each naming the one before it, until one cites its data itself."""
 MAX_KNOWN = 1_024
 WAITING_S = 30.0
-SLOT_S = 2.0
 AGAIN_S = 3.0
 """Between two tries to fetch what was begun before this provider died."""
 
