@@ -26,7 +26,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Customer": "nodewire.customer.customer",
     "NodewireError": "nodewire.errors",
-    "Piece": "nodewire.customer.generation",
+    "Piece": "nodewire.customer.piece",
     "Terms": "nodewire.protocol.plan",
     "register": "nodewire.graph.register",
 }
