@@ -25,7 +25,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.ledger import Ledger
-from nodewire.pay.sim_wallet import SimWallet
+from simnet.wallet import SimWallet
 from nodewire.protocol.snapshot import Snapshot
 from tests.waiting import readable
 

@@ -11,7 +11,7 @@ from running_market import RunningMarket, _toml
 
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.pay.sim_wallet import SimWallet
+from simnet.wallet import SimWallet
 from nodewire.train import bare, data
 from nodewire.train.families import initial
 from tests.kinds.digits import RECIPE, dataset

@@ -15,7 +15,7 @@ class run_simnet:
     def __init__(
         self, db: Path, *options: str, base_fee_msat: int = 0, fee_ppm: int = 0, faucet_msat: int = 10**12
     ) -> None:
-        self._command = [sys.executable, "-m", "nodewire.pay.simnet", "--port", "0", "--db", str(db)]
+        self._command = [sys.executable, "-m", "simnet", "--port", "0", "--db", str(db)]
         self._command += ["--fee-ppm", str(fee_ppm), "--base-fee-msat", str(base_fee_msat)]
         self._command += ["--faucet-msat", str(faucet_msat), *options]
 

@@ -17,8 +17,8 @@ from nodewire.nostr import nip98
 from nodewire.nostr.keys import Keys
 from nodewire.pay import lnurl
 from nodewire.pay.bond_holder import ensure_bond, is_share_paid
-from nodewire.pay.sim_bond_holder import SimBondHolder
-from nodewire.pay.sim_wallet import SimWallet
+from simnet.bond_holder import SimBondHolder
+from simnet.wallet import SimWallet
 from nodewire.protocol import bond as statements
 from nodewire.protocol.job import parse as parse_job
 

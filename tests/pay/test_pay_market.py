@@ -27,7 +27,7 @@ from nodewire.pay import debts, zaps
 from nodewire.pay.debts import JobBudget
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Fees, Payer
-from nodewire.pay.sim_wallet import SimWallet
+from simnet.wallet import SimWallet
 from nodewire.pay.till import Till
 
 RICH_MSAT = 1_000_000

@@ -32,9 +32,9 @@ from nodewire.pay import lnurl_server
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
-from nodewire.pay.sim_wallet import SimWallet
-from nodewire.pay.simnet import http
-from nodewire.pay.simnet.service import Fees, Simnet
+from simnet.wallet import SimWallet
+from simnet import http
+from simnet.service import Fees, Simnet
 from nodewire.pay.till import Till
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.trainer import Trainer

@@ -1,4 +1,4 @@
-"""`python -m nodewire.pay.simnet`: the simulated Lightning network as a process of its own."""
+"""`python -m simnet`: the simulated Lightning network as a process of its own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import orjson
 
 from nodewire.errors import NodewireError
-from nodewire.pay.simnet.http import start
-from nodewire.pay.simnet.service import Fees, Simnet
-from nodewire.pay.simnet.starting import open_treasurer
+from simnet.http import start
+from simnet.service import Fees, Simnet
+from simnet.starting import open_treasurer
 
 
 async def serve(
@@ -34,7 +34,7 @@ async def serve(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m nodewire.pay.simnet", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m simnet", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--db", type=Path, required=True, help="the network's journal (SQLite)")

@@ -1,4 +1,4 @@
-"""A wallet on the simulated Lightning network (`nodewire.pay.simnet`), over HTTP."""
+"""A wallet on the simulated Lightning network (`simnet`), over HTTP."""
 
 from __future__ import annotations
 
