@@ -1,74 +1,65 @@
-"""`python -m simnet`: the simulated Lightning network as a process of its own."""
+"""`python -m simnet`: run the simulated Lightning network until it is told to stop."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import signal
-import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Annotated, Any
 
-import orjson
+import typer
 
-from nodewire.errors import NodewireError
-from simnet.http import start
+from nodewire.cli.commands import run_command
+from nodewire.cli.daemons import Host, Port, run_until_stopped
+from nodewire.cli.output import Json
+from nodewire.errors import BadInput
+from nodewire.listen_address import named_by
+from simnet import http
 from simnet.service import Fees, Simnet
 from simnet.starting import open_treasurer
+from simnet.treasurer import STATEMENT_S
+
+_FAUCET_MSAT = 100_000_000_000
 
 
-async def serve(
-    *, host: str, port: int, db: Path, fees: Fees, faucet_msat: int, key: Path | None, committee: Path | None
+def simnet(
+    host: Host = "127.0.0.1",
+    port: Port = 7778,
+    db: Annotated[Path, typer.Option(help="SQLite file of the network's journal.")] = Path("simnet.db"),
+    faucet: Annotated[bool, typer.Option(help="Let anyone open an account with play money in it.")] = False,
+    base_fee_msat: Annotated[int, typer.Option(help="Routing fee of every payment.", min=0)] = 10,
+    fee_ppm: Annotated[int, typer.Option(help="Routing fee per million.", min=0, max=1_000_000)] = 1_000,
+    url: Annotated[str, typer.Option(help="What others reach it by, if not by host and port.")] = "",
+    key: Annotated[Path | None, typer.Option(help="Hold bonds: the holder's nsec, made if missing.")] = None,
+    committee: Annotated[Path | None, typer.Option(help="Hold bonds for the committee of this committee.json.")] = None,
+    statement_s: Annotated[int, typer.Option(help="How long a bond statement is good.", min=1)] = STATEMENT_S,
+    unbonding_s: Annotated[
+        int | None, typer.Option(help="From a bond's release to its coins; the committee's 16 epochs if not given.")
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; the first line on stdout is {"url": ...} once requests are answered."""
-    simnet = Simnet(db, fees, faucet_msat)
-    treasurer = open_treasurer(simnet, key, committee) if key is not None and committee is not None else None
-    runner, url = await start(simnet, host, port, treasurer)
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    print(orjson.dumps({"url": url}).decode(), flush=True)
-    try:
-        await stop.wait()
-    finally:
-        await runner.cleanup()
+    """Run the simulated Lightning network: real bolt11 invoices, no real money. For development.
+
+    With --key and --committee it is that committee's bond holder and treasurer, too.
+    """
+    if (key is None) != (committee is None):
+        raise BadInput("--key" if key is None else "--committee", "--key and --committee go together")
+
+    async def start(stack: AsyncExitStack) -> dict[str, Any]:
+        network = Simnet(db, Fees(base_fee_msat, fee_ppm), _FAUCET_MSAT if faucet else 0)
+        treasurer = None
+        if key is not None and committee is not None:
+            treasurer = open_treasurer(network, key, committee, statement_s=statement_s, unbonding_s=unbonding_s)
+        with named_by("--port", f"{host}:{port}"):
+            runner, own_url = await http.start(network, host, port, treasurer, url)
+        stack.push_async_callback(runner.cleanup)
+        held = {"holder": treasurer.public} if treasurer is not None else {}
+        return {"ready": "simnet", "url": own_url, **held}
+
+    run_until_stopped(start, json)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m simnet", description=__doc__)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: any free port")
-    parser.add_argument("--db", type=Path, required=True, help="the network's journal (SQLite)")
-    parser.add_argument("--fee-ppm", type=int, default=0)
-    parser.add_argument("--base-fee-msat", type=int, default=0)
-    parser.add_argument(
-        "--faucet-msat",
-        type=int,
-        default=100_000_000_000,
-        help="most play money that a new account may open with (0: no faucet)",
-    )
-    parser.add_argument("--key", type=Path, help="the bond holder's nsec (made if missing); with --committee")
-    parser.add_argument("--committee", type=Path, help="committee.json: hold bonds for this committee")
-    given = parser.parse_args(arguments)
-    if (given.key is None) != (given.committee is None):
-        parser.error("--key and --committee go together")
-    fees = Fees(given.base_fee_msat, given.fee_ppm)
-    try:
-        asyncio.run(
-            serve(
-                host=given.host,
-                port=given.port,
-                db=given.db,
-                fees=fees,
-                faucet_msat=given.faucet_msat,
-                key=given.key,
-                committee=given.committee,
-            )
-        )
-    except NodewireError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
+app = typer.Typer(name="simnet", pretty_exceptions_enable=False, add_completion=False)
+app.command()(simnet)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(app)

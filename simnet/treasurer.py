@@ -17,6 +17,9 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay import invoices, settlement
 from nodewire.pay.bonds import Bond
 from nodewire.pay.settlement import Finding
+from nodewire.protocol import bond as statements
+from nodewire.protocol import canonical, job, verdict
+from nodewire.protocol.committee import Committee
 from simnet.holding import Claim, Deposit, claim_key
 from simnet.service import Simnet
 from simnet.shares import Shares
@@ -34,9 +37,6 @@ from simnet.steps import (
     Stated,
     Unbonded,
 )
-from nodewire.protocol import bond as statements
-from nodewire.protocol import canonical, job, verdict
-from nodewire.protocol.committee import Committee
 
 log = logging.getLogger("nodewire.pay.treasurer")
 

@@ -11,9 +11,9 @@ from simnet_process import run_simnet
 
 from nodewire.errors import BadConfig, NotAllowed, NotFound
 from nodewire.pay import invoices
-from simnet.wallet import SimWallet
 from simnet.journal import Journal
 from simnet.service import HOLD_S, Fees, Simnet
+from simnet.wallet import SimWallet
 
 HASH = "ab" * 32
 
