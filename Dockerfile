@@ -15,6 +15,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY nodewire nodewire
 COPY relay relay
 COPY kinds kinds
+COPY simnet simnet
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 
 # State lives in /data; the process that meets strangers owns nothing else.

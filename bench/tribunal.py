@@ -51,8 +51,6 @@ from nodewire.oracle.case import (
     start,
 )
 from nodewire.oracle.setup import create_committee, load_seat
-from nodewire.pay.simnet.service import Fees, Simnet
-from nodewire.pay.simnet.treasurer import Treasurer
 from nodewire.plan.assign import assign
 from nodewire.plan.sample import draw
 from nodewire.protocol import chunk, commitment, inventory, job, kinds, verdict
@@ -68,6 +66,8 @@ from nodewire.protocol.sizes import parse_size
 from nodewire.protocol.snapshot import Held, Node, Snapshot
 from nodewire.protocol.verification import Sample
 from processes.saying import say
+from simnet.service import Fees, Simnet
+from simnet.treasurer import Treasurer
 
 EPOCH = 100
 EPOCHS = 9

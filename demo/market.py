@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
+SIMNET = [sys.executable, "-m", "simnet"]
 PROVIDERS = 8
 STARTS = 4
 """Of one daemon, where what it needs is too busy to answer."""
@@ -34,7 +35,7 @@ class Market:
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def daemon(self, name: str, *command: str, program: Sequence[str] = NODEWIRE, timeout_s: float = 600) -> dict:
-        """Start `nodewire COMMAND --json` and return the line by which it says that it is ready.
+        """Start `nodewire COMMAND --json`, or another program, and return the line by which it says that it is ready.
 
         One that ends before is noticed at once; the time is for a busy machine, where eight take minutes to load. One
         whose error says that it may be tried again is started again, as whatever runs daemons does.

@@ -25,7 +25,17 @@ from typing import NamedTuple
 
 import cheating
 from failover import bereave
-from market import PROVIDERS, Broken, Market, customer_config, minilm, provider_config, register, specializations
+from market import (
+    PROVIDERS,
+    SIMNET,
+    Broken,
+    Market,
+    customer_config,
+    minilm,
+    provider_config,
+    register,
+    specializations,
+)
 from records import plaintext_hits, relay_events
 from rich.markup import escape
 from rich.table import Table
@@ -92,8 +102,9 @@ async def found(market: Market, holder: str, where: list[str]) -> tuple[dict, di
     )  # fmt: skip
     note(f"the committee of {len(created['oracles'])} is founded; it verifies every chunk of a job that asks for it")
     simnet = await market.daemon(
-        "simnet", "simnet", "--port", "0", "--db", str(folder / "simnet.db"), "--faucet",
+        "simnet", "--port", "0", "--db", str(folder / "simnet.db"), "--faucet",
         "--key", str(folder / "holder.nsec"), "--committee", str(folder / "committee" / "committee.json"),
+        program=SIMNET,
     )  # fmt: skip
     return created, simnet
 

@@ -53,9 +53,13 @@ SpliceAt = Annotated[str, shaped(r"^splice:[0-9a-f]{64}@[^\s]{1,255}:[0-9]{1,5}$
 _NAMED = r"[0-9a-f]{64}:[a-z0-9][a-z0-9._-]{0,63}$"
 ManifestAt = Annotated[str, shaped(rf"^38840:{_NAMED}", "38840:<author's public key in hex>:<name>")]
 CommitteeAt = Annotated[str, shaped(rf"^38841:{_NAMED}", "38841:<founder's public key in hex>:<name>")]
-Holder = Annotated[str, shaped(r"^sim$", 'a kind of wallet that there is: "sim"')]
+WalletKind = Annotated[str, shaped(r"^[a-z][a-z0-9_+-]{0,31}$", 'the name of a kind of wallet, such as "sim"')]
 Congestion = Annotated[str, shaped(r"^[a-z0-9_-]{0,15}$", 'the name of a congestion control, such as "bbr"')]
 Device = Annotated[str, shaped(r"^(cpu|cuda(:\d+)?|mps)$", 'a device: "cpu", "cuda", "cuda:1" or "mps"')]
+
+
+DEFAULT_WALLET = "sim"
+"""The kind of wallet where a file names none: an entry in the group `nodewire.wallets`."""
 
 
 class Section(BaseModel):
@@ -65,7 +69,7 @@ class Section(BaseModel):
 class WalletConfig(Section):
     """Where the role's Lightning wallet is. `token_file` holds what the wallet service gave for the account."""
 
-    kind: Holder = "sim"
+    kind: WalletKind = DEFAULT_WALLET
     url: str
     token_file: Path
 
@@ -352,7 +356,7 @@ def _check_draft(worker: WorkerConfig, lookahead: int) -> None:
 class BondsConfig(Section):
     """Where the bonds' holder is asked. `token_file`: the oracle's account there, which its earnings are paid into."""
 
-    kind: Holder = "sim"
+    kind: WalletKind = DEFAULT_WALLET
     url: str
     token_file: Path | None = None
 

@@ -40,6 +40,7 @@ from processes.slowing import children
 
 ROOT = Path(__file__).parent.parent
 NODEWIRE = (sys.executable, "-m", "nodewire.cli")
+SIMNET = (sys.executable, "-m", "simnet")
 DECODER = ROOT / "demo" / "model" / "pycoder"
 DECODER_TARGET = "12MB"
 """A driver and three stages."""
@@ -163,7 +164,7 @@ class Market:
             ),
         )  # fmt: skip
         simnet = await self.daemon(
-            "simnet", "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", *holding
+            "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", *holding, program=SIMNET
         )
         self.simnet = simnet["url"]
         self.committee = founded["address"]
@@ -198,7 +199,10 @@ class Market:
         *command: str,
         program: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Start `nodewire COMMAND --json` and return the line by which it says that it is ready. Its log: NAME.log."""
+        """Start `nodewire COMMAND --json`, or another program, and return the line by which it says that it is ready.
+
+        Its log is NAME.log.
+        """
         with (self.folder / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(program or self._program), *command, "--json",

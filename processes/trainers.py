@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from processes.market import NODEWIRE, Market, Provider
+from processes.market import NODEWIRE, SIMNET, Market, Provider
 from processes.saying import say
 
 LEAST_MSAT = 7_001
@@ -45,7 +45,7 @@ class Trainers(Market):
         self.folder.mkdir(parents=True, exist_ok=True)
         relay, simnet = await asyncio.gather(
             self.daemon("relay", "relay", "--port", "0", "--db", self._at("relay.db"), "--blobs", self._at("blobs")),
-            self.daemon("simnet", "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet"),
+            self.daemon("simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", program=SIMNET),
         )
         self.relay, self.blossom, self.simnet = relay["url"], relay["blossom"], simnet["url"]
         where = ("--relay", self.relay, "--blossom", self.blossom)

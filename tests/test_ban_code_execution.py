@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted(file for folder in ("nodewire", "relay", "kinds") for file in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(file for folder in ("nodewire", "relay", "kinds", "simnet") for file in (ROOT / folder).rglob("*.py"))
 
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "sympy"}
 SIZES = {"nodewire/graph/reading.py": {"sympy"}, "nodewire/graph/guards.py": {"sympy"}}

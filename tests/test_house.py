@@ -10,7 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = {"relay", "simnet", "oracle", "provider"}
+COMMANDS = {"relay", "oracle", "provider"}
+ENTRYPOINTS = {"setup": ["python", "/setup.py"], "simnet": ["python", "-m", "simnet"]}
 
 
 def requirements() -> list[Requirement]:
@@ -90,7 +91,9 @@ def test_compose_waits_only_for_services_that_say_when_they_are_ready():
 
 def test_compose_runs_nodewires_commands_with_keys_apart():
     services = compose()["services"]
-    assert {s["command"][0] for s in services.values() if s.get("command")} == COMMANDS
+    assert {name: s["entrypoint"] for name, s in services.items() if "entrypoint" in s} == ENTRYPOINTS
+    commands = [s["command"] for name, s in services.items() if name not in ENTRYPOINTS and "command" in s]
+    assert {command[0] for command in commands} == COMMANDS
     folders = [
         volume["volume"]["subpath"] for s in services.values() for volume in s["volumes"] if isinstance(volume, dict)
     ]

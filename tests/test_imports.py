@@ -34,7 +34,7 @@ print(json.dumps(loaded))
 def light_modules() -> list[str]:
     """Every module that a daemon may load: all but the engines and the worker entries of kinds."""
     names = []
-    for package in ("nodewire", "relay", "kinds"):
+    for package in ("nodewire", "relay", "kinds", "simnet"):
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

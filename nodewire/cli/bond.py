@@ -227,13 +227,12 @@ async def _asking(config: Path) -> AsyncIterator[tuple[Keys, BondHolder]]:
 
 
 async def _holder(stack: AsyncExitStack, role: AnyRole) -> BondHolder:
-    from nodewire.pay.sim_bond_holder import SimBondHolder
-    from nodewire.pay.sim_wallet import SimWallet
+    from nodewire.pay import registry
 
     account = wallet_of(role)
-    wallet = SimWallet.from_file(account.url, account.token_file)
+    wallet = registry.wallet_class(account.kind).from_file(account.url, account.token_file)
     stack.push_async_callback(wallet.close)
-    return SimBondHolder(wallet)
+    return registry.bond_holder(account.kind, wallet)
 
 
 def _tell(bond: dict[str, Any], as_json: bool) -> None:

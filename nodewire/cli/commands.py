@@ -6,6 +6,7 @@ import errno
 import logging
 import sqlite3
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -113,12 +114,15 @@ app.add_typer(committees.app, name="committee", rich_help_panel=DEVELOPERS)
 app.add_typer(policy.app, name="policy", rich_help_panel=DEVELOPERS)
 
 
-def run_command() -> None:
-    """Run one command: typed errors become one line (or one JSON object) and exit code 1, never a traceback."""
+def run_command(command: Callable[[], None] = app) -> None:
+    """Run one command of `nodewire`, or another program's.
+
+    Typed errors become one line (or one JSON object) and exit code 1, never a traceback.
+    """
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PlainFormatter())
     try:
-        app()
+        command()
     except Exception as error:
         first = first_of(error)
         if isinstance(first, ModuleNotFoundError):

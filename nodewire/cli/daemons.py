@@ -1,4 +1,4 @@
-"""`nodewire simnet | oracle | provider | up`: processes that run until they are told to stop.
+"""`nodewire oracle | provider | up`: processes that run until they are told to stop.
 
 Each says when it is ready (with `--json` in one JSON document on one line, so that a script knows where it listens).
 """
@@ -33,7 +33,6 @@ Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Quota = Annotated[str, typer.Option(help="Most that blobs may take; half of it of one uploader.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65_535)]
 
-_FAUCET_MSAT = 100_000_000_000
 _MAX_DESCRIPTORS = 65_536
 
 Metrics = Annotated[str, typer.Option(help="host:port where Prometheus scrapes it; nowhere if not given.")]
@@ -110,47 +109,6 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
         uvloop.run(main())
     except asyncio.CancelledError:  # before it was ready
         raise KeyboardInterrupt from None
-
-
-def simnet(
-    host: Host = "127.0.0.1",
-    port: Port = 7778,
-    db: Annotated[Path, typer.Option(help="SQLite file of the network's journal.")] = Path("simnet.db"),
-    faucet: Annotated[bool, typer.Option(help="Let anyone open an account with play money in it.")] = False,
-    base_fee_msat: Annotated[int, typer.Option(help="Routing fee of every payment.", min=0)] = 10,
-    fee_ppm: Annotated[int, typer.Option(help="Routing fee per million.", min=0, max=1_000_000)] = 1_000,
-    url: Annotated[str, typer.Option(help="What others reach it by, if not by host and port.")] = "",
-    key: Annotated[Path | None, typer.Option(help="Hold bonds: the holder's nsec, made if missing.")] = None,
-    committee: Annotated[Path | None, typer.Option(help="Hold bonds for the committee of this committee.json.")] = None,
-    statement_s: Annotated[int, typer.Option(help="How long a bond statement is good.", min=1)] = 3_600,
-    unbonding_s: Annotated[
-        int | None, typer.Option(help="From a bond's release to its coins; the committee's 16 epochs if not given.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Run the simulated Lightning network: real bolt11 invoices, no real money. For development.
-
-    With --key and --committee it is that committee's bond holder and treasurer, too.
-    """
-    from nodewire.pay.simnet import http
-    from nodewire.pay.simnet.service import Fees, Simnet
-    from nodewire.pay.simnet.starting import open_treasurer
-
-    if (key is None) != (committee is None):
-        raise BadInput("--key" if key is None else "--committee", "--key and --committee go together")
-
-    async def start(stack: AsyncExitStack) -> dict[str, Any]:
-        network = Simnet(db, Fees(base_fee_msat, fee_ppm), _FAUCET_MSAT if faucet else 0)
-        treasurer = None
-        if key is not None and committee is not None:
-            treasurer = open_treasurer(network, key, committee, statement_s=statement_s, unbonding_s=unbonding_s)
-        with named_by("--port", f"{host}:{port}"):
-            runner, own_url = await http.start(network, host, port, treasurer, url)
-        stack.push_async_callback(runner.cleanup)
-        held = {"holder": treasurer.public} if treasurer is not None else {}
-        return {"ready": "simnet", "url": own_url, **held}
-
-    run_until_stopped(start, json)
 
 
 def oracle(config: Config, json: Json = False) -> None:
@@ -276,5 +234,5 @@ def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
 
 def add_to(app: typer.Typer) -> None:
     panels: dict[Callable[..., None], str] = {provider: OPERATORS, up: OPERATORS}
-    for command in (provider, up, oracle, simnet):
+    for command in (provider, up, oracle):
         app.command(rich_help_panel=panels.get(command, DEVELOPERS))(command)

@@ -312,10 +312,10 @@ def _machine_bytes() -> int:
 
 
 async def _wallet(role: AnyRole) -> str:
-    from nodewire.pay.sim_wallet import SimWallet
+    from nodewire.pay import registry
 
     account = wallet_of(role)
-    wallet = SimWallet.from_file(account.url, account.token_file)
+    wallet = registry.wallet_class(account.kind).from_file(account.url, account.token_file)
     try:
         balance_msat = await wallet.balance_msat()
     finally:
@@ -329,15 +329,14 @@ async def _wallet(role: AnyRole) -> str:
 async def _bond(role: ProviderConfig) -> str:
     """Whether the bond is there, or the wallet has what it takes."""
     from nodewire.nostr.keys import Keys
+    from nodewire.pay import registry
     from nodewire.pay.payer import Fees
-    from nodewire.pay.sim_bond_holder import SimBondHolder
-    from nodewire.pay.sim_wallet import SimWallet
 
-    wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
+    wallet = registry.wallet_class(role.wallet.kind).from_file(role.wallet.url, role.wallet.token_file)
     try:
         balance_msat = await wallet.balance_msat()
         try:
-            bond = await SimBondHolder(wallet).bond(Keys.from_file(role.key).public)
+            bond = await registry.bond_holder(role.wallet.kind, wallet).bond(Keys.from_file(role.key).public)
             held_msat, state = bond.remainder_msat, bond.state
         except NotFound:
             held_msat, state = 0, "released"

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nodewire.cli.roles import enter_market
-from nodewire.config import AnyRole, OracleConfig
+from nodewire.config import DEFAULT_WALLET, AnyRole, OracleConfig
 from nodewire.errors import BadConfig, NodewireError, NotFound
 
 if TYPE_CHECKING:
     from nodewire.customer.trail.line import Line
     from nodewire.market import Market
     from nodewire.nostr.pool import Pool
-    from nodewire.pay.sim_bond_holder import SimBondHolder
+    from nodewire.pay.bond_holder import BondHolder
     from nodewire.protocol.job import Request
     from nodewire.protocol.manifest import Manifest
 
@@ -80,15 +80,16 @@ async def _trail(
     market: Market,
     pool: Pool,
 ) -> list[Line]:
-    from nodewire.customer.starting import NETWORKS
     from nodewire.customer.trail import judged, money, record, work
     from nodewire.nostr.keys import Keys
+    from nodewire.pay import registry
     from nodewire.pay.ledger import Ledger
 
     found = await record.read(request, manifest, market, pool)
     lines = list(work.lines(found))
     lines += (await judged.lines(found, market, _holder(stack, role)))[0]
-    lines += money.lines(found, NETWORKS[role.wallet.kind if role.wallet is not None else "sim"])
+    kind = role.wallet.kind if role.wallet is not None else DEFAULT_WALLET
+    lines += money.lines(found, registry.wallet_class(kind).network)
     if (
         not isinstance(role, OracleConfig)
         and role.ledger.exists()
@@ -100,16 +101,15 @@ async def _trail(
     return lines
 
 
-def _holder(stack: AsyncExitStack, role: AnyRole) -> SimBondHolder | None:
+def _holder(stack: AsyncExitStack, role: AnyRole) -> BondHolder | None:
     """The bonds' holder that the role's wallet reaches; None without a wallet."""
-    from nodewire.pay.sim_bond_holder import SimBondHolder
-    from nodewire.pay.sim_wallet import SimWallet
+    from nodewire.pay import registry
 
     if role.wallet is None:
         return None
     try:
-        wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
+        wallet = registry.wallet_class(role.wallet.kind).from_file(role.wallet.url, role.wallet.token_file)
     except BadConfig:
         return None
     stack.push_async_callback(wallet.close)
-    return SimBondHolder(wallet)
+    return registry.bond_holder(role.wallet.kind, wallet)

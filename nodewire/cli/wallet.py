@@ -1,4 +1,4 @@
-"""`nodewire wallet`: open an account on the simulated Lightning network, and look into a role's wallet."""
+"""`nodewire wallet`: open an account with a wallet service, and look into a role's wallet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from nodewire.cli.output import Json, console, counted, notes, one_line, print_json, sats
 from nodewire.cli.roles import load_customer, naming, wallet_of
-from nodewire.config import CustomerConfig, OracleConfig, load_role, parse_msat
+from nodewire.config import DEFAULT_WALLET, CustomerConfig, OracleConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, NotAllowed
 
 if TYPE_CHECKING:
@@ -25,22 +25,24 @@ _NOT_AGREED = NotAllowed("pay", "not agreed to")
 
 @app.command("open")
 def open_(
-    url: Annotated[str, typer.Argument(help="URL of the simulated network (`nodewire simnet`).")],
+    url: Annotated[str, typer.Argument(help="URL of the wallet service, such as the simulated network's.")],
     out: Annotated[Path, typer.Option(help="Where the account's token is written (mode 0600).")],
     balance: Annotated[
-        str, typer.Option(help="Ask the faucet for this much play money, such as 100000sat (simnet --faucet).")
+        str, typer.Option(help="Ask the service's faucet for this much play money, such as 100000sat.")
     ] = "0sat",
+    kind: Annotated[str, typer.Option(help="The kind of wallet, as [wallet] kind has it.")] = DEFAULT_WALLET,
     json: Json = False,
 ) -> None:
-    """Open an account on the simulated Lightning network."""
-    from nodewire.pay.sim_wallet import SimWallet
+    """Open an account with a wallet service, such as the simulated Lightning network."""
+    from nodewire.pay import registry
 
+    wallets = registry.wallet_class(kind, "--kind")
     if out.exists():
         raise BadConfig(str(out), "exists; a token is never overwritten")
     out.parent.mkdir(parents=True, exist_ok=True)  # before the account is opened: its token cannot be asked for again
 
     async def opened() -> str:
-        wallet, token = await SimWallet.open_account(url, out.stem, parse_msat(balance))
+        wallet, token = await wallets.open_account(url, out.stem, parse_msat(balance))
         await wallet.close()
         return token
 
@@ -147,14 +149,14 @@ def balance(
     json: Json = False,
 ) -> None:
     """What a role's wallet holds, and what its ledger spent or earned."""
+    from nodewire.pay import registry
     from nodewire.pay.ledger import Ledger
-    from nodewire.pay.sim_wallet import SimWallet
 
     role = load_role(config)
     account = wallet_of(role)
 
     async def held() -> int:
-        wallet = SimWallet.from_file(account.url, account.token_file)
+        wallet = registry.wallet_class(account.kind).from_file(account.url, account.token_file)
         try:
             return await wallet.balance_msat()
         finally:

@@ -14,10 +14,9 @@ from nodewire.customer.session import Session
 from nodewire.customer.settler import Settler
 from nodewire.dialling import are_private
 from nodewire.market import open_market
+from nodewire.pay import registry
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
-from nodewire.pay.sim_bond_holder import SimBondHolder
-from nodewire.pay.sim_wallet import SimWallet
 from nodewire.store.held import sole_key
 from nodewire.store.sweeping import sweeping
 from nodewire.wire import congestion, health_log
@@ -28,8 +27,6 @@ from nodewire.wire.spool import Spool
 from nodewire.wire.transport import TcpTls
 from nodewire.worker.lasting import maker
 
-NETWORKS = {"sim": "bcrt"}
-"""The wallets' networks as bolt11 writes them after "ln"."""
 SPOOL_BYTES = 2**30
 """Of prompts, and with a local driver of hidden states, while jobs are under way."""
 
@@ -47,16 +44,17 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
         NotFound: no relay knows the committee.
     """
     congestion.check(config.wire.congestion)
+    wallets = registry.wallet_class(config.wallet.kind)
     keys, pool, market = await open_market(stack, config)
     if is_buyer:
         stack.enter_context(sole_key(config.key))
-    wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
+    wallet = wallets.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
     payer = Payer(keys, wallet, ledger)
     recovered = await payer.recover()
-    network = NETWORKS[config.wallet.kind]
+    network = wallets.network
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
     # A generation takes its own away; who died in the midst of one did not. Another process may be in one here.
@@ -86,7 +84,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     settler.recovered(recovered)
     settling = asyncio.create_task(settler.run())
     stack.callback(settling.cancel)
-    holder = SimBondHolder(wallet)
+    holder = registry.bond_holder(config.wallet.kind, wallet)
     refunds = Refunds(keys, market, pool, holder)
     refunding = asyncio.create_task(refunds.run())
     stack.callback(refunding.cancel)

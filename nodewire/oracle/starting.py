@@ -26,10 +26,10 @@ from nodewire.oracle.library import Library
 from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.oracle.shares import Shares
 from nodewire.oracle.workbench import Workbench
+from nodewire.pay import registry
 from nodewire.pay.presented import Presented
 from nodewire.pay.presenting import Presenter
-from nodewire.pay.sim_bond_holder import SimBondHolder
-from nodewire.pay.sim_wallet import SimWallet
+from nodewire.pay.wallet import Wallet
 from nodewire.protocol.committee import Committee
 from nodewire.stop import stop
 from nodewire.store import clock_offset
@@ -70,7 +70,9 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     wallet = wallet_of(config.bonds) if config.bonds is not None else None
     if wallet is not None:
         stack.push_async_callback(wallet.close)
-    holder = SimBondHolder(wallet) if wallet is not None else None
+    holder = None
+    if config.bonds is not None and wallet is not None:
+        holder = registry.bond_holder(config.bonds.kind, wallet)
     shares = Shares(committee, pool, holder)
     oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep, shares.counts, market.keep_snapshot)
     following = asyncio.create_task(market.follow())
@@ -142,11 +144,9 @@ def _named(workbench: Workbench) -> list[tuple[str, LastingWorker]]:
     return [(f"judge-{number}", worker) for number, worker in enumerate(workbench.workers)]
 
 
-def wallet_of(bonds: BondsConfig) -> SimWallet:
+def wallet_of(bonds: BondsConfig) -> Wallet:
     """The account at the holder; without a token it can ask and present, and nothing is paid into it."""
-    return (
-        SimWallet.from_file(bonds.url, bonds.token_file) if bonds.token_file is not None else SimWallet(bonds.url, "")
-    )
+    return registry.wallet_class(bonds.kind, "bonds.kind").from_file(bonds.url, bonds.token_file)
 
 
 def _number(committee: Committee, pubkey: str) -> int:

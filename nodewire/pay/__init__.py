@@ -1,1 +1,1 @@
-"""Payment: one interface to wallets, invoices, zaps, and the ledger; `simnet` is a Lightning network to develop on."""
+"""Payment: one interface to wallets and bond holders and where they are found, invoices, zaps, and the ledger."""

@@ -1,6 +1,6 @@
 """What nodewire asks of whoever holds bonds and the verification shares, and how a provider comes by its bond.
 
-Implementations: `sim_bond_holder` (the simulated network). A statement counts for a committee that lists the holder.
+Packages bring implementations (`registry`). A statement counts for a committee that lists the holder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What nodewire asks of a Lightning wallet. A provider believes its own wallet and nothing else.
 
-Implementations: `sim_wallet` (the simulated network). One contract suite in tests/pay runs against every one of them.
+Packages bring implementations (`registry`). One contract suite in tests/pay runs against those of this repository.
 """
 
 from __future__ import annotations

@@ -22,15 +22,14 @@ from nodewire.metrics.endpoint import Exposed
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
-from nodewire.pay import lnurl_server
+from nodewire.pay import lnurl_server, registry
 from nodewire.pay.bond_holder import is_share_paid
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.presented import Presented
 from nodewire.pay.presenting import Presenter
-from nodewire.pay.sim_bond_holder import SimBondHolder
-from nodewire.pay.sim_wallet import SimWallet
 from nodewire.pay.till import Till
+from nodewire.pay.wallet import Wallet
 from nodewire.protocol.coordinates import in_ms
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
@@ -87,7 +86,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     congestion.check(config.wire.congestion)
     await devices.check(config.worker.device)
     stack.enter_context(held(config.state))
-    wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
+    wallet = registry.wallet_class(config.wallet.kind).from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
     await _check_wallet(wallet, config)
     keys, pool, market = await open_market(stack, config)
@@ -143,7 +142,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     return {**ready, "wait": running, "metrics": Exposed("provider", config.metrics.listen, here, apart)}
 
 
-async def _check_wallet(wallet: SimWallet, config: ProviderConfig) -> None:
+async def _check_wallet(wallet: Wallet, config: ProviderConfig) -> None:
     """Before anything is loaded or published. Raises as `start`."""
     try:
         balance_msat = await wallet.balance_msat()
@@ -152,7 +151,8 @@ async def _check_wallet(wallet: SimWallet, config: ProviderConfig) -> None:
         raise BadConfig("wallet.token_file", said) from error
     if config.bond.amount_msat:
         public = Keys.from_file(config.key).public
-        await check_bond(SimBondHolder(wallet), public, config.bond.amount_msat, balance_msat)
+        holder = registry.bond_holder(config.wallet.kind, wallet)
+        await check_bond(holder, public, config.bond.amount_msat, balance_msat)
 
 
 async def _announced(running: asyncio.Task[None], halves: Sequence[Provider]) -> None:
@@ -171,7 +171,7 @@ async def _open_inference(
     pool: Pool,
     market: Market,
     ledger: Ledger,
-    wallet: SimWallet,
+    wallet: Wallet,
     lnurl: str,
 ) -> tuple[Provider, dict[str, Any], list[Collector], list[LastingWorker]]:
     """What serves the tasks in [[serve]] and those that it follows demand to, what its ready line says of them, what it
@@ -245,7 +245,7 @@ async def _open_inference(
     wire = await open_wire(stack, config.wire, node, keys, pool)
 
     ad = partial(describe, config, keys.public, wire=wire, lnurl=lnurl, committee=market.committee_digest)
-    holder = SimBondHolder(wallet)
+    holder = registry.bond_holder(config.wallet.kind, wallet)
     bonding = Bonding(keys, holder, config.bond)
     presenter = None
     if config.bond.amount_msat:  # who has none never verifies

@@ -20,10 +20,11 @@ from tests.pay import bond_market as bm
 ROOT = Path(__file__).parent.parent.parent
 CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from nodewire.cli import main; main()"
 COMMAND = [sys.executable, "-c", CODE, str(ROOT)]
+SIMNET = [sys.executable, "-m", "simnet"]
 
 
-def run(*command, cwd, ok=True):
-    done = subprocess.run([*COMMAND, *command, "--json"], cwd=cwd, capture_output=True, text=True, check=False)
+def run(*command, cwd, ok=True, program=COMMAND):
+    done = subprocess.run([*program, *command, "--json"], cwd=cwd, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == ok, done.stdout + done.stderr
     return json.loads(done.stdout)
 
@@ -44,8 +45,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bond")
     holder = run("keys", "new", "holder.nsec", cwd=folder)["public"]
     founded(folder, holder)
-    simnet = ["simnet", "--port", "0", "--faucet", "--key", "holder.nsec", "--committee", "committee/committee.json"]
-    process = subprocess.Popen([*COMMAND, *simnet, "--json"], cwd=folder, stdout=subprocess.PIPE)
+    simnet = ["--port", "0", "--faucet", "--key", "holder.nsec", "--committee", "committee/committee.json"]
+    process = subprocess.Popen([*SIMNET, *simnet, "--json"], cwd=folder, stdout=subprocess.PIPE)
     ready = json.loads(process.stdout.readline())
     assert ready["holder"] == holder
     run("keys", "new", "key.nsec", cwd=folder)
@@ -224,5 +225,5 @@ def test_fees_are_for_oracles(folder):
 
 
 def test_a_holder_is_started_with_both_its_files(folder):
-    error = run("simnet", "--db", "other.db", "--key", "holder.nsec", cwd=folder, ok=False)["error"]
+    error = run("--db", "other.db", "--key", "holder.nsec", cwd=folder, ok=False, program=SIMNET)["error"]
     assert error["field"] == "--committee"

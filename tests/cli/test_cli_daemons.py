@@ -22,6 +22,7 @@ from nodewire.protocol.address import SpliceAddress
 from nodewire.provider.reaching import open_wire
 from nodewire.wire.node import Node
 from nodewire.wire.reach import splice as ends
+from simnet.__main__ import simnet
 
 
 @pytest.mark.parametrize("soft", [256, 1_024])
@@ -69,7 +70,7 @@ def test_a_port_that_is_taken_is_told_with_the_setting_that_names_it(tmp_path, d
         if daemon == "relay":
             relay(port=port, db=tmp_path / "relay.db", blobs=tmp_path / "blobs")
         elif daemon == "simnet":
-            daemons.simnet("127.0.0.1", port, tmp_path / "simnet.db")
+            simnet("127.0.0.1", port, tmp_path / "simnet.db")
         elif daemon == "guests":
             listening_socket("--port", address)
         else:

@@ -169,7 +169,7 @@ def test_a_table_that_no_role_has_is_named_and_not_taken_for_another_roles_file(
         ),
         ("[wallet]", '[wire]\ncongestion = "B B R"\n[wallet]', 'such as "bbr"'),
         ("[wallet]", '[worker]\ndevice = "gpu"\n[wallet]', "worker.device: 'gpu' is not a device"),
-        ("[wallet]", '[wallet]\nkind = "lnd"', "wallet.kind: 'lnd' is not a kind of wallet that there is: \"sim\""),
+        ("[wallet]", '[wallet]\nkind = "L N D"', "wallet.kind: 'L N D' is not the name of a kind of wallet"),
         ('key = "key.nsec"', 'key = "key.nsec"\nname = "Two Words"', "toml: name: 'Two Words' is not a name: 1 to 64"),
         ('tasks = ["driver"]', 'tasks = ["Driver"]', "serve.0.tasks.0: 'Driver' is not a name"),
         ('tasks = ["driver"]', 'tasks = ["driver"]\ndigest = "ab"', "serve.0.digest: 'ab' is not 64 lowercase hex"),

@@ -108,7 +108,7 @@ def test_an_interrupt_while_it_imports_is_one_line(folder, name, module):
     [
         ("models", "nodewire.nostr.pool"),
         ("generate", "nodewire.customer.customer"),
-        ("balance", "nodewire.pay.sim_wallet"),
+        ("balance", "simnet.wallet"),
         ("provider", "nodewire.provider.starting"),
         ("up", "relay"),
         ("oracle", "nodewire.oracle.starting"),

@@ -25,11 +25,12 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.ledger import Ledger
-from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol.snapshot import Snapshot
+from simnet.wallet import SimWallet
 from tests.waiting import readable
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
+SIMNET = [sys.executable, "-m", "simnet"]
 READY_S = 120.0
 EPOCH_S = 2, 10
 """An epoch lasts half as long again as the relay takes to start, in whole seconds, at least and at most this: the rules
@@ -126,9 +127,9 @@ class RunningMarket:
             founding += ["--beat-ms", f"{epoch_ms // 2}"]
             founding += ["--bond-holder", holder["npub"], "--verify-rate", "100%"]
             self.committee = self.command("committee", "create", self._path("committee"), *founding)["address"]
-            simnet = ["simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet"]
+            simnet = ["--port", "0", "--db", self._path("simnet.db"), "--faucet"]
             simnet += ["--key", self._path("holder.nsec"), "--committee", self._path("committee", "committee.json")]
-            self.spawn("simnet", *simnet)
+            self.spawn("simnet", *simnet, program=SIMNET)
             self.simnet = self.ready("simnet")["url"]
             for i in range(1, 5):
                 with (self.folder / "committee" / f"oracle-{i}" / "oracle.toml").open("a") as file:
@@ -165,11 +166,11 @@ class RunningMarket:
 
     # Processes.
 
-    def spawn(self, name: str, *command: str) -> None:
-        """Start `nodewire COMMAND --json`; its log is NAME.log."""
+    def spawn(self, name: str, *command: str, program: Sequence[str] = NODEWIRE) -> None:
+        """Start `nodewire COMMAND --json`, or another program; its log is NAME.log."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*NODEWIRE, *command, "--json"], stdout=subprocess.PIPE, stderr=log, bufsize=0
+                [*program, *command, "--json"], stdout=subprocess.PIPE, stderr=log, bufsize=0
             )
 
     def stop_one(self, name: str) -> None:

@@ -16,9 +16,9 @@ from nodewire.llm.sampling import parse_params
 from nodewire.llm.whole import Whole
 from nodewire.nostr.nip01 import Filter
 from nodewire.pay.ledger import Ledger
-from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol import kinds
 from processes.slowing import children
+from simnet.wallet import SimWallet
 
 PROMPT = "the cat sat on the mat"
 

@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from running_market import RunningMarket, _toml
+from running_market import SIMNET, RunningMarket, _toml
 
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.pay.sim_wallet import SimWallet
 from nodewire.train import bare, data
 from nodewire.train.families import initial
+from simnet.wallet import SimWallet
 from tests.kinds.digits import RECIPE, dataset
 from tests.training.fedstr_customer import customer, hosting, inputs, params, save, stepped
 
@@ -26,7 +26,7 @@ class Market(RunningMarket):
 
     def start(self) -> None:
         self.spawn("relay", "relay", "--port", "0", "--db", self._path("relay.db"), "--blobs", self._path("blobs"))
-        self.spawn("simnet", "simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet")
+        self.spawn("simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet", program=SIMNET)
         ready = self.ready("relay")
         self.relay, self.blossom, self.simnet = ready["url"], ready["blossom"], self.ready("simnet")["url"]
         where = ["--relay", self.relay, "--blossom", self.blossom]

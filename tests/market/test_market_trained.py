@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running_market import RunningMarket, _toml
+from running_market import SIMNET, RunningMarket, _toml
 
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import state
@@ -28,7 +28,7 @@ class Bare(RunningMarket):
 
     def start(self) -> None:
         self.spawn("relay", "relay", "--port", "0", "--db", self._path("relay.db"), "--blobs", self._path("blobs"))
-        self.spawn("simnet", "simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet")
+        self.spawn("simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet", program=SIMNET)
         ready = self.ready("relay")
         self.relay, self.blossom, self.simnet = ready["url"], ready["blossom"], self.ready("simnet")["url"]
         founding = ["--oracles", "4", "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000"]

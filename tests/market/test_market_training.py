@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_market import METRICS, NODEWIRE, RunningMarket, _toml
+from running_market import METRICS, NODEWIRE, SIMNET, RunningMarket, _toml
 
 from nodewire.cli.family import toml_lines
 from nodewire.nostr.nip01 import Filter
@@ -37,7 +37,7 @@ class TrainingMarket(RunningMarket):
 
     def start(self) -> None:
         self.spawn("relay", "relay", "--port", "0", "--db", self._path("relay.db"), "--blobs", self._path("blobs"))
-        self.spawn("simnet", "simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet")
+        self.spawn("simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet", program=SIMNET)
         ready = self.ready("relay")
         self.relay, self.blossom, self.simnet = ready["url"], ready["blossom"], self.ready("simnet")["url"]
         where = ["--relay", self.relay, "--blossom", self.blossom]

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 from simnet_process import run_simnet
 
-from nodewire.pay.sim_wallet import SimWallet
+from simnet.wallet import SimWallet
 
 BASE_FEE_MSAT = 10
 FEE_PPM = 1_000

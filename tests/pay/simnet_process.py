@@ -12,17 +12,17 @@ import orjson
 class run_simnet:
     """The real process, started as an operator starts it; ends with the block."""
 
-    def __init__(
-        self, db: Path, *options: str, base_fee_msat: int = 0, fee_ppm: int = 0, faucet_msat: int = 10**12
-    ) -> None:
-        self._command = [sys.executable, "-m", "nodewire.pay.simnet", "--port", "0", "--db", str(db)]
+    def __init__(self, db: Path, *options: str, base_fee_msat: int = 0, fee_ppm: int = 0) -> None:
+        self._command = [sys.executable, "-m", "simnet", "--port", "0", "--db", str(db)]
         self._command += ["--fee-ppm", str(fee_ppm), "--base-fee-msat", str(base_fee_msat)]
-        self._command += ["--faucet-msat", str(faucet_msat), *options]
+        self._command += ["--faucet", "--json", *options]
 
     def __enter__(self) -> str:
         self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
-        return str(orjson.loads(self.process.stdout.readline())["url"])
+        said = orjson.loads(self.process.stdout.readline())
+        assert "error" not in said, said
+        return str(said["url"])
 
     def __exit__(self, *_: object) -> None:
         self.process.terminate()

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from nodewire.errors import BadInput, NotAllowed, PaymentFailed
-from nodewire.pay.simnet.holding import MAX_ZAPS, Holding, Share, apply, settled
-from nodewire.pay.simnet.steps import FEES, Claimed, Closed, Freed, Judged, Lapsed, Locked, Quoted, Seated, Unbonded
+from simnet.holding import MAX_ZAPS, Holding, Share, apply, settled
+from simnet.steps import FEES, Claimed, Closed, Freed, Judged, Lapsed, Locked, Quoted, Seated, Unbonded
 
 JOB, CUSTOMER, VERIFIER, OTHER = "job", "customer", "verifier", "other"
 PRICE_MSAT, DRAWN_MS = 1_000, 50_000

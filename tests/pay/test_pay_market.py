@@ -27,8 +27,8 @@ from nodewire.pay import debts, zaps
 from nodewire.pay.debts import JobBudget
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Fees, Payer
-from nodewire.pay.sim_wallet import SimWallet
 from nodewire.pay.till import Till
+from simnet.wallet import SimWallet
 
 RICH_MSAT = 1_000_000
 

@@ -19,8 +19,8 @@ from nodewire.pay.lnurl import over_lnurl
 from nodewire.pay.payer import Payer
 from nodewire.pay.presented import Presented
 from nodewire.pay.presenting import Presenter
-from nodewire.pay.sim_bond_holder import SimBondHolder
-from nodewire.pay.sim_wallet import SimWallet
+from simnet.bond_holder import SimBondHolder
+from simnet.wallet import SimWallet
 
 BOND_MSAT = 100_000
 UNTIL_S = int(time.time()) + 100_000

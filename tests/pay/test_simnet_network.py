@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import NodewireError, NotAllowed, PaymentFailed
-from nodewire.pay.simnet.network import (
+from simnet.network import (
     ROUTING,
     Cancelled,
     Expired,

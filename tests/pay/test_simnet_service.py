@@ -11,9 +11,9 @@ from simnet_process import run_simnet
 
 from nodewire.errors import BadConfig, NotAllowed, NotFound
 from nodewire.pay import invoices
-from nodewire.pay.sim_wallet import SimWallet
-from nodewire.pay.simnet.journal import Journal
-from nodewire.pay.simnet.service import HOLD_S, Fees, Simnet
+from simnet.journal import Journal
+from simnet.service import HOLD_S, Fees, Simnet
+from simnet.wallet import SimWallet
 
 HASH = "ab" * 32
 

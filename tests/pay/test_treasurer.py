@@ -9,10 +9,10 @@ from bond_market import COMMITTEE, CUSTOMER, OTHER, PRICE_MSAT, PROVIDER, REQUES
 from nodewire.errors import BadInput, BadInvoice, BadQuorum, BadZap, NotAllowed, NotFound, PaymentFailed
 from nodewire.pay import invoices
 from nodewire.pay.settlement import unit_share_msat, verifier_pay_msat
-from nodewire.pay.simnet.service import Fees, Simnet
-from nodewire.pay.simnet.shares import MAX_QUOTES, QUOTE_S
-from nodewire.pay.simnet.treasurer import Rules, Treasurer
 from nodewire.protocol import bond as statements
+from simnet.service import Fees, Simnet
+from simnet.shares import MAX_QUOTES, QUOTE_S
+from simnet.treasurer import Rules, Treasurer
 
 BOND_MSAT = 100_000
 LOCKED_S = 100_000

@@ -10,9 +10,9 @@ import pytest
 from bond_market import COMMITTEE, CUSTOMER, OTHER, PRICE_MSAT, PROVIDER, VERIFIERS
 
 from nodewire.errors import NodewireError, NotAllowed
-from nodewire.pay.simnet.journal import Journal
-from nodewire.pay.simnet.service import Simnet
-from nodewire.pay.simnet.treasurer import Rules, Treasurer
+from simnet.journal import Journal
+from simnet.service import Simnet
+from simnet.treasurer import Rules, Treasurer
 
 START_S = bm.GENESIS_S + 1
 NAMES = ("provider", "other", "customer", "verifier", "oracle")

@@ -10,7 +10,7 @@ import pytest
 
 from nodewire.errors import BadInput, NotAllowed, NotFound, OverBudget, PaymentFailed, TimedOut
 from nodewire.pay import invoices
-from nodewire.pay.sim_wallet import SimWallet
+from simnet.wallet import SimWallet
 
 HASH = "ab" * 32
 RICH_MSAT = 1_000_000

@@ -27,7 +27,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay import invoices
-from nodewire.pay.sim_wallet import SimWallet
+from simnet.wallet import SimWallet
 
 SEGMENT = 2**20
 

@@ -32,9 +32,6 @@ from nodewire.pay import lnurl_server
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
-from nodewire.pay.sim_wallet import SimWallet
-from nodewire.pay.simnet import http
-from nodewire.pay.simnet.service import Fees, Simnet
 from nodewire.pay.till import Till
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.trainer import Trainer
@@ -46,6 +43,9 @@ from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.training import Training
 from nodewire.store.blobs import Blobs
 from nodewire.train import state
+from simnet import http
+from simnet.service import Fees, Simnet
+from simnet.wallet import SimWallet
 from tests.kinds.digits import dataset
 from tests.kinds.inprocess import to_arrays, to_torch
 
@@ -296,7 +296,7 @@ async def train(
         )
         payer = Payer(keys, wallet, ledger)
         await payer.recover()
-        session = TrainingSession(keys, pool, blobs, payer, ledger, config)
+        session = TrainingSession(keys, pool, blobs, payer, ledger, config, SimWallet.network)
         journal = Journal(folder / "journal.db")
         stack.callback(journal.close)
         kind = FEDAVG.request if recipe.outer.method == "average" else DILOCO.request

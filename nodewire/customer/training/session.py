@@ -6,15 +6,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from nodewire.config import CustomerConfig
-from nodewire.customer.starting import NETWORKS
 from nodewire.market import open_market
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
-from nodewire.pay import lnurl
+from nodewire.pay import lnurl, registry
 from nodewire.pay.debts import Debt, Key
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
-from nodewire.pay.sim_wallet import SimWallet
 from nodewire.store.blobs import Blobs
 
 
@@ -28,13 +26,15 @@ class TrainingSession:
     payer: Payer
     ledger: Ledger
     config: CustomerConfig
+    network: str
+    """The wallet's, as bolt11 writes it after "ln"."""
 
     async def pay(self, key: Key, amount_msat: int, url: str) -> Debt:
         """Zap one part of a round's price to its provider's endpoint. Raises as `Payer.pay`."""
         fetch = lnurl.over_lnurl(
             url,
             nostr_pubkey=key.payee,
-            network=NETWORKS[self.config.wallet.kind],
+            network=self.network,
             allow_private=self.config.private_endpoints,
         )
         return await self.payer.pay(key, amount_msat, fetch, relays=self.config.relays, lnurl=lnurl.encode(url))
@@ -46,11 +46,12 @@ async def open_session(stack: AsyncExitStack, config: CustomerConfig) -> Trainin
     Raises:
         BadConfig, NotFound: a file of the configuration cannot be used, or no relay knows the committee.
     """
+    wallets = registry.wallet_class(config.wallet.kind)
     keys, pool, market = await open_market(stack, config)
-    wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
+    wallet = wallets.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
     payer = Payer(keys, wallet, ledger)
     await payer.recover()
-    return TrainingSession(keys, pool, market.blobs, payer, ledger, config)
+    return TrainingSession(keys, pool, market.blobs, payer, ledger, config, wallets.network)

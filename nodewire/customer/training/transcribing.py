@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from nodewire.customer.starting import NETWORKS
 from nodewire.customer.training import events as happened
 from nodewire.customer.training.course import Course
 from nodewire.errors import NodewireError
@@ -82,7 +81,7 @@ async def transcribe(course: Course, salt: str) -> Transcript:
         salt=salt,
         recipe=recipe.document(),
         shards=shards,
-        network=NETWORKS[course.session.config.wallet.kind],
+        network=course.session.network,
         requests=tuple(one.event for one in requests.values()),
         results=tuple(delivered.values()),
         closes=tuple(closes),

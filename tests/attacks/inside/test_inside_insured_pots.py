@@ -19,10 +19,10 @@ from test_treasurer import World
 
 from nodewire.errors import BadInput, BadPlan, PaymentFailed
 from nodewire.nostr import event as events
-from nodewire.pay.simnet.shares import QUOTE_S
-from nodewire.pay.simnet.treasurer import Rules
 from nodewire.protocol import job, kinds
 from nodewire.protocol.plan import Plan, Verification
+from simnet.shares import QUOTE_S
+from simnet.treasurer import Rules
 
 EVERY = 1_000_000 // RATE_PPM
 """Chunks for each that is drawn."""

@@ -17,10 +17,10 @@ from test_treasurer import BOND_MSAT, RULES, World
 from nodewire.errors import BadInput, BadInvoice, BadQuorum, Busy, NotAllowed
 from nodewire.nostr import event as events
 from nodewire.pay.settlement import WITHHELD_TIMES
-from nodewire.pay.simnet import shares
-from nodewire.pay.simnet.shares import QUOTE_S
 from nodewire.protocol import verdict
 from nodewire.protocol.verdict import Certificate
+from simnet import shares
+from simnet.shares import QUOTE_S
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ import coincurve
 
 from nodewire.errors import NotAllowed, NotFound, OverBudget, PaymentFailed
 from nodewire.pay import invoices
-from nodewire.pay.simnet import holding, network
-from nodewire.pay.simnet.holding import Holding
-from nodewire.pay.simnet.journal import Entry, Journal, Node, token_sha256
-from nodewire.pay.simnet.network import Event, Invoice, Network
-from nodewire.pay.simnet.steps import Step
+from simnet import holding, network
+from simnet.holding import Holding
+from simnet.journal import Entry, Journal, Node, token_sha256
+from simnet.network import Event, Invoice, Network
+from simnet.steps import Step
 
 HOLD_S = 86_400
 """How long a hold invoice may hold a payment (144 blocks)."""

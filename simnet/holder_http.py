@@ -32,8 +32,8 @@ from nodewire.nostr import event as events
 from nodewire.nostr import nip98
 from nodewire.nostr.event import Event
 from nodewire.pay import invoices, lnurl_server
-from nodewire.pay.simnet.holding import Claim, Deposit
-from nodewire.pay.simnet.jsonhttp import (
+from simnet.holding import Claim, Deposit
+from simnet.jsonhttp import (
     MAX_BODY_BYTES,
     MAX_EVIDENCE_BYTES,
     answer,
@@ -43,9 +43,9 @@ from nodewire.pay.simnet.jsonhttp import (
     parsed,
     raw_of,
 )
-from nodewire.pay.simnet.service import Simnet
-from nodewire.pay.simnet.steps import Judged
-from nodewire.pay.simnet.treasurer import Treasurer
+from simnet.service import Simnet
+from simnet.steps import Judged
+from simnet.treasurer import Treasurer
 
 NAME = "treasury"
 

@@ -1,4 +1,4 @@
-"""A wallet on the simulated Lightning network (`nodewire.pay.simnet`), over HTTP."""
+"""A wallet on the simulated Lightning network (`simnet`), over HTTP."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import aiohttp
 import orjson
@@ -25,6 +25,8 @@ _PAGE = 200
 
 class SimWallet:
     """One account's wallet. `url` is the service's, `token` the account's bearer token."""
+
+    network: ClassVar[str] = invoices.REGTEST
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
         self._url = url.rstrip("/")
@@ -48,8 +50,14 @@ class SimWallet:
         return cls(url, str(answer["token"])), str(answer["token"])
 
     @classmethod
-    def from_file(cls, url: str, token_file: Path) -> Self:
-        """The wallet whose token is in `token_file`. Raises BadConfig if it cannot be read."""
+    def from_file(cls, url: str, token_file: Path | None) -> Self:
+        """The wallet whose token is in `token_file`; without a file, one that has no account.
+
+        Raises:
+            BadConfig: the file cannot be read.
+        """
+        if token_file is None:
+            return cls(url, "")
         try:
             wallet = cls(url, token_file.read_text().strip())
         except OSError as error:
@@ -141,7 +149,7 @@ class SimWallet:
 
     async def _invoice(self, body: dict[str, Any]) -> Invoice:
         answer = await self.ask("POST", "/v1/invoices", body)
-        return invoices.decode(str(answer["bolt11"]), network=invoices.REGTEST)
+        return invoices.decode(str(answer["bolt11"]), network=self.network)
 
     async def ask(
         self,

@@ -26,11 +26,11 @@ from aiohttp import web
 
 from nodewire.errors import BadInput
 from nodewire.pay import invoices
-from nodewire.pay.simnet import holder_http, network
-from nodewire.pay.simnet.journal import Entry
-from nodewire.pay.simnet.jsonhttp import answer, bearer_token, body_of, bounded, errors, hex32, query
-from nodewire.pay.simnet.service import Simnet
-from nodewire.pay.simnet.treasurer import Treasurer
+from simnet import holder_http, network
+from simnet.journal import Entry
+from simnet.jsonhttp import answer, bearer_token, body_of, bounded, errors, hex32, query
+from simnet.service import Simnet
+from simnet.treasurer import Treasurer
 
 MAX_WAIT_S = 60
 MAX_PAGE = 500

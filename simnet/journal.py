@@ -11,9 +11,9 @@ from typing import get_args
 import orjson
 
 from nodewire.database import open_versioned
-from nodewire.pay.simnet import network, steps
-from nodewire.pay.simnet.network import Event
-from nodewire.pay.simnet.steps import Step
+from simnet import network, steps
+from simnet.network import Event
+from simnet.steps import Step
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.nostr.keys import Keys
-from nodewire.pay.simnet.service import Simnet
-from nodewire.pay.simnet.treasurer import STATEMENT_S, Rules, Treasurer
 from nodewire.protocol.committee import Committee
+from simnet.service import Simnet
+from simnet.treasurer import STATEMENT_S, Rules, Treasurer
 
 
 def open_treasurer(

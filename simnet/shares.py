@@ -12,8 +12,8 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay import invoices, zaps
 from nodewire.pay.invoices import Invoice
-from nodewire.pay.simnet.service import Simnet
-from nodewire.pay.simnet.steps import Quoted
+from simnet.service import Simnet
+from simnet.steps import Quoted
 
 QUOTE_S = 300
 MAX_QUOTES = 8

@@ -24,8 +24,9 @@ from nodewire.errors import BadInput, NotAllowed, NotFound, PaymentFailed
 from nodewire.pay import bonds
 from nodewire.pay.bonds import Bond, Payout
 from nodewire.pay.settlement import funded_units, verifier_pay_msat
-from nodewire.pay.simnet.network import Moved
-from nodewire.pay.simnet.steps import (
+from nodewire.persistent_map import PersistentMap
+from simnet.network import Moved
+from simnet.steps import (
     FEES,
     Claimed,
     Closed,
@@ -40,7 +41,6 @@ from nodewire.pay.simnet.steps import (
     Step,
     Unbonded,
 )
-from nodewire.persistent_map import PersistentMap
 
 
 @dataclass(frozen=True, slots=True)

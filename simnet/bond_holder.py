@@ -1,4 +1,4 @@
-"""The simulated network as bond holder and treasurer, over HTTP (`nodewire.pay.simnet.holder_http`)."""
+"""The simulated network as bond holder and treasurer, over HTTP (`simnet.holder_http`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bond_holder import HeldBond, Holder, Paid, Settled
-from nodewire.pay.sim_wallet import SimWallet
+from simnet.wallet import SimWallet
 
 _T = TypeVar("_T")
 _CLAIM_S = 600

@@ -17,10 +17,13 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay import invoices, settlement
 from nodewire.pay.bonds import Bond
 from nodewire.pay.settlement import Finding
-from nodewire.pay.simnet.holding import Claim, Deposit, claim_key
-from nodewire.pay.simnet.service import Simnet
-from nodewire.pay.simnet.shares import Shares
-from nodewire.pay.simnet.steps import (
+from nodewire.protocol import bond as statements
+from nodewire.protocol import canonical, job, verdict
+from nodewire.protocol.committee import Committee
+from simnet.holding import Claim, Deposit, claim_key
+from simnet.service import Simnet
+from simnet.shares import Shares
+from simnet.steps import (
     FEES,
     Claimed,
     Closed,
@@ -34,9 +37,6 @@ from nodewire.pay.simnet.steps import (
     Stated,
     Unbonded,
 )
-from nodewire.protocol import bond as statements
-from nodewire.protocol import canonical, job, verdict
-from nodewire.protocol.committee import Committee
 
 log = logging.getLogger("nodewire.pay.treasurer")
 
