@@ -1,4 +1,4 @@
-# Everything is installed into $(VENV); Python 3.11 or 3.12 with venv, and make, are all that must be there.
+# Everything is installed into $(VENV); Python 3.11 to 3.13 with venv, and make, are all that must be there.
 #   make demo TORCH_INDEX=<url>   takes torch from that package index, e.g. a CPU-only or a ROCm one; by default it
 #                                 comes from wherever pip is configured to look.
 SHELL := /bin/bash
@@ -7,12 +7,13 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 VENV ?= .venv
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell command -v $(name))) python3)
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))) python3)
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 # Every file is checked against the hashes that constraints*.txt hold. Of torch any build fits, so its hash is not held.
-LOCKED := $(PIP) install --no-deps --require-hashes -r
+# bolt11 and lnurl say that they end at Python 3.12, and work on 3.13: so what packages say of Python is not asked.
+LOCKED := $(PIP) install --no-deps --ignore-requires-python --require-hashes -r
 NODEWIRE := $(PIP) install --no-deps --no-build-isolation -e .
 ARGS ?=
 # Of the processes that run the tests one trades on the market, where it mostly waits.
@@ -124,8 +125,8 @@ clean: ## remove everything that was built, .venv too
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null || { \
-	  echo "nodewire needs Python 3.11 or 3.12 (PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1 || true))." >&2; \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || { \
+	  echo "nodewire needs Python 3.11, 3.12 or 3.13 (PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1 || true))." >&2; \
 	  echo "Install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(say) "environment in $(VENV), from $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { \

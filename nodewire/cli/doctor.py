@@ -119,8 +119,8 @@ async def _finding(check: Callable[[], Awaitable[Finding | str]]) -> Finding:
 
 
 async def _python() -> str:
-    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-        raise BadConfig("python", f"{platform.python_version()} runs; 3.11 or 3.12 is needed (bolt11, lnurl)")
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        raise BadConfig("python", f"{platform.python_version()} runs; 3.11, 3.12 or 3.13 is needed")
     return platform.python_version()
 
 

@@ -18,7 +18,7 @@ import sys
 from functools import cache
 from typing import Any
 
-_KNOWN = ((3, 11), (3, 12))
+_KNOWN = ((3, 11), (3, 12), (3, 13))
 """Versions of CPython in which an `_SSLSocket` begins with a reference to the socket, then OpenSSL's `SSL *`."""
 _CLEAR_MODE, _AUTO_RETRY = 78, 4  # openssl/ssl.h
 _SUITES = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"

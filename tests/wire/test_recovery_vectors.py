@@ -1,0 +1,58 @@
+"""tests/vectors/recovery1.json, rule by rule: when a node ends a job whose link is lost, and takes another for gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from wire_net import job_id, until
+
+from nodewire.errors import LinkLost, from_dict
+from nodewire.wire.membership import Membership
+from tests.protocol.documents import PROVIDERS, manifest, plan
+
+CASES = json.loads((Path(__file__).parent.parent / "vectors" / "recovery1.json").read_text())["link"]
+PEER = PROVIDERS[1].public
+
+
+class Asked:
+    """A node that is told what its neighbour answers, in place of links."""
+
+    def __init__(self, answers):
+        self.answers, self.lost, self.ended = list(answers), None, []
+
+    def open_job(self, request, routes, *, on_lost, **_):
+        self.lost = on_lost
+        return SimpleNamespace(cancel=self.ended.append)
+
+    def keep(self, public, addresses, failed):
+        return SimpleNamespace(close=lambda: None)
+
+    async def holds(self, public, addresses, request, patience_s):
+        assert (public, patience_s) == (PEER, 3.0)
+        return self.answers.pop(0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["rule"])
+async def test_what_a_lost_link_does(case):
+    node = Asked([loss["presence"] for loss in case["losses"]])
+    member = Membership(job_id("job"), plan(), manifest(), node, {PEER: ["127.0.0.1:1"]}, grace_s=5.0, tape=None)
+    following = asyncio.create_task(member.follow_losses())
+    for left in range(len(case["losses"]) - 1, -1, -1):
+        assert not node.ended
+        error = case["losses"][-1 - left]["error"]
+        lost = (
+            LinkLost(PEER, "closed")
+            if error == "link-lost"
+            else from_dict({"code": error, "field": "a", "reason": "b"})
+        )
+        node.lost(PEER, lost)
+        await until(member._losses.empty)
+        for _ in range(8):  # turns of the loop, in which nothing waits for anything
+            await asyncio.sleep(0)
+    following.cancel()
+    assert [(one.code, one.field) for one in node.ended] == ([(case["ended"], PEER)] if case["ended"] else [])
+    assert (PEER in member.missed) == case["gone"]
