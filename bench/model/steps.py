@@ -15,7 +15,21 @@ import hashlib
 from collections.abc import Iterator
 from typing import Final, TypeVar
 
-from bench.model.state import CUSTOMER, DRIVER, ENDS, FIRST, SECOND, Broken, Budget, Claim, Edge, Message, Rules, Run, Status
+from bench.model.state import (
+    CUSTOMER,
+    DRIVER,
+    ENDS,
+    FIRST,
+    SECOND,
+    Broken,
+    Budget,
+    Claim,
+    Edge,
+    Message,
+    Rules,
+    Run,
+    Status,
+)
 from nodewire.errors import NodewireError
 from nodewire.pay import debts
 from nodewire.protocol.chunk import AHEAD
@@ -88,7 +102,10 @@ class Steps:
             if edge.ahead and _is_held(run, consumer):
                 message, left = edge.ahead[0], edge._replace(ahead=edge.ahead[1:])
                 if message.kind == "close":
-                    yield f"{consumer} hears close {message.number}", self._heard(_with(run, number, left), consumer, message)
+                    yield (
+                        f"{consumer} hears close {message.number}",
+                        self._heard(_with(run, number, left), consumer, message),
+                    )
                 elif self._may_begin(run, consumer, message.turn):
                     yield f"{consumer} gets turn {message.turn}", self._received(run, number, left, message)
             if edge.back and _is_held(run, producer):
@@ -154,7 +171,14 @@ class Steps:
         if ready and not self._is_under_way(run, run.accepted):
             yield f"turn {run.accepted}", self._put(run, 0, run.accepted, True)
         guess = run.accepted + 1
-        if run.budget.wrong_guesses and ready and guess < turns and len(sent) and sent[-1] == (run.accepted, True) and not self._came(run):
+        if (
+            run.budget.wrong_guesses
+            and ready
+            and guess < turns
+            and len(sent)
+            and sent[-1] == (run.accepted, True)
+            and not self._came(run)
+        ):
             if may_compute(chunk(guess), _paid(run, run.plan[DRIVER])):
                 yield f"guess {guess}", self._put(run, 0, guess, True)
                 budget = run.budget._replace(wrong_guesses=run.budget.wrong_guesses - 1)
@@ -243,7 +267,7 @@ class Steps:
             for number in range(run.closed[role], begun):
                 run = _claimed(run, role, number)
                 run = run._replace(unsigned=run.unsigned | {(run.job, run.plan[role], number)})
-        return run
+        return _forgotten(run, role)
 
     # money
 
@@ -428,21 +452,29 @@ def _cut(edge: Edge, *, pauses: bool = True) -> Edge:
     )
 
 
+def _forgotten(run: Run, role: int) -> Run:
+    """What a role that has ended holds is read no more; so runs that differ in it alone are one."""
+    edges = list(run.edges)
+    for number, (producer, consumer) in enumerate(ENDS):
+        if producer == role:
+            edges[number] = edges[number]._replace(kept=(), back=(), sends=None)
+        if consumer == role:
+            edges[number] = edges[number]._replace(ahead=(), lacks=0, is_anew=False)
+    rows = (() if role == FIRST else run.rows[0], () if role == SECOND else run.rows[1])
+    return run._replace(edges=tuple(edges), rows=rows)
+
+
 def _dropped(run: Run, role: int) -> Run:
     """All links of a role's process are lost."""
-    edges = tuple(
-        _cut(edge) if role in ENDS[number] and edge.is_up else edge for number, edge in enumerate(run.edges)
-    )
+    edges = tuple(_cut(edge) if role in ENDS[number] and edge.is_up else edge for number, edge in enumerate(run.edges))
     return run._replace(edges=edges)
 
 
 def _died(run: Run, node: int) -> Run:
-    run = run._replace(
-        alive=_set(run.alive, node, False), budget=run.budget._replace(deaths=run.budget.deaths - 1)
-    )
+    run = run._replace(alive=_set(run.alive, node, False), budget=run.budget._replace(deaths=run.budget.deaths - 1))
     if node in run.plan:
         role = run.plan.index(node)
-        run = _dropped(run._replace(roles=_set(run.roles, role, "dead")), role)
+        run = _forgotten(_dropped(run._replace(roles=_set(run.roles, role, "dead")), role), role)
     return run
 
 
@@ -458,6 +490,23 @@ def first_run(nodes: int, budget: tuple[int, ...]) -> Run:
     blank: tuple[Status, ...] = ("open",) * 4
     none: frozenset[Claim] = frozenset()
     return begun(
-        Run(Budget(*budget), (True,) * nodes, 0, (0, 1, 2), blank, (), ((), ()), 0, (0, 0, 0, 0), 0, (), (), none, none,
-            (), (), frozenset())
+        Run(
+            Budget(*budget),
+            (True,) * nodes,
+            0,
+            (0, 1, 2),
+            blank,
+            (),
+            ((), ()),
+            0,
+            (0, 0, 0, 0),
+            0,
+            (),
+            (),
+            none,
+            none,
+            (),
+            (),
+            frozenset(),
+        )
     )
