@@ -171,18 +171,12 @@ class Steps:
         if ready and not self._is_under_way(run, run.accepted):
             yield f"turn {run.accepted}", self._put(run, 0, run.accepted, True)
         guess = run.accepted + 1
-        if (
-            run.budget.wrong_guesses
-            and ready
-            and guess < turns
-            and len(sent)
-            and sent[-1] == (run.accepted, True)
-            and not self._came(run)
-        ):
-            if may_compute(chunk(guess), _paid(run, run.plan[DRIVER])):
-                yield f"guess {guess}", self._put(run, 0, guess, True)
-                budget = run.budget._replace(wrong_guesses=run.budget.wrong_guesses - 1)
-                yield f"wrong guess {guess}", self._put(run._replace(budget=budget), 0, guess, False)
+        is_waiting = len(sent) > 0 and sent[-1] == (run.accepted, True) and not self._came(run)
+        may_guess = run.budget.wrong_guesses > 0 and ready and is_waiting and guess < turns
+        if may_guess and may_compute(chunk(guess), _paid(run, run.plan[DRIVER])):
+            yield f"guess {guess}", self._put(run, 0, guess, True)
+            budget = run.budget._replace(wrong_guesses=run.budget.wrong_guesses - 1)
+            yield f"wrong guess {guess}", self._put(run._replace(budget=budget), 0, guess, False)
 
     def _turns(self, run: Run) -> int:
         return self._wanted - run.first
@@ -316,11 +310,7 @@ class Steps:
     # faults
 
     def _faults(self, run: Run) -> Iterator[Step]:
-        if run.roles[CUSTOMER] != "open":  # what strikes afterwards changes no token
-            if run.budget.deaths == 0 or run.roles[CUSTOMER] == "done":
-                yield from self._restarts(run)
-                return
-        if run.budget.deaths:
+        if run.budget.deaths and run.roles[CUSTOMER] != "done":  # what strikes afterwards changes no token
             for node, is_alive in enumerate(run.alive):
                 if is_alive:
                     yield f"node {node} dies", _died(run, node)
