@@ -1,4 +1,4 @@
-"""A close that its driver signed and the customer never got: the driver died, and its link with it. NIPS.md, 8, 10.6."""
+"""A close that came to a provider, and not to the customer, since the driver died. NIPS.md, 8 and 10.6."""
 
 from __future__ import annotations
 
