@@ -22,7 +22,7 @@ WORKERS ?= 2
 say = @printf '\033[1;36m»\033[0m %s\n'
 
 .PHONY: help install base demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
-  scale-train quality-train byzantine fraud honest matrix soak interop constraints clean
+  scale-train quality-train byzantine fraud honest matrix soak interop model-check constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ matrix: $(VENV)/.installed ## every known cheat at numbers and tokens beside an 
 
 soak: $(VENV)/.installed ## what grows while a market works, ten minutes of jobs (ARGS="--seconds 90")
 	@$(VENV)/bin/python -m bench.soak $(ARGS)
+
+model-check: $(VENV)/.installed ## every run of a small generation: deaths, lost links, payments (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.model_check $(ARGS)
 
 constraints: $(VENV)/.dev ## lock what is installed, with hashes, by pyproject.toml (ARGS="--upgrade" for newer versions)
 	@$(PIP) install uv

@@ -1,0 +1,1 @@
+"""A model of one generation's recovery and payment, small enough to search whole."""
