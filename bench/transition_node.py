@@ -20,7 +20,8 @@ import uvloop
 
 from bench.transition_jobs import given
 from kinds.k8843 import KIND
-from nodewire.kind import Limits, Params, Turn
+from nodewire.errors import NodewireError
+from nodewire.kind import Inbox, Limits, Params, Turn
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
@@ -129,6 +130,16 @@ class TaskByTask:
         if target != CUSTOMER:
             await self._assigned.is_assigned(self._job, target, frame.seq)
         return frame
+
+    def deliver_to(self, inbox: Inbox) -> None:
+        self._delivering = asyncio.create_task(self._deliver(inbox))
+
+    async def _deliver(self, inbox: Inbox) -> None:
+        try:
+            while inbox.put(await self.get()):
+                pass
+        except NodewireError as error:
+            inbox.fail(error)
 
 
 def event_of(keys: Keys, kind: int, to: list[str], what: tuple[str, str, int]) -> Event:

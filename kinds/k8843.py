@@ -14,7 +14,7 @@ from contextlib import suppress
 from kinds.k8843_guessing import Guessing, chunk_said
 from kinds.k8843_parameters import GENERATION, checked
 from kinds.k8843_waiting import Inboxes, Waiting
-from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed, TooLarge
+from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
 from nodewire.kind import Desk, Job, Mailbox, Params, Worker
 from nodewire.protocol.chunk import chunk_of, first_seq
 from nodewire.protocol.frame import Array, Frame
@@ -52,8 +52,8 @@ class SplitInference:
         return [*merged, _joined(run)] if run else merged
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
-        inboxes = Inboxes(self._waiting, in_order_of_calls=job.manifest.mode != "generate")
         closing = _Closing(job, desk)
+        inboxes = Inboxes(self._waiting, job.manifest, closing.ended)
         opened: list[str] = []
         try:
             for task in job.tasks:
@@ -65,10 +65,12 @@ class SplitInference:
                     raise
             async with asyncio.TaskGroup() as group:
                 acts = [self._act(task, job, inboxes, mailbox, worker, desk, closing) for task in job.tasks]
-                running = [group.create_task(one) for one in (*acts, _distribute(mailbox, job.manifest, inboxes))]
+                running = [group.create_task(act) for act in acts]
+                mailbox.deliver_to(inboxes)
                 await closing.ended.wait()
-                for one in running:
-                    one.cancel()
+                inboxes.check()
+                for act in running:
+                    act.cancel()
         finally:
             inboxes.clear()
             await asyncio.shield(asyncio.ensure_future(_close(worker, opened, job.request)))
@@ -224,16 +226,6 @@ async def _close(worker: Worker, tasks: Sequence[str], session: str) -> None:
         # A worker that died has no sessions left to close; its death has been reported by the call it broke.
         with suppress(Exception):
             await worker.close(task, session)
-
-
-async def _distribute(mailbox: Mailbox, manifest: Manifest, inboxes: Inboxes) -> None:
-    targets = {edge.name: edge.target for edge in manifest.edges}
-    while True:
-        frame = await mailbox.get()
-        try:
-            inboxes.put(targets[frame.edge], frame)
-        except TooLarge as error:
-            raise refusal(error, manifest, {frame.edge}) from error
 
 
 async def _admit(frame: Frame[Array], manifest: Manifest, desk: Desk) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from nodewire.errors import TooLarge
+from nodewire.errors import NodewireError, TooLarge
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.guesses import Fences
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.refusal import refusal
 
 MAX_WAITING_BYTES = 2**30
 """Of frames at one node that wait for their turn, in all its jobs; one job's are at most as many as all together leave
@@ -26,14 +28,19 @@ class Waiting:
 
 
 class Inboxes:
-    """Frames by the task that they wait for, bounded together: the mailbox's windows end where these begin.
+    """Implements nodewire.kind.Inbox: frames by the task that they wait for, bounded together.
 
     A generation's are taken as they came, calls by their number.
     """
 
-    def __init__(self, everywhere: Waiting, *, in_order_of_calls: bool) -> None:
+    def __init__(self, everywhere: Waiting, manifest: Manifest, ended: asyncio.Event) -> None:
+        """`ended` is set when the job is over; here that is an error, which `check` raises."""
         self._everywhere = everywhere
-        self._by_call = in_order_of_calls
+        self._manifest = manifest
+        self._ended = ended
+        self._error: NodewireError | None = None
+        self._targets = {edge.name: edge.target for edge in manifest.edges}
+        self._by_call = manifest.mode != "generate"
         self._frames: defaultdict[str, list[tuple[int, int, int, Frame[Array]]]] = defaultdict(list)
         self._arrived: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._fences: defaultdict[str, Fences] = defaultdict(Fences)
@@ -41,14 +48,30 @@ class Inboxes:
         self._count = 0
         self._bytes = 0
 
-    def put(self, task: str, frame: Frame[Array]) -> None:
-        """Raises TooLarge: the neighbours send faster than this node is paid, or computes."""
+    def put(self, frame: Frame[Array]) -> bool:
+        """As the port. One frame too many ends the job: its neighbours send faster than this node is paid, or
+        computes."""
+        if self._ended.is_set():
+            return False
         cost = _cost(frame)
         if self._bytes + cost > MAX_WAITING_BYTES - self._everywhere.nbytes:
-            raise TooLarge("frames", f"over {self._bytes} bytes wait to be computed")
+            error = TooLarge("frames", f"over {self._bytes} bytes wait to be computed")
+            self.fail(refusal(error, self._manifest, {frame.edge}))
+            return False
         if not self._by_call:
             self._fences[frame.edge].note(frame)
-        self._keep(task, frame, cost)
+        self._keep(self._targets[frame.edge], frame, cost)
+        return True
+
+    def fail(self, error: NodewireError) -> None:
+        if not self._ended.is_set():
+            self._error = error
+            self._ended.set()
+
+    def check(self) -> None:
+        """Raises what ended the job."""
+        if self._error is not None:
+            raise self._error
 
     def put_back(self, task: str, frame: Frame[Array]) -> None:
         """Have a frame wait on."""
@@ -70,6 +93,7 @@ class Inboxes:
 
     def clear(self) -> None:
         """The job is over: nothing of it waits, or will."""
+        self._ended.set()
         self._frames.clear()
         self._add(-self._bytes)
 

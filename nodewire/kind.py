@@ -185,6 +185,19 @@ MakeWorker = Callable[[str], SharedWorker]
 """A worker around a kind's entry module."""
 
 
+class Inbox(Protocol):
+    """Where the frames of one job wait for the tasks that they are for, on a node that has taken them off its windows.
+
+    What waits here is bounded by the inbox alone.
+    """
+
+    def put(self, frame: Frame[Array]) -> bool:
+        """Take a frame as it comes; False if the inbox takes no more. It raises nothing."""
+
+    def fail(self, error: NodewireError) -> None:
+        """The job has ended by this error."""
+
+
 class Mailbox(Protocol):
     """One job's edges as one node sees them (`nodewire.wire`, or in-process)."""
 
@@ -193,6 +206,10 @@ class Mailbox(Protocol):
 
     async def get(self) -> Frame[Array]:
         """The next frame, in order per edge, on any edge that this node consumes. Raises LinkLost, TimedOut."""
+
+    def deliver_to(self, inbox: Inbox) -> None:
+        """Hand the frames that `get` would return to an inbox: those that wait now, and later ones as they come. Their
+        windows open at once. What the inbox does not take stays for `get`."""
 
 
 class Clock(Protocol):

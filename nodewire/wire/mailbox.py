@@ -52,6 +52,14 @@ class Exchange(sending.Exchange, Protocol):
     def forget(self, job: JobMailbox) -> None: ...
 
 
+class Inbox(Protocol):
+    """As nodewire.kind.Inbox."""
+
+    def put(self, frame: Frame[Array]) -> bool: ...
+
+    def fail(self, error: NodewireError) -> None: ...
+
+
 class JobMailbox:
     """Implements nodewire.kind.Mailbox. Made by Node.open_job.
 
@@ -87,7 +95,9 @@ class JobMailbox:
         """Neighbours that were lost, and have not been heard of in the job since. A link alone is not enough: a process
         that was started anew has one, but not the job."""
         self._said: dict[str, Said] = {}
+        self._inbox: Inbox | None = None
         self._queue: deque[tuple[Incoming, Frame[Array], int]] = deque()
+        """Of what no inbox has taken."""
         self._controls: deque[tuple[str, bytes]] = deque()
         """Packed: a document of nothing but empty lists takes 64 times its bytes."""
         self._unread: Counter[str] = Counter()
@@ -169,10 +179,16 @@ class JobMailbox:
             self.check()
             self._arrived.clear()
             await self._arrived.wait()
-        incoming, frame, cost = self._queue.popleft()
-        if (limit := incoming.take(cost)) is not None:
-            self._grant(incoming, limit)
-        return frame
+        return self._take()
+
+    def deliver_to(self, inbox: Inbox) -> None:
+        """Hand the frames that `get` would return to an inbox: those that wait now, and later ones as they come. Their
+        windows open at once; what the inbox does not take stays for `get`. It is told what ends the job."""
+        self._inbox = inbox
+        while self._queue and inbox.put(self._queue[0][1]):
+            self._take()
+        if self._error is not None:
+            inbox.fail(self._error)
 
     async def failed(self) -> NodewireError:
         """Return what has ended the job here, as soon as something has."""
@@ -324,6 +340,8 @@ class JobMailbox:
             self._error = error
         self._over.set()
         self._arrived.set()
+        if self._inbox is not None:
+            self._inbox.fail(self._error)
         self._documents.set()
         self._moved.set()
         for peer in list(self._awaited):
@@ -393,8 +411,22 @@ class JobMailbox:
         if incoming.producer == self._exchange.public:
             incoming.next_seq = frame.seq + 1
         incoming.unread += cost
+        if self._inbox is not None and self._inbox.put(frame):
+            self._open(incoming, cost)
+            return
         self._queue.append((incoming, frame, cost))
         self._arrived.set()
+
+    def _take(self) -> Frame[Array]:
+        """The oldest frame that waits."""
+        incoming, frame, cost = self._queue.popleft()
+        self._open(incoming, cost)
+        return frame
+
+    def _open(self, incoming: Incoming, cost: int) -> None:
+        """A frame has been taken: its window opens by as much."""
+        if (limit := incoming.take(cost)) is not None:
+            self._grant(incoming, limit)
 
     def _tell(self, link: Link, incoming: Incoming) -> None:
         """Tell a producer what it may send, and where to begin if it may not know."""

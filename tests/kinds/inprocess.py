@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
+from nodewire.errors import NodewireError
 from nodewire.kind import Actor
 from nodewire.protocol.frame import Array, Frame
 
@@ -29,6 +30,23 @@ def to_arrays(frame):
     return Frame(frame.edge, frame.seq, arrays, frame.meta)
 
 
+class Fed:
+    """A mailbox whose `get` is somebody's queue."""
+
+    def __init__(self, get, put=None) -> None:
+        self.get, self.put = get, put
+
+    def deliver_to(self, inbox):
+        self.feeding = asyncio.create_task(self._feed(inbox))
+
+    async def _feed(self, inbox):
+        try:
+            while inbox.put(await self.get()):
+                pass
+        except NodewireError as error:
+            inbox.fail(error)
+
+
 class Hub:
     """Delivers every frame to the queue of its edge's consumer; `ends` as `nodewire.protocol.plan.ends` gives them."""
 
@@ -43,7 +61,7 @@ class Hub:
         return Box(self, public)
 
 
-class Box:
+class Box(Fed):
     def __init__(self, hub: Hub, public: str) -> None:
         self.hub, self.public, self.closed = hub, public, False
         self.failure, self.over = None, asyncio.Event()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 from kinds.k8843 import KIND
 from nodewire.kind import Job
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task
+from tests.kinds.inprocess import Fed
 
 CALLS, AHEAD = 6, 2
 
@@ -74,9 +74,7 @@ async def test_later_calls_that_came_first_do_not_keep_the_first_from_being_comp
     for seq in range(CALLS):  # everything of the customer's, before anything of the slower neighbour's
         arriving.put_nowait(frame("customer.to.second", seq))
     serving = asyncio.create_task(
-        KIND.serve(
-            Job("ab" * 32, manifest(), ("second",), {}), SimpleNamespace(get=arriving.get, put=put), Joining(), Paid()
-        )
+        KIND.serve(Job("ab" * 32, manifest(), ("second",), {}), Fed(arriving.get, put), Joining(), Paid())
     )
     await asyncio.sleep(0)
     for seq in range(CALLS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from nodewire.kind import Job, Limits
 from nodewire.llm.split import split_decoder
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task
-from tests.kinds.inprocess import Direct, to_arrays
+from tests.kinds.inprocess import Direct, Fed, to_arrays
 from tests.kinds.llama import load, make_llama
 
 F32, I64 = torch.float32, torch.int64
@@ -46,7 +45,7 @@ async def answer(manifest, actors, task: str, *frames, params=None) -> NodewireE
     async def put(made):
         return
 
-    mailbox = SimpleNamespace(get=arriving.get, put=put)
+    mailbox = Fed(arriving.get, put)
     with pytest.raises((NodewireError, ExceptionGroup)) as caught:
         async with asyncio.timeout(60):
             await KIND.serve(Job(REQUEST, manifest, (task,), params or {}), mailbox, Direct(actors), Free())

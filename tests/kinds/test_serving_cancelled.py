@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
 from kinds.k8843 import KIND
 from nodewire.errors import Busy
 from nodewire.kind import Job
+from tests.kinds.inprocess import Fed
 from tests.protocol import documents
 
 REQUEST = "ab" * 32
@@ -45,7 +45,7 @@ class Slow:
 
 
 def serving(worker):
-    mailbox = SimpleNamespace(get=asyncio.Event().wait)
+    mailbox = Fed(asyncio.Event().wait)
     return asyncio.create_task(KIND.serve(Job(REQUEST, documents.manifest(), TASKS, {}), mailbox, worker, Desk()))
 
 
