@@ -50,6 +50,7 @@ MUTANTS: dict[str, tuple[Budget, int]] = {
     "goes_on_from_tokens": (Budget(deaths=1), 3),
     "waits_for_credit": (Budget(crashes=1), 4),
     "claims_closed": (Budget(), 3),
+    "claims_carry_closes": (Budget(deaths=1), 2),
 }
 """By rule that is left out, what must strike for it to be missed."""
 MOST_STATES = 2_000_000

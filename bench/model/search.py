@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from bench.model.state import Broken, Rules, Run
-from bench.model.steps import Steps, check, check_end, first_run, unheard
+from bench.model.steps import Steps, check, check_end, first_run
 
 
 @dataclass(slots=True)
@@ -21,8 +21,6 @@ class Found:
     """Whether every state was seen."""
     fault: str = ""
     way: list[str] = field(default_factory=list)
-    unheard: list[str] = field(default_factory=list)
-    """The shortest run that leaves a claim by a close that never came to the customer."""
 
 
 def search(rules: Rules, budget: tuple[int, ...], *, wanted: int, nodes: int = 3, most: int = 3_000_000) -> Found:
@@ -44,8 +42,6 @@ def search(rules: Rules, budget: tuple[int, ...], *, wanted: int, nodes: int = 3
                         following.append(after)
                 if is_end:
                     found.ends += 1
-                    if not found.unheard and unheard(run) and not run.has_quit:
-                        found.unheard = _way(before, run)
                     check_end(run, wanted)
             except Broken as error:
                 found.fault, found.way = str(error), _way(before, run)

@@ -106,6 +106,8 @@ class Rules:
     goes_on_from_tokens: bool = True
     waits_for_credit: bool = True
     claims_closed: bool = True
+    claims_carry_closes: bool = True
+    """A claim shows the driver's close, which may not have come to the customer."""
 
 
 class Broken(Exception):

@@ -275,8 +275,8 @@ class Steps:
             state = book.get(key)
             if state == "paid" or (run.has_quit and state is None) or not self._is_payable(run, key):
                 continue
-            if key not in run.claims or (key in run.unsigned and key[2] >= self._known(run, key[0])):
-                raise Broken(f"{key} is paid without a close")
+            if not self._has_come(run, key):
+                raise Broken(f"{key} is paid without a close, or before its output came")
             began = _booked(run, key, "invoiced", "paying")
             yield f"pays {key}", began
             return
@@ -297,11 +297,15 @@ class Steps:
                 yield f"customer dies {word} the zap of {key}", _booked(crashed, key, "paid" if did_pay else "failed")
 
     def _known(self, run: Run, job: int) -> int:
-        return run.closed[CUSTOMER] if job == run.job else dict(run.heard)[job]
+        heard = run.closed[CUSTOMER] if job == run.job else dict(run.heard)[job]
+        if not self._rules.claims_carry_closes:
+            return heard
+        return max([heard, *(key[2] + 1 for key in run.claims - run.unsigned if key[0] == job)])
 
     def _is_payable(self, run: Run, key: Claim) -> bool:
-        if not self._rules.pays_closed_alone:
-            return True
+        return not self._rules.pays_closed_alone or self._has_come(run, key)
+
+    def _has_come(self, run: Run, key: Claim) -> bool:
         is_over = key[0] != run.job or run.roles[CUSTOMER] != "open"
         came = len(run.tokens) - run.first
         delivered = chunk(came - 1) if came > 0 else -1
@@ -367,7 +371,8 @@ def check_end(run: Run, wanted: int) -> None:
     known = {**dict(run.heard), run.job: run.closed[CUSTOMER]}
     book = dict(run.debts)
     for key in run.claims:
-        if key[2] < known[key[0]] and book.get(key) != "paid" and not (run.has_quit and key not in book):
+        is_owed = key not in run.unsigned or key[2] < known[key[0]]
+        if is_owed and book.get(key) != "paid" and not (run.has_quit and key not in book):
             raise Broken(f"{key} is closed and claimed, and not paid")
     for role in (DRIVER, FIRST, SECOND):
         for number in range(run.closed[role]):
@@ -379,12 +384,6 @@ def check(run: Run) -> None:
     """What holds at every moment. Raises Broken."""
     if not all(run.tokens):
         raise Broken(f"a token is another: {run.tokens}")
-
-
-def unheard(run: Run) -> frozenset[Claim]:
-    """Claims by a close that never came to the customer."""
-    known = {**dict(run.heard), run.job: run.closed[CUSTOMER]}
-    return frozenset(key for key in run.claims - run.unsigned if key[2] >= known[key[0]])
 
 
 def _set(values: tuple[_T, ...], at: int, value: _T) -> tuple[_T, ...]:

@@ -96,6 +96,7 @@ class JobPayments:
         self._private_endpoints = private_endpoints
         self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
         """What the driver said that each chunk counts; None where every call is one."""
+        self._driver = plan.node_of(manifest.driver.name) if manifest.mode == "generate" else ""
         self._delivered = -1
         self._is_over = False
         """Whether the customer takes no more outputs: what its driver has closed until then is owed."""
@@ -176,6 +177,12 @@ class JobPayments:
             await self._refuse(said)
             raise
 
+    async def _hear(self, due: Due) -> None:
+        """Take note of the close that a claim rests on, which may have died with the driver. Raises BadSignature."""
+        if due.close is not None and self._closed is not None and due.chunk not in self._closed:
+            due.close.check(self._driver)
+            await self.closed(due.chunk, due.units)
+
     async def _refuse(self, said: Feedback) -> None:
         async with self._changed:
             if said.due is not None:
@@ -187,6 +194,7 @@ class JobPayments:
         if due is None or said.provider not in self._plan.providers() or said.request != self._request:
             raise BadInput("payment-required", "not by a provider of this job")
         self._check(said.provider, due)
+        await self._hear(due)
         async with self._changed:
             await self._changed.wait_for(lambda: self._may_pay(due.chunk) and self._others_counted(said.provider, due))
         self._check_counted(said.provider, due)

@@ -16,6 +16,7 @@ from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
+from nodewire.protocol.close import Close
 from nodewire.protocol.schema import Schema
 
 MAX_EDGE_CHARS = 64
@@ -50,6 +51,9 @@ class Due:
     root: str
     cached: int = 0
     """Of these units, the first that all of the provider's stages had found and not computed."""
+    close: Close | None = None
+    """The driver's word that the chunk is over, where there is one: it may not have come to the customer. Whoever reads
+    it checks its signature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,8 @@ def build(
         said.append(["chunk", str(due.chunk), str(due.attempt), str(due.units), due.root])
         if due.cached:
             said.append(["cached", str(due.cached)])
+        if (close := due.close) is not None:
+            said.append(["close", close.sig, str(int(close.end)), str(close.positions or 0)])
     said += [[name, value] for name, value in (("edge", edge), ("by", by)) if value]
     if work:
         said.append(["work", str(work)])
@@ -119,7 +125,7 @@ def parse(event: Event) -> Feedback:
     if len(status_tag) < 2 or status_tag[1] not in get_args(Status):
         raise BadTag("status", f"not one of {', '.join(get_args(Status))}")
     status = cast(Status, status_tag[1])
-    due = _due(event) if status == "payment-required" else None
+    due = _due(event, request) if status == "payment-required" else None
     return Feedback(
         id=event.id,
         provider=event.pubkey,
@@ -137,7 +143,7 @@ def parse(event: Event) -> Feedback:
     )
 
 
-def _due(event: Event) -> Due:
+def _due(event: Event, request: str) -> Due:
     amount_msat = tags.number("amount", tags.text(event, "amount"))
     said = next((t for t in event.tags if t[0] == "chunk"), ())
     if len(said) != 5:
@@ -146,4 +152,20 @@ def _due(event: Event) -> Due:
     cached = tags.number("cached", event.tag("cached") or "0")
     if cached > units or (cached and chunk):
         raise BadTag("cached", "more than the units, or of another chunk than the prompt's")
-    return Due(chunk, attempt, units, amount_msat, tags.is_hex32("chunk", said[4]), cached)
+    close = _close(event, request, chunk, units)
+    return Due(chunk, attempt, units, amount_msat, tags.is_hex32("chunk", said[4]), cached, close)
+
+
+def _close(event: Event, request: str, chunk: int, units: int) -> Close | None:
+    """The close that a claim rests on: what it says of the job, chunk and units, the claim says itself."""
+    said = next((t for t in event.tags if t[0] == "close"), None)
+    if said is None:
+        return None
+    if len(said) != 4 or said[2] not in ("0", "1"):
+        raise BadTag("close", "not [close, signature, 0 or 1, positions]")
+    document = {"v": 1, "request": request, "attempt": 0, "chunk": chunk, "units": units, "end": said[2] == "1"}
+    positions = tags.number("close", said[3])
+    try:
+        return Close.from_document({**document, **({"positions": positions} if positions else {}), "sig": said[1]})
+    except BadInput as error:
+        raise BadTag("close", str(error)) from error

@@ -21,8 +21,8 @@ from nodewire.wire.record import Record
 
 log = logging.getLogger("nodewire.provider")
 
-_Word = tuple[int, bool]
-"""Of a close: units, and whether the chunk is the last."""
+_Word = tuple[int, bool, Close | None]
+"""Of a chunk that is over: units, whether it is the last, and the driver's close, where there is one."""
 
 
 class Chunks:
@@ -106,7 +106,7 @@ class Chunks:
             raise BadFrame(
                 "positions", f"{close.positions} of chunk {close.chunk}, which is not the last, or not so long"
             )
-        await self.finish(close.chunk, (close.units, close.end), close.positions)
+        await self.finish(close.chunk, (close.units, close.end, close), close.positions)
 
     async def finish(self, chunk: int, word: _Word, positions: int | None = None) -> None:
         """A chunk is over: when this node's part of it is complete, it is committed to and asked for."""
@@ -130,13 +130,13 @@ class Chunks:
         self._finishing.append(self._task_group.spawn(self._finished(chunk, word)))
 
     async def _finished(self, chunk: int, word: _Word) -> None:
-        units, end = word
+        units, end, close = word
         self._closed.add(chunk)
         self._is_over = self._is_over or end
         self._closes.set()
         async with self._turn:  # the chunks in their order
             await self._hashing.all()
-            await self._settling.take(chunk, units, self._hashing.take(chunk), end=end)
+            await self._settling.take(chunk, units, self._hashing.take(chunk), end=end, close=close)
 
     async def claim_unclosed(self) -> None:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
@@ -145,6 +145,5 @@ class Chunks:
         left = sorted(set(self.units) - self._closed)
         complete = left[:-1] if self._record is None else list(takewhile(self._record.is_past, left))
         for chunk in complete:
-            self._settling.unsigned.add(chunk)
-            await self.finish(chunk, (self.units[chunk], False))
+            await self.finish(chunk, (self.units[chunk], False, None))
         await asyncio.gather(*self._finishing)

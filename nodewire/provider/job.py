@@ -266,6 +266,7 @@ class JobRun:
             self._hashing.note(task, chunk, frame)
 
     async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
+        close = None
         if self._part.generates:
             close = Close.sign(
                 self._keys,
@@ -278,7 +279,7 @@ class JobRun:
             )
             # One who has just died does not keep the others from hearing it.
             await asyncio.gather(*(self._tell(peer, close) for peer in self._part.others))
-        await self._chunks.finish(chunk, (units, end), positions)
+        await self._chunks.finish(chunk, (units, end, close), positions)
 
     async def _tell(self, peer: str, close: Close) -> None:
         try:

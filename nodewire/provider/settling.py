@@ -19,6 +19,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback
 from nodewire.protocol.cached import due_msat
 from nodewire.protocol.chunk import Leaf, claim, opening
+from nodewire.protocol.close import Close
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.provider.credit import Credit
 from nodewire.provider.part import Part
@@ -52,8 +53,6 @@ class Settling:
         asked for is due."""
         self.roots: list[ChunkRoot] = []
         """That were committed to."""
-        self.unsigned: set[int] = set()
-        """Chunks of a generation that are claimed without the driver's close."""
         self._keys = keys
         self._part = part
         self._ledger = ledger
@@ -65,15 +64,17 @@ class Settling:
         self._cached_ppm = cached_ppm
         self._patience_s = patience_s
         self._task_group = task_group
-        self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]]]] = {}
-        """By chunk that is closed and not asked for: its units, and what its tasks put out."""
+        self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]], Close | None]] = {}
+        """By chunk that is over and not asked for: its units, what its tasks put out, and the driver's close."""
         self._turn = asyncio.Lock()
         """Held by the chunk that is settled."""
 
-    async def take(self, chunk: int, units: int, made: dict[str, list[Leaf]], *, end: bool) -> None:
+    async def take(
+        self, chunk: int, units: int, made: dict[str, list[Leaf]], *, end: bool, close: Close | None
+    ) -> None:
         """Settle a chunk of which this node `made` this. It is not waited for what others must sign first: what is
-        waited for comes by those that called this."""
-        self._unsettled[chunk] = units, made
+        waited for comes by those that called this. `close`: the driver's, of a chunk that it has closed."""
+        self._unsettled[chunk] = units, made, close
         if self._stating is None:
             await self._settle(chunk, end)
             return
@@ -88,7 +89,7 @@ class Settling:
         self._stating.statements.stop(error)
         async with self._turn:
             left, self._unsettled = self._unsettled, {}
-        if chunks := sorted(chunk for chunk, (_, made) in left.items() if made):
+        if chunks := sorted(chunk for chunk, (_, made, _) in left.items() if made):
             job = self._part.request.id
             log.info("job %s: not asked for: chunks %s, whose inputs nobody signed", job[:8], chunks)
 
@@ -97,7 +98,7 @@ class Settling:
         async with self._turn:
             if self._task_group.fault is not None:
                 return
-            units, made = self._unsettled[chunk]
+            units, made, close = self._unsettled[chunk]
             if made:
                 if self._stating is not None:  # what its inputs are signed by, it is judged by
                     await self._stating.statements.complete(chunk, self._stating.tell)
@@ -105,7 +106,7 @@ class Settling:
                 await self._commit(roots)
                 self.roots += roots
                 cached = self._finding.cached(made, units) if self._part.generates and chunk == 0 else 0
-                await self._ask(chunk, units, cached, claim(roots))
+                await self._ask(chunk, units, cached, claim(roots), close)
             del self._unsettled[chunk]
             if end:
                 self._task_group.ended.set()
@@ -115,7 +116,7 @@ class Settling:
         made = opening(self._keys, self._part.manifest, leaves, request=job, task=task, chunk=chunk, attempt=0)
         return ChunkRoot(request=job, task=task, chunk=chunk, attempt=0, root=made.root())
 
-    async def _ask(self, chunk: int, units: int, cached: int, root: str) -> None:
+    async def _ask(self, chunk: int, units: int, cached: int, root: str, close: Close | None) -> None:
         part, request = self._part, self._part.request
         amount_msat = due_msat(request.plan.price_msat(part.me), units, cached, self._cached_ppm)
         if not amount_msat:
@@ -123,11 +124,11 @@ class Settling:
             return
         key = Key(request.id, part.me, chunk, 0)
         due_by_s = int(time.time() + self._patience_s)
-        said = self._telling.claim(feedback.Due(chunk, 0, units, amount_msat, root, cached))
-        # What the driver has signed for came out; of all else the customer need not have got anything.
+        said = self._telling.claim(feedback.Due(chunk, 0, units, amount_msat, root, cached, close))
+        # What the driver has signed for is owed; of all else the customer need not have got anything.
         self._ledger.owe(
             Due(key, request.customer, amount_msat, due_by_s),
-            under_way=not part.generates or chunk in self.unsigned,
+            under_way=close is None,
             claim=said.to_json(),
         )
         await self._credit.due(chunk)

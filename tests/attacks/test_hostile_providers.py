@@ -60,7 +60,7 @@ def plan() -> Plan:
 
 
 def payments(mode: str = "generate") -> JobPayments:
-    manifest = SimpleNamespace(mode=mode, chunk=64, context=4096)
+    manifest = SimpleNamespace(mode=mode, chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
     return JobPayments(
         REQUEST,
         plan(),

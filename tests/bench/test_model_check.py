@@ -73,9 +73,3 @@ def test_model_pays_the_chunks_that_a_customer_pays(closed, delivered, is_over):
 
     for chunk in range(3):
         assert asyncio.run(pays(chunk)) == may_pay(chunk, closed, delivered, is_over), chunk
-
-
-def test_claim_by_a_close_that_died_on_its_way_to_the_customer_is_left():
-    """What the model shows of the protocol: the provider is owed it, and its customer cannot know."""
-    found = search(Rules(), Budget(deaths=1), wanted=2)
-    assert any("close" in step for step in found.unheard)

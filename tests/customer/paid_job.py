@@ -27,15 +27,15 @@ class Payer:
 def job():
     payer, plan = Payer(), documents.plan()
     ads = {one: SimpleNamespace(lnurl="https://wallet.example/pay") for one in plan.providers()}
-    manifest = SimpleNamespace(mode="generate", chunk=64, context=4096)
+    manifest = SimpleNamespace(mode="generate", chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
     payments = JobPayments(
         REQUEST, plan, manifest, ads, payer, (), "bcrt", most_units=8, private_endpoints=False
     )  # fmt: skip
     return payments, payer
 
 
-def asks(who, chunk, *, attempt=0, units=1):
-    due = Due(chunk, attempt, units, PRICE_MSAT * units, documents.HASH)
+def asks(who, chunk, *, attempt=0, units=1, close=None):
+    due = Due(chunk, attempt, units, PRICE_MSAT * units, documents.HASH, close=close)
     id_ = f"{chunk:02x}{attempt:02x}".ljust(64, "e")
     return Feedback(id_, who.public, REQUEST, documents.CUSTOMER.public, "payment-required", due=due)
 

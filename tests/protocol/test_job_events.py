@@ -97,6 +97,25 @@ def build_due(chunk, units, cached):
     return feedback.build(PROVIDER, HASH, ME.public, "payment-required", created_at=5, due=due)
 
 
+@pytest.mark.parametrize(("end", "positions"), [(False, None), (True, None), (True, 7)])
+def test_claim_shows_the_close_that_it_rests_on(end, positions):
+    close = Close.sign(PROVIDER, request=HASH, attempt=0, chunk=3, units=1, end=end, positions=positions)
+    due = feedback.Due(chunk=3, attempt=0, units=1, amount_msat=2000, root=HASH, close=close)
+    event = feedback.build(PROVIDER, HASH, ME.public, "payment-required", created_at=5, due=due)
+    assert feedback.parse(event).due == due
+    feedback.parse(event).due.close.check(PROVIDER.public)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [[], ["ab" * 64], ["ab" * 64, "2", "0"], ["ab" * 64, "1", "-1"], ["ab" * 63, "1", "0"], ["z" * 128, "0", "0"]],
+)
+def test_malformed_close_in_a_claim_is_refused(said):
+    tags = [*build_due(3, 1, 0).tags, ["close", *said]]
+    with pytest.raises(BadTag):
+        feedback.parse(events.sign(PROVIDER, kinds.FEEDBACK, created_at=5, tags=tags))
+
+
 @pytest.mark.parametrize("status", ["processing", "partial", "success", "error", "busy"])
 def test_other_feedback_asks_for_nothing(status):
     said = feedback.parse(feedback.build(PROVIDER, HASH, ME.public, status, created_at=5, text="x"))

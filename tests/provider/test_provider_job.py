@@ -602,7 +602,7 @@ async def test_a_call_that_others_ended_while_it_waited_for_money_is_no_debt(mar
     """A call's claims are as these are: whether anything came of it is not known."""
     for run in market.runs.values():
         run.credit._patience_s = 0.2
-        run._settling._ask = partial(ask_as_of_a_call, run, run._settling._ask)
+        run._settling._ask = partial(ask_as_of_a_call, run._settling._ask)
     running = await begun(market, 1)
     for run in running if others_end_it else ():
         run._mailbox.cancel(NotAllowed("job", "cancelled by a neighbour"))  # which the wait for money does not hear
@@ -615,7 +615,7 @@ async def test_a_call_that_others_ended_while_it_waited_for_money_is_no_debt(mar
 )
 async def test_only_what_others_break_off_counts_against_the_customer(market, ends, counts):
     stage = list(market.runs.values())[1]
-    stage._settling._ask = partial(ask_as_of_a_call, stage, stage._settling._ask)
+    stage._settling._ask = partial(ask_as_of_a_call, stage._settling._ask)
     for n in range(MAX_BROKEN):
         key = Key(f"{n:064x}", stage._keys.public, 0)
         stage._ledger.owe(Due(key, CUSTOMER.public, 1_000, 10**9), under_way=True)
@@ -632,9 +632,8 @@ async def test_only_what_others_break_off_counts_against_the_customer(market, en
     assert is_in_debt(stage) is counts
 
 
-async def ask_as_of_a_call(run, ask, chunk, *rest):
-    run._settling.unsigned.add(chunk)
-    await ask(chunk, *rest)
+async def ask_as_of_a_call(ask, *claim_and_close):
+    await ask(*claim_and_close[:-1], None)
 
 
 async def test_the_driver_tells_every_other_member_once_that_a_chunk_is_over(market):

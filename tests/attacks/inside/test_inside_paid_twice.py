@@ -39,7 +39,7 @@ def job():
     payer = Payer()
     made = plan().model_copy(update={"tasks": TASKS, "chunk_msat": 2 * PRICE_MSAT})
     ads = {one.public: SimpleNamespace(lnurl="https://wallet.example/pay") for one in (DRIVER, HONEST, FRIEND)}
-    manifest = SimpleNamespace(mode="generate", chunk=64, context=4096)
+    manifest = SimpleNamespace(mode="generate", chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
     payments = JobPayments(
         REQUEST, made, manifest, ads, payer, (), "bcrt", most_units=8, private_endpoints=False
     )  # fmt: skip
