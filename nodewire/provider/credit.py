@@ -35,6 +35,8 @@ class Credit:
             async with asyncio.timeout(self._patience_s), self._changed:
                 await self._changed.wait_for(lambda: self._may(chunk))
         except TimeoutError as error:
+            if self._may(chunk):  # it was paid as the time was up
+                return
             raise PaymentRequired(f"chunk {chunk - AHEAD}", f"not paid within {self._patience_s:.0f} s") from error
 
     @property
@@ -78,8 +80,10 @@ class Credit:
             async with asyncio.timeout(self._patience_s), self._changed:
                 await self._changed.wait_for(lambda: self._due <= self._paid)
         except TimeoutError as error:
-            missing = sorted(self._due - self._paid)
-            raise PaymentRequired(f"chunk {missing[0]}", f"not paid within {self._patience_s:.0f} s") from error
+            if not self.is_owed:  # it was paid as the time was up
+                return
+            missing = min(self._due - self._paid)
+            raise PaymentRequired(f"chunk {missing}", f"not paid within {self._patience_s:.0f} s") from error
 
     def _may(self, chunk: int) -> bool:
         while self._unpaid in self._paid:

@@ -54,3 +54,17 @@ async def test_who_pays_meanwhile_has_paid(broken):
     await made.paid(0)
     await waiting
     await made.all_paid(failed)  # nothing is due: it does not matter what has ended the job
+
+
+@pytest.mark.parametrize(
+    "waits", [lambda made: made.all_paid(), lambda made: made.admit(credit.AHEAD)], ids=["end", "chunk"]
+)
+async def test_who_pays_as_the_time_is_up_has_paid(waits):
+    made = await owed(0.01)
+    waiting = asyncio.create_task(waits(made))
+    await asyncio.sleep(0)
+    async with made._changed:  # what the payment waits for, and who waits for it, too, when its time is up
+        paying = asyncio.create_task(made.paid(0))
+        await asyncio.sleep(0.05)
+    await paying
+    await waiting
