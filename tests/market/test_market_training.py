@@ -227,7 +227,8 @@ def test_a_provider_that_died_goes_on_with_its_shard(trainers):
     assert process.returncode == 0, said + errors
     assert trainers.weights("hugo") == state.pack(expected)
     earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
-    assert sum(earned.values()) in (8 * LEAST_MSAT, 8 * LEAST_MSAT + LEAST_MSAT // 4 + 1)
+    # Ada is back in time; or bea is asked in its place, and it gets its deposit, or all if its result comes late.
+    assert sum(earned.values()) - 8 * LEAST_MSAT in (0, LEAST_MSAT // 4 + 1, LEAST_MSAT)
 
 
 def on_a_terminal(command: list[str], stop_at: str | None = None) -> tuple[int, str]:
