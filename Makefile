@@ -14,7 +14,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 # Every file is checked against the hashes that constraints*.txt hold. Of torch any build fits, so its hash is not held.
 # bolt11 and lnurl say that they end at Python 3.12, and work on 3.13: so what packages say of Python is not asked.
 LOCKED := $(PIP) install --no-deps --ignore-requires-python --require-hashes -r
-NODEWIRE := $(PIP) install --no-deps --no-build-isolation -e .
+# What an older `pip install -e .` left in this folder hides entry points that are new: kinds, wallets.
+NODEWIRE := rm -rf nodewire.egg-info && $(PIP) install --no-deps --no-build-isolation -e .
 ARGS ?=
 # Of the processes that run the tests one trades on the market, where it mostly waits.
 WORKERS ?= 2
