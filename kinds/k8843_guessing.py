@@ -59,7 +59,7 @@ class Guessing:
         return [frame], []
 
     def outs(self, frame: Frame[Array], outs: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:
-        """What the task has made of a frame as it goes out: a stage's has the epoch of what it was made of."""
+        """The frames that the task made of one, as they go out. A stage's carry the epoch of the frame that they were made of."""
         if self._drives:
             for out in outs:
                 if out.edge in self._inner:

@@ -45,7 +45,7 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Who has a task: `provider` computes it in a job, or `holders` are all that serve it."""
+    """The nodes of a task: `provider` computes it in a job, `holders` are all that serve it."""
 
     provider: str = ""
     holders: tuple[str, ...] = ()

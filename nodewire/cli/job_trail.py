@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 async def trail_of(role: AnyRole, id_: str) -> dict[str, Any]:
-    """What the public record says of a job: checks of its plan, findings, and the trail's lines."""
+    """The public record of a job: checks of its plan, findings, and the trail's lines."""
     from nodewire.nostr.nip01 import Filter
     from nodewire.plan.audit import audit as rederive
     from nodewire.protocol import beacon, certificate, job

@@ -1,4 +1,4 @@
-"""What the members of a job tell its customer over the wire: which chunks are over."""
+"""The closes and requests that a job's members send to its customer over the wire."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class PlannedJob(Protocol):
     def request(self) -> Event: ...
     @property
     def holders(self) -> Mapping[str, int]:
-        """Of each task, how many live providers held it."""
+        """The number of live providers that held each task."""
 
     @property
     def most_units(self) -> int:

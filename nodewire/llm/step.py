@@ -19,7 +19,7 @@ from nodewire.llm.rope import Angles
 
 
 class LayerParts(Protocol):
-    """What a layer computes with, as far as its step reads it. A norm that a layer has not is None."""
+    """The parts of a layer that its step reads. A norm that a layer lacks is None."""
 
     @property
     def attention(self) -> Attention: ...

@@ -1,4 +1,4 @@
-"""What of a job is final: commitments, quorum certificates."""
+"""The final roots of a job: commitments and quorum certificates."""
 
 from __future__ import annotations
 
