@@ -59,7 +59,7 @@ class Guessing:
         return [frame], []
 
     def outs(self, frame: Frame[Array], outs: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:
-        """The frames that the task made of one, as they go out. A stage's carry the epoch of the frame that they were made of."""
+        """The frames made of `frame`, as they go out. A stage's carry the epoch of that frame."""
         if self._drives:
             for out in outs:
                 if out.edge in self._inner:
