@@ -33,6 +33,7 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
 from nodewire.provider.job import JobRun
+from nodewire.provider.job_context import JobContext
 from nodewire.provider.serving import OneManifest, loaded_name
 from nodewire.wire import Node, Route
 from nodewire.worker.lasting import maker
@@ -256,10 +257,7 @@ async def served(
         return
 
     run = JobRun(
-        keys=keys,
-        request=request,
-        manifest=manifest,
-        params=params,
+        JobContext(keys, request, manifest, params),
         kind=KIND,
         mailbox=mailbox,
         worker=worker,

@@ -15,7 +15,7 @@ from nodewire.protocol.chunk import AHEAD
 from nodewire.protocol.close import Close
 from nodewire.provider.credit import Credit
 from nodewire.provider.hashing import Hashing
-from nodewire.provider.part import Part
+from nodewire.provider.job_context import JobContext
 from nodewire.provider.settling import Settling
 from nodewire.wire.record import Record
 
@@ -28,7 +28,7 @@ _Word = tuple[int, bool, Close | None]
 class Chunks:
     def __init__(
         self,
-        part: Part,
+        context: JobContext,
         record: Record | None,
         credit: Credit,
         *,
@@ -40,7 +40,7 @@ class Chunks:
         """By chunk, what this node's inputs of it count as."""
         self.broken: BadFrame | None = None
         """What the driver did wrong."""
-        self._part = part
+        self._context = context
         self._record = record
         self._credit = credit
         self._hashing = hashing
@@ -72,7 +72,7 @@ class Chunks:
         """
         if chunk in self._closed and self._record is None:
             raise BadFrame("chunk", f"{chunk} has been closed")
-        plan = self._part.request.plan
+        plan = self._context.request.plan
         while (self._all_units + units - self.units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
             is_guess = chunk - 1 not in self._closed or self._is_over  # which may never come true
             if self._record is not None and is_guess:
@@ -85,8 +85,8 @@ class Chunks:
         try:
             await self._credit.admit(chunk)
         except PaymentRequired as error:
-            before, part = chunk - AHEAD, self._part
-            if self._credit.is_owed or before in self._closed or not part.generates or part.drives:
+            before, context = chunk - AHEAD, self._context
+            if self._credit.is_owed or before in self._closed or not context.generates or context.drives:
                 raise
             # The customer was asked for nothing: it is no debtor, and others can do better.
             raise BadFrame("chunk", f"{chunk} comes, and the driver has not closed {before}") from error
@@ -101,7 +101,7 @@ class Chunks:
         if close.units != self.units.get(close.chunk, close.units):
             raise BadFrame("units", f"{close.units}, chunk {close.chunk} had {self.units[close.chunk]} here")
         if close.positions is not None and not (
-            close.end and close.chunk and 0 < close.positions <= self._part.manifest.chunk
+            close.end and close.chunk and 0 < close.positions <= self._context.manifest.chunk
         ):
             raise BadFrame(
                 "positions", f"{close.positions} of chunk {close.chunk}, which is not the last, or not so long"
@@ -140,7 +140,7 @@ class Chunks:
 
     async def claim_unclosed(self) -> None:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
-        if not self._part.generates or self._part.drives:
+        if not self._context.generates or self._context.drives:
             return
         left = sorted(set(self.units) - self._closed)
         complete = left[:-1] if self._record is None else list(takewhile(self._record.is_past, left))

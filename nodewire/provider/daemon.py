@@ -8,8 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from nodewire.bounded_dict import BoundedDict
-from nodewire.errors import BadInput, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed, WorkRequired
+from nodewire.errors import BadInput, Busy, NodeFailed, NodewireError, WorkRequired
 from nodewire.job_task_group import typed_fault
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
@@ -19,39 +18,31 @@ from nodewire.nostr.relaying import Relaying
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, kinds
-from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.round import is_ticket as is_round_ticket
 from nodewire.provider.admission import Admission, AdmittedJob, feedback_for
 from nodewire.provider.figures import Figures
 from nodewire.provider.job import JobRun
+from nodewire.provider.job_factory import JobFactory
 from nodewire.provider.outage import Outage
-from nodewire.provider.prefixes import Prefixes, UnpaidPrompts, whose
+from nodewire.provider.prefixes import Prefixes
 from nodewire.provider.proving import Proof
-from nodewire.provider.serving import OneManifest, Served
+from nodewire.provider.request_matcher import WAITING_S, RequestMatcher
+from nodewire.provider.serving import Served
 from nodewire.provider.specializations import Specializations
-from nodewire.provider.statements import Statements
-from nodewire.provider.turns import turns
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.public_record import PublicRecord
-from nodewire.wire.membership import Membership
 from nodewire.wire.node import Node
-from nodewire.wire.record import Record
 from nodewire.wire.spool import Spool
 
 log = logging.getLogger("nodewire.provider")
 
 
-MAX_WAITING = 1_024
-"""Requests without ticket, and tickets without request. The newest are kept: tickets are sent again and again."""
 MAX_ADMITTING = 32
 """Requests whose plans are checked at once: each costs a derivation, and perhaps something from relays."""
 MAX_REFUSING = 64
 """Answers to malformed requests under way; further ones are not answered."""
-WAITING_S = 30.0
-GRACE_S = 5.0
-"""How long a job waits for a neighbour that is lost to be heard of again."""
 
 
 class Provider:
@@ -78,25 +69,29 @@ class Provider:
         """`prefixes`: for whom beginnings of prompts are kept. `beside`: what runs as long as it serves."""
         self._keys = keys
         self._relays = relays
-        self._record = record
-        self._node = node
-        self._ledger = ledger
         self._held = held
         self._admission = admission
         self._withdrawals = withdrawals
-        self._patience_s = patience_s
-        self._prefixes = prefixes
-        self._unpaid = UnpaidPrompts()
-        self._spool = spool
         self._proof = proof
         self._outage = outage
         self._services = (*beside, self._follow, proof.run, outage.run)
         self.figures = Figures()
-        self._requests = BoundedDict[str, tuple[float, Event, Request, Manifest]](MAX_WAITING)
-        self._tickets = BoundedDict[tuple[str, str], tuple[float, Ticket]](MAX_WAITING)
-        """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
+        self._factory = JobFactory(
+            keys=keys,
+            record=record,
+            node=node,
+            ledger=ledger,
+            admission=admission,
+            withdrawals=withdrawals,
+            spool=spool,
+            proof=proof,
+            patience_s=patience_s,
+            prefixes=prefixes,
+            publish=self._publish,
+            figures=self.figures,
+        )
+        self._matcher = RequestMatcher[tuple[Event, Request, Manifest]]()
         self._jobs: dict[str, JobRun] = {}
-        self._seen = BoundedDict[str, float](4 * MAX_WAITING)
         self._running: set[asyncio.Task[None]] = set()
         self._refusing: set[asyncio.Task[None]] = set()
         self._admitting = 0
@@ -128,7 +123,7 @@ class Provider:
             Filter(kinds=frozenset({nip59.EPHEMERAL_GIFT_WRAP}), tags=mine),
         ]
         async for event in self._relays.subscribe(wanted):
-            self._forget_old()
+            self._matcher.forget_old()
             try:
                 if event.kind == kinds.INFERENCE:
                     self._requested(event)
@@ -138,9 +133,8 @@ class Provider:
                 log.info("%s %s refused: %s", event.kind, event.id[:8], error)
 
     def _requested(self, event: Event) -> None:
-        if event.id in self._seen or event.id in self._jobs:
+        if not self._matcher.is_new(event.id) or event.id in self._jobs:
             return
-        self._seen[event.id] = time.monotonic()
         try:
             request, manifest = self._admission.glance(event, time.time())
         except NodewireError as error:
@@ -151,8 +145,7 @@ class Provider:
                 self._refusing.add(refusing)
                 refusing.add_done_callback(self._refusing.discard)
             raise
-        self._requests[request.id] = (time.monotonic(), event, request, manifest)
-        self._begin_if_complete(request.id)
+        self._begin(self._matcher.add_request(request.id, request.customer, (event, request, manifest)))
 
     def _ticketed(self, event: Event) -> None:
         rumor = nip59.unwrap(event, self._keys)
@@ -162,22 +155,15 @@ class Provider:
             raise BadInput("kind", f"{rumor.kind} is not a ticket")
         if is_round_ticket(rumor.content):
             return
-        ticket = Ticket.parse(rumor.content)
-        if ticket.request in self._jobs:
-            return
-        self._tickets.setdefault((ticket.request, rumor.pubkey), (time.monotonic(), ticket))
-        self._begin_if_complete(ticket.request)
+        request = Ticket.parse(rumor.content).request
+        if request not in self._jobs:
+            self._begin(self._matcher.add_ticket(request, rumor.pubkey, rumor.content))
 
-    def _begin_if_complete(self, id_: str) -> None:
-        """A job begins when its request and its ticket are here, from the same key."""
-        if id_ not in self._requests:
-            return
-        _, event, request, manifest = self._requests[id_]
-        if (id_, request.customer) not in self._tickets:
-            return
-        del self._requests[id_]
-        _, ticket = self._tickets.pop((id_, request.customer))
-        self._spawn(self._serve(event, request, manifest, ticket))
+    def _begin(self, found: tuple[tuple[Event, Request, Manifest], str] | None) -> None:
+        """Begin a job whose request and ticket are here."""
+        if found is not None:
+            (event, request, manifest), ticket = found
+            self._spawn(self._serve(event, request, manifest, Ticket.parse(ticket)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -216,7 +202,9 @@ class Provider:
         try:
             with self.figures.job(job.event.kind):
                 await self._proof.begins(job)
-                await self._run(request, job.manifest, served, job.params)
+                opened = await self._factory.open(job, served)
+                self._jobs[request.id] = opened.run
+                await opened.serve()
         except Exception as raised:
             error = typed_fault(raised)
             self._outage.note(error)
@@ -228,94 +216,6 @@ class Provider:
             self._jobs.pop(request.id, None)
             await self._proof.ended(request.id)
 
-    async def _run(self, request: Request, manifest: Manifest, served: Served, params: Mapping[str, Any]) -> None:
-        ads = await self._record.ads(request.plan)
-        nodes = await self._record.nodes(request.plan)
-        judged = request.plan.verification.policy == "sampled"
-
-        statements = Statements(self._keys, request, manifest, self._spool) if judged else None
-        tape, lookahead = statements or self._spool, request.plan.terms.lookahead
-        record = Record(tape, request.id, manifest, lookahead) if lookahead > 1 else None
-        member = Membership(
-            request.id,
-            request.plan,
-            manifest,
-            self._node,
-            {public: ad.wire for public, ad in ads.items()},
-            grace_s=GRACE_S,
-            tape=record or tape,
-            keep_inputs=record is None,  # which is given them when they are computed
-        )
-        mailbox = member.mailbox
-        if self._withdrawals.has(request.customer, request.id):
-            mailbox.close()
-            raise NotAllowed("job", "withdrawn by the customer")
-        chunks: set[int] = set()
-
-        async def commit(roots: Sequence[ChunkRoot]) -> None:
-            chunks.add(roots[0].chunk)
-            self.figures.chunks += 1
-            await self._proof.commit(request.plan, roots)
-
-        worker = OneManifest(served.worker, served.digest, turns(request.plan, manifest, nodes))
-        run = JobRun(
-            keys=self._keys,
-            request=request,
-            manifest=manifest,
-            params=params,
-            kind=served.kind,
-            mailbox=mailbox,
-            worker=worker,
-            ledger=self._ledger,
-            publish=self._publish,
-            commit=commit,
-            patience_s=self._patience_s,
-            statements=statements,
-            record=record,
-            whose=whose(self._prefixes, request.customer, str(params.get("apart", ""))),
-            unpaid=self._unpaid,
-            cached_ppm=ads[self._keys.public].cached_ppm,
-            begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
-        )
-        self._jobs[request.id] = run
-
-        async def link(peer: str) -> None:
-            """A job that cannot reach one of its nodes learns it at once, not when it first must."""
-            try:
-                await member.link(peer)
-            except LinkLost as error:
-                mailbox.cancel(error)
-                raise
-
-        # A producer dials its consumers; the driver everybody, since it tells all when a chunk ends.
-        peers = {route.consumer for route in member.routes.values() if route.producer == self._keys.public}
-        if run.drives:
-            peers |= {*request.plan.providers()}
-        links = [link(peer) for peer in peers - {self._keys.public, request.customer}]
-        works = [*links, run.listen(), member.follow_losses()]
-
-        async def guarded(work: Coroutine[Any, Any, None]) -> None:
-            try:
-                await work
-            except NodewireError as error:  # the mailbox knows
-                log.info("job %s: %s", request.id[:8], error)
-            except Exception as error:
-                run.fail(error)
-
-        beside = [asyncio.create_task(guarded(work)) for work in works]
-        try:
-            await run.run()
-        finally:
-            member.close()
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
-            await worker.end()
-            if chunks:
-                earned = self._ledger.earned_msat(job=request.id) / 1000
-                what = f"{', '.join(run.tasks)}, {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
-                log.info("job %s served: %s, %.3f sat earned", request.id[:8], what, earned)
-
     def settled(self, due: Due) -> None:
         """The wallet says that a chunk is paid: its job may go on."""
         if self._admission.free is not None:
@@ -323,14 +223,6 @@ class Provider:
         run = self._jobs.get(due.key.job)
         if run is not None:
             self._spawn(run.credit.paid(due.key.chunk))
-
-    def _origin_of(self, customer: str) -> str:
-        """Where the customer's link comes from; empty where it has none with this node.
-
-        It is empty for a link by a splice, too, whose address is many customers'.
-        """
-        link = self._node.open_link(customer)
-        return link.origin if link is not None and link.rung != "splice" else ""
 
     async def _publish(self, event: Event) -> None:
         await self._relays.publish(event, timeout_s=10.0)
@@ -346,10 +238,3 @@ class Provider:
             await self._publish(said)
         except NodewireError as failure:
             log.warning("feedback: %s", failure)
-
-    def _forget_old(self) -> None:
-        horizon = time.monotonic() - WAITING_S
-        for late in [key for key, entry in self._requests.items() if entry[0] < horizon]:
-            del self._requests[late]
-        for unused in [key for key, entry in self._tickets.items() if entry[0] < horizon]:
-            del self._tickets[unused]

@@ -9,7 +9,7 @@ from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.chunk import Leaf, leaf_of
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.sent import Hashed, tensors_of
-from nodewire.provider.part import Part
+from nodewire.provider.job_context import JobContext
 from nodewire.provider.stating import Stating
 
 NOTED, NOTED_BYTES = 16, 65_536
@@ -17,8 +17,8 @@ NOTED, NOTED_BYTES = 16, 65_536
 
 
 class Hashing:
-    def __init__(self, part: Part, stating: Stating | None, task_group: JobTaskGroup) -> None:
-        self._part = part
+    def __init__(self, context: JobContext, stating: Stating | None, task_group: JobTaskGroup) -> None:
+        self._context = context
         self._stating = stating
         self._task_group = task_group
         self._noted: deque[tuple[str, int, Frame[Array]]] = deque()
@@ -31,7 +31,7 @@ class Hashing:
         in a generation that nobody judges with others of its positions: what is done in a row takes a fraction."""
         self._noted.append((task, chunk, frame))
         is_small = sum([array.nbytes for array in frame.tensors]) <= NOTED_BYTES
-        waits = is_small and self._part.generates and self._stating is None
+        waits = is_small and self._context.generates and self._stating is None
         if not waits or len(self._noted) >= NOTED:
             self._hash_soon()
 
@@ -44,7 +44,7 @@ class Hashing:
 
     def take(self, chunk: int) -> dict[str, list[Leaf]]:
         """By task of this node the leaves of a chunk, of which nothing is kept."""
-        tasks = {task: self._leaves.pop((chunk, task), None) for task in self._part.tasks}
+        tasks = {task: self._leaves.pop((chunk, task), None) for task in self._context.tasks}
         return {task: leaves for task, leaves in tasks.items() if leaves is not None}
 
     def _hash_soon(self) -> None:
@@ -65,10 +65,10 @@ class Hashing:
             self._hash_soon()
 
     def _hash(self, task: str, chunk: int, frame: Frame[Array]) -> None:
-        part, stating = self._part, self._stating
-        leaf = leaf_of(part.request.plan.manifest, frame)
+        context, stating = self._context, self._stating
+        leaf = leaf_of(context.request.plan.manifest, frame)
         self._leaves.setdefault((chunk, task), []).append(leaf)
         if stating is not None:
             stating.statements.produced(chunk, frame.edge, Hashed(leaf.seq, tensors_of(leaf), frame.meta))
-            if not part.generates:  # a call's part is whole; who waits for it may be whom this node's close waits for
+            if not context.generates:  # a call is whole; who waits for it may be whom this node's close waits for
                 stating.chunk(chunk)

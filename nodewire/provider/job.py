@@ -1,7 +1,7 @@
 """One job at this provider: the desk that its kind works at.
 
-Here is what members say to each other, and how a job begins and ends. Beside it: `part` (which tasks are
-this provider's), `chunks` (which are open), `hashing`, `stating`, `settling` (what becomes of a chunk that is closed).
+Here is what members say to each other, and how a job begins and ends. Beside it: `job_context` (what all know of
+it), `chunks` (which are open), `hashing`, `stating`, `settling` (what becomes of a chunk that is closed).
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ from nodewire.errors import (
     TimedOut,
 )
 from nodewire.job_task_group import JobTaskGroup, typed_fault
-from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
-from nodewire.nostr.keys import Keys
+from nodewire.kind import Job, JobKind, Mailbox, Worker
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import sent
-from nodewire.protocol.cached import WHOLE_PPM
 from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.codec import codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.guesses import is_computed
 from nodewire.protocol.job import Request
-from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.sent import LACKING
 from nodewire.provider.chunks import Chunks
 from nodewire.provider.credit import Credit
 from nodewire.provider.hashing import Hashing
-from nodewire.provider.part import Part
+from nodewire.provider.job_context import JobContext
 from nodewire.provider.prefixes import Finding, UnpaidPrompts
 from nodewire.provider.settling import Commit, Settling
 from nodewire.provider.statements import Statements
@@ -75,82 +72,71 @@ class JobRun:
 
     def __init__(
         self,
+        context: JobContext,
         *,
-        keys: Keys,
-        request: Request,
-        manifest: Manifest,
-        params: Params,
         kind: JobKind,
         mailbox: JobMailbox,
         worker: Worker,
         ledger: Ledger,
         publish: Publish,
         commit: Commit,
-        patience_s: int = 30,
         statements: Statements | None = None,
         record: Record | None = None,
         whose: str = "",
         unpaid: UnpaidPrompts | None = None,
-        cached_ppm: int = WHOLE_PPM,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """`patience_s`: how long a payment that is due is waited for before the job is given up. `statements`: of a job
-        that may be judged. `record`: the job's tape, if the plan lets its driver guess. `whose`: among whose prompts
-        stages look for this one's beginning, nobody's if none; `unpaid`: what jobs before left unpaid; `cached_ppm`:
-        what one that is found costs, as the ad says. `begin`: told before the first chunk is computed; it raises Busy
-        where that may not be."""
-        self._part = part = Part(keys.public, request, manifest)
-        self.credit = Credit(patience_s=patience_s)
+        """`statements`: of a job that may be judged. `record`: the job's tape, if the plan lets its driver guess.
+        `whose`: among whose prompts stages look for this one's beginning, nobody's if none; `unpaid`: what jobs before
+        left unpaid. `begin`: told before the first chunk is computed; it raises Busy where that may not be."""
+        self._context = context
+        self.credit = Credit(patience_s=context.patience_s)
         self._begin = begin
-        self._patience_s = patience_s
-        self._keys = keys
         self._kind = kind
         self._mailbox = mailbox
+        request, manifest = context.request, context.manifest
         self._finding = Finding(worker, manifest, whose, unpaid or UnpaidPrompts())
         self._worker = Timed(self._finding)
         mailbox.turn_us = self._worker.turn_us
         self._ledger = ledger
-        self._telling = Telling(keys, request, manifest, publish)
+        self._telling = Telling(context, publish)
         narrowed = codings(manifest, request.plan.terms.codecs)
-        self._job = Job(request.id, manifest, part.tasks, params, narrowed, request.plan.terms.lookahead)
+        self._job = Job(request.id, manifest, context.tasks, context.params, narrowed, request.plan.terms.lookahead)
         self._statements = statements
         self._record = record
         self._task_group = task_group = JobTaskGroup()
         self._stating = Stating(statements, mailbox.control, task_group) if statements is not None else None
-        self._hashing = Hashing(part, self._stating, task_group)
+        self._hashing = Hashing(context, self._stating, task_group)
         self._settling = Settling(
-            keys,
-            part,
+            context,
             ledger,
             self.credit,
             commit=commit,
             telling=self._telling,
             stating=self._stating,
             finding=self._finding,
-            cached_ppm=cached_ppm,
-            patience_s=patience_s,
             task_group=task_group,
         )
         self._chunks = Chunks(
-            part, record, self.credit, hashing=self._hashing, settling=self._settling, task_group=task_group
+            context, record, self.credit, hashing=self._hashing, settling=self._settling, task_group=task_group
         )
         if record is not None:
-            record.attend(part.inner_edges, self._plain, self._chunks.complete)
+            record.attend(context.inner_edges, self._plain, self._chunks.complete)
         self._frames = 0
         """Put out; what was not computed is none."""
 
     @property
     def request(self) -> Request:
-        return self._part.request
+        return self._context.request
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Which of the job's are this provider's."""
-        return self._part.tasks
+        return self._context.tasks
 
     @property
     def drives(self) -> bool:
-        return self._part.drives
+        return self._context.drives
 
     def open_chunk(self) -> int:
         """The first chunk that has not been closed."""
@@ -178,7 +164,7 @@ class JobRun:
                 raise broken
             serving.cancel()
             await self._telling.result(self._settling.roots, self._frames, self._worker.microseconds())
-            await self.credit.all_paid(None if self._part.generates else self._mailbox.failed)
+            await self.credit.all_paid(None if self._context.generates else self._mailbox.failed)
             broke = False
             await self._telling.say("success")
         except Exception as raised:
@@ -190,7 +176,7 @@ class JobRun:
             try:
                 await self._settle_failed(error)
             finally:  # whatever else fails here: its customer and the job's other nodes must not wait for this node
-                await self._telling.failed(error, self.tasks)
+                await self._telling.failed(error)
             if error is raised:
                 raise
             raise error from raised
@@ -233,7 +219,7 @@ class JobRun:
     async def _watch(self) -> None:
         """End a job that stands still, for it holds a slot; where guesses are allowed also one that computes without
         end: nobody who never guesses may take as long for a chunk. Raises TimedOut."""
-        limit_s = self.request.plan.first_result_ms / 1000 + self._patience_s
+        limit_s = self.request.plan.first_result_ms / 1000 + self._context.patience_s
         frames, chunk, spells = -1, 0, 0
         while frames != self._frames and spells <= self._job.manifest.chunk:
             frames = self._frames
@@ -267,9 +253,9 @@ class JobRun:
 
     async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
         close = None
-        if self._part.generates:
+        if self._context.generates:
             close = Close.sign(
-                self._keys,
+                self._context.keys,
                 request=self.request.id,
                 attempt=0,
                 chunk=chunk,
@@ -278,7 +264,7 @@ class JobRun:
                 positions=positions,
             )
             # One who has just died does not keep the others from hearing it.
-            await asyncio.gather(*(self._tell(peer, close) for peer in self._part.others))
+            await asyncio.gather(*(self._tell(peer, close) for peer in self._context.others))
         await self._chunks.finish(chunk, (units, end, close), positions)
 
     async def _tell(self, peer: str, close: Close) -> None:
@@ -315,7 +301,7 @@ class JobRun:
             BadFrame, BadSignature: it is not this job's, not signed by its driver, or counts what was computed here as
                 something else.
         """
-        if close.request != self.request.id or close.attempt or not self._part.generates:
+        if close.request != self.request.id or close.attempt or not self._context.generates:
             raise BadFrame("close", "of another job or attempt")
-        close.check(self._part.driver)
+        close.check(self._context.driver)
         await self._chunks.heard(close)

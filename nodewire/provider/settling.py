@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from nodewire.errors import NodewireError
 from nodewire.job_task_group import JobTaskGroup
-from nodewire.nostr.keys import Keys
 from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
@@ -22,7 +21,7 @@ from nodewire.protocol.chunk import Leaf, claim, opening
 from nodewire.protocol.close import Close
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.provider.credit import Credit
-from nodewire.provider.part import Part
+from nodewire.provider.job_context import JobContext
 from nodewire.provider.prefixes import Finding
 from nodewire.provider.stating import Stating
 from nodewire.provider.telling import Telling
@@ -36,8 +35,7 @@ Commit = Callable[[Sequence[ChunkRoot]], Awaitable[None]]
 class Settling:
     def __init__(
         self,
-        keys: Keys,
-        part: Part,
+        context: JobContext,
         ledger: Ledger,
         credit: Credit,
         *,
@@ -45,24 +43,18 @@ class Settling:
         telling: Telling,
         stating: Stating | None,
         finding: Finding,
-        cached_ppm: int,
-        patience_s: int,
         task_group: JobTaskGroup,
     ) -> None:
-        """`finding` knows what of a prompt was found, which costs `cached_ppm` of the price; `patience_s`: when what is
-        asked for is due."""
+        """`finding` knows what of a prompt was found, which costs less."""
         self.roots: list[ChunkRoot] = []
         """That were committed to."""
-        self._keys = keys
-        self._part = part
+        self._context = context
         self._ledger = ledger
         self._credit = credit
         self._commit = commit
         self._telling = telling
         self._stating = stating
         self._finding = finding
-        self._cached_ppm = cached_ppm
-        self._patience_s = patience_s
         self._task_group = task_group
         self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]], Close | None]] = {}
         """By chunk that is over and not asked for: its units, what its tasks put out, and the driver's close."""
@@ -90,7 +82,7 @@ class Settling:
         async with self._turn:
             left, self._unsettled = self._unsettled, {}
         if chunks := sorted(chunk for chunk, (_, made, _) in left.items() if made):
-            job = self._part.request.id
+            job = self._context.request.id
             log.info("job %s: not asked for: chunks %s, whose inputs nobody signed", job[:8], chunks)
 
     async def _settle(self, chunk: int, end: bool) -> None:
@@ -105,25 +97,25 @@ class Settling:
                 roots = [self._root(leaves, task, chunk) for task, leaves in made.items()]
                 await self._commit(roots)
                 self.roots += roots
-                cached = self._finding.cached(made, units) if self._part.generates and chunk == 0 else 0
+                cached = self._finding.cached(made, units) if self._context.generates and chunk == 0 else 0
                 await self._ask(chunk, units, cached, claim(roots), close)
             del self._unsettled[chunk]
             if end:
                 self._task_group.ended.set()
 
     def _root(self, leaves: Sequence[Leaf], task: str, chunk: int) -> ChunkRoot:
-        job = self._part.request.id
-        made = opening(self._keys, self._part.manifest, leaves, request=job, task=task, chunk=chunk, attempt=0)
+        context, job = self._context, self._context.request.id
+        made = opening(context.keys, context.manifest, leaves, request=job, task=task, chunk=chunk, attempt=0)
         return ChunkRoot(request=job, task=task, chunk=chunk, attempt=0, root=made.root())
 
     async def _ask(self, chunk: int, units: int, cached: int, root: str, close: Close | None) -> None:
-        part, request = self._part, self._part.request
-        amount_msat = due_msat(request.plan.price_msat(part.me), units, cached, self._cached_ppm)
+        context, request = self._context, self._context.request
+        amount_msat = due_msat(request.plan.price_msat(context.me), units, cached, context.cached_ppm)
         if not amount_msat:
             await self._credit.paid(chunk)
             return
-        key = Key(request.id, part.me, chunk, 0)
-        due_by_s = int(time.time() + self._patience_s)
+        key = Key(request.id, context.me, chunk, 0)
+        due_by_s = int(time.time() + context.patience_s)
         said = self._telling.claim(feedback.Due(chunk, 0, units, amount_msat, root, cached, close))
         # What the driver has signed for is owed; of all else the customer need not have got anything.
         self._ledger.owe(

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from nodewire.errors import BadFrame, NodewireError
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import feedback, result
 from nodewire.protocol.commitment import ChunkRoot
-from nodewire.protocol.job import Request
-from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.refusal import is_driven
+from nodewire.provider.job_context import JobContext
 
 Publish = Callable[[Event], Awaitable[None]]
 
 
 class Telling:
-    def __init__(self, keys: Keys, request: Request, manifest: Manifest, publish: Publish) -> None:
-        self._keys = keys
-        self._request = request
-        self._manifest = manifest
+    def __init__(self, context: JobContext, publish: Publish) -> None:
+        self._keys = context.keys
+        self._request = context.request
+        self._context = context
         self.publish = publish
 
     def claim(self, due: feedback.Due) -> Event:
@@ -46,10 +44,10 @@ class Telling:
         )
         await self.publish(event)
 
-    async def failed(self, error: NodewireError, tasks: Collection[str]) -> None:
-        """Say why the job ended here, where `tasks` ran: which edge's frames cannot be computed, or who has ended it
+    async def failed(self, error: NodewireError) -> None:
+        """Say why the job ended here: which edge's frames cannot be computed, or who has ended it
         before this node; of what is the customer's own to it alone which field."""
-        names_edge = isinstance(error, BadFrame) and not error.by and self._may_name(error.field, tasks)
+        names_edge = isinstance(error, BadFrame) and not error.by and self._may_name(error.field)
         ciphertext = ""
         if error.code in feedback.THE_CUSTOMERS and not error.by:
             ciphertext = nip44.encrypt(feedback.Why.of(error).to_json(), self._conversation())
@@ -59,10 +57,10 @@ class Telling:
     def _conversation(self) -> bytes:
         return nip44.conversation_key(self._keys, self._request.customer)
 
-    def _may_name(self, edge: str, tasks: Collection[str]) -> bool:
+    def _may_name(self, edge: str) -> bool:
         """One that leads here, or, of what the driver has said against what it sent, the driver's."""
-        leads_here = any(one.name == edge and one.target in tasks for one in self._manifest.edges)
-        return leads_here or is_driven(self._manifest, edge)
+        manifest, tasks = self._context.manifest, self._context.tasks
+        return any(one.name == edge and one.target in tasks for one in manifest.edges) or is_driven(manifest, edge)
 
     async def result(self, roots: Sequence[ChunkRoot], frames: int, compute_us: tuple[int, int]) -> None:
         """`compute_us`: median and total of the calls."""

@@ -97,7 +97,12 @@ def requested(
 ) -> Event:
     terms = plan().terms.model_copy(update={"lookahead": lookahead})
     said = plan().model_copy(
-        update={**CHANGES, "customer": keys.public, "committee": provider._record.committee_digest, "terms": terms}
+        update={
+            **CHANGES,
+            "customer": keys.public,
+            "committee": provider._factory._record.committee_digest,
+            "terms": terms,
+        }
     )
     tags, content = job.tags_and_content(
         said,
@@ -125,7 +130,7 @@ async def test_malformed_requests_do_not_keep_others_waiting_for_slow_relays(pro
     provider._requested(requested(provider))
     assert time.monotonic() - started < 5
     assert len(provider._refusing) <= daemon.MAX_REFUSING
-    assert len(provider._requests) == 1
+    assert len(provider._matcher._requests) == 1
     for task in provider._refusing:
         task.cancel()
 
@@ -140,7 +145,7 @@ async def test_signatures_in_a_strangers_request_are_not_looked_at_before_all_el
     asked = requested(provider, partials=(replace(said[0], sig="0" * 128), *said[:2]))
     provider._requested(asked)
     assert not looked
-    _, _, request, manifest = provider._requests[asked.id]
+    _, _, (_, request, manifest) = provider._matcher._requests[asked.id]
     with pytest.raises(BadSignature):
         await provider._admission.check(request, manifest)
     for task in provider._refusing:
@@ -153,19 +158,19 @@ async def test_a_stranger_who_comes_by_a_splice_does_not_shut_it_for_all_others(
         ME.public: SimpleNamespace(origin="192.0.2.1", rung="splice"),
         EVIL.public: SimpleNamespace(origin="192.0.2.9", rung="punch"),
     }
-    provider._node = SimpleNamespace(open_link=links.get)  # type: ignore[assignment]
+    provider._factory._node = SimpleNamespace(open_link=links.get)  # type: ignore[assignment]
     free = FreeChunks(0)
     for n in range(2 * MOST_OF_ORIGIN):
-        free.begin(f"job {n}", provider._origin_of(ME.public))
+        free.begin(f"job {n}", provider._factory._origin_of(ME.public))
     for n in range(MOST_OF_ORIGIN):
-        free.begin(f"other job {n}", provider._origin_of(EVIL.public))
+        free.begin(f"other job {n}", provider._factory._origin_of(EVIL.public))
     with pytest.raises(Busy):
-        free.begin("one more", provider._origin_of(EVIL.public))
+        free.begin("one more", provider._factory._origin_of(EVIL.public))
     assert free.bits > 0  # who comes by a splice is held up by work
 
 
 async def test_tickets_for_jobs_that_never_were_do_not_close_the_door(provider):
-    provider._tickets = BoundedDict(16)
+    provider._matcher._tickets = BoundedDict(16)
     served: list[str] = []
 
     async def serve(request, *_: object) -> None:
@@ -174,7 +179,7 @@ async def test_tickets_for_jobs_that_never_were_do_not_close_the_door(provider):
     provider._serve = serve  # type: ignore[method-assign]
     for n in range(40):
         provider._ticketed(ticket(digest(f"job {n}"), EVIL))
-    assert len(provider._tickets) == 16
+    assert len(provider._matcher._tickets) == 16
     wanted = requested(provider)
     provider._ticketed(ticket(wanted.id, EVIL))  # as if it were the customer's
     provider._requested(wanted)
@@ -184,10 +189,10 @@ async def test_tickets_for_jobs_that_never_were_do_not_close_the_door(provider):
 
 
 async def test_requests_without_tickets_take_no_more_than_their_room(provider):
-    provider._requests = BoundedDict(16)
+    provider._matcher._requests = BoundedDict(16)
     for n in range(40):
         provider._requested(requested(provider, at_s=n))
-    assert len(provider._requests) == 16
+    assert len(provider._matcher._requests) == 16
 
 
 async def test_an_invented_epoch_makes_nobody_ask_relays_or_stores(provider):
@@ -231,7 +236,7 @@ def test_a_request_that_was_served_is_not_served_again(provider):
     event = requested(provider)
     provider._admission.glance(event, 1.0)
     key = Key(event.id, PROVIDER.public, 0, 0)
-    provider._ledger.owe(Due(key, ME.public, 100, due_by_s=10**10))
+    provider._admission._ledger.owe(Due(key, ME.public, 100, due_by_s=10**10))
     with pytest.raises(NotAllowed, match="served"):
         provider._admission.glance(event, 1.0)
 
@@ -248,7 +253,7 @@ async def test_a_snapshot_is_unpacked_once_for_all_jobs_of_an_epoch(provider, tm
 
     monkeypatch.setattr(market_module.snapshot, "unpacked", note)
     ref = await Blobs([], tmp_path).put(b"a snapshot")
-    await asyncio.gather(*(provider._record.snapshot(ref.sha256) for _ in range(20)))
+    await asyncio.gather(*(provider._factory._record.snapshot(ref.sha256) for _ in range(20)))
     assert len(unpacked) == 1
 
 

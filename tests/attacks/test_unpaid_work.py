@@ -15,6 +15,7 @@ from nodewire.provider import credit
 from tests.provider.test_provider_job import (  # noqa: F401  (fixtures)
     HASH,
     REQUEST,
+    change,
     folder,
     market,
 )
@@ -32,8 +33,9 @@ def hidden(seq: int, chunk: int, *, positions: int = 1, pos: int | None = None) 
 def stage(market):  # noqa: F811
     """The first stage's provider, whose driver is hostile (a local driver is the customer itself)."""
     driver, run = list(market.runs.values())[:2]
-    run.driver_keys, run._patience_s, run.credit._patience_s = driver._keys, 0.3, 0.3
-    run.inbox = market.hub.queues[run._keys.public]
+    change(run, patience_s=0.3)
+    run.driver_keys, run.credit._patience_s = driver._context.keys, 0.3
+    run.inbox = market.hub.queues[run._context.me]
     return run
 
 

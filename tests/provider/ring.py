@@ -15,6 +15,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
 from nodewire.provider.job import JobRun
+from nodewire.provider.job_context import JobContext
 from nodewire.provider.statements import Statements
 from nodewire.wire import Node
 from nodewire.wire.membership import Membership
@@ -141,10 +142,7 @@ class Ring:
             self.committed += [(place.keys.public, root) for root in roots]
 
         place.run = run = JobRun(
-            keys=place.keys,
-            request=self.request,
-            manifest=self.manifest,
-            params=KIND.check(self.manifest, {"max_tokens": 150}),
+            JobContext(place.keys, self.request, self.manifest, KIND.check(self.manifest, {"max_tokens": 150})),
             kind=KIND,
             mailbox=member.mailbox,
             worker=Slow(actors),
@@ -156,7 +154,7 @@ class Ring:
         )
         peers = {route.consumer for route in member.routes.values() if route.producer == place.keys.public}
         if run.drives:
-            peers |= set(run._part.others)
+            peers |= set(run._context.others)
         work = [member.link(peer) for peer in peers - {place.keys.public, CUSTOMER.public}]
         place.tasks = [asyncio.create_task(one) for one in (*work, run.listen(), member.follow_losses())]
         place.tasks.append(asyncio.create_task(self.serve(place, member)))

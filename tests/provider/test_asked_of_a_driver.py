@@ -70,7 +70,7 @@ async def refused(market):
         await asyncio.wait_for(pieces(market), 30)
     driver = next(run for run in market.runs.values() if run.drives)
     said = next(f for f in map(market.parsed, market.events) if f and f.status == "error" and not f.by)
-    assert said.provider == driver._keys.public
+    assert said.provider == driver._context.keys.public
     why = feedback.Why.parse(nip44.decrypt(said.ciphertext, nip44.conversation_key(CUSTOMER, said.provider)))
     assert any(isinstance(one, NodewireError) for one in ended.value.exceptions)
     return said, why

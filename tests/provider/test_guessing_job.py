@@ -19,7 +19,7 @@ from nodewire.protocol.guesses import without_rows
 from nodewire.protocol.refusal import suspects
 from tests.kinds.inprocess import to_arrays, to_torch
 from tests.llm.guessing_driver import make_guessing
-from tests.provider.test_provider_job import CUSTOMER, PROMPT, REQUEST, folder, generate, make_market, served  # noqa: F401
+from tests.provider.test_provider_job import CUSTOMER, PROMPT, REQUEST, change, folder, generate, make_market, served  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ async def test_what_is_kept_for_others_is_plain(folder, tmp_path, truth):  # noq
     market = guessing(folder, tmp_path, truth, chance=0.7, width=3, depth=9, chunk=16)
     await served(market)
     for run in market.runs.values():
-        for edge in run._part.inner_edges:
+        for edge in run._context.inner_edges:
             kept = [frame for _, frame in run._record._tape.read(REQUEST, edge)]
             assert [frame.seq for frame in kept] == list(range(len(truth.ids)))
             assert [frame.meta["chunk"] for frame in kept] == [0, *(1 + i // 16 for i in range(len(truth.ids) - 1))]
@@ -175,7 +175,7 @@ def limit(market, max_total_msat=None, first_result_ms=None):
             plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"max_total_msat": max_total_msat})})
         if first_result_ms is not None:
             plan = plan.model_copy(update={"first_result_ms": first_result_ms})
-        run._part.request = replace(run.request, plan=plan)
+        change(run, request=replace(run.request, plan=plan))
 
 
 async def until(holds):
@@ -191,7 +191,7 @@ def put_out(stage):
 
 
 def close(driver, chunk):
-    return Close.sign(driver._keys, request=REQUEST, attempt=0, chunk=chunk, units=1, end=False)
+    return Close.sign(driver._context.keys, request=REQUEST, attempt=0, chunk=chunk, units=1, end=False)
 
 
 def hidden(driver, seq, pos, rows=1, chunk=None, ids=(1,), **meta):
@@ -205,7 +205,7 @@ def hidden(driver, seq, pos, rows=1, chunk=None, ids=(1,), **meta):
 async def refused(market, *frames):
     """How the first stage's part of a job ends that is sent these after a prompt of one position."""
     stage = list(market.runs.values())[1]
-    driver, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    driver, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._context.keys.public]
     queue.put_nowait(hidden(driver, 0, 0, chunk=0))
     for fields in frames:
         queue.put_nowait(hidden(driver, **fields))
@@ -254,7 +254,7 @@ async def test_a_rewind_into_a_closed_chunk_is_refused(folder, tmp_path, truth):
         for chunk in (0, 1):
             await stage.heard(close(driver, chunk))
         frame = hidden(market.actors[market.manifest.driver.name], 18, 16, epoch=1)
-        market.hub.queues[stage._keys.public].put_nowait(frame)
+        market.hub.queues[stage._context.keys.public].put_nowait(frame)
 
     closed = asyncio.create_task(closing())
     sent = [{"seq": seq, "pos": seq} for seq in range(1, 18)]
@@ -273,7 +273,7 @@ async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, t
         return await receive(task, session, frame)
 
     stage._worker.receive = counted
-    queue = market.hub.queues[stage._keys.public]
+    queue = market.hub.queues[stage._context.keys.public]
     for frame in (
         hidden(driver, 0, 0, chunk=0),
         hidden(driver, 1, 1),
@@ -283,7 +283,7 @@ async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, t
     ):
         queue.put_nowait(frame)
     running = asyncio.create_task(stage.run())
-    consumer = market.hub.queues[list(market.runs.values())[2]._keys.public]
+    consumer = market.hub.queues[list(market.runs.values())[2]._context.keys.public]
     async with asyncio.timeout(60):
         outs = [await consumer.get() for _ in range(5)]
     assert computed == [0, 1, 4]
@@ -318,11 +318,11 @@ async def test_a_driver_that_takes_back_what_the_next_frame_needs_gets_nobody_bl
     """Its frames pass a stage that computes each as it comes. One that is slow has them all before it."""
     market = guessing(folder, tmp_path, truth, chunk=16)
     stage = list(market.runs.values())[1]
-    driver, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    driver, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._context.keys.public]
     for fields in ({"seq": 0, "pos": 0, "chunk": 0}, *frames):
         queue.put_nowait(hidden(driver, **fields))
     running = asyncio.create_task(stage.run())
-    consumer = market.hub.queues[list(market.runs.values())[2]._keys.public]
+    consumer = market.hub.queues[list(market.runs.values())[2]._context.keys.public]
     async with asyncio.timeout(60):
         outs = [await consumer.get() for _ in range(4)]
     assert [out.tensors[0].shape[1] for out in outs] == [1, *(frame.get("rows", 1) for frame in frames)]
@@ -361,7 +361,7 @@ async def test_a_row_that_is_replaced_behind_an_empty_frame_convicts_nobody(fold
     the stage commits to is what it makes of what is kept of its input."""
     market = guessing(folder, tmp_path, truth, chunk=4)
     driver, stage = list(market.runs.values())[:2]
-    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._context.keys.public]
     for seq in range(5):
         queue.put_nowait(hidden(embed, seq, seq, chunk=min(seq, 1)))
     running = asyncio.create_task(stage.run())
@@ -391,7 +391,7 @@ async def test_a_close_of_a_row_that_is_being_replaced_ends_the_job_and_names_th
 ):
     market = guessing(folder, tmp_path, truth, chunk=4)
     driver, stage = list(market.runs.values())[:2]
-    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._context.keys.public]
     receive, computing = stage._worker.receive, asyncio.Event()
 
     async def slow(task, session, frame):
@@ -476,7 +476,8 @@ async def test_a_budget_that_ends_with_a_chunk_ends_a_trees_job_as_one_and_all_o
 async def ended(market, stage, patience_s=0.2, first_result_ms=100):
     """How the stage's part of the job ends, once it gets nothing that it waits for."""
     limit(market, first_result_ms=first_result_ms)
-    stage._patience_s = stage.credit._patience_s = patience_s
+    change(stage, patience_s=patience_s)
+    stage.credit._patience_s = patience_s
     with pytest.raises(NodewireError) as error:
         await asyncio.wait_for(stage.run(), 20)
     return error.value
@@ -485,7 +486,7 @@ async def ended(market, stage, patience_s=0.2, first_result_ms=100):
 async def test_who_leaves_before_the_first_close_owes_the_prompt(folder, tmp_path, truth):  # noqa: F811
     market = guessing(folder, tmp_path, truth, chunk=16)
     stage = list(market.runs.values())[1]
-    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._context.keys.public]
     queue.put_nowait(hidden(embed, 0, 0, chunk=0))
     queue.put_nowait(hidden(embed, 1, 1))
     assert isinstance(await ended(market, stage), TimedOut)
@@ -496,7 +497,7 @@ async def test_who_leaves_before_the_first_close_owes_the_prompt(folder, tmp_pat
 async def test_who_never_closes_what_it_has_gone_beyond_owes_it(folder, tmp_path, truth):  # noqa: F811
     market = guessing(folder, tmp_path, truth, chunk=4)
     stage = list(market.runs.values())[1]
-    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._context.keys.public]
     for seq in range(40):
         queue.put_nowait(hidden(embed, seq, seq, chunk=-(-seq // 4)))
     paying = asyncio.create_task(market.pay_everything())
@@ -512,7 +513,7 @@ async def test_who_never_closes_what_it_has_gone_beyond_owes_it(folder, tmp_path
 async def test_frames_that_void_each_other_do_not_hold_a_slot(folder, tmp_path, truth):  # noqa: F811
     market = guessing(folder, tmp_path, truth, chunk=64)
     stage = list(market.runs.values())[1]
-    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._context.keys.public]
     queue.put_nowait(hidden(embed, 0, 0, chunk=0))
 
     async def forever():
@@ -538,7 +539,7 @@ async def test_frames_that_void_each_other_do_not_hold_a_slot(folder, tmp_path, 
 async def test_a_chunk_has_its_time_however_many_rows_come_for_it(folder, tmp_path, truth):  # noqa: F811
     market = guessing(folder, tmp_path, truth, chunk=4)
     stage = list(market.runs.values())[1]
-    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._context.keys.public]
     queue.put_nowait(hidden(embed, 0, 0, chunk=0))
 
     async def forever():

@@ -16,7 +16,7 @@ from tests.kinds.llama import load
 from tests.provider.lying_driver import LyingDriver
 from tests.provider.ring import Ring, make_trees
 from tests.provider.test_guessing_job import truth  # noqa: F401
-from tests.provider.test_provider_job import REQUEST, folder  # noqa: F401
+from tests.provider.test_provider_job import REQUEST, change, folder  # noqa: F401
 
 
 class Lying(Ring):
@@ -30,7 +30,8 @@ class Lying(Ring):
         lies = place.keys.public == self.plan.assignment("driver").provider
         self.make_guess = self.make_lies if lies else make_trees
         await super().enter(place)
-        place.run._patience_s = place.run.credit._patience_s = PATIENCE_S + 5  # by then it is known that somebody lies
+        change(place.run, patience_s=PATIENCE_S + 5)
+        place.run.credit._patience_s = PATIENCE_S + 5  # by then it is known that somebody lies
 
     def make_lies(self, manifest, actors, guess, *, depth, width):
         driver = actors[manifest.driver.name]

@@ -32,6 +32,7 @@ from nodewire.pay.debts import Key
 from nodewire.pay.dues import MAX_BROKEN, Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, kinds, result
+from nodewire.protocol.cached import WHOLE_PPM
 from nodewire.protocol.chunk import claim
 from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
@@ -39,6 +40,7 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
 from nodewire.provider.committing import Committing
 from nodewire.provider.job import JobRun
+from nodewire.provider.job_context import JobContext
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.serving import OneManifest, loaded_name
 from nodewire.provider.statements import Statements
@@ -67,7 +69,7 @@ class Market:
     registration: object = None
 
     def due(self, run):
-        return [f for f in map(self.parsed, self.events) if f and f.provider == run._keys.public and f.due]
+        return [f for f in map(self.parsed, self.events) if f and f.provider == run._context.keys.public and f.due]
 
     @staticmethod
     def parsed(event):
@@ -130,6 +132,7 @@ def make_market(
     max_tokens=150,
     params=None,
     actors=None,
+    cached_ppm=WHOLE_PPM,
     **finding,
 ):
     """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
@@ -179,10 +182,7 @@ def make_market(
             record = Record(tape, REQUEST, manifest, lookahead)
             mailbox = Recorded(market.hub, keys.public, record)
         market.runs[keys.public] = JobRun(
-            keys=keys,
-            request=request,
-            manifest=manifest,
-            params=params,
+            JobContext(keys, request, manifest, params, cached_ppm=cached_ppm),
             kind=KIND,
             mailbox=mailbox,
             worker=Direct(actors),
@@ -201,6 +201,12 @@ def make_market(
 
     market.hub.on_control = on_control
     return market
+
+
+def change(run, **said):
+    """Change what all parts of a job know of it."""
+    for name, value in said.items():
+        object.__setattr__(run._context, name, value)
 
 
 async def generate(market, prompt=PROMPT):
@@ -258,7 +264,7 @@ async def test_every_provider_asks_once_for_every_chunk_and_ends_with_success(ma
         # 20-odd prompt positions are one unit; 150 tokens are the prompt's own and 149 more: chunks of 64, 64 and 21
         assert [d.chunk for d in dues] == [0, 1, 2, 3]
         assert all(d.units == 1 and d.amount_msat == 100 for d in dues)
-        statuses = [f.status for f in map(market.parsed, market.events) if f and f.provider == run._keys.public]
+        statuses = [f.status for f in map(market.parsed, market.events) if f and f.provider == run._context.keys.public]
         assert statuses[0] == "processing"
         assert statuses[-1] == "success"
 
@@ -266,7 +272,7 @@ async def test_every_provider_asks_once_for_every_chunk_and_ends_with_success(ma
 async def test_what_is_asked_for_is_what_is_committed_and_what_the_result_says(market):
     await served(market)
     for run in market.runs.values():
-        said = next(result.parse(e) for e in market.events if e.kind == 6843 and e.pubkey == run._keys.public)
+        said = next(result.parse(e) for e in market.events if e.kind == 6843 and e.pubkey == run._context.keys.public)
         mine = [r for r in market.committed if r.task in run.tasks]
         assert list(said.roots) == mine
         for f in market.due(run):
@@ -341,7 +347,7 @@ async def test_a_providers_own_fault_beside_its_job_ends_the_job_as_its_own(fold
     with pytest.raises(ExceptionGroup) as ended_by:
         await asyncio.wait_for(served(market), 60)
     assert ended_by.group_contains(NodeFailed)
-    said = [f for f in map(market.parsed, market.events) if f and f.provider == driver._keys.public]
+    said = [f for f in map(market.parsed, market.events) if f and f.provider == driver._context.keys.public]
     assert [f.status for f in said if f.status == "payment-required"] == []
     assert (said[-1].status, said[-1].text) == ("error", "node-failed")
     assert ended == [REQUEST]  # not counted against the customer
@@ -370,7 +376,7 @@ async def test_a_close_by_anyone_but_the_driver_of_another_job_or_attempt_is_ref
         await other.heard(forged)
     for wrong in ({"request": HASH, "attempt": 0}, {"request": REQUEST, "attempt": 1}):
         with pytest.raises(BadFrame):
-            await other.heard(Close.sign(driver._keys, **wrong, chunk=0, units=1, end=True))
+            await other.heard(Close.sign(driver._context.keys, **wrong, chunk=0, units=1, end=True))
 
 
 async def ended(run, market):
@@ -384,9 +390,9 @@ async def test_a_neighbours_frame_that_cannot_be_computed_is_refused_by_its_edge
     stage = list(market.runs.values())[1]
     rubbish = Array("float32", (1, 1, 32), np.full((1, 1, 32), np.nan, np.float32).tobytes())
     frame = Frame("hidden.0", 0, (rubbish,), {"pos": 0, "chunk": 0, "tokens": 1})
-    market.hub.queues[stage._keys.public].put_nowait(frame)
+    market.hub.queues[stage._context.keys.public].put_nowait(frame)
     said = await ended(stage, market)
-    assert (said.provider, said.text, said.edge, said.by) == (stage._keys.public, "bad-frame", "hidden.0", "")
+    assert (said.provider, said.text, said.edge, said.by) == (stage._context.keys.public, "bad-frame", "hidden.0", "")
     assert stage._mailbox.cancelled.field == "hidden.0"
 
 
@@ -395,19 +401,19 @@ async def test_who_ends_because_a_neighbour_did_says_whose_word_it_is(market):
 
     async def get():
         error = BadFrame("hidden.0", "what another one got")
-        error.by = other._keys.public
+        error.by = other._context.keys.public
         raise error
 
     stage._mailbox.get = get
     said = await ended(stage, market)
-    assert (said.text, said.edge, said.by) == ("bad-frame", "", other._keys.public)
+    assert (said.text, said.edge, said.by) == ("bad-frame", "", other._context.keys.public)
 
 
 async def test_a_customers_prompt_that_is_too_long_keeps_its_code(market):
     driver = next(run for run in market.runs.values() if run.drives)
     text = b"the cat " * 1_000
     frame = Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0})
-    market.hub.queues[driver._keys.public].put_nowait(frame)
+    market.hub.queues[driver._context.keys.public].put_nowait(frame)
     said = await ended(driver, market)
     assert (said.text, said.edge, said.by) == ("too-large", "", "")
 
@@ -509,7 +515,7 @@ def test_a_job_names_its_tasks_in_order(market):
 
 async def test_a_job_whose_input_never_comes_gives_its_slot_back(market):
     run = next(r for r in market.runs.values() if r.drives)
-    run._patience_s = 0
+    change(run, patience_s=0)
     with pytest.raises(TimedOut):
         await asyncio.wait_for(run.run(), 5)
     statuses = [(f.status, f.text) for f in map(market.parsed, market.events)]
@@ -617,7 +623,7 @@ async def test_only_what_others_break_off_counts_against_the_customer(market, en
     stage = list(market.runs.values())[1]
     stage._settling._ask = partial(ask_as_of_a_call, stage._settling._ask)
     for n in range(MAX_BROKEN):
-        key = Key(f"{n:064x}", stage._keys.public, 0)
+        key = Key(f"{n:064x}", stage._context.keys.public, 0)
         stage._ledger.owe(Due(key, CUSTOMER.public, 1_000, 10**9), under_way=True)
         stage._ledger.broke_off(key.job, time.time())
     running = await begun(market, len(market.runs))
@@ -655,7 +661,7 @@ async def test_a_member_that_dies_while_a_close_goes_out_keeps_no_other_from_hea
 
     async def dies(peer, document):
         await control(peer, document)
-        if peer == gone._keys.public and document["t"] == "close":
+        if peer == gone._context.keys.public and document["t"] == "close":
             refused.append(document)
             raise LinkLost(peer, "no link")
 

@@ -15,7 +15,7 @@ from nodewire.provider.statements import Statements
 from nodewire.wire import signing
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
-from tests.provider.test_provider_job import folder, generate, make_market  # noqa: F401  (a fixture)
+from tests.provider.test_provider_job import change, folder, generate, make_market  # noqa: F401  (a fixture)
 
 REQUEST = "cd" * 32
 HASH = "ab" * 32
@@ -87,16 +87,16 @@ async def test_a_producer_that_signs_something_else_than_it_sent_ends_the_job_at
         taped = driver._mailbox.tape
         if frame.seq == 5 and frame.edge != "tokens":
             taped.write(REQUEST, frame.edge, 0, frame)
-            await market.hub.queues[stage._part.me].put(corrupt(frame))
+            await market.hub.queues[stage._context.me].put(corrupt(frame))
         else:
             await honest(frame)
 
     driver._mailbox.put = put
     errors = await ended(market)
-    assert isinstance(errors[stage._part.me], BadFrame)
-    assert driver._part.me[:8] in str(errors[stage._part.me])
+    assert isinstance(errors[stage._context.me], BadFrame)
+    assert driver._context.me[:8] in str(errors[stage._context.me])
     assert [root.chunk for root in market.committed if root.task in stage.tasks] == [0]
-    statuses = [(f.status, f.text) for f in map(market.parsed, market.events) if f and f.provider == stage._part.me]
+    statuses = [(f.status, f.text) for f in map(market.parsed, market.events) if f and f.provider == stage._context.me]
     assert statuses[-1] == ("error", "bad-frame")
 
 
@@ -106,7 +106,7 @@ async def test_a_producer_that_signs_nothing_is_not_waited_for_without_end(marke
     driver, stage = list(market.runs.values())[:2]
     driver._statements.sign = lambda chunk: {}
     errors = await ended(market)
-    assert isinstance(errors[stage._part.me], BadFrame)
+    assert isinstance(errors[stage._context.me], BadFrame)
     assert not [root for root in market.committed if root.task in stage.tasks]
     # nor asked for: a claim without a certified root is held against who made it
     assert not market.due(stage)
@@ -131,13 +131,13 @@ async def test_a_statement_that_was_lost_is_asked_for(market, monkeypatch):
 async def test_a_call_is_signed_when_it_is_put_out_and_not_when_the_nodes_own_part_is_over(market):
     """A node's part of a call may wait for what its consumer makes of it, which waits for the statement."""
     driver, stage = list(market.runs.values())[:2]
-    driver._part.generates = False
+    change(driver, generates=False)
     edge = next(e.name for e in market.manifest.edges if e.target == "stage.0")
     driver.produced("driver", 3, dataclasses.replace(frame(3), edge=edge))
     while not told(market, "sent"):
         await asyncio.sleep(0)
     ((sender, peer, document),) = told(market, "sent")
-    assert (sender, peer) == (driver._part.me, stage._part.me)
+    assert (sender, peer) == (driver._context.me, stage._context.me)
     assert [(one["edge"], one["chunk"]) for one in document["sent"]] == [(edge, 3)]
     assert driver._statements.sign(3) == {}
 

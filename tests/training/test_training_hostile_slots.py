@@ -182,5 +182,5 @@ async def test_tickets_that_open_nothing_take_no_more_memory_than_they_have_byte
             took, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert len(running[0]._arrivals._tickets) == count
+        assert len(running[0]._matcher._tickets) == count
     assert took < count * 64_000

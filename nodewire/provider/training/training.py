@@ -29,10 +29,9 @@ from nodewire.protocol.trainer import Trainer
 from nodewire.provider.admission import feedback_for
 from nodewire.provider.figures import Figures
 from nodewire.provider.outage import Check, Outage
-from nodewire.provider.training import arrivals
+from nodewire.provider.request_matcher import WAITING_S, RequestMatcher
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
 from nodewire.provider.training.announcing import Announcing
-from nodewire.provider.training.arrivals import WAITING_S, Arrivals, Complete
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.clocks import CLOCKS_S, until_set
 from nodewire.provider.training.kept import KeptShards
@@ -91,7 +90,7 @@ class Training:
         self._patience_s = patience_s
         self._announcing = Announcing(keys, pool, ad)
         self.outage = Outage(checks, lambda: self._announcing.pause(is_paused=self.outage.cause is not None))
-        self._arrivals = Arrivals()
+        self._matcher = RequestMatcher[tuple[Event, RoundRequest | OuterRequest]]()
         self._runs: dict[str, ShardRun | OuterRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusing = 0
@@ -149,7 +148,7 @@ class Training:
 
     async def _hear(self, subscription: Subscription) -> None:
         async for event in subscription:
-            self._arrivals.forget_old()
+            self._matcher.forget_old()
             try:
                 if event.kind == nip59.EPHEMERAL_GIFT_WRAP:
                     self._ticketed(event)
@@ -171,7 +170,7 @@ class Training:
             self._settled.notify_all()
 
     def _requested(self, event: Event) -> None:
-        if not self._arrivals.is_new(event.id):
+        if not self._matcher.is_new(event.id):
             return
         try:
             request = self._admission.glance(event, time.time())
@@ -180,33 +179,34 @@ class Training:
             if self._keys.public in event.values("p") and self._refusing < MAX_REFUSING:
                 self._spawn(self._refuse(event, error))
             raise
-        self._begin(self._arrivals.requested(event, request))
+        self._begin(self._matcher.add_request(request.id, request.customer, (event, request)))
 
     def _ticketed(self, event: Event) -> None:
         rumor = nip59.unwrap(event, self._keys)
         if rumor.kind != kinds.TICKET or not rounds.is_ticket(rumor.content):
             return
-        request = arrivals.ticket(rumor.content).request
+        request = _ticket(rumor.content).request
         if request in self._runs:
             return
-        self._begin(self._arrivals.ticketed(rumor.pubkey, request, rumor.content))
+        self._begin(self._matcher.add_ticket(request, rumor.pubkey, rumor.content))
 
     def _audited(self, event: Event) -> None:
         """A customer wants to see some of the work that it has not paid for yet; a few times."""
-        if event.tag("k") not in {str(kind) for kind in self._ad.kinds} or not self._arrivals.is_new(event.id):
+        if event.tag("k") not in {str(kind) for kind in self._ad.kinds} or not self._matcher.is_new(event.id):
             return  # of inference, or answered
         asked = audit.parse(event)
         self._spawn(self._revealing.reveal(self._revealing.asked_of(asked), asked))
 
-    def _begin(self, complete: Complete | None) -> None:
-        if complete is not None:
-            self._spawn(self._serve(*complete))
+    def _begin(self, found: tuple[tuple[Event, RoundRequest | OuterRequest], str] | None) -> None:
+        if found is not None:
+            (event, request), ticket = found
+            self._spawn(self._serve(event, request, _ticket(ticket)))
 
     def _go_on(self) -> None:
         """Begin again what was under way when this provider died."""
         self._made.only([shard.event.id for shard in self._kept.all()])
         for shard in self._kept.all():
-            self._arrivals.is_new(shard.event.id)
+            self._matcher.is_new(shard.event.id)
             try:
                 job = self._checked(_parsed(shard.event), shard.ticket)
             except NodewireError as error:
@@ -375,6 +375,11 @@ class Training:
 
     async def _publish(self, event: Event) -> None:
         await self._pool.publish(event, timeout_s=10.0)
+
+
+def _ticket(text: str) -> RoundTicket | OuterTicket:
+    """The ticket in JSON text, of either kind. Raises as `Schema.parse`."""
+    return (OuterTicket if outer.is_ticket(text) else RoundTicket).parse(text)
 
 
 def _parsed(event: Event) -> RoundRequest | OuterRequest:

@@ -30,7 +30,7 @@ def send_otherwise(tasks: Sequence[str]) -> None:
 
     def signed_otherwise(self: Any, task: str, chunk: int, frame: Frame[Array]) -> None:
         hash_it(self, task, chunk, frame)
-        if (self._part.request.id, frame.edge) in edges and self._stating is not None:
+        if (self._context.request.id, frame.edge) in edges and self._stating is not None:
             self._stating.statements._signing._out[frame.edge, chunk][-1] = hashed(turned(frame))
 
     def turned_parcel(self: Any, outgoing: Any, frame: Frame[Array]) -> Any:
