@@ -25,7 +25,8 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
-from nodewire.provider.serving import OneManifest, loaded_name
+from nodewire.provider.job_worker import JobWorker
+from nodewire.provider.serving import loaded_name
 from nodewire.wire import Node
 from nodewire.worker.lasting import maker
 
@@ -65,7 +66,7 @@ async def provide() -> None:
             plan = plan_of(manifest, known["holders"], known["customer"])
             request = Request(job["job"], known["customer"], 1, 8843, plan, "", _HASH, (), 0, (), _HASH)
             params = KIND.check(manifest, job["params"])
-            await served(keys, request, manifest, mailbox, OneManifest(worker, plan.manifest, {}), params)
+            await served(keys, request, manifest, mailbox, JobWorker(worker, manifest, {}), params)
 
 
 async def buy() -> None:

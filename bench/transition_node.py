@@ -34,7 +34,8 @@ from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
 from nodewire.provider.job import JobRun
 from nodewire.provider.job_context import JobContext
-from nodewire.provider.serving import OneManifest, loaded_name
+from nodewire.provider.job_worker import JobWorker
+from nodewire.provider.serving import loaded_name
 from nodewire.wire import Node, Route
 from nodewire.worker.lasting import maker
 
@@ -202,7 +203,7 @@ async def provide() -> None:
             manifest = me.manifests[job["shape"]]
             plan = plan_of(manifest, me.holders[job["shape"]], me.customer)
             request = Request(job["job"], me.customer, 1, 8843, plan, "", _HASH, (), 0, (), _HASH)
-            mine = OneManifest(worker, plan.manifest, _turns(manifest, job["arm"]))
+            mine = JobWorker(worker, manifest, _turns(manifest, job["arm"]))
             await served(me.keys, request, manifest, me.mailbox(job), mine, {})
 
 
@@ -249,7 +250,7 @@ def _turns(manifest: Manifest, arm: str) -> dict[str, Turn]:
 
 
 async def served(
-    keys: Keys, request: Request, manifest: Manifest, mailbox: Any, worker: OneManifest, params: Params
+    keys: Keys, request: Request, manifest: Manifest, mailbox: Any, worker: JobWorker, params: Params
 ) -> None:
     """A job from its opening to its end, as a daemon runs it; says when it is open, and when it is done."""
 

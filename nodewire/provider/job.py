@@ -23,7 +23,7 @@ from nodewire.errors import (
     TimedOut,
 )
 from nodewire.job_task_group import JobTaskGroup, typed_fault
-from nodewire.kind import Job, JobKind, Mailbox, Worker
+from nodewire.kind import Job, JobKind, Mailbox
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import sent
 from nodewire.protocol.close import WITHDRAW, Close
@@ -36,12 +36,11 @@ from nodewire.provider.chunks import Chunks
 from nodewire.provider.credit import Credit
 from nodewire.provider.hashing import Hashing
 from nodewire.provider.job_context import JobContext
-from nodewire.provider.prefixes import Finding, UnpaidPrompts
+from nodewire.provider.job_worker import JobWorker
 from nodewire.provider.settling import Commit, Settling
 from nodewire.provider.statements import Statements
 from nodewire.provider.stating import Stating
 from nodewire.provider.telling import Publish, Telling
-from nodewire.provider.timed import Timed
 from nodewire.wire.record import Record
 
 log = logging.getLogger("nodewire.provider")
@@ -76,28 +75,24 @@ class JobRun:
         *,
         kind: JobKind,
         mailbox: JobMailbox,
-        worker: Worker,
+        worker: JobWorker,
         ledger: Ledger,
         publish: Publish,
         commit: Commit,
         statements: Statements | None = None,
         record: Record | None = None,
-        whose: str = "",
-        unpaid: UnpaidPrompts | None = None,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
         """`statements`: of a job that may be judged. `record`: the job's tape, if the plan lets its driver guess.
-        `whose`: among whose prompts stages look for this one's beginning, nobody's if none; `unpaid`: what jobs before
-        left unpaid. `begin`: told before the first chunk is computed; it raises Busy where that may not be."""
+        `begin`: told before the first chunk is computed; it raises Busy where that may not be."""
         self._context = context
         self.credit = Credit(patience_s=context.patience_s)
         self._begin = begin
         self._kind = kind
         self._mailbox = mailbox
         request, manifest = context.request, context.manifest
-        self._finding = Finding(worker, manifest, whose, unpaid or UnpaidPrompts())
-        self._worker = Timed(self._finding)
-        mailbox.turn_us = self._worker.turn_us
+        self._worker = worker
+        mailbox.turn_us = worker.times.turn_us
         self._ledger = ledger
         self._telling = Telling(context, publish)
         narrowed = codings(manifest, request.plan.terms.codecs)
@@ -114,7 +109,7 @@ class JobRun:
             commit=commit,
             telling=self._telling,
             stating=self._stating,
-            finding=self._finding,
+            prompts=worker.prompts,
             task_group=task_group,
         )
         self._chunks = Chunks(
@@ -163,7 +158,7 @@ class JobRun:
             if (broken := self._chunks.broken or self._task_group.fault) is not None:
                 raise broken
             serving.cancel()
-            await self._telling.result(self._settling.roots, self._frames, self._worker.microseconds())
+            await self._telling.result(self._settling.roots, self._frames, self._worker.times.median_and_total_us())
             await self.credit.all_paid(None if self._context.generates else self._mailbox.failed)
             broke = False
             await self._telling.say("success")
@@ -185,7 +180,7 @@ class JobRun:
                 task.cancel()
             await asyncio.gather(serving, ended, watching, *self._task_group.cancel(), return_exceptions=True)
             self._mailbox.close()
-            self._finding.ended(self.tasks, self._chunks.units.get(0, 0))
+            self._worker.prompts.ended(self.tasks, self._chunks.units.get(0, 0))
             self._book_end(broke=broke, own=own)
 
     def fail(self, error: Exception) -> None:

@@ -15,9 +15,10 @@ from nodewire.provider.admission import Admission, AdmittedJob
 from nodewire.provider.figures import Figures
 from nodewire.provider.job import JobRun
 from nodewire.provider.job_context import JobContext
+from nodewire.provider.job_worker import JobWorker
 from nodewire.provider.prefixes import Prefixes, UnpaidPrompts, whose
 from nodewire.provider.proving import Proof
-from nodewire.provider.serving import OneManifest, Served
+from nodewire.provider.serving import Served
 from nodewire.provider.statements import Statements
 from nodewire.provider.telling import Publish
 from nodewire.provider.turns import turns
@@ -106,7 +107,13 @@ class JobFactory:
             patience_s=self._patience_s,
             cached_ppm=ads[self._keys.public].cached_ppm,
         )
-        worker = OneManifest(served.worker, served.digest, turns(plan, manifest, nodes))
+        worker = JobWorker(
+            served.worker,
+            manifest,
+            turns(plan, manifest, nodes),
+            whose=whose(self._prefixes, request.customer, str(job.params.get("apart", ""))),
+            unpaid=self._unpaid,
+        )
         run = JobRun(
             context,
             kind=served.kind,
@@ -117,8 +124,6 @@ class JobFactory:
             commit=commit,
             statements=statements,
             record=record,
-            whose=whose(self._prefixes, request.customer, str(job.params.get("apart", ""))),
-            unpaid=self._unpaid,
             begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
         )
         return OpenJob(context, run, member, worker, self._ledger, chunks)
@@ -140,7 +145,7 @@ class OpenJob:
         context: JobContext,
         run: JobRun,
         member: Membership,
-        worker: OneManifest,
+        worker: JobWorker,
         ledger: Ledger,
         chunks: set[int],
     ) -> None:

@@ -1,4 +1,4 @@
-"""A worker whose stages keep the prompts' beginnings of one job's customer, and find them again."""
+"""Prompts whose beginnings stages keep, and find again: whose they are, and what they cost then."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from nodewire.bounded_dict import BoundedDict
-from nodewire.kind import Params, Worker
-from nodewire.protocol.codec import OWN, Codings
+from nodewire.kind import Params
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 
@@ -55,32 +54,28 @@ class UnpaidPrompts:
         return found - whole
 
 
-class Finding:
-    """Implements nodewire.kind.Worker. `whose`: among whose prompts stages look; nobody's if empty.
+class FoundPrompts:
+    """What of one job's prompt its stages had found and not computed. `whose`: among whose prompts they look.
 
     No neighbour hears what was found: that stands in no frame, so commitments and statements are what they ever were.
     """
 
-    def __init__(self, worker: Worker, manifest: Manifest, whose: str, unpaid: UnpaidPrompts) -> None:
-        self._worker = worker
+    def __init__(self, manifest: Manifest, whose: str, unpaid: UnpaidPrompts) -> None:
+        """`whose` is empty if they look among nobody's."""
         self._unpaid = unpaid
         self._whose, self._chunk = whose, manifest.chunk
         self._stages = {task.name for task in manifest.tasks if task.engine == "decoder.stage"}
         self._found: Counter[str] = Counter()
         """Positions by stage."""
         self._is_charged = False
-        self.load = worker.load
 
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
-        if self._whose and task in self._stages:
-            params = {**params, "prefixes": self._whose}
-        await self._worker.open(task, session, params, codings)
+    def params(self, task: str, params: Params) -> Params:
+        """A task's parameters, of a stage with what it looks among."""
+        return {**params, "prefixes": self._whose} if self._whose and task in self._stages else params
 
-    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        return [self._without(task, out) for out in await self._worker.receive(task, session, frame)]
-
-    async def close(self, task: str, session: str) -> None:
-        await self._worker.close(task, session)
+    def noted(self, task: str, made: list[Frame[Array]]) -> list[Frame[Array]]:
+        """Take note of what a stage says that it found; the frames without that."""
+        return [self._without(task, out) for out in made] if task in self._stages else made
 
     def cached(self, tasks: Collection[str], units: int) -> int:
         """How many of a prompt's `units` these tasks ask less for. What is found is charged once: ask once."""
@@ -97,7 +92,7 @@ class Finding:
         return min((self._found[task] // self._chunk for task in tasks if task in self._stages), default=0)
 
     def _without(self, task: str, out: Frame[Array]) -> Frame[Array]:
-        if task not in self._stages or "cached" not in out.meta:
+        if "cached" not in out.meta:
             return out
         found = out.meta["cached"]
         self._found[task] += found if isinstance(found, int) else 0

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodewire.config import Serve
 from nodewire.errors import Busy, NodewireError, NotAllowed, WorkerFailed
-from nodewire.kind import JobKind, MakeWorker, Params, SharedWorker, Turn, Worker
-from nodewire.protocol.codec import OWN, Codings
-from nodewire.protocol.frame import Array, Frame
+from nodewire.kind import JobKind, MakeWorker, SharedWorker, Worker
 from nodewire.protocol.manifest import BlobRef, Manifest
 from nodewire.protocol.pages import Room
 from nodewire.provider import probing
@@ -131,37 +128,6 @@ async def specialize(
 def loaded_name(manifest_digest: str, task: str) -> str:
     """A task's name in a worker that may hold several manifests."""
     return f"{manifest_digest[:16]}/{task}"
-
-
-class OneManifest:
-    """A worker as a job of one manifest sees it: tasks go by the manifest's own names, calls wait by `turns`."""
-
-    def __init__(self, worker: SharedWorker, manifest_digest: str, turns: Mapping[str, Turn]) -> None:
-        self._worker = worker
-        self._digest = manifest_digest
-        self._turns = turns
-        self._open: dict[tuple[str, str], None] = {}
-        """Tasks and sessions that may be open."""
-        self.load = worker.load
-
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
-        turn = self._turns.get(task, Turn())
-        self._open[task, session] = None
-        await self._worker.open(loaded_name(self._digest, task), session, params, codings, turn)
-
-    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        return await self._worker.receive(loaded_name(self._digest, task), session, frame)
-
-    async def close(self, task: str, session: str) -> None:
-        await self._worker.close(loaded_name(self._digest, task), session)
-        self._open.pop((task, session), None)
-
-    async def end(self) -> None:
-        """Close what is still open: whoever is stopped while it opens or closes a session leaves it so, and a session
-        that nobody closes keeps its slot as long as the worker lives."""
-        for task, session in list(self._open):
-            with suppress(NodewireError):  # of a worker that has died
-                await self.close(task, session)
 
 
 async def speed(manifest: Manifest, name: str, worker: Worker) -> int:

@@ -22,7 +22,7 @@ from nodewire.protocol.close import Close
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.provider.credit import Credit
 from nodewire.provider.job_context import JobContext
-from nodewire.provider.prefixes import Finding
+from nodewire.provider.prefixes import FoundPrompts
 from nodewire.provider.stating import Stating
 from nodewire.provider.telling import Telling
 
@@ -42,10 +42,10 @@ class Settling:
         commit: Commit,
         telling: Telling,
         stating: Stating | None,
-        finding: Finding,
+        prompts: FoundPrompts,
         task_group: JobTaskGroup,
     ) -> None:
-        """`finding` knows what of a prompt was found, which costs less."""
+        """`prompts` knows what of a prompt was found, which costs less."""
         self.roots: list[ChunkRoot] = []
         """That were committed to."""
         self._context = context
@@ -54,7 +54,7 @@ class Settling:
         self._commit = commit
         self._telling = telling
         self._stating = stating
-        self._finding = finding
+        self._prompts = prompts
         self._task_group = task_group
         self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]], Close | None]] = {}
         """By chunk that is over and not asked for: its units, what its tasks put out, and the driver's close."""
@@ -97,7 +97,7 @@ class Settling:
                 roots = [self._root(leaves, task, chunk) for task, leaves in made.items()]
                 await self._commit(roots)
                 self.roots += roots
-                cached = self._finding.cached(made, units) if self._context.generates and chunk == 0 else 0
+                cached = self._prompts.cached(made, units) if self._context.generates and chunk == 0 else 0
                 await self._ask(chunk, units, cached, claim(roots), close)
             del self._unsettled[chunk]
             if end:

@@ -101,7 +101,7 @@ class Direct:
     async def load(self, task, engine, program, weights):
         raise AssertionError("already loaded")
 
-    async def open(self, task, session, params, codings=None):
+    async def open(self, task, session, params, codings=None, turn=None):
         self.actors[task].open(session, params)
         self.open_sessions.add((task, session))
 

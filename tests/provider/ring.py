@@ -16,6 +16,7 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
 from nodewire.provider.job import JobRun
 from nodewire.provider.job_context import JobContext
+from nodewire.provider.job_worker import JobWorker
 from nodewire.provider.statements import Statements
 from nodewire.wire import Node
 from nodewire.wire.membership import Membership
@@ -25,7 +26,7 @@ from tests.kinds.inprocess import Direct
 from tests.kinds.llama import load
 from tests.llm.guessing_driver import make_guessing
 from tests.provider.test_guessing_job import Knowing, right_by
-from tests.provider.test_provider_job import CUSTOMER, HASH, PROMPT, REQUEST
+from tests.provider.test_provider_job import CUSTOMER, HASH, PROMPT, REQUEST, Loaded
 
 CHUNK = 16
 
@@ -145,7 +146,7 @@ class Ring:
             JobContext(place.keys, self.request, self.manifest, KIND.check(self.manifest, {"max_tokens": 150})),
             kind=KIND,
             mailbox=member.mailbox,
-            worker=Slow(actors),
+            worker=JobWorker(Slow(Loaded(self.manifest, actors)), self.manifest, {}),
             ledger=Ledger(":memory:"),
             publish=self.published,
             commit=commit,

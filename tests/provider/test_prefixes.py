@@ -3,26 +3,13 @@
 from types import SimpleNamespace
 
 from nodewire.protocol.frame import Frame
-from nodewire.provider.prefixes import Finding, UnpaidPrompts, whose
+from nodewire.provider.prefixes import FoundPrompts, UnpaidPrompts, whose
 
 ALICE, BOB = "aa" * 32, "bb" * 32
 ENGINES = {"driver": "decoder.driver", "stage.0": "decoder.stage", "stage.1": "decoder.stage"}
 MANIFEST = SimpleNamespace(
     chunk=64, tasks=[SimpleNamespace(name=name, engine=engine) for name, engine in ENGINES.items()]
 )
-
-
-class Worker:
-    """Answers each frame with itself, and what it says was found of it."""
-
-    def __init__(self):
-        self.opened, self.load = {}, None
-
-    async def open(self, task, session, params, codings):
-        self.opened[task] = params
-
-    async def receive(self, task, session, frame):
-        return [frame]
 
 
 def answer(found):
@@ -43,44 +30,42 @@ def test_those_for_whom_a_customer_sends_do_not_find_each_others():
     assert whose("off", ALICE, "01") == ""
 
 
-async def test_stages_alone_are_told_whose_prompts_they_are():
+def test_stages_alone_are_told_whose_prompts_they_are():
     for name in (ALICE, ""):
-        worker = Worker()
-        finding = Finding(worker, MANIFEST, name, UnpaidPrompts())
-        for task in ENGINES:
-            await finding.open(task, "s", {"max_tokens": 5})
-        told = {"max_tokens": 5} | ({"prefixes": ALICE} if name else {})
-        assert worker.opened == {"driver": {"max_tokens": 5}, "stage.0": told, "stage.1": told}
+        found = FoundPrompts(MANIFEST, name, UnpaidPrompts())
+        told = {task: found.params(task, {"max_tokens": 5}) for task in ENGINES}
+        of_stages = {"max_tokens": 5} | ({"prefixes": ALICE} if name else {})
+        assert told == {"driver": {"max_tokens": 5}, "stage.0": of_stages, "stage.1": of_stages}
 
 
-async def test_what_counts_is_what_every_stage_had_found_and_nobody_else_hears_of_it():
-    finding = Finding(Worker(), MANIFEST, ALICE, UnpaidPrompts())
-    (out,) = await finding.receive("stage.0", "s", answer(192))
+def test_what_counts_is_what_every_stage_had_found_and_nobody_else_hears_of_it():
+    found = FoundPrompts(MANIFEST, ALICE, UnpaidPrompts())
+    (out,) = found.noted("stage.0", [answer(192)])
     assert out.meta == {"pos": 0, "chunk": 0}
-    assert (finding.units(["stage.0"]), finding.units(["stage.0", "stage.1"]), finding.units(["driver"])) == (3, 0, 0)
-    await finding.receive("stage.1", "s", answer(64))
-    await finding.receive("stage.1", "s", answer(100))
-    assert finding.units(list(ENGINES)) == 2  # a unit that is found in part is computed
+    assert (found.units(["stage.0"]), found.units(["stage.0", "stage.1"]), found.units(["driver"])) == (3, 0, 0)
+    found.noted("stage.1", [answer(64)])
+    found.noted("stage.1", [answer(100)])
+    assert found.units(list(ENGINES)) == 2  # a unit that is found in part is computed
 
 
-async def test_a_prompt_that_nobody_paid_for_costs_its_whole_price_when_it_is_found():
+def test_a_prompt_that_nobody_paid_for_costs_its_whole_price_when_it_is_found():
     unpaid, tasks = UnpaidPrompts(), list(ENGINES)
 
-    async def job(name, units, found, *, is_paid):
-        finding = Finding(Worker(), MANIFEST, name, unpaid)
+    def job(name, units, found, *, is_paid):
+        prompts = FoundPrompts(MANIFEST, name, unpaid)
         for stage in ("stage.0", "stage.1"):
-            await finding.receive(stage, "s", answer(found * MANIFEST.chunk))
-        cached = finding.cached(tasks, units) if is_paid else None
-        finding.ended(tasks, units)
+            prompts.noted(stage, [answer(found * MANIFEST.chunk)])
+        cached = prompts.cached(tasks, units) if is_paid else None
+        prompts.ended(tasks, units)
         return cached
 
-    await job(ALICE, 9, 0, is_paid=False)
-    assert await job(BOB, 9, 8, is_paid=True) == 8
-    assert await job(ALICE, 1, 0, is_paid=True) == 0  # another prompt pays nothing of the first one's
-    assert await job(ALICE, 9, 8, is_paid=True) == 0
-    assert await job(ALICE, 9, 8, is_paid=True) == 7
-    await job(ALICE, 9, 8, is_paid=False)
-    assert await job(ALICE, 9, 8, is_paid=True) == 7
+    job(ALICE, 9, 0, is_paid=False)
+    assert job(BOB, 9, 8, is_paid=True) == 8
+    assert job(ALICE, 1, 0, is_paid=True) == 0  # another prompt pays nothing of the first one's
+    assert job(ALICE, 9, 8, is_paid=True) == 0
+    assert job(ALICE, 9, 8, is_paid=True) == 7
+    job(ALICE, 9, 8, is_paid=False)
+    assert job(ALICE, 9, 8, is_paid=True) == 7
 
 
 def test_names_with_unpaid_prompts_are_bounded():

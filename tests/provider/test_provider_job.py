@@ -41,10 +41,10 @@ from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
 from nodewire.provider.committing import Committing
 from nodewire.provider.job import JobRun
 from nodewire.provider.job_context import JobContext
+from nodewire.provider.job_worker import JobWorker
 from nodewire.provider.kept import KeptWork
-from nodewire.provider.serving import OneManifest, loaded_name
+from nodewire.provider.serving import loaded_name
 from nodewire.provider.statements import Statements
-from nodewire.provider.timed import Timed
 from nodewire.wire.record import Record
 from nodewire.wire.spool import Spool
 from tests.kinds.inprocess import Box, Direct, Hub
@@ -122,6 +122,17 @@ def market(folder, tmp_path):
     return make_market(folder, tmp_path)
 
 
+class Loaded(dict):
+    """Actors, which may change, by the names that tasks of a manifest have in a shared worker."""
+
+    def __init__(self, manifest, actors):
+        super().__init__({loaded_name(manifest.digest(), task): task for task in actors})
+        self._actors = actors
+
+    def __getitem__(self, name):
+        return self._actors[super().__getitem__(name)]
+
+
 def make_market(
     folder,
     tmp_path,
@@ -185,13 +196,12 @@ def make_market(
             JobContext(keys, request, manifest, params, cached_ppm=cached_ppm),
             kind=KIND,
             mailbox=mailbox,
-            worker=Direct(actors),
+            worker=JobWorker(Direct(Loaded(manifest, actors)), manifest, {}, **finding),
             ledger=Ledger(":memory:"),
             publish=publish,
             commit=commit,
             statements=statements,
             record=record,
-            **finding,
         )
     market.box = market.hub.box(CUSTOMER.public)
 
@@ -421,7 +431,7 @@ async def test_a_customers_prompt_that_is_too_long_keeps_its_code(market):
 async def test_sessions_end_with_the_job(market):
     await served(market)
     for run in market.runs.values():
-        assert not run._finding._worker.open_sessions
+        assert not run._worker._worker.open_sessions
         assert run._mailbox.closed
 
 
@@ -432,20 +442,17 @@ class Behind(Direct):
         super().__init__(actors)
         self.free = asyncio.Event()
 
-    async def open(self, task, session, params, codings=None, turn=None):
-        await super().open(task, session, params, codings)
-
     async def close(self, task, session):
         await self.free.wait()
         await super().close(task, session)
 
 
 async def test_sessions_end_with_the_job_though_the_worker_is_busy_as_it_ends(market):
-    digest, workers = market.manifest.digest(), []
+    workers = []
     for run in market.runs.values():
-        behind = Behind({loaded_name(digest, task): actor for task, actor in market.actors.items()})
-        workers.append((behind, OneManifest(behind, digest, {})))
-        run._worker = Timed(workers[-1][1])
+        behind = Behind(Loaded(market.manifest, market.actors))
+        run._worker = JobWorker(behind, market.manifest, {})
+        workers.append((behind, run._worker))
     serving = asyncio.create_task(served(market))
     async with asyncio.timeout(60):
         while sum(said.status == "success" for said in filter(None, map(market.parsed, market.events))) < len(workers):
@@ -459,9 +466,8 @@ async def test_sessions_end_with_the_job_though_the_worker_is_busy_as_it_ends(ma
 
 
 async def test_who_is_stopped_while_it_closes_sessions_leaves_none_open(market):
-    digest = market.manifest.digest()
-    behind = Behind({loaded_name(digest, task): actor for task, actor in market.actors.items()})
-    one, tasks = OneManifest(behind, digest, {}), list(market.actors)
+    behind = Behind(Loaded(market.manifest, market.actors))
+    one, tasks = JobWorker(behind, market.manifest, {}), list(market.actors)
     for task in tasks:
         await one.open(task, REQUEST, {"max_tokens": 1})
 
@@ -520,7 +526,7 @@ async def test_a_job_whose_input_never_comes_gives_its_slot_back(market):
         await asyncio.wait_for(run.run(), 5)
     statuses = [(f.status, f.text) for f in map(market.parsed, market.events)]
     assert statuses == [("processing", ""), ("error", "timed-out")]
-    assert not run._finding._worker.open_sessions
+    assert not run._worker._worker.open_sessions
 
 
 # What a job that ends badly means for its customer's credit.

@@ -1,0 +1,29 @@
+"""How long the calls of one job take: what its result says of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict, deque
+
+_NEWEST = 8
+"""Calls of a task, by whose median it is known how quick it is now."""
+
+
+class CallTimes:
+    """In microseconds."""
+
+    def __init__(self) -> None:
+        self._us: list[int] = []
+        self._newest: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_NEWEST))
+
+    def add(self, task: str, us: int) -> None:
+        self._us.append(us)
+        self._newest[task].append(us)
+
+    def turn_us(self) -> int:
+        """What one call of each task takes now, together."""
+        return sum(int(statistics.median(newest)) for newest in self._newest.values())
+
+    def median_and_total_us(self) -> tuple[int, int]:
+        """Of the calls so far; 0 and 0 without one."""
+        return (int(statistics.median(self._us)), sum(self._us)) if self._us else (0, 0)
