@@ -34,7 +34,7 @@ from bench.honest import CHEATED, QUICK, Model, Setting, Tallies, models, narrow
 from bench.jobs import PROMPTS
 from bench.recompute import read
 from bench.report import Report, run
-from nodewire.kind import Limits, Registration
+from nodewire.kind import Limits, Registration, TaskSession
 from nodewire.llm.sampling import parse_params
 from nodewire.llm.split import split_decoder
 from nodewire.llm.whole import Whole
@@ -98,14 +98,16 @@ class Ring:
     def __init__(self, made: Registration, worker: WorkerProcess, codings: Codings) -> None:
         self.manifest, self.worker, self.codings = made.manifest, worker, codings
         self._target = {edge.name: edge.target for edge in made.manifest.edges}
+        self._sessions: dict[str, TaskSession] = {}
+        """By task."""
 
     async def open(self, session: str, params: Mapping[str, Any]) -> None:
         for task in self.manifest.tasks:
-            await self.worker.open(task.name, session, params, self.codings)
+            self._sessions[task.name] = await self.worker.open(task.name, session, params, self.codings)
 
-    async def close(self, session: str) -> None:
-        for task in self.manifest.tasks:
-            await self.worker.close(task.name, session)
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
 
     async def tokens(self, prompt: str, count: int) -> list[int]:
         """A greedy generation."""
@@ -117,8 +119,8 @@ class Ring:
             if self._target[frame.edge] == CUSTOMER:
                 ids.append(int.from_bytes(frame.tensors[0].data, "little"))
             else:
-                waiting += await self.worker.receive(self._target[frame.edge], "tokens", frame)
-        await self.close("tokens")
+                waiting += await self._sessions[self._target[frame.edge]].receive(frame)
+        await self.close()
         return ids
 
     async def returns(self, hidden: Sequence[Tensor]) -> list[Tensor]:
@@ -129,12 +131,12 @@ class Ring:
             meta = {"pos": pos, "chunk": 0, "tokens": 1}
             frame = Frame("hidden.0", pos, plain(Frame("hidden.0", pos, (x,)), self.codings).tensors, meta)
             while (task := self._target[frame.edge]) != self.manifest.driver.name:
-                [frame] = await self.worker.receive(task, "fed", frame)
+                [frame] = await self._sessions[task].receive(frame)
             [array] = frame.tensors
             raw = torch.frombuffer(bytearray(array.data), dtype=torch.uint8)
             own = raw if array.dtype == MXINT8 else raw.view(getattr(torch, array.dtype)).view(array.shape)
             found.append(widened(own, array.dtype, array.shape))
-        await self.close("fed")
+        await self.close()
         return found
 
 

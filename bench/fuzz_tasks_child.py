@@ -357,11 +357,11 @@ async def in_workers(cases: Cases, first: int, count: int, seed: int, at: Path) 
         bad.write_bytes(hostile.weights(rng, cases.good) if kind == "weights" else cases.good)
         try:
             await worker.load(str(number), "graph", program_file, [bad])
-            await worker.open(str(number), "s", {})
+            session = await worker.open(str(number), "s", {})
             task = Program.decode(data)
             tensors = _inputs(task, task.dims)
             arrays = tuple(_array(tensors[one.name]) for one in task.inputs)
-            answers = await worker.receive(str(number), "s", Frame("in", 0, arrays, {}))
+            answers = await session.receive(Frame("in", 0, arrays, {}))
             said = [(a.dtype, tuple(a.shape)) for frame in answers for a in frame.tensors]
             sizes = [tuple(task.dims[n] if isinstance(n, str) else n for n in o.shape) for o in task.outputs]
             due = [(NAMES[o.dtype], shape) for o, shape in zip(task.outputs, sizes, strict=True)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nodewire.kind import Worker
+from nodewire.kind import TaskSession, Worker
 from nodewire.nostr.event import Event
 from nodewire.protocol.audit import Asked
 from nodewire.protocol.closing import Closed
@@ -34,8 +34,8 @@ _shows: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
 
 class LateCheat(ShardRun):
-    async def _steps(self, worker: Worker) -> tuple[list[int], list[str], int, list[bytes]]:
-        losses, states, samples, update = await super()._steps(worker)
+    async def _steps(self, session: TaskSession) -> tuple[list[int], list[str], int, list[bytes]]:
+        losses, states, samples, update = await super()._steps(session)
         if self.job.request.round.round != CHEATS:
             return losses, states, samples, update
         return losses, ["ab" * 32] * len(states), samples, [longer(b"".join(update))]

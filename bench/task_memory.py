@@ -89,12 +89,12 @@ async def capped(made: Verified, weights: Mapping[str, torch.Tensor], target_byt
             empty = status(worker.hello.pid)["VmData"]
             files = [root / "weights"] if program.weights else []
             await worker.load("task", "graph", root / "program", files)
-            await worker.open("task", "s", {})
+            session = await worker.open("task", "s", {})
             for seq, sizes in enumerate(corners(program)):
                 inputs = inputs_of(program, sizes)
                 for edge in dict.fromkeys(one.edge for one in program.inputs):
                     arrays = tuple(array(inputs[one.name]) for one in program.inputs if one.edge == edge)
-                    await worker.receive("task", "s", Frame(edge, seq, arrays, {}))
+                    await session.receive(Frame(edge, seq, arrays, {}))
             taken = status(worker.hello.pid)
             return {"taken": max(taken["VmData"] - empty, 0), "error": "", "reserve": RESERVE_BYTES}
         except NodewireError as error:

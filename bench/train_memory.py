@@ -223,18 +223,17 @@ async def one_round(
 ) -> bytes:
     """A round as a provider has it: theta, frozen weights, shard and what was carried in; what is carried on."""
     theta, frozen, shard, carried = parts
-    session = str(round_)
     params: dict[str, Any] = {"recipe": of.pack(), "round": round_, "index": 0, "steps": of.steps}
-    await worker.open(_TASK, session, params | {"start": "s", "shard": "d", "shard_bytes": len(shard)})
+    session = await worker.open(_TASK, str(round_), params | {"start": "s", "shard": "d", "shard_bytes": len(shard)})
 
     async def fed(edge: str, whole: bytes) -> list[Frame[Array]]:
         cut = (whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES))
-        answer = await feed(worker, _TASK, session, edge, cut, None, {})
+        answer = await feed(session, edge, cut, None, {})
         note(f"{round_} {edge}")
         return answer
 
     async def asked(edge: str, seq: int = 0, **meta: Any) -> list[Frame[Array]]:
-        answer = await worker.receive(_TASK, session, Frame(edge, seq, (), meta))
+        answer = await session.receive(Frame(edge, seq, (), meta))
         note(f"{round_} {edge} {meta.get('segment', seq)}")
         return answer
 
@@ -251,7 +250,7 @@ async def one_round(
     segments = -(-of.steps // of.audit.segment)
     for segment in (*range(segments), *([segments] if of.compression.carries else [])):
         await asked("reveal", segment=segment, ms=600_000)
-    await worker.close(_TASK, session)
+    await session.close()
     return b"".join(bytes(one.tensors[0].data) for one in left)
 
 

@@ -38,10 +38,10 @@ from bench.transition_jobs import BRANCHES, CHAIN, LONG, ROWS, SIDE, URGENT, WID
 from bench.transition_node import LOOPBACK, MEMORY_BYTES
 from bench.wan import Host, Wan, unavailable
 from nodewire.graph import actor
-from nodewire.kind import Limits, Turn
+from nodewire.kind import Limits, TaskSession, Turn
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.manifest import CUSTOMER
-from nodewire.worker.lasting import LastingWorker, maker
+from nodewire.worker.lasting import maker
 
 PROVIDERS, QUICK_PROVIDERS = 10, 3
 CALLS, WAN_CALLS, QUICK_CALLS, WARM, ROUNDS = 100, 20, 20, 5, 3
@@ -168,18 +168,19 @@ async def _steps(count: int) -> dict[str, list[float]]:
         for task in dag:
             await worker.load(task, "graph", folder / f"{task}.program", [folder / f"{task}.weights"])
         for arm, steps in found.items():
+            sessions = {}
             for task in dag:
                 customer = "decoding" if task == "step" and arm == "shared" else "flooding"
                 # by arrival: all calls are of one session
-                await worker.open(task, task if arm == "shared" else "s", {}, turn=Turn(customer))
+                sessions[task] = await worker.open(task, task if arm == "shared" else "s", {}, turn=Turn(customer))
             long_s: list[float] = []
-            flood = [asyncio.create_task(_flood(worker, task, arm, long_s)) for task in dag if task != "step"]
+            flood = [asyncio.create_task(_flood(sessions[task], task, long_s)) for task in dag if task != "step"]
             await asyncio.sleep(FLOOD_S)
             for seq in range(count):
                 await asyncio.sleep(STEP_PAUSE_S)
                 began_s = time.perf_counter()
                 frame = Frame("customer.to.step", seq, (given(),))
-                await worker.receive("step", "step" if arm == "shared" else "s", frame)
+                await sessions["step"].receive(frame)
                 steps.append(time.perf_counter() - began_s)
             for one in flood:
                 one.cancel()
@@ -190,11 +191,11 @@ async def _steps(count: int) -> dict[str, list[float]]:
     return found
 
 
-async def _flood(worker: LastingWorker, task: str, arm: str, took_s: list[float]) -> None:
+async def _flood(session: TaskSession, task: str, took_s: list[float]) -> None:
     seq, x = 0, given(URGENT_ROWS)
     while True:
         began_s = time.perf_counter()
-        await worker.receive(task, task if arm == "shared" else "s", Frame(f"customer.to.{task}", seq, (x,)))
+        await session.receive(Frame(f"customer.to.{task}", seq, (x,)))
         took_s.append(time.perf_counter() - began_s)
         seq += 1
 

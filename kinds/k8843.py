@@ -8,14 +8,14 @@ by the driver, which alone knows how many were accepted. `embed` and `run`: one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from kinds.k8843_guessing import Guessing, chunk_said
 from kinds.k8843_parameters import GENERATION, checked
 from kinds.k8843_waiting import Inboxes, Waiting
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
-from nodewire.kind import Desk, Job, Mailbox, Params, Worker
+from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
 from nodewire.protocol.chunk import chunk_of, first_seq
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.kinds import INFERENCE
@@ -54,17 +54,12 @@ class SplitInference:
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
         closing = _Closing(job, desk)
         inboxes = Inboxes(self._waiting, job.manifest, closing.ended)
-        opened: list[str] = []
+        sessions: dict[str, TaskSession] = {}
         try:
             for task in job.tasks:
-                opened.append(task)  # whoever is cancelled while it waits for the answer has opened it all the same
-                try:
-                    await worker.open(task, job.request, _params_of(job, task), job.codings)
-                except NodewireError:
-                    opened.remove(task)
-                    raise
+                sessions[task] = await worker.open(task, job.request, _params_of(job, task), job.codings)
             async with asyncio.TaskGroup() as group:
-                acts = [self._act(task, job, inboxes, mailbox, worker, desk, closing) for task in job.tasks]
+                acts = [self._act(task, job, inboxes, mailbox, sessions[task], desk, closing) for task in job.tasks]
                 running = [group.create_task(act) for act in acts]
                 mailbox.deliver_to(inboxes)
                 await closing.ended.wait()
@@ -73,7 +68,7 @@ class SplitInference:
                     act.cancel()
         finally:
             inboxes.clear()
-            await asyncio.shield(asyncio.ensure_future(_close(worker, opened, job.request)))
+            await asyncio.shield(asyncio.ensure_future(_close(sessions.values())))
 
     async def _act(
         self,
@@ -81,7 +76,7 @@ class SplitInference:
         job: Job,
         inboxes: Inboxes,
         mailbox: Mailbox,
-        worker: Worker,
+        session: TaskSession,
         desk: Desk,
         closing: _Closing,
     ) -> None:
@@ -89,12 +84,12 @@ class SplitInference:
         while not closing.ended.is_set():  # returns of guesses may come after the last token
             frame = await inboxes.get(task)
             if guessing is not None and guessing.concerns(frame):
-                outs = await self._guessed(frame, task, job, worker, guessing)
+                outs = await self._guessed(frame, task, job, session, guessing)
             else:
                 frame = await self._admitted(frame, task, job, inboxes, desk)
                 if guessing is not None:
                     guessing.begun(frame)
-                outs = await self._computed(frame, task, job, worker, guessing)
+                outs = await self._computed(frame, task, job, session, guessing)
             for out in outs:
                 desk.produced(task, chunk_said(out), out)
             await closing.before(task, outs)
@@ -104,20 +99,20 @@ class SplitInference:
             closing.returned(task, frame)
 
     async def _computed(
-        self, frame: Frame[Array], task: str, job: Job, worker: Worker, guessing: Guessing | None
+        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: Guessing | None
     ) -> Sequence[Frame[Array]]:
         try:
-            outs = await worker.receive(task, job.request, frame)
+            outs = await session.receive(frame)
         except (BadInput, NotAllowed) as error:
             raise _refusal(error, job.manifest, task, frame) from error
         return outs if guessing is None else guessing.outs(frame, outs)
 
     async def _guessed(
-        self, frame: Frame[Array], task: str, job: Job, worker: Worker, guessing: Guessing
+        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: Guessing
     ) -> Sequence[Frame[Array]]:
         """What is made of a frame among which there may be guesses."""
         given, passed = await guessing.given(frame)
-        made = [out for one in given for out in await self._computed(one, task, job, worker, guessing)]
+        made = [out for one in given for out in await self._computed(one, task, job, session, guessing)]
         return [*passed, *made]
 
     async def _admitted(self, frame: Frame[Array], task: str, job: Job, inboxes: Inboxes, desk: Desk) -> Frame[Array]:
@@ -221,11 +216,10 @@ class _Closing:
         return self._units if chunk == 0 else 1
 
 
-async def _close(worker: Worker, tasks: Sequence[str], session: str) -> None:
-    for task in tasks:
-        # A worker that died has no sessions left to close; its death has been reported by the call it broke.
-        with suppress(Exception):
-            await worker.close(task, session)
+async def _close(sessions: Iterable[TaskSession]) -> None:
+    for session in sessions:
+        with suppress(Exception):  # the others all the same
+            await session.close()
 
 
 async def _admit(frame: Frame[Array], manifest: Manifest, desk: Desk) -> None:

@@ -146,19 +146,25 @@ class Sized(Actor, Protocol):
         """More, at most, while it computes."""
 
 
+class TaskSession(Protocol):
+    """A session of one task that is open in a worker."""
+
+    async def receive(self, frame: Frame[Array]) -> list[Frame[Array]]:
+        """One frame in, the frames that it makes possible out. Raises WorkerFailed where the worker has died since."""
+
+    async def close(self) -> None:
+        """Free what it holds. Closed twice, or in a worker that has died, it is closed all the same."""
+
+
 class Worker(Protocol):
     """A worker process as the daemon sees it (`nodewire.worker`)."""
 
     async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
         """Verify and load a task; {"memory_bytes", "load_ms"}. Raises BadTask, BadHash, OverMemory, WorkerFailed."""
 
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> TaskSession:
         """Reserve what a session needs. On edges in `codings` frames come, and go, narrowed: the actor has them in
-        their own dtypes."""
-
-    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]: ...
-
-    async def close(self, task: str, session: str) -> None: ...
+        their own dtypes. Cancelled, it leaves nothing open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +184,7 @@ class SharedWorker(Worker, Protocol):
 
     async def open(
         self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = Turn()
-    ) -> None: ...
+    ) -> TaskSession: ...
 
 
 MakeWorker = Callable[[str], SharedWorker]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 
-from nodewire.errors import NodewireError
-from nodewire.kind import Params, SharedWorker, Turn
+from nodewire.kind import Params, SharedWorker, TaskSession, Turn
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -38,26 +36,30 @@ class JobWorker:
         self._worker = worker
         self._names = {task.name: loaded_name(manifest.digest(), task.name) for task in manifest.tasks}
         self._turns = turns
-        self._open: dict[tuple[str, str], None] = {}
-        """Tasks and sessions that may be open: whoever is stopped while it opens or closes one leaves it so."""
+        self._sessions: list[JobSession] = []
 
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> JobSession:
         turn, params = self._turns.get(task, Turn()), self.prompts.params(task, params)
-        self._open[task, session] = None
-        await self._worker.open(self._names[task], session, params, codings, turn)
-
-    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        began_ns = time.perf_counter_ns()
-        made = await self._worker.receive(self._names[task], session, frame)
-        self.times.add(task, (time.perf_counter_ns() - began_ns) // 1_000)
-        return self.prompts.noted(task, made)
-
-    async def close(self, task: str, session: str) -> None:
-        await self._worker.close(self._names[task], session)
-        self._open.pop((task, session), None)
+        opened = JobSession(await self._worker.open(self._names[task], session, params, codings, turn), self, task)
+        self._sessions.append(opened)
+        return opened
 
     async def end(self) -> None:
-        """Close what is still open: a session that nobody closes keeps its slot as long as the worker lives."""
-        for task, session in list(self._open):
-            with suppress(NodewireError):  # of a worker that has died
-                await self.close(task, session)
+        """Close what is open: a session that nobody closes keeps its slot as long as the worker lives."""
+        for session in self._sessions:
+            await session.close()
+
+
+class JobSession:
+    """Implements nodewire.kind.TaskSession."""
+
+    def __init__(self, session: TaskSession, worker: JobWorker, task: str) -> None:
+        self.close = session.close
+        self._receive = session.receive
+        self._worker, self._task = worker, task
+
+    async def receive(self, frame: Frame[Array]) -> list[Frame[Array]]:
+        began_ns = time.perf_counter_ns()
+        made = await self._receive(frame)
+        self._worker.times.add(self._task, (time.perf_counter_ns() - began_ns) // 1_000)
+        return self._worker.prompts.noted(self._task, made)

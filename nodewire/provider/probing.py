@@ -58,20 +58,20 @@ async def measure(manifest: Manifest, name: str, worker: Worker, loaded: str, po
     calls = _of_engine(manifest, task, positions)
     params: Params = {"max_tokens": CALLS + 2} if task.engine.startswith("decoder") else {}
     took: list[float] = []
-    await worker.open(loaded, SESSION, params)
+    session = await worker.open(loaded, SESSION, params)
     try:
         for warm_up in calls.before:
-            await worker.receive(loaded, SESSION, warm_up)
+            await session.receive(warm_up)
         for frames in calls.timed:
             began_s = asyncio.get_running_loop().time()
             for frame in frames:
-                await worker.receive(loaded, SESSION, frame)
+                await session.receive(frame)
             took.append(asyncio.get_running_loop().time() - began_s)
     except NodewireError as error:
         if not took or error.code != "not-allowed":  # a driver may end its session at any token
             raise
     finally:
-        await worker.close(loaded, SESSION)
+        await session.close()
     first, *rest = took
     weights = sum(blob.bytes for blob in task.weights)
     moved = sum(array.nbytes for frame in calls.timed[0] for array in frame.tensors)

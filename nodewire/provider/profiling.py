@@ -187,9 +187,9 @@ def _is_told(rates: Rates, task: TaskProfile, call: Measured) -> bool:
 
 async def _rates(worker: WorkerProcess) -> dict[str, Rates]:
     await worker.load("machine", "machine", Path(__file__), [])
-    await worker.open("machine", probing.SESSION, {})
+    session = await worker.open("machine", probing.SESSION, {})
     asked: Frame[Array] = Frame("measure", 0)
-    (frame,) = await worker.receive("machine", probing.SESSION, asked)
+    (frame,) = await session.receive(asked)
     rows = np.frombuffer(frame.tensors[0].data, np.float32).reshape(len(DTYPES), 4).tolist()
     return {
         dtype: Rates(flops, bytes_, call_us)

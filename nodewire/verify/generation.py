@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from nodewire.errors import BadEvent, NodewireError
-from nodewire.kind import JobKind, SharedWorker
+from nodewire.kind import JobKind, SharedWorker, TaskSession
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.protocol import ad, job, receipt
@@ -202,12 +202,11 @@ async def replay(reading: Reading, kind: JobKind, worker: SharedWorker, told: Ca
     params = kind.check(manifest, ticket.params)
     narrowed = codings(manifest, request.plan.terms.codecs)
     target = {edge.name: edge.target for edge in manifest.edges}
-    session, ids = request.id, list[int]()
-    opened: list[str] = []
+    ids: list[int] = []
+    sessions: dict[str, TaskSession] = {}
     try:
         for task in manifest.tasks:
-            await worker.open(task.name, session, params, narrowed)
-            opened.append(task.name)
+            sessions[task.name] = await worker.open(task.name, request.id, params, narrowed)
         waiting = deque([asked(_edge_in(manifest), reading.transcript.prompt, ())])
         while waiting:
             frame = waiting.popleft()
@@ -215,10 +214,10 @@ async def replay(reading: Reading, kind: JobKind, worker: SharedWorker, told: Ca
                 ids += _tokens(frame)
                 told(len(ids))
             else:
-                waiting.extend(await worker.receive(target[frame.edge], session, frame))
+                waiting.extend(await sessions[target[frame.edge]].receive(frame))
     finally:
-        for name in opened:
-            await worker.close(name, session)
+        for session in sessions.values():
+            await session.close()
     return ids
 
 

@@ -258,25 +258,24 @@ async def recompute(
         NodewireError: the worker's error.
     """
     manifest, sample = inputs.manifest, inputs.sample
-    session = secrets.token_hex(32)
     found: list[Leaf] = []
     excused: set[int] = set()
     params = dict(kind.check(manifest, inputs.params))  # with the defaults, as it was served
     if (edge := choices.tokens_edge(manifest, sample.task)) is not None:
         said, third = ({} if one is None else choices.of_leaves(one.leaves, edge) for one in (judged, beside))
         params |= {token_list.SAID: token_list.pack({**inputs.said, **said}), token_list.BESIDE: token_list.pack(third)}
-    await worker.open(loaded, session, params, inputs.narrowed)
+    session = await worker.open(loaded, secrets.token_hex(32), params, inputs.narrowed)
     try:
         async with asyncio.timeout(_RESULT_S):
             for frame in (*kind.merged(manifest, sample.task, inputs.before), *inputs.frames):
-                for out in await worker.receive(loaded, session, frame):
+                for out in await session.receive(frame):
                     if chunk_of(manifest, out.seq) == sample.chunk:
                         found.append(leaf_of(inputs.digest, out))
                         excused |= {out.seq} if out.meta.get(token_list.EXCUSED) is True else set()
     except TimeoutError as error:
         raise NotFound("leaves", f"not computed within {_RESULT_S:.0f} s") from error
     finally:
-        await worker.close(loaded, session)
+        await session.close()
     order = {edge.name: i for i, edge in enumerate(manifest.edges)}
     return Computed(tuple(sorted(found, key=lambda leaf: (order[leaf.edge], leaf.seq))), frozenset(excused))
 

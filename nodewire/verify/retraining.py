@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from nodewire.errors import BadData, NodewireError, NotFound, WorkerFailed
-from nodewire.kind import Worker
+from nodewire.kind import TaskSession, Worker
 from nodewire.protocol import audit
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
@@ -47,6 +47,8 @@ class Retraining:
         """`data` and `start` are the customer's files, if they are at hand."""
         self._reading = reading
         self._worker = worker
+        self._session: TaskSession
+        """Since it runs."""
         self._blobs = blobs
         self._data = data
         self._start = start
@@ -67,7 +69,7 @@ class Retraining:
         files = [path for path in (self._data, self._start) if path is not None]
         await self._worker.load(TASK, TASK, program, files)
         given = {"data": self._data is not None, "start": self._start is not None}
-        await self._worker.open(TASK, _SESSION, {"shards": transcript.shards, **given})
+        self._session = await self._worker.open(TASK, _SESSION, {"shards": transcript.shards, **given})
         if self._data is not None:
             for index in self._reading.data:
                 await self._have_own(index)
@@ -209,7 +211,7 @@ class Retraining:
         return sealed_bytes(audit.most_bytes(recipe))
 
     async def _say(self, frame: Frame[Array]) -> list[Frame[Array]]:
-        return await self._worker.receive(TASK, _SESSION, frame)
+        return await self._session.receive(frame)
 
     async def _put(self, edge: str, pieces: Iterator[bytes], meta: Meta, sha256: str) -> list[Frame[Array]]:
-        return await feed(self._worker, TASK, _SESSION, edge, pieces, sha256, meta)
+        return await feed(self._session, edge, pieces, sha256, meta)

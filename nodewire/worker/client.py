@@ -14,12 +14,11 @@ from nodewire import extras
 from nodewire.errors import NotAllowed, TimedOut, WorkerFailed, from_dict
 from nodewire.kind import Limits, Params, Turn
 from nodewire.protocol.codec import OWN, Codings
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.positions import cut, joined
 from nodewire.worker.arena import aligned
-from nodewire.worker.calls import NO_TURN, Calls, check_frame, likeness
+from nodewire.worker.calls import NO_TURN, Calls
 from nodewire.worker.figures import Figures
-from nodewire.worker.joining import Joining
+from nodewire.worker.joined_frames import JoinedBytes, JoinedFrames
+from nodewire.worker.session import ProcessSession
 from nodewire.worker.spawn import Spawned, spawn
 
 ARENA_BYTES = 256 * 2**20
@@ -64,14 +63,10 @@ class WorkerProcess:
         """Tasks whose calls may be computed together, and in how many dimensions they may differ."""
         self._blocks: dict[str, int] = {}
         """By task, how many positions are computed at once; longer frames are cut."""
-        self._cutting: dict[tuple[str, str], asyncio.Lock] = {}
-        """Of tasks and sessions that are at a frame in parts."""
         self._spawned = spawned
         self._readable = readable
         self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
-        self._joining = Joining()
-        self._turns: dict[tuple[str, str], tuple[Turn, Codings]] = {}
-        """By task and session."""
+        self._joined_bytes = JoinedBytes()
         self._calls = Calls(spawned, batch, self._overdue)
         self._tasks = [asyncio.create_task(spawned.log_output()), asyncio.create_task(self._listen())]
 
@@ -137,48 +132,23 @@ class WorkerProcess:
         self._batching.pop(task, None)
         self._blocks.pop(task, None)
 
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN) -> None:
-        fields = {"op": "open", "task": task, "session": session, "params": dict(params), "codings": dict(codings)}
-        await self._calls.ask(fields, self._call_timeout_s, turn)
-        self._turns[task, session] = turn, codings
-        self._joining.open(task, session, turn.together, turn.customer)
-
-    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        """One frame in, the frames that it makes possible out: none while its call lacks frames of other edges.
-
-        Raises also TooLarge: more bytes than an arena has, or than may wait for other edges; Busy: too many calls of
-        the session wait.
-        """
-        check_frame(frame, self._calls.arena_bytes)
-        frames = self._joining.add(task, session, frame)
-        if not frames:
-            return []
-        parts = cut(frame, self._blocks[task]) if task in self._blocks and len(frames) == 1 else []
-        lock = self._cutting.get((task, session))
-        if lock is None and len(parts) < 2:
-            return await self._compute(task, session, frames)
-        lock = self._cutting.setdefault((task, session), asyncio.Lock())
-        async with lock:  # what came before it is computed before it
-            if len(parts) < 2:
-                return await self._compute(task, session, frames)
-            made = [await self._compute(task, session, (part,)) for part in parts]
-            return [joined(parts, [one for (one,) in made])]
-
-    async def _compute(self, task: str, session: str, frames: Sequence[Frame[Array]]) -> list[Frame[Array]]:
-        fields = {"op": "receive", "task": task, "session": session}
-        turn, codings = self._turns.get((task, session), (NO_TURN, OWN))
-        like = likeness(frames, codings, self._batching[task]) if task in self._batching else None
-        block = self._blocks.get(task, 0)
-        _, made = await self._calls.ask(fields, self._call_timeout_s, turn, frames, like, block)
-        return made
-
-    async def close(self, task: str, session: str) -> None:
-        """Free the session; its calls that wait raise NotFound."""
-        self._joining.close(task, session)
-        self._cutting.pop((task, session), None)
-        turn, _ = self._turns.pop((task, session), (NO_TURN, OWN))
-        self._calls.drop(task, session)
-        await self._calls.ask({"op": "close", "task": task, "session": session}, self._call_timeout_s, turn)
+    async def open(
+        self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN
+    ) -> ProcessSession:
+        is_joined = len(turn.together) > 1
+        opened = ProcessSession(
+            self._calls,
+            task,
+            session,
+            turn,
+            codings,
+            limit_s=self._call_timeout_s,
+            batches=self._batching.get(task, 0),
+            block=self._blocks.get(task, 0),
+            joined_frames=JoinedFrames(self._joined_bytes, turn.together, turn.customer) if is_joined else None,
+        )
+        await opened.open(params)
+        return opened
 
     @property
     def figures(self) -> Figures:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable
 
 from nodewire.errors import BadData, BadHash
-from nodewire.kind import Worker
+from nodewire.kind import TaskSession
 from nodewire.protocol.frame import Array, Frame, Meta
 
 HERE_BYTES = 1 << 18
@@ -15,9 +15,7 @@ HERE_BYTES = 1 << 18
 
 
 async def feed(
-    worker: Worker,
-    task: str,
-    session: str,
+    session: TaskSession,
     edge: str,
     pieces: Iterable[bytes],
     sha256: str | None,
@@ -52,6 +50,6 @@ async def feed(
         if following is None and sha256 is not None and digest.hexdigest() != sha256:
             raise BadHash(edge, "not what its hash says")
         frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**meta, "end": following is None})
-        answer = await worker.receive(task, session, frame)
+        answer = await session.receive(frame)
         piece, seq = following, seq + 1
     return answer

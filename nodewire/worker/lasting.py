@@ -13,9 +13,8 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
-from nodewire.kind import Limits, Params, SharedWorker, Turn
+from nodewire.kind import Limits, Params, SharedWorker, TaskSession, Turn
 from nodewire.protocol.codec import OWN, Codings
-from nodewire.protocol.frame import Array, Frame
 from nodewire.worker.calls import NO_TURN
 from nodewire.worker.client import CALL_S, Hello, WorkerProcess
 from nodewire.worker.figures import Figures
@@ -54,8 +53,6 @@ class LastingWorker:
         self._start = start
         self._process: Mortal | None = None
         self._loaded: dict[str, tuple[str, Path, Sequence[Path]]] = {}
-        self._sessions: dict[tuple[str, str], Mortal] = {}
-        """By task and session that is open, the process that has it."""
         self._starting: asyncio.Task[Mortal] | None = None
         self.starts = 0
         """Processes that have been started and had everything loaded."""
@@ -80,23 +77,12 @@ class LastingWorker:
         if self._loaded.pop(task, None) is not None and self._process is not None and self._process.alive:
             await self._process.unload(task)
 
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN) -> None:
-        """As the port; the first session after a death waits until everything is loaded again."""
-        process = await self._living()
-        await process.open(task, session, params, codings, turn)
-        self._sessions[task, session] = process
-
-    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        """As the port. Raises WorkerFailed where the process that had the session has died, though another lives."""
-        process = self._sessions.get((task, session), self._process)
-        assert process is not None
-        return await process.receive(task, session, frame)
-
-    async def close(self, task: str, session: str) -> None:
-        process = self._sessions.get((task, session), self._process)
-        if process is not None and process.alive:
-            await process.close(task, session)
-        self._sessions.pop((task, session), None)
+    async def open(
+        self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN
+    ) -> TaskSession:
+        """As the port; the first session after a death waits until everything is loaded again. A session ends with the
+        process that has it, though another lives."""
+        return await (await self._living()).open(task, session, params, codings, turn)
 
     @property
     def process(self) -> Mortal | None:

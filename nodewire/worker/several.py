@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nodewire.errors import NotFound
-from nodewire.kind import MakeWorker, Params, SharedWorker, Turn
+from nodewire.kind import MakeWorker, Params, SharedWorker, TaskSession, Turn
 from nodewire.protocol.codec import OWN, Codings
-from nodewire.protocol.frame import Array, Frame
 from nodewire.worker.calls import NO_TURN
 
 
@@ -31,20 +30,13 @@ class Workers:
         self._workers.append(worker)
         return took
 
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN) -> None:
-        await self._home(task).open(task, session, params, codings, turn)
-
-    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        return await self._home(task).receive(task, session, frame)
-
-    async def close(self, task: str, session: str) -> None:
-        await self._home(task).close(task, session)
-
-    def _home(self, task: str) -> SharedWorker:
-        """Raises NotFound: it is not loaded."""
+    async def open(
+        self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN
+    ) -> TaskSession:
+        """As the port. Raises NotFound: the task is not loaded."""
         if (worker := self._homes.get(task)) is None:
             raise NotFound("task", f"{task[:80]} is not loaded")
-        return worker
+        return await worker.open(task, session, params, codings, turn)
 
 
 def several(make: Callable[[str], SharedWorker], count: int) -> MakeWorker:

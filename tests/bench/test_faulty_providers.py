@@ -241,8 +241,8 @@ async def test_the_faulty_worker_runs_in_the_real_sandbox(tmp_path):
         async with asyncio.timeout(60):
             weights = [made.blobs[w.sha256] for w in stage.weights]
             await worker.load("stage.0", stage.engine, made.blobs[stage.program.sha256], weights)
-            await worker.open("stage.0", "s", {})
-            (out,) = await worker.receive("stage.0", "s", to_arrays(Frame(edge, 0, (x,), {"pos": 0, "chunk": 0})))
+            session = await worker.open("stage.0", "s", {})
+            (out,) = await session.receive(to_arrays(Frame(edge, 0, (x,), {"pos": 0, "chunk": 0})))
             sent[entry] = torch.frombuffer(bytearray(out.tensors[0].data), dtype=torch.float32)
             await worker.stop()
     honest, cheating = sent.values()

@@ -53,8 +53,8 @@ async def from_worker(entry: str, made, monkeypatch) -> np.ndarray:
     worker = await WorkerProcess.start(entry, Limits(memory_bytes=60_000_000), readable=[program.parent])
     try:
         await worker.load(STAGE, task.engine, program, weights)
-        await worker.open(STAGE, "s", PARAMS)
-        made = [await worker.receive(STAGE, "s", frame) for frame in (hidden(), step())]
+        session = await worker.open(STAGE, "s", PARAMS)
+        made = [await session.receive(frame) for frame in (hidden(), step())]
     finally:
         await worker.stop()
     return np.concatenate([numbers(out) for (out,) in made], 1)

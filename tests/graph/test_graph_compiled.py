@@ -15,6 +15,7 @@ from nodewire.graph.whitelist import Ref
 from nodewire.kind import Limits
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker import WorkerProcess
+from tests.sessions import Named
 
 F32 = torch.float32
 
@@ -189,8 +190,8 @@ def test_what_a_worker_would_not_load_is_not_compiled(tmp_path):
 async def test_a_locked_in_worker_runs_the_library(folder, tmp_path):
     (tmp_path / "program").write_bytes(program().encode())
     save_file(weights(), tmp_path / "weights")
-    worker = await WorkerProcess.start(
-        "kinds.k8843_worker", Limits(32 * 2**20, compiled=str(folder)), readable=[tmp_path]
+    worker = Named(
+        await WorkerProcess.start("kinds.k8843_worker", Limits(32 * 2**20, compiled=str(folder)), readable=[tmp_path])
     )
     try:
         await worker.load("t", "graph", tmp_path / "program", [tmp_path / "weights"])

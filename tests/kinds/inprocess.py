@@ -10,6 +10,7 @@ import torch
 from nodewire.errors import NodewireError
 from nodewire.kind import Actor
 from nodewire.protocol.frame import Array, Frame
+from tests.sessions import SessionOf
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8}
 
@@ -104,6 +105,7 @@ class Direct:
     async def open(self, task, session, params, codings=None, turn=None):
         self.actors[task].open(session, params)
         self.open_sessions.add((task, session))
+        return SessionOf(self, task, session)
 
     async def receive(self, task, session, frame):
         return [to_arrays(f) for f in self.actors[task].receive(session, to_torch(frame))]

@@ -14,6 +14,7 @@ from nodewire.graph.whitelist import Ref
 from nodewire.kind import Limits, Turn
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker import WorkerProcess
+from tests.sessions import Named
 
 F32 = torch.float32
 WIDTH, SESSIONS = 64, 5
@@ -42,7 +43,7 @@ async def folder(tmp_path_factory):
 
 
 async def started(folder, batch: int) -> WorkerProcess:
-    worker = await WorkerProcess.start("kinds.k8843_worker", Limits(10**7), readable=[folder], batch=batch)
+    worker = Named(await WorkerProcess.start("kinds.k8843_worker", Limits(10**7), readable=[folder], batch=batch))
     for task in ("apart", "mixed"):
         await worker.load(task, "graph", folder / task, [folder / "w"])
         for n in range(SESSIONS):

@@ -51,11 +51,12 @@ class Joining:
         self.came: dict[int, int] = {}
 
     async def open(self, *_):
+        return self
+
+    async def close(self):
         return
 
-    close = open
-
-    async def receive(self, task, session, frame):
+    async def receive(self, frame):
         self.came[frame.seq] = self.came.get(frame.seq, 0) + 1
         return [Frame("second.to.customer", frame.seq, (), frame.meta)] if self.came[frame.seq] == 2 else []
 

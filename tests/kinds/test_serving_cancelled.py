@@ -11,6 +11,7 @@ from nodewire.errors import Busy
 from nodewire.kind import Job
 from tests.kinds.inprocess import Fed
 from tests.protocol import documents
+from tests.sessions import SessionOf
 
 REQUEST = "ab" * 32
 TASKS = ("stage.0", "stage.1")
@@ -32,7 +33,12 @@ class Slow:
         if task == self.refuses:
             raise Busy("slots", "all are taken")
         self.sessions.add(task)
-        await self._answer("open", task)
+        try:
+            await self._answer("open", task)
+        except asyncio.CancelledError:
+            self.sessions.remove(task)
+            raise
+        return SessionOf(self, task, session)
 
     async def close(self, task, session):
         await self._answer("close", task)

@@ -14,6 +14,7 @@ from nodewire.protocol.compare import compare
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.verification import Sample
 from nodewire.verify.recompute import Inputs, recompute
+from tests.sessions import SessionOf
 
 PROMPT = [5, 77, 130, 9, 201]
 CHUNK, TOKENS = 2, 150
@@ -38,6 +39,7 @@ class Here:
 
     async def open(self, task, session, params, codings=None):
         self.actor.open(session, params)
+        return SessionOf(self, task, session)
 
     async def receive(self, task, session, frame):
         names = {name: dtype for dtype, name in _DTYPES.items()}

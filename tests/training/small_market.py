@@ -48,6 +48,7 @@ from simnet.service import Fees, Simnet
 from simnet.wallet import SimWallet
 from tests.kinds.digits import dataset
 from tests.kinds.inprocess import to_arrays, to_torch
+from tests.sessions import SessionOf
 
 LEAST_MSAT, DEPOSIT_PPM = 7_001, 250_000
 DEPOSIT_MSAT = 1_751
@@ -76,6 +77,7 @@ class Local:
 
     async def open(self, task, session, params, codings=None):
         self.actors[task].open(session, self._feed("open", params))
+        return SessionOf(self, task, session)
 
     async def receive(self, task, session, frame):
         await (self._hold(frame.edge) if self._hold else asyncio.sleep(0))

@@ -25,6 +25,7 @@ from nodewire.train.families import initial
 from nodewire.train.inner import Trainer
 from nodewire.worker.client import WorkerProcess
 from tests.kinds.digits import RECIPE, dataset
+from tests.sessions import Named
 from tests.training import models
 
 ONE_ROUND = RECIPE.model_copy(update={"rounds": 1})
@@ -45,8 +46,10 @@ async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp
         (given.start / name).symlink_to(elsewhere / name)
     (folder / "empty").touch()
     readable = [given.data, folder, *files.readable(given.start)]
-    worker = await WorkerProcess.start(
-        "kinds.training_worker", Limits(200 * 10**6), readable=readable, arena_bytes=16 * 2**20
+    worker = Named(
+        await WorkerProcess.start(
+            "kinds.training_worker", Limits(200 * 10**6), readable=readable, arena_bytes=16 * 2**20
+        )
     )
     async with Blobs([], tmp_path / "blobs") as blobs:
         coordinator = Coordinator(worker, blobs, folder)
@@ -92,8 +95,10 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
     folder.mkdir()
     (data / "digits.safetensors").write_bytes(state.pack(dataset()))
     (folder / "empty").touch()
-    worker = await WorkerProcess.start(
-        "kinds.training_worker", Limits(200 * 10**6), readable=[data, folder], arena_bytes=16 * 2**20
+    worker = Named(
+        await WorkerProcess.start(
+            "kinds.training_worker", Limits(200 * 10**6), readable=[data, folder], arena_bytes=16 * 2**20
+        )
     )
     async with Blobs([], tmp_path / "blobs") as blobs:
         coordinator = Coordinator(worker, blobs, folder)
@@ -141,8 +146,10 @@ async def test_an_outer_step_is_made_in_a_worker_that_cannot_import_any_more(tmp
     delta = {name: torch.full_like(tensor, 0.01) for name, tensor in theta.items()}
     packed, _ = compress.pack(delta, recipe.compression, None)
     made = outer.step(recipe.outer, theta, outer.start(recipe.outer, theta), [(640, delta)])
-    worker = await WorkerProcess.start(
-        "kinds.training_worker", Limits(200 * 10**6), readable=[tmp_path], arena_bytes=16 * 2**20
+    worker = Named(
+        await WorkerProcess.start(
+            "kinds.training_worker", Limits(200 * 10**6), readable=[tmp_path], arena_bytes=16 * 2**20
+        )
     )
     await worker.load("outer", "outer", tmp_path / "empty", [])
     await worker.open("outer", "s", {"recipe": recipe.pack(), "round": 0})
@@ -161,8 +168,10 @@ async def test_data_may_be_a_single_file_that_is_all_a_worker_sees(tmp_path):
     folder, data = tmp_path / "training", tmp_path / "digits.safetensors"
     folder.mkdir()
     data.write_bytes(state.pack(dataset()))
-    worker = await WorkerProcess.start(
-        "kinds.training_worker", Limits(200 * 10**6), readable=[folder, data], arena_bytes=16 * 2**20
+    worker = Named(
+        await WorkerProcess.start(
+            "kinds.training_worker", Limits(200 * 10**6), readable=[folder, data], arena_bytes=16 * 2**20
+        )
     )
     async with Blobs([], tmp_path / "blobs") as blobs:
         coordinator = Coordinator(worker, blobs, folder)
@@ -177,8 +186,10 @@ async def test_what_is_carried_goes_in_and_out_of_a_worker(tmp_path):
         update={"rounds": 4, "compression": Compression(method="int4", fragments=2, error_feedback="1.0")}
     )
     (tmp_path / "empty").touch()
-    worker = await WorkerProcess.start(
-        "kinds.training_worker", Limits(200 * 10**6), readable=[tmp_path], arena_bytes=16 * 2**20
+    worker = Named(
+        await WorkerProcess.start(
+            "kinds.training_worker", Limits(200 * 10**6), readable=[tmp_path], arena_bytes=16 * 2**20
+        )
     )
     await worker.load("trainer", "trainer", tmp_path / "empty", [])
     shard, theta, trainer = split(dataset(), 1, recipe).shards[0], initial(recipe), Trainer(recipe)

@@ -96,13 +96,14 @@ class Adds:
 
     async def open(self, task, session, params, codings=None):
         self.params = dict(params)
+        return self
 
-    async def receive(self, task, session, frame):
+    async def receive(self, frame):
         self.given.append(frame.seq)
         out = array(*(value + 1 for value in frame.tensors[0].data))
         return [Frame("hidden.1", frame.seq, (out,), frame.meta)]
 
-    async def close(self, task, session):
+    async def close(self):
         self.given.append("closed")
 
 

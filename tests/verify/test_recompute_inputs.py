@@ -56,13 +56,14 @@ class Echo:
 
     async def open(self, task, session, params, codings=None):
         self.pos, self.given = [], []
+        return self
 
-    async def receive(self, task, session, one):
+    async def receive(self, one):
         self.pos.append(one.meta["pos"])
         self.given.append(one)
         return [replace(one, edge="hidden.1")]
 
-    async def close(self, task, session):
+    async def close(self):
         pass
 
 

@@ -12,6 +12,7 @@ from nodewire.graph.whitelist import Ref
 from nodewire.kind import Limits, Turn
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker import WorkerProcess, calls
+from tests.sessions import Named
 
 SESSIONS = "abcdefgh"
 
@@ -28,7 +29,7 @@ async def worker(tmp_path):
         outputs=(Output("out", "y", torch.float32, ("b", 4), "result"),),
     )
     (tmp_path / "program").write_bytes(program.encode())
-    started = await WorkerProcess.start("kinds.k8843_worker", Limits(32 * 2**20), readable=[tmp_path], batch=4)
+    started = Named(await WorkerProcess.start("kinds.k8843_worker", Limits(32 * 2**20), readable=[tmp_path], batch=4))
     try:
         await started.load("t", "graph", tmp_path / "program", [])
         for session in SESSIONS:

@@ -14,6 +14,7 @@ from nodewire.llm.actor import load
 from nodewire.llm.split import split_decoder
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker import WorkerProcess
+from tests.sessions import Named
 
 WIDTH, CONTEXT = 64, 1_024
 SESSIONS = "abcd"
@@ -45,7 +46,7 @@ def task(tmp_path_factory):
 async def worker(task):
     program, weights, _ = task
     folders = [program.parent]
-    started = await WorkerProcess.start("kinds.k8843_worker", Limits(256 * 2**20), readable=folders, batch=4)
+    started = Named(await WorkerProcess.start("kinds.k8843_worker", Limits(256 * 2**20), readable=folders, batch=4))
     try:
         await started.load("t", "decoder.stage", program, weights)
         for session in SESSIONS:

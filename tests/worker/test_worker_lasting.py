@@ -11,6 +11,7 @@ from nodewire.kind import Limits
 from nodewire.protocol.frame import Frame
 from nodewire.worker.lasting import LastingWorker, maker
 from nodewire.worker.measuring import Machines, Workers
+from tests.sessions import Named, SessionOf
 
 
 class Process:
@@ -33,13 +34,13 @@ class Process:
     async def open(self, task, session, params, codings=None, turn=None):
         self._live()
         self.sessions.append((task, session))
+        return SessionOf(self, task, session)
 
     async def receive(self, task, session, frame):
         self._live()
         return [frame]
 
     async def close(self, task, session):
-        self._live()
         self.sessions.remove((task, session))
 
     async def stop(self):
@@ -75,8 +76,8 @@ def shown(worker: LastingWorker) -> dict[str, float]:
     return {sample.name.removesuffix("_total"): sample.value for sample in samples}
 
 
-async def loaded(factory: Factory) -> LastingWorker:
-    worker = LastingWorker(factory)
+async def loaded(factory: Factory) -> Named:
+    worker = Named(LastingWorker(factory))
     for task in ("a", "b"):
         await worker.load(task, "graph", Path("program"), [])
     return worker
@@ -98,7 +99,6 @@ async def test_a_death_ends_its_sessions_and_the_next_one_finds_everything_loade
     factory.started[0].alive = False
     with pytest.raises(WorkerFailed):
         await worker.receive("a", "s", "frame")
-    await worker.close("a", "s")  # nothing to close any more
     await asyncio.gather(worker.open("a", "t", {}), worker.open("b", "t", {}))
     assert factory.started[1].loaded == ["a", "b"]
     assert len(factory.started) == 2
@@ -132,7 +132,7 @@ async def test_a_real_process_that_dies_is_replaced(tmp_path):
     program = tmp_path / "program"
     program.write_bytes(b"")
     async with AsyncExitStack() as stack:
-        worker = maker(stack, Limits(50_000_000), tmp_path)("tests.worker.worker_entry_for_tests")
+        worker = Named(maker(stack, Limits(50_000_000), tmp_path)("tests.worker.worker_entry_for_tests"))
         await worker.load("a", "any", program, [])
         await worker.open("a", "s", {})
         with pytest.raises(WorkerFailed):

@@ -17,6 +17,7 @@ from nodewire.protocol import mxint8
 from nodewire.protocol.frame import BLOCK, MXINT8, Array, Frame, bytes_of
 from nodewire.worker import WorkerProcess
 from nodewire.worker.narrowing import in_blocks, of_blocks
+from tests.sessions import Named
 
 F32 = torch.float32
 TINY = 2.0**-120
@@ -146,8 +147,10 @@ async def worker(tmp_path_factory):
     (folder / "program").write_bytes(b"8")
     sys.path.insert(0, str(Path(__file__).parent))
     try:
-        started = await WorkerProcess.start(
-            "worker_entry_for_tests", Limits(memory_bytes=128 * 2**20), readable=[folder], arena_bytes=2**22
+        started = Named(
+            await WorkerProcess.start(
+                "worker_entry_for_tests", Limits(memory_bytes=128 * 2**20), readable=[folder], arena_bytes=2**22
+            )
         )
     finally:
         sys.path.pop(0)

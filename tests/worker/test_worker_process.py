@@ -15,6 +15,7 @@ from nodewire.kind import Limits, Turn
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker import WorkerProcess
 from nodewire.worker.rights import private_bytes
+from tests.sessions import Named
 
 ENTRY = "worker_entry_for_tests"
 MIB = 2**20
@@ -33,8 +34,10 @@ async def start(folder: Path, memory_bytes: int = 128 * MIB, **options) -> Worke
     (folder / "program").write_bytes(b"8")
     sys.path.insert(0, str(Path(__file__).parent))
     try:
-        worker = await WorkerProcess.start(
-            ENTRY, Limits(memory_bytes=memory_bytes), readable=[folder], **{"arena_bytes": 4 * MIB, **options}
+        worker = Named(
+            await WorkerProcess.start(
+                ENTRY, Limits(memory_bytes=memory_bytes), readable=[folder], **{"arena_bytes": 4 * MIB, **options}
+            )
         )
     finally:
         sys.path.pop(0)
@@ -198,11 +201,51 @@ async def test_an_array_that_contradicts_itself_is_refused(worker):
         await worker.receive("echo", "s", frame(Array("float32", (2,), b"123")))
 
 
+async def open_sessions(worker) -> int:
+    for slots in range(1, 64):
+        try:
+            await worker.open("echo", "one more", {"slots": slots})
+        except Busy:
+            continue
+        await worker.close("echo", "one more")
+        return slots - 1
+    raise AssertionError("too many to be counted")
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_an_opening_that_nobody_waits_for_any_more_leaves_no_session(worker, is_idle):
+    before = await open_sessions(worker)
+    call = None if is_idle else asyncio.create_task(worker.receive("echo", "s", long(100)))
+    await asyncio.sleep(0)
+    opening = asyncio.create_task(worker.open("echo", "given up", {"slots": 64}))
+    await asyncio.sleep(0)  # the process has it, or the queue
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    if call is not None:
+        await call
+    assert await open_sessions(worker) == before
+
+
+async def test_a_closing_that_nobody_waits_for_any_more_goes_on(worker):
+    before = await open_sessions(worker)
+    await worker.open("echo", "given up", {"slots": 64})
+    call = asyncio.create_task(worker.receive("echo", "s", long(100)))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(worker.close("echo", "given up"))
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await call
+    assert await open_sessions(worker) == before
+
+
 async def test_typed_errors_cross_and_others_become_worker_failed(worker):
     with pytest.raises(Busy, match="no slot"):
         await worker.open("echo", "t", {"slots": 1})
     with pytest.raises(NotFound, match="task"):
-        await worker.receive("nothing", "s", frame())
+        await worker.open("nothing", "s", {})
     with pytest.raises(WorkerFailed, match="ValueError: seven is not even"):
         await worker.receive("echo", "s", frame(do="raise"))
     with pytest.raises(WorkerFailed, match="complex64"):

@@ -47,7 +47,7 @@ async def main():
         return
     (folder / "program").write_bytes(b"8")
     await worker.load("echo", "any", folder / "program", [])
-    await worker.open("echo", "s", {})
+    session = await worker.open("echo", "s", {})
     found = {"sandbox": worker.hello.sandbox}
     for what, path in (
         ("read_content", key),
@@ -56,7 +56,7 @@ async def main():
         ("read_the_daemons_environment", None),
         ("read_a_file", str(folder / "program")),
     ):
-        [answer] = await worker.receive("echo", "s", Frame("e", 1, (), {"do": "probe", "what": what, "path": path}))
+        [answer] = await session.receive(Frame("e", 1, (), {"do": "probe", "what": what, "path": path}))
         found[f"{what} {path or ''}".strip()] = answer.meta["refused"]
     print(json.dumps(found))
     await worker.stop()

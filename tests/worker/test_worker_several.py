@@ -10,6 +10,7 @@ from nodewire.kind import Limits, Turn
 from nodewire.protocol.frame import Frame
 from nodewire.worker.lasting import maker
 from nodewire.worker.several import Workers, several
+from tests.sessions import Named
 
 
 class Process:
@@ -24,12 +25,7 @@ class Process:
 
     async def open(self, task, session, params, codings=None, turn=None):
         self.sessions.append((task, session, turn))
-
-    async def receive(self, task, session, frame):
-        return [frame, id(self)]
-
-    async def close(self, task, session):
-        self.sessions = [one for one in self.sessions if one[:2] != (task, session)]
+        return self
 
 
 async def loaded(*tasks: str) -> tuple[Workers, list[Process]]:
@@ -53,11 +49,8 @@ async def test_what_takes_much_stands_beside_what_takes_little():
 async def test_a_session_is_where_its_task_is():
     workers, processes = await loaded("a.1", "b.1")
     for task, process in zip(("a.1", "b.1"), processes, strict=True):
-        await workers.open(task, "s", {}, turn=Turn("customer", 5))
+        assert await workers.open(task, "s", {}, turn=Turn("customer", 5)) is process
         assert process.sessions == [(task, "s", Turn("customer", 5))]
-        assert await workers.receive(task, "s", Frame("e", 0)) == [Frame("e", 0), id(process)]
-        await workers.close(task, "s")
-        assert process.sessions == []
     with pytest.raises(NotFound):
         await workers.open("c.1", "s", {})
 
@@ -72,7 +65,7 @@ async def test_tasks_of_two_processes_are_computed_at_once(tmp_path):
     (tmp_path / "program").write_bytes(b"8")
     async with AsyncExitStack() as stack:
         make = maker(stack, Limits(50_000_000), tmp_path)
-        workers = several(make, 2)("tests.worker.worker_entry_for_tests")
+        workers = Named(several(make, 2)("tests.worker.worker_entry_for_tests"))
         for task in ("left", "right"):
             await workers.load(task, "any", tmp_path / "program", [])
             await workers.open(task, "s", {})

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nodewire.customer.training.events import Contribution, Sealed
 from nodewire.errors import NodewireError, NotFound, WorkerFailed
-from nodewire.kind import Worker
+from nodewire.kind import TaskSession, Worker
 from nodewire.protocol import inline
 from nodewire.protocol.audit import Shown
 from nodewire.protocol.delivery import Delivered
@@ -30,10 +30,10 @@ TASK = "coordinator"
 _SESSION = "training"
 
 
-async def read(worker: Worker, program: Path, data: Path, shards: int, start: Path | None) -> None:
+async def read(worker: Worker, program: Path, data: Path, shards: int, start: Path | None) -> TaskSession:
     """Have a worker read what `Coordinator.open` says; `program` has the recipe. Raises as the worker does."""
     await worker.load(TASK, TASK, program, [data, *([start] if start else [])])
-    await worker.open(TASK, _SESSION, {"shards": shards})
+    return await worker.open(TASK, _SESSION, {"shards": shards})
 
 
 class Verdict(NamedTuple):
@@ -73,6 +73,8 @@ class Coordinator:
     def __init__(self, worker: Worker, blobs: Blobs, folder: Path) -> None:
         """`folder`: of the training; what must not be lost and is nobody else's stands there."""
         self._worker = worker
+        self._session: TaskSession
+        """Since it was opened."""
         self._blobs = blobs
         self._folder = folder
         self._auditing = asyncio.Lock()
@@ -83,7 +85,7 @@ class Coordinator:
         the first round."""
         program = self._folder / "recipe"
         program.write_bytes(recipe)
-        await read(self._worker, program, data, shards, start)
+        self._session = await read(self._worker, program, data, shards, start)
 
     async def shard(self, index: int) -> Sealed:
         """A shard, sealed and uploaded."""
@@ -99,7 +101,7 @@ class Coordinator:
 
     async def model(self) -> dict[str, bytes]:
         """What was trained so far as the files of a Hugging Face folder, by name; adapters are merged into it."""
-        frames = await self._worker.receive(TASK, _SESSION, Frame("model", 0))
+        frames = await self._session.receive(Frame("model", 0))
         parts: dict[str, list[bytes]] = {}
         for frame in frames:
             parts.setdefault(str(frame.meta["name"]), []).append(bytes(frame.tensors[0].data))
@@ -159,7 +161,7 @@ class Coordinator:
         """Of every result of the round by its shard: whether it is accepted, and if not, why. All but those that are
         `waiting` were accepted before; they are there to compare with."""
         meta: Meta = {"round": round_, "waiting": ",".join(map(str, waiting))}
-        said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), meta))
+        said = await self._session.receive(Frame("judge", 0, (), meta))
         return {int(one.meta["index"] or 0): _verdict(one) for one in said}
 
     async def judge_late(self, late: Late, index: int, theta: Sealed, *, alone: bool = False) -> Verdict:
@@ -169,7 +171,7 @@ class Coordinator:
         async with self._judging:
             await self._put("late.theta", path, theta.key, {"round": late.round}, theta.plain_sha256)
             meta: Meta = {"request": late.request, "index": index, "alone": alone}
-            (said,) = await self._worker.receive(TASK, _SESSION, Frame("late.judge", 0, (), meta))
+            (said,) = await self._session.receive(Frame("late.judge", 0, (), meta))
         return _verdict(said)
 
     async def audit(
@@ -186,7 +188,7 @@ class Coordinator:
         at: Meta = {"round": past.round, "index": past.index, "update": past.opened.sha256}
         async with self._auditing:
             alone = is_undone()
-            (said,) = await self._worker.receive(TASK, _SESSION, Frame("holds", 0, (), at))
+            (said,) = await self._session.receive(Frame("holds", 0, (), at))
             if alone or not said.meta["holds"]:
                 await self._recall(past)
             try:
@@ -204,7 +206,7 @@ class Coordinator:
                 "begun": past.begun or "",
                 "carried": past.opened.carried or "",
             }
-            (said,) = await self._worker.receive(TASK, _SESSION, Frame("audit", 0, (), meta))
+            (said,) = await self._session.receive(Frame("audit", 0, (), meta))
         return bool(said.meta["accepted"]), str(said.meta["reason"])
 
     async def _recall(self, past: Past) -> None:
@@ -218,7 +220,7 @@ class Coordinator:
     async def step(self, round_: int, counted: Sequence[Contribution] | None = None) -> int:
         """The outer step of these results, or all of the round; the held-out loss after it, in millionths."""
         meta: Meta = {} if counted is None else {"counted": _which(round_, counted)}
-        (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_, (), meta))
+        (said,) = await self._session.receive(Frame("step", round_, (), meta))
         return await self._stepped(round_, said)
 
     async def momenta(self) -> Sealed:
@@ -234,7 +236,7 @@ class Coordinator:
     ) -> tuple[bool, str, int]:
         """Take a bought step over if it is right: whether it is, if not, why, and the held-out loss in millionths."""
         meta: Meta = {"round": round_, "counted": _which(round_, counted), "seed": seed, "root": root}
-        (said,) = await self._worker.receive(TASK, _SESSION, Frame("check", 0, (), meta))
+        (said,) = await self._session.receive(Frame("check", 0, (), meta))
         if not said.meta["fine"]:
             return False, str(said.meta["reason"]), 0
         return True, "", await self._stepped(round_, said)
@@ -260,7 +262,7 @@ class Coordinator:
         return self._folder / f"momenta-{round_}.safetensors"
 
     async def _pieces(self, edge: str, meta: Meta) -> Sequence[bytes]:
-        frames = await self._worker.receive(TASK, _SESSION, Frame(edge, 0, (), meta))
+        frames = await self._session.receive(Frame(edge, 0, (), meta))
         return [bytes(frame.tensors[0].data) for frame in frames]
 
     async def _put(
@@ -269,7 +271,7 @@ class Coordinator:
         """What is sealed under `key`, or bytes as they are, into the worker; what it answers. Raises as `feed`."""
         pieces = iter([source]) if key is None and isinstance(source, bytes) else sealed.unseal(source, key or "")
         total = sealed.size_of(source)
-        return await feed(self._worker, TASK, _SESSION, edge, pieces, sha256, meta, total=total)
+        return await feed(self._session, edge, pieces, sha256, meta, total=total)
 
     async def _seal(self, pieces: Sequence[bytes], *, most_inline: int = 0) -> Sealed:
         key, digest = sealed.new_key(), hashlib.sha256()

@@ -7,7 +7,7 @@ import hashlib
 import time
 
 from nodewire.errors import WorkerFailed
-from nodewire.kind import Worker
+from nodewire.kind import TaskSession, Worker
 from nodewire.nostr import nip44
 from nodewire.protocol import outer
 from nodewire.protocol.frame import Frame, Meta
@@ -31,33 +31,33 @@ class OuterRun(PaidRun[AdmittedOuter]):
         Raises:
             NodewireError: a blob is not to be had or not what was cited, or the worker failed.
         """
-        job, session = self.job, self.job.request.id
+        job = self.job
         step, ticket = job.assigned, job.ticket
-        await worker.open(self.task, session, {"recipe": job.recipe.pack(), "round": step.round})
-        self._worker = worker
-        await self._feed(worker, "theta", await self._blobs.get(step.theta), ticket.theta_key, ticket.theta_sha256)
+        params = {"recipe": job.recipe.pack(), "round": step.round}
+        session = self._session = await worker.open(self.task, job.request.id, params)
+        await self._feed(session, "theta", await self._blobs.get(step.theta), ticket.theta_key, ticket.theta_sha256)
         if step.momenta is not None and ticket.momenta_key and ticket.momenta_sha256:
             momenta = await self._blobs.get(step.momenta)
-            await self._feed(worker, "momenta", momenta, ticket.momenta_key, ticket.momenta_sha256)
+            await self._feed(session, "momenta", momenta, ticket.momenta_key, ticket.momenta_sha256)
         paths = await asyncio.gather(*(self._blobs.get(one.update) for one in step.inputs))
         for at, (one, path, (key, sha256)) in enumerate(zip(step.inputs, paths, ticket.opens, strict=True)):
             said: Meta = {"at": at, "weight": one.weight}
-            await self._feed(worker, "update", path, key, sha256, said)
-        (stepped,) = await worker.receive(self.task, session, Frame("step", 0))
+            await self._feed(session, "update", path, key, sha256, said)
+        (stepped,) = await session.receive(Frame("step", 0))
         root = stepped.meta["root"]
         if not isinstance(root, str):
             raise WorkerFailed("step", "an answer that is none")
-        await self._deliver(worker, root)
+        await self._deliver(session, root)
         await self.close()
-        self._worker = None
+        self._session = None
 
-    async def _deliver(self, worker: Worker, root: str) -> None:
+    async def _deliver(self, session: TaskSession, root: str) -> None:
         """Seal and upload theta and momenta, and publish what the customer needs to open them."""
         job, request = self.job, self.job.request
-        theta, theta_key, theta_sha256 = await self._after(worker, "theta")
+        theta, theta_key, theta_sha256 = await self._after(session, "theta")
         momenta: tuple[BlobRef | None, str | None, str | None] = None, None, None
         if outer.momenta_rows(job.recipe):
-            momenta = await self._after(worker, "momenta")
+            momenta = await self._after(session, "momenta")
         made = OuterDelivered(
             theta_key=theta_key,
             theta_sha256=theta_sha256,
@@ -79,9 +79,9 @@ class OuterRun(PaidRun[AdmittedOuter]):
         )
         await self._publish(event)
 
-    async def _after(self, worker: Worker, what: str) -> tuple[BlobRef, str, str]:
+    async def _after(self, session: TaskSession, what: str) -> tuple[BlobRef, str, str]:
         """Weights or momenta after the step: the uploaded ciphertext, its key, the plaintext's hash."""
-        frames = await worker.receive(self.task, self.job.request.id, Frame("after", 0, (), {"what": what}))
+        frames = await session.receive(Frame("after", 0, (), {"what": what}))
         pieces, digest, key = [bytes(frame.tensors[0].data) for frame in frames], hashlib.sha256(), sealed.new_key()
         for piece in pieces:
             digest.update(piece)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypedDict, TypeVar
 
 from nodewire.errors import NodewireError, PaymentRequired
-from nodewire.kind import Worker
+from nodewire.kind import TaskSession
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -78,8 +78,8 @@ class PaidRun(Generic[Job]):
         self._patience_s = patience_s
         self._settled = asyncio.Condition()
         self._conversation = nip44.conversation_key(keys, job.request.customer)
-        self._worker: Worker | None = None
-        """The one that has the session open."""
+        self._session: TaskSession | None = None
+        """The one that was opened last."""
 
     async def paid(self) -> None:
         """Something of the request has been paid: the ledger knows what."""
@@ -121,11 +121,8 @@ class PaidRun(Generic[Job]):
 
     async def close(self) -> None:
         """Forget the session."""
-        if self._worker is not None:
-            try:
-                await self._worker.close(self.task, self.job.request.id)
-            except NodewireError as error:
-                log.info("job %s: its worker ended before: %s", self.job.request.id[:8], error)
+        if self._session is not None:
+            await self._session.close()
 
     async def balance(self) -> None:
         """Return when the balance is paid.
@@ -156,15 +153,21 @@ class PaidRun(Generic[Job]):
             raise PaymentRequired(what, f"not paid within {patience_s:.0f} s") from error
 
     async def _feed(
-        self, worker: Worker, edge: str, source: Path | bytes, key: str | None, sha256: str, said: Meta | None = None
+        self,
+        session: TaskSession,
+        edge: str,
+        source: Path | bytes,
+        key: str | None,
+        sha256: str,
+        said: Meta | None = None,
     ) -> list[Frame[Array]]:
-        """A blob's plaintext into the worker, with what is `said` of it; what it answers to the last piece.
+        """A blob's plaintext into the session, with what is `said` of it; what it answers to the last piece.
 
         Raises:
             BadHash, BadData, BadCiphertext: it is not what the ticket says.
         """
         pieces, total = _plain(source) if key is None else sealed.unseal(source, key), sealed.size_of(source)
-        return await feed(worker, self.task, self.job.request.id, edge, pieces, sha256, said or {}, total=total)
+        return await feed(session, edge, pieces, sha256, said or {}, total=total)
 
     def _owe_balance(self) -> None:
         """From the delivery on the customer owes the balance."""

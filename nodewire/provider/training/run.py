@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Unpack
 
 from nodewire.errors import Busy, NodewireError, NotAllowed, NotFound, WorkerFailed
-from nodewire.kind import Worker
+from nodewire.kind import TaskSession, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
 from nodewire.protocol import audit, closing, delivery, inline
@@ -81,8 +81,8 @@ class ShardRun(PaidRun[Admitted]):
         try:
             made: tuple[Path | bytes, Delivered] | None = self._made.find(request)
             if made is None:  # or else this provider died while it delivered
-                await self._open(worker)
-                made = await self._make(worker, *await self._steps(worker))
+                session = await self._open(worker)
+                made = await self._make(session, *await self._steps(session))
             await self._deliver(*made)
         finally:
             living.cancel()
@@ -143,29 +143,28 @@ class ShardRun(PaidRun[Admitted]):
         """What a segment ended with, out of the session that trained or another one. The next round, which is trained
         meanwhile, goes first: it may leave no room for this one, until it is done."""
         with suppress(NotFound, WorkerFailed):  # it had to make room, or died
-            if self._worker is not None:
-                return await self._shows(self._worker, segment)
+            if self._session is not None:
+                return await self._shows(self._session, segment)
         until_s = time.monotonic() + self.job.request.round.deadline_s
         while True:
             try:
-                await self._open(worker)
-                return await self._shows(worker, segment)
+                return await self._shows(await self._open(worker), segment)
             except (NotFound, Busy):
                 if time.monotonic() > until_s:
                     raise
                 await asyncio.sleep(ROOM_S)
 
-    async def _shows(self, worker: Worker, segment: int) -> list[bytes]:
+    async def _shows(self, session: TaskSession, segment: int) -> list[bytes]:
         """The snapshot's bytes, computed again where they are not kept, in turns with whatever else it trains."""
         frame: Frame[Array] = Frame("reveal", 0, (), {"segment": segment, "ms": TOGETHER_MS})
         while True:
-            said = await worker.receive(TASK, self.job.request.id, frame)
+            said = await session.receive(frame)
             if said[0].edge != "revealing":
                 return [bytes(one.tensors[0].data) for one in said]
 
-    async def _open(self, worker: Worker) -> None:
+    async def _open(self, worker: Worker) -> TaskSession:
         """A session with theta and shard."""
-        job, session = self.job, self.job.request.id
+        job = self.job
         ticket, round_ = job.ticket, job.request.round
         begun = self._carried.begun(job)
         cited = (round_.start,) if round_.start else ()
@@ -179,30 +178,30 @@ class ShardRun(PaidRun[Admitted]):
             "shard": f"{round_.job}.{ticket.shard_sha256}",
             "shard_bytes": job.assigned.data.bytes,
         }
-        await worker.open(TASK, session, params)
-        self._worker = worker
+        session = self._session = await worker.open(TASK, job.request.id, params)
         for path in frozen:
-            await self._freeze(worker, path)
-        (said,) = await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
+            await self._freeze(session, path)
+        (said,) = await self._feed(session, "theta", theta, ticket.theta_key, ticket.theta_sha256)
         if not said.meta["shard"]:
             shard = await self._blobs.get(job.assigned.data)
-            await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
+            await self._feed(session, "shard", shard, ticket.shard_key, ticket.shard_sha256)
         if begun is not None and ticket.carried is not None:
             path, key = begun
-            await self._feed(worker, "carried", path, key, ticket.carried)
+            await self._feed(session, "carried", path, key, ticket.carried)
+        return session
 
     async def _theta(self) -> Path | bytes:
         """The weights' ciphertext: out of the request, where it stands there, or else from a server."""
         request = self.job.request
         return request.theta if request.theta is not None else await self._blobs.get(request.round.theta)
 
-    async def _freeze(self, worker: Worker, path: Path) -> None:
+    async def _freeze(self, session: TaskSession, path: Path) -> None:
         """The frozen weights into the worker, unless it has them from a round before."""
         job = self.job
         assert job.start_sha256 is not None and job.ticket.start_key is not None
-        (said,) = await worker.receive(TASK, job.request.id, Frame("frozen", 0))
+        (said,) = await session.receive(Frame("frozen", 0))
         if not said.meta["here"]:
-            await self._feed(worker, "start", path, job.ticket.start_key, job.start_sha256)
+            await self._feed(session, "start", path, job.ticket.start_key, job.start_sha256)
 
     async def _live(self) -> None:
         """Say that the work has begun, unless it is done in a moment, and now and then that it goes on, where segments
@@ -223,7 +222,7 @@ class ShardRun(PaidRun[Admitted]):
         if time.time() > request.created_at + request.round.deadline_s:
             raise NotAllowed("deadline_s", "it is over")
 
-    async def _steps(self, worker: Worker) -> tuple[list[int], list[str], int, list[bytes]]:
+    async def _steps(self, session: TaskSession) -> tuple[list[int], list[str], int, list[bytes]]:
         """Train, segment by segment: losses in millionths, the states' hashes, samples seen, the packed update."""
         losses: list[int] = []
         states: list[str] = []
@@ -231,7 +230,7 @@ class ShardRun(PaidRun[Admitted]):
         while len(states) < delivery.MAX_STATES:
             self._check_time()
             frame: Frame[Array] = Frame("train", len(states), (), {"ms": TOGETHER_MS})
-            answer = await worker.receive(TASK, self.job.request.id, frame)
+            answer = await session.receive(frame)
             update = [bytes(said.tensors[0].data) for said in answer if said.edge == "update"]
             for said in answer[: len(answer) - len(update)]:
                 step, loss, state = said.meta["step"], said.meta["loss"], said.meta["state"]
@@ -246,7 +245,7 @@ class ShardRun(PaidRun[Admitted]):
         raise WorkerFailed("train", f"no end after {len(states)} segments")
 
     async def _make(
-        self, worker: Worker, losses: list[int], states: list[str], samples: int, pieces: list[bytes]
+        self, session: TaskSession, losses: list[int], states: list[str], samples: int, pieces: list[bytes]
     ) -> tuple[Path | bytes, Delivered]:
         """The packed update, sealed, and what the customer needs to open it; on disk if it is not small, or something
         is carried on, which is, too."""
@@ -256,7 +255,7 @@ class ShardRun(PaidRun[Admitted]):
             sha256.update(piece)
         kept = None
         if job.recipe.compression.carries:
-            left = await worker.receive(TASK, request.id, Frame("carry", 0))
+            left = await session.receive(Frame("carry", 0))
             rest = [bytes(frame.tensors[0].data) for frame in left]
             kept = hashlib.sha256(b"".join(rest)).hexdigest() if rest else NOTHING
             self._carried.keep(job, kept, rest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from kinds.k8843 import SplitInference
-from nodewire.kind import Desk, Job, Mailbox, Params, Worker
+from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
 from nodewire.protocol.codec import OWN, Codings
 from nodewire_faults import CHEATS, SENDING
 from nodewire_faults.sending import Sending
@@ -42,10 +42,10 @@ class _Ordered:
 
     def __init__(self, worker: Worker, orders: dict[str, object]) -> None:
         self._worker, self._orders = worker, orders
-        self.load, self.receive, self.close = worker.load, worker.receive, worker.close
+        self.load = worker.load
 
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
-        await self._worker.open(task, session, {**params, ORDERS: {**self._orders, "task": task}}, codings)
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> TaskSession:
+        return await self._worker.open(task, session, {**params, ORDERS: {**self._orders, "task": task}}, codings)
 
 
 KIND = FaultySplitInference()

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import IO, Unpack
 
-from nodewire.kind import Worker
+from nodewire.kind import TaskSession, Worker
 from nodewire.nostr import nip44
 from nodewire.pay.dues import NEVER_S, Due
 from nodewire.pay.till import Till
@@ -97,9 +97,9 @@ class FedstrRun(ShardRun):
                 await self._until_paid(DEPOSIT, max(0.0, invoice.expires_at_s - time.time()) + SETTLING_S)
         await self._say("processing")
 
-    async def _open(self, worker: Worker) -> None:
-        if self._worker is not None:
-            return
+    async def _open(self, worker: Worker) -> TaskSession:
+        if self._session is not None:
+            return self._session
         job = self.job
         params = {
             "recipe": job.recipe.pack(),
@@ -108,11 +108,11 @@ class FedstrRun(ShardRun):
             "steps": job.assigned.steps,
             "start": "",
         }
-        await worker.open(TASK, self._request.id, params)
-        self._worker = worker
+        session = self._session = await worker.open(TASK, self._request.id, params)
         for edge, source in self._sources.items():
-            await self._feed(worker, edge, self._fetched[edge], source.key, source.sha256)
+            await self._feed(session, edge, self._fetched[edge], source.key, source.sha256)
         self.forget()
+        return session
 
     async def _write(self, source: Source, file: IO[bytes]) -> None:
         if source.url:
