@@ -53,7 +53,7 @@ class SplitInference:
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
         closing = _Closing(job, desk)
-        inboxes = Inboxes(self._waiting, job.manifest, closing.ended)
+        inboxes = Inboxes(self._waiting, job.manifest, closing.ended, may_be_void=job.lookahead > 1)
         sessions: dict[str, TaskSession] = {}
         try:
             for task in job.tasks:
@@ -81,6 +81,7 @@ class SplitInference:
         closing: _Closing,
     ) -> None:
         guessing = Guessing(task, job, inboxes, desk) if job.lookahead > 1 else None
+        closes = job.manifest.mode != "generate" or task == job.manifest.driver.name
         while not closing.ended.is_set():  # returns of guesses may come after the last token
             frame = await inboxes.get(task)
             if guessing is not None and guessing.concerns(frame):
@@ -92,11 +93,15 @@ class SplitInference:
                 outs = await self._computed(frame, task, job, session, guessing)
             for out in outs:
                 desk.produced(task, chunk_said(out), out)
-            await closing.before(task, outs)
+            if not closes:
+                for out in outs:
+                    await mailbox.put(out)
+                continue
+            await closing.before(outs)
             for out in outs:
                 await mailbox.put(out)
-                await closing.after(task, out)
-            closing.returned(task, frame)
+                await closing.after(out)
+            closing.returned(frame)
 
     async def _computed(
         self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: Guessing | None
@@ -143,7 +148,8 @@ class SplitInference:
 
 
 class _Closing:
-    """Tells the desk when this node's part of a chunk is complete."""
+    """Tells the desk when this node's part of a chunk is complete: of calls by each output, of a generation by what its
+    driver takes and puts out."""
 
     def __init__(self, job: Job, desk: Desk) -> None:
         self.ended = asyncio.Event()
@@ -160,9 +166,9 @@ class _Closing:
         self._lacks = -1
         """The frame by which the stages keep the last rows that count; what its return keeps counts here, too."""
 
-    async def before(self, task: str, outs: Sequence[Frame[Array]]) -> None:
-        """Outputs of a task are about to go: of the driver's, a token that is its chunk's last completes that."""
-        if not self._generates or task != self._job.manifest.driver.name:
+    async def before(self, outs: Sequence[Frame[Array]]) -> None:
+        """Outputs are about to go: of the driver's, a token that is its chunk's last completes that."""
+        if not self._generates:
             return
         ends = any(out.meta.get("end") is True for out in outs)
         for out in outs:
@@ -178,10 +184,10 @@ class _Closing:
             if out.meta.get("end") is not True and chunk_of(self._job.manifest, out.seq + 1) > chunk:
                 await self._desk.completed(chunk, self._units_of(chunk), end=False)
 
-    async def after(self, task: str, out: Frame[Array]) -> None:
+    async def after(self, out: Frame[Array]) -> None:
         end = out.meta.get("end") is True
         if self._generates:
-            if task == self._job.manifest.driver.name and out.edge in self._to_customer and end:
+            if out.edge in self._to_customer and end:
                 await self._end(chunk_said(out), out.seq)
             return
         chunk = chunk_said(out)
@@ -207,9 +213,9 @@ class _Closing:
         if self._lacks < 0:
             self.ended.set()
 
-    def returned(self, task: str, frame: Frame[Array]) -> None:
+    def returned(self, frame: Frame[Array]) -> None:
         """A frame has been taken: the driver has everything with the return that it lacked."""
-        if self._generates and task == self._job.manifest.driver.name and frame.seq == self._lacks:
+        if self._generates and frame.seq == self._lacks:
             self.ended.set()
 
     def _units_of(self, chunk: int) -> int:
@@ -224,12 +230,14 @@ async def _close(sessions: Iterable[TaskSession]) -> None:
 
 async def _admit(frame: Frame[Array], manifest: Manifest, desk: Desk) -> None:
     """As Desk.admit. Raises BadFrame, naming the edge, or one of the driver's if the frame is not of what it closes."""
-    edge = frame.edge
     try:
         share = _share(frame, manifest)
-        edge = driven(manifest) if manifest.mode == "generate" else edge
+    except BadFrame as error:
+        raise BadFrame(frame.edge, str(error)) from error
+    try:
         await desk.admit(*share)
     except BadFrame as error:
+        edge = driven(manifest) if manifest.mode == "generate" else frame.edge
         raise BadFrame(edge, str(error)) from error
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from itertools import takewhile
 
 from nodewire.errors import BadFrame, OverBudget, PaymentRequired
@@ -32,10 +33,12 @@ class Chunks:
         record: Record | None,
         credit: Credit,
         *,
+        begin: Callable[[], None],
         hashing: Hashing,
         settling: Settling,
         task_group: JobTaskGroup,
     ) -> None:
+        """`begin`: told before the first chunk is computed; it raises Busy where that may not be."""
         self.units: dict[int, int] = {}
         """By chunk, what this node's inputs of it count as."""
         self.broken: BadFrame | None = None
@@ -43,6 +46,7 @@ class Chunks:
         self._context = context
         self._record = record
         self._credit = credit
+        self._begin = begin
         self._hashing = hashing
         self._settling = settling
         self._task_group = task_group
@@ -62,14 +66,17 @@ class Chunks:
         """The first chunk that has not been closed."""
         return max(self._closed, default=-1) + 1
 
-    async def admit(self, chunk: int, units: int) -> None:
+    async def admit(self, chunk: int, units: int = 1) -> None:
         """An input of `units` begins; waits while there is no credit for it, or it guesses beyond the budget.
 
         Raises:
             BadFrame: the chunk has been closed; or the driver has not closed one before, so that nothing is asked for.
             PaymentRequired: the customer has not paid one before.
             OverBudget: it would cost more than the plan allows.
+            Busy: the first one may not begin.
         """
+        if chunk == 0:
+            self._begin()
         if chunk in self._closed and self._record is None:
             raise BadFrame("chunk", f"{chunk} has been closed")
         plan = self._context.request.plan

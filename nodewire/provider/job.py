@@ -87,7 +87,6 @@ class JobRun:
         `begin`: told before the first chunk is computed; it raises Busy where that may not be."""
         self._context = context
         self.credit = Credit(patience_s=context.patience_s)
-        self._begin = begin
         self._kind = kind
         self._mailbox = mailbox
         request, manifest = context.request, context.manifest
@@ -113,8 +112,15 @@ class JobRun:
             task_group=task_group,
         )
         self._chunks = Chunks(
-            context, record, self.credit, hashing=self._hashing, settling=self._settling, task_group=task_group
+            context,
+            record,
+            self.credit,
+            begin=begin,
+            hashing=self._hashing,
+            settling=self._settling,
+            task_group=task_group,
         )
+        self.admit = self._chunks.admit
         if record is not None:
             record.attend(context.inner_edges, self._plain, self._chunks.complete)
         self._frames = 0
@@ -222,11 +228,6 @@ class JobRun:
             chunk = self.open_chunk()
             await asyncio.sleep(limit_s)
         raise TimedOut("frames", f"none for {limit_s:.0f} s, or not enough for chunk {chunk}")
-
-    async def admit(self, chunk: int, units: int = 1) -> None:
-        if chunk == 0:
-            self._begin()
-        await self._chunks.admit(chunk, units)
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         self._frames += is_computed(frame)

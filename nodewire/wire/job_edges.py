@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from nodewire.errors import BadFrame, TooLarge
+from nodewire.errors import TooLarge
 from nodewire.protocol.manifest import MAX_EDGES
-from nodewire.protocol.plan import tensor_key
 from nodewire.wire.edges import Incoming, Outgoing, Route, Window
-from nodewire.wire.headers import MAX_FRAME_BYTES, DataHeader
+from nodewire.wire.headers import MAX_FRAME_BYTES
 
 DEFAULT_FRAME_BYTES = 64 * 2**20
 
@@ -20,7 +19,6 @@ class JobEdges:
     def __init__(
         self,
         public: str,
-        request: str,
         routes: Mapping[str, Route],
         limits: Mapping[str, int],
         *,
@@ -37,7 +35,6 @@ class JobEdges:
         self.outgoing: dict[str, Outgoing] = {}
         self.members = {member for route in routes.values() for member in (route.producer, route.consumer)}
         self.neighbours: set[str] = set()
-        self._request = request
         self._limits = limits
         for edge, route in routes.items():
             limit = self._limit(edge)
@@ -59,29 +56,6 @@ class JobEdges:
         """An edge on which `peer` sends here: `edge` if it is one of them, None if there are none."""
         own = [name for name, incoming in self.incoming.items() if incoming.producer == peer]
         return edge if edge in own else min(own, default=None)
-
-    def begin(self, peer: str, header: DataHeader) -> None:
-        """Check that a frame from `peer` may come now, before memory is taken for it.
-
-        Raises:
-            BadFrame, TooLarge: it may not; `field` says why.
-        """
-        incoming = self.incoming.get(header.edge)
-        if incoming is None:
-            raise BadFrame("edge", f"{header.edge!r} does not lead here")
-        if incoming.producer != peer:
-            raise BadFrame("producer", f"{peer} does not produce {header.edge}")
-        if header.attempt or header.key != tensor_key(self._request, header.edge, 0, header.seq):
-            raise BadFrame("key", "not the name of this frame")
-        incoming.admit(header)
-
-    def end(self, header: DataHeader) -> Incoming | None:
-        """A frame that `begin` admitted is complete; None if its edge has begun anew meanwhile."""
-        incoming = self.incoming.get(header.edge)
-        if incoming is None or incoming.under_way is not header:
-            return None
-        incoming.under_way = None
-        return incoming
 
     def lost(self, peer: str) -> None:
         """A neighbour is out of reach: both ends of each edge to it count anew."""

@@ -21,6 +21,7 @@ from typing import Protocol
 from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NodewireError, NotAllowed
 from nodewire.protocol import canonical
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames, sending
 from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Route, Tape
 from nodewire.wire.frames import Document
@@ -86,7 +87,7 @@ class JobMailbox:
         self.turn_us: Callable[[], int] | None = None
         """What this node's part of a turn takes (`wire.pacing`), where somebody counts it."""
         self._exchange = exchange
-        self._edges = JobEdges(exchange.public, request, routes, limits or {}, relinks=on_lost is not None)
+        self._edges = JobEdges(exchange.public, routes, limits or {}, relinks=on_lost is not None)
         self._on_lost = on_lost
         self._grace_s = grace_s
         self._tape = tape
@@ -249,14 +250,26 @@ class JobMailbox:
     # What the node calls.
 
     def begin(self, peer: str, header: DataHeader) -> None:
-        """Check that a frame from `peer` may come now. Raises BadFrame, TooLarge, NotAllowed, as JobEdges.begin."""
-        self._edges.begin(peer, header)
+        """Check that a frame from `peer` may come now, before memory is taken for it.
+
+        Raises:
+            BadFrame, TooLarge: it may not; `field` says why.
+        """
+        incoming = self._edges.incoming.get(header.edge)
+        if incoming is None:
+            raise BadFrame("edge", f"{header.edge!r} does not lead here")
+        if incoming.producer != peer:
+            raise BadFrame("producer", f"{peer} does not produce {header.edge}")
+        if header.attempt or header.key != tensor_key(self.request, header.edge, 0, header.seq):
+            raise BadFrame("key", "not the name of this frame")
+        incoming.admit(header)
 
     def end(self, header: DataHeader, memory: memoryview) -> None:
-        """A frame that `begin` admitted is complete."""
-        incoming = self._edges.end(header)
-        if incoming is None:
+        """A frame that `begin` admitted is complete; it counts unless its edge has begun anew meanwhile."""
+        incoming = self._edges.incoming.get(header.edge)
+        if incoming is None or incoming.under_way is not header:
             return
+        incoming.under_way = None
         frame = Frame(header.edge, header.seq, header.arrays(memory), header.meta)
         if self._keep_inputs and self._tape is not None:
             self._tape.write(self.request, header.edge, header.attempt, frame)

@@ -10,8 +10,7 @@ from typing import Any
 
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
-from nodewire.wire.decoder import Landing
-from nodewire.wire.frames import DataHeader, Document
+from nodewire.wire.frames import Document
 from nodewire.wire.jobs import Jobs
 from nodewire.wire.keeping import KeptLink
 from nodewire.wire.link import Link, Patience, Rung
@@ -72,6 +71,9 @@ class Node:
             beside=beside,
             unix_s=unix_s,
         )
+        # Frames come and go without a stop here.
+        self.open_link = self._links.open.get
+        self.data_begins, self.data_ends, self.credit = self._jobs.data_begins, self._jobs.data_ends, self._jobs.credit
 
     @property
     def peers(self) -> Mapping[str, Link]:
@@ -208,9 +210,6 @@ class Node:
         """The open link to `peer`; one that is not there yet may come while `dial_s` lasts. Raises LinkLost."""
         return await self._links.reach(peer)
 
-    def open_link(self, peer: str) -> Link | None:
-        return self._links.open.get(peer)
-
     def forget(self, job: JobMailbox) -> None:
         self._jobs.forget(job)
 
@@ -225,15 +224,6 @@ class Node:
                 link.discard(job.request)
 
     # What links call.
-
-    def data_begins(self, link: Link, header: DataHeader) -> Landing:
-        return self._jobs.data_begins(link, header)
-
-    def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None:
-        self._jobs.data_ends(link, header, memory)
-
-    def credit(self, link: Link, job: str, edge: str, attempt: int, limit: int) -> None:
-        self._jobs.credit(link, job, edge, attempt, limit)
 
     def control(self, link: Link, document: Document) -> None:
         if any(one.heard(link, document) for one in (self._presence, self._pacing, self.survey)):
