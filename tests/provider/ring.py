@@ -46,10 +46,13 @@ class Place:
 class Ring:
     """Every task has a provider."""
 
-    def __init__(self, folder, path, truth, *, policy, lookahead=1, width=1, depth=6, chance=0.8, at=None):
+    worker = None
+    """A worker that has all tasks loaded; without one every provider computes where it stands."""
+
+    def __init__(self, folder, path, truth, *, policy, lookahead=1, width=1, depth=6, chance=0.8, at=None, chunk=CHUNK):
         """`at`: by task the number of its provider, where several are at one node."""
         self.registration = split_decoder(folder, 1_060_000, path / "split", slots=1, name="tiny")
-        self.manifest = self.registration.manifest.model_copy(update={"chunk": CHUNK})
+        self.manifest = self.registration.manifest.model_copy(update={"chunk": chunk})
         self.path, self.policy, self.lookahead, self.make_guess = path, policy, lookahead, make_guessing
         self.guess = {"guess": right_by(chance, truth), "depth": depth, "width": width}
         self.keys = [Keys(bytes([i + 1]) * 32) for i in range(len(self.manifest.tasks))]
@@ -136,8 +139,11 @@ class Ring:
             tape=tape,
             keep_inputs=record is None,
         )
-        actors = load(self.registration)
-        self.make_guess(self.manifest, actors, **self.guess)
+        worker = self.worker
+        if worker is None:
+            actors = load(self.registration)
+            self.make_guess(self.manifest, actors, **self.guess)
+            worker = Slow(Loaded(self.manifest, actors))
 
         async def commit(roots):
             self.committed += [(place.keys.public, root) for root in roots]
@@ -146,7 +152,7 @@ class Ring:
             JobContext(place.keys, self.request, self.manifest, KIND.check(self.manifest, {"max_tokens": 150})),
             kind=KIND,
             mailbox=member.mailbox,
-            worker=JobWorker(Slow(Loaded(self.manifest, actors)), self.manifest, {}),
+            worker=JobWorker(worker, self.manifest, {}),
             ledger=Ledger(":memory:"),
             publish=self.published,
             commit=commit,
@@ -175,10 +181,13 @@ class Ring:
         await asyncio.gather(*place.tasks, return_exceptions=True)
         place.spool.close()
 
-    async def tokens(self, *strike, at=0):
-        """All tokens; the providers of the tasks `strike` are killed when `at` of them have come."""
+    async def ask(self):
         text = PROMPT.encode()
         await self.member.mailbox.put(Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0}))
+
+    async def tokens(self, *strike, at=0):
+        """All tokens; the providers of the tasks `strike` are killed when `at` of them have come."""
+        await self.ask()
         ids = []
         try:
             async with asyncio.timeout(60):
