@@ -15,7 +15,7 @@ import uvloop
 from nodewire.errors import LinkLost, NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
-from nodewire.wire import JobMailbox, Node, Route, Spool
+from nodewire.wire import JobChannelSpec, JobMailbox, Node, Route, Spool
 
 JOB = "ef" * 32
 FRAME_BYTES = 512
@@ -97,12 +97,14 @@ async def _main() -> None:
     first, second = (node.public, peer) if dials else (peer, node.public)
     routes = {"there": Route(first, second), "back": Route(second, first)}
     if told["role"] == "echo":
-        mailbox = node.open_job(JOB, routes)
+        mailbox = node.open_job(JobChannelSpec(JOB, routes))
         _say("linked")
         return await _echo(mailbox, "there" if dials else "back", dials)
     with tempfile.TemporaryDirectory() as folder:
         spool = Spool(Path(folder) / "spool", SPOOL_BYTES, SPOOL_BYTES)
-        mailbox = node.open_job(JOB, routes, on_lost=lambda lost, error: None, grace_s=GRACE_S, tape=spool)
+        mailbox = node.open_job(
+            JobChannelSpec(JOB, routes, on_lost=lambda lost, error: None, grace_s=GRACE_S, tape=spool)
+        )
         _say("linked")
         if not dials:
             return await _read(mailbox, told["frames"])

@@ -27,7 +27,7 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.provider.job_worker import JobWorker
 from nodewire.provider.serving import loaded_name
-from nodewire.wire import Node
+from nodewire.wire import JobChannelSpec, Node
 from nodewire.worker.lasting import maker
 
 MEMORY_BYTES = 500_000_000
@@ -62,7 +62,9 @@ async def provide() -> None:
         keys, node, known = await _met(stack, heard)
         while line := await heard.readline():
             job = json.loads(line)
-            mailbox = node.open_job(job["job"], routes_of(manifest, known["holders"], known["customer"]))
+            mailbox = node.open_job(
+                JobChannelSpec(job["job"], routes_of(manifest, known["holders"], known["customer"]))
+            )
             plan = plan_of(manifest, known["holders"], known["customer"])
             request = Request(job["job"], known["customer"], 1, 8843, plan, "", _HASH, (), 0, (), _HASH)
             params = KIND.check(manifest, job["params"])
@@ -78,7 +80,9 @@ async def buy() -> None:
         _, node, known = await _met(stack, heard)
         while line := await heard.readline():
             job = json.loads(line)
-            mailbox = node.open_job(job["job"], routes_of(manifest, known["holders"], known["customer"]))
+            mailbox = node.open_job(
+                JobChannelSpec(job["job"], routes_of(manifest, known["holders"], known["customer"]))
+            )
             say("open")
             await heard.readline()
             text = job["prompt"].encode()

@@ -30,7 +30,7 @@ import uvloop
 from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
-from nodewire.wire import JobMailbox, Node, Route
+from nodewire.wire import JobChannelSpec, JobMailbox, Node, Route
 from nodewire.wire.shm import SameHost
 
 MOST_BYTES = 64 * 2**20
@@ -103,7 +103,7 @@ async def sockets_dial(where: int) -> Echo:
 def _mailbox(node: Node, there: str, back: str) -> JobMailbox:
     """Of the job with an edge there, and one back."""
     routes = {"there": Route(there, back), "back": Route(back, there)}
-    return node.open_job(_JOB, routes, limits=dict.fromkeys(routes, MOST_BYTES))
+    return node.open_job(JobChannelSpec(_JOB, routes, limits=dict.fromkeys(routes, MOST_BYTES)))
 
 
 def _frame(edge: str, seq: int, given: torch.Tensor) -> Frame[Array]:

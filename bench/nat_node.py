@@ -21,7 +21,7 @@ from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.frame import Array, Frame
-from nodewire.wire import Link, Node, Route
+from nodewire.wire import JobChannelSpec, Link, Node, Route
 from nodewire.wire.reach import announcing, dialback, ladder, reach
 from nodewire.wire.reach.reach import Reach
 
@@ -88,7 +88,7 @@ async def _splices(pool: Pool) -> tuple[Any, ...]:
 
 async def _mark(node: Node, link: Link) -> None:
     """Send the peer a frame full of markers."""
-    job = node.open_job(secrets.token_hex(32), {"edge": Route(node.public, link.peer)})
+    job = node.open_job(JobChannelSpec(secrets.token_hex(32), {"edge": Route(node.public, link.peer)}))
     data = MARKER * REPEATS
     await job.put(Frame("edge", 0, (Array("uint8", (len(data),), data),)))
     await asyncio.sleep(SENT_S)

@@ -14,7 +14,7 @@ import uvloop
 from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
-from nodewire.wire import JobMailbox, Node, Patience, Route, link
+from nodewire.wire import JobChannelSpec, JobMailbox, Node, Patience, Route, link
 from nodewire.wire.transport import TcpTls
 
 JOB = "ab" * 32
@@ -53,7 +53,7 @@ async def _ring(lines: asyncio.StreamReader) -> None:
     await node.reach(before)
     await asyncio.sleep(PAUSE_S)
     routes = {f"edge.{i}": Route(public, ring[(i + 1) % len(ring)][0]) for i, (public, _) in enumerate(ring)}
-    mailbox = node.open_job(JOB, routes)
+    mailbox = node.open_job(JobChannelSpec(JOB, routes))
     await asyncio.sleep(OPEN_S)
     _say("linked")
     await lines.readline()

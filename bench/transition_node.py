@@ -36,7 +36,7 @@ from nodewire.provider.job import JobRun
 from nodewire.provider.job_context import JobContext
 from nodewire.provider.job_worker import JobWorker
 from nodewire.provider.serving import loaded_name
-from nodewire.wire import Node, Route
+from nodewire.wire import JobChannelSpec, Node, Route
 from nodewire.worker.lasting import maker
 
 COMPLETED, ASSIGNED = 28_843, 28_844
@@ -181,7 +181,9 @@ class Member:
 
     def mailbox(self, job: Mapping[str, Any]) -> Any:
         manifest = self.manifests[job["shape"]]
-        made = self.node.open_job(job["job"], routes_of(manifest, self.holders[job["shape"]], self.customer))
+        made = self.node.open_job(
+            JobChannelSpec(job["job"], routes_of(manifest, self.holders[job["shape"]], self.customer))
+        )
         return TaskByTask(made, job["job"], manifest, self._assigned) if job["arm"] == "relay" else made
 
 

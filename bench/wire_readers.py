@@ -20,7 +20,7 @@ from bench.wire_streams import BESIDE, CLOSED, JOB, OTHERS, PRODUCED
 from nodewire.errors import NodewireError, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
-from nodewire.wire import JobMailbox, Link, Node, Patience, Route, frames, identity, links
+from nodewire.wire import JobChannelSpec, JobMailbox, Link, Node, Patience, Route, frames, identity, links
 from nodewire.wire.decoder import Decoder, Landing
 from nodewire.wire.headers import DataHeader
 from nodewire.wire.identity import Identity
@@ -245,7 +245,7 @@ class Reader:
     async def __aenter__(self) -> Reader:
         asyncio.get_running_loop().set_exception_handler(self._unexpected)
         await self.node.listen()
-        self.node.open_job(CLOSED, {}).close()
+        self.node.open_job(JobChannelSpec(CLOSED, {})).close()
         await self.producer.connect()
         await self.other.connect()
         return self
@@ -263,12 +263,14 @@ class Reader:
             await self.producer.connect()
         relinks = rng.random() < 0.3
         job = self.node.open_job(
-            JOB,
-            self._routes,
-            limits={PRODUCED: streams.LARGEST_FRAME, OTHERS: 4_096},
-            on_lost=(lambda peer, error: None) if relinks else None,
+            JobChannelSpec(
+                JOB,
+                self._routes,
+                limits={PRODUCED: streams.LARGEST_FRAME, OTHERS: 4_096},
+                on_lost=(lambda peer, error: None) if relinks else None,
+            )
         )
-        beside = self.node.open_job(BESIDE, self._beside, limits={PRODUCED: 4_096})
+        beside = self.node.open_job(JobChannelSpec(BESIDE, self._beside, limits={PRODUCED: 4_096}))
         link = self.producer.link
         assert link is not None
         try:
@@ -294,13 +296,13 @@ class Reader:
 
     def open(self) -> JobMailbox:
         """The job, to stay open."""
-        return self.node.open_job(JOB, self._routes, limits={PRODUCED: streams.LARGEST_FRAME})
+        return self.node.open_job(JobChannelSpec(JOB, self._routes, limits={PRODUCED: streams.LARGEST_FRAME}))
 
     async def whole(self, rng: random.Random, stream: bytes) -> None:
         """A stream that is valid: all of it is delivered. Raises Fault."""
         await self.producer.connect()
         job = self.open()
-        beside = self.node.open_job(BESIDE, self._beside)
+        beside = self.node.open_job(JobChannelSpec(BESIDE, self._beside))
         try:
             for one in (*self._others, *self._besides):
                 self.other.send(rng, one.pack())

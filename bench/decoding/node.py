@@ -24,7 +24,7 @@ from bench.transition_node import lines, say
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame, Meta
-from nodewire.wire import JobMailbox, Node, Patience, Route
+from nodewire.wire import JobChannelSpec, JobMailbox, Node, Patience, Route
 
 WIDTH = 512
 ROW_BYTES = 2 * WIDTH
@@ -182,7 +182,7 @@ async def main() -> None:
     routes |= {f"back.{i}": Route(publics[i], publics[i - 1]) for i in range(1, len(ring))}
     while line := await heard.readline():
         plan = json.loads(line)
-        mailboxes = [node.open_job(session["job"], routes) for session in plan["sessions"]]
+        mailboxes = [node.open_job(JobChannelSpec(session["job"], routes)) for session in plan["sessions"]]
         say("open")
         await heard.readline()
         if index:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 
 from nodewire.bounded_dict import BoundedDict
@@ -14,8 +14,9 @@ from nodewire.wire.allowance import stray_bytes
 from nodewire.wire.decoder import Landing
 from nodewire.wire.early import Early
 from nodewire.wire.frames import DataHeader, Document
+from nodewire.wire.job_channel import JobChannelSpec
 from nodewire.wire.link import Link
-from nodewire.wire.mailbox import ERROR, Exchange, JobMailbox, OnLost, Route, Tape
+from nodewire.wire.mailbox import ERROR, Exchange, JobMailbox
 from nodewire.wire.memory import Memory
 
 _MAX_FENCES = 4_096
@@ -47,30 +48,12 @@ class Jobs:
     def get(self, request: str) -> JobMailbox | None:
         return self._open.get(request)
 
-    def open(
-        self,
-        request: str,
-        routes: Mapping[str, Route],
-        limits: Mapping[str, int] | None,
-        *,
-        on_lost: OnLost | None,
-        grace_s: float,
-        tape: Tape | None,
-        keep_inputs: bool,
-    ) -> JobMailbox:
+    def open(self, channel: JobChannelSpec) -> JobMailbox:
         """As Node.open_job."""
+        request = channel.request
         if request in self._open:
             raise NotAllowed("request", "the job is open already")
-        job = self._open[request] = JobMailbox(
-            self._exchange,
-            request,
-            routes,
-            limits,
-            on_lost=on_lost,
-            grace_s=grace_s,
-            tape=tape,
-            keep_inputs=keep_inputs,
-        )
+        job = self._open[request] = JobMailbox(self._exchange, channel)
         for fence in [f for f in self._fences if f[1] == request]:
             del self._fences[fence]
         for peer, held in self.early.take(request):

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
-from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NodewireError, NotAllowed
+from nodewire.errors import BadFrame, Busy, LinkLost, NodewireError, NotAllowed
 from nodewire.protocol import canonical
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import tensor_key
@@ -26,22 +26,19 @@ from nodewire.wire import frames, sending
 from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Route, Tape
 from nodewire.wire.frames import Document
 from nodewire.wire.headers import DataHeader
+from nodewire.wire.job_channel import JobChannelSpec
 from nodewire.wire.job_edges import JobEdges
 from nodewire.wire.link import Link
 from nodewire.wire.said import Said
 from nodewire.wire.sending import Sender
 
-__all__ = ["INITIAL_WINDOW_BYTES", "WINDOW_BYTES", "JobMailbox", "OnLost", "Route", "Tape"]
+__all__ = ["INITIAL_WINDOW_BYTES", "WINDOW_BYTES", "JobMailbox", "Route", "Tape"]
 
 MAX_CONTROLS = 256
 """Of one member's documents that wait unread."""
-GRACE_S = 10.0
 
 ERROR, CANCEL, RESUME = "error", "cancel", "resume"
 """The types of the documents about a job that the wire itself understands."""
-
-OnLost = Callable[[str, NodewireError], None]
-"""Told a member's public key and what happened to it, at once."""
 
 
 class Exchange(sending.Exchange, Protocol):
@@ -68,30 +65,17 @@ class JobMailbox:
     produces must not wait for `put` before it calls `get` if one answer may be larger than a window.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        request: str,
-        routes: Mapping[str, Route],
-        limits: Mapping[str, int] | None = None,
-        *,
-        on_lost: OnLost | None = None,
-        grace_s: float = GRACE_S,
-        tape: Tape | None = None,
-        keep_inputs: bool = False,
-    ) -> None:
-        """`limits`: most bytes of one frame per edge; 64 MiB where it says nothing."""
-        if len(request) != 64 or set(request) - set("0123456789abcdef"):
-            raise BadInput("request", "not 64 lowercase hex digits")
-        self.request = request
+    def __init__(self, exchange: Exchange, channel: JobChannelSpec) -> None:
+        self.request = channel.request
         self.turn_us: Callable[[], int] | None = None
         """What this node's part of a turn takes (`wire.pacing`), where somebody counts it."""
         self._exchange = exchange
-        self._edges = JobEdges(exchange.public, routes, limits or {}, relinks=on_lost is not None)
-        self._on_lost = on_lost
-        self._grace_s = grace_s
-        self._tape = tape
-        self._keep_inputs = keep_inputs
+        relinks = channel.on_lost is not None
+        self._edges = JobEdges(exchange.public, channel.routes, channel.limits, relinks=relinks)
+        self._on_lost = channel.on_lost
+        self._grace_s = channel.grace_s
+        self._tape = channel.tape
+        self._keep_inputs = channel.keep_inputs
         self._awaited: dict[str, asyncio.TimerHandle] = {}
         """Neighbours that were lost, and have not been heard of in the job since. A link alone is not enough: a process
         that was started anew has one, but not the job."""
@@ -108,7 +92,7 @@ class JobMailbox:
         self._moved = asyncio.Event()
         self._over = asyncio.Event()
         self._error: NodewireError | None = None
-        self._sender = Sender(self, exchange, request, tape, relinks=on_lost is not None)
+        self._sender = Sender(self, exchange, self.request, self._tape, relinks=relinks)
 
     @property
     def members(self) -> set[str]:

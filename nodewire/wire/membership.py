@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, first_of
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
+from nodewire.wire.job_channel import JobChannelSpec
 from nodewire.wire.keeping import KeptLink
 from nodewire.wire.mailbox import Tape
 from nodewire.wire.node import Node
@@ -62,12 +63,14 @@ class Membership:
         self._returns: Counter[str] = Counter()
         self._kept: dict[str, KeptLink] = {}
         self.mailbox = node.open_job(
-            request,
-            self.routes,
-            on_lost=self._lost if self.relinks else None,
-            grace_s=grace_s,
-            tape=tape,
-            keep_inputs=keep_inputs,
+            JobChannelSpec(
+                request,
+                self.routes,
+                on_lost=self._lost if self.relinks else None,
+                grace_s=grace_s,
+                tape=tape,
+                keep_inputs=keep_inputs,
+            )
         )
 
     async def link(self, peer: str) -> None:

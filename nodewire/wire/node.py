@@ -11,11 +11,12 @@ from typing import Any
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.wire.frames import Document
+from nodewire.wire.job_channel import JobChannelSpec
 from nodewire.wire.jobs import Jobs
 from nodewire.wire.keeping import KeptLink
 from nodewire.wire.link import Link, Patience, Rung
 from nodewire.wire.links import Ladder, Links
-from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
+from nodewire.wire.mailbox import CANCEL, ERROR, RESUME, JobMailbox
 from nodewire.wire.pacing import Pacing
 from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
@@ -125,38 +126,14 @@ class Node:
         """
         return KeptLink(self, public, addresses, failed)
 
-    def open_job(
-        self,
-        request: str,
-        routes: Mapping[str, Route],
-        limits: Mapping[str, int] | None = None,
-        *,
-        on_lost: OnLost | None = None,
-        grace_s: float = GRACE_S,
-        tape: Tape | None = None,
-        keep_inputs: bool = False,
-    ) -> JobMailbox:
+    def open_job(self, channel: JobChannelSpec) -> JobMailbox:
         """The mailbox of a job on this node.
-
-        `routes` are all of the job's edges by name; `limits` the most bytes of one frame per edge.
-
-        With `on_lost` a lost neighbour does not end the job: `on_lost` is called at once, and the job fails only if
-        the neighbour does not come back within `grace_s` seconds. `tape` keeps what is put, so that it can be sent
-        again to a consumer that lacks it, and with `keep_inputs` also what comes from other nodes.
 
         Raises:
             NotAllowed: the job is open already.
-            BadInput, TooLarge: a malformed request id, too many routes, or a limit over 256 MiB.
+            TooLarge: too many routes, or a limit over 256 MiB.
         """
-        return self._jobs.open(
-            request,
-            routes,
-            limits,
-            on_lost=on_lost,
-            grace_s=grace_s,
-            tape=tape,
-            keep_inputs=keep_inputs,
-        )
+        return self._jobs.open(channel)
 
     async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool | None:
         """Whether the node `public` says that it holds the job (`wire.presence`); None if it does not answer in time.

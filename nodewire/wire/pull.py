@@ -17,7 +17,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterator, Sequence
 from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
@@ -28,6 +28,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.schema import Count, Hex32, Name, Schema
 from nodewire.wire import frames
 from nodewire.wire.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES, Document
+from nodewire.wire.job_channel import JobChannelSpec
 from nodewire.wire.link import Link
 from nodewire.wire.mailbox import ERROR, JobMailbox, Route
 
@@ -89,9 +90,7 @@ class Exchange(Protocol):
 
     def open_link(self, peer: str) -> Link | None: ...
 
-    def open_job(
-        self, request: str, routes: Mapping[str, Route], limits: Mapping[str, int] | None = None
-    ) -> JobMailbox: ...
+    def open_job(self, channel: JobChannelSpec) -> JobMailbox: ...
 
 
 async def pull(
@@ -193,7 +192,7 @@ class Pulls:
                 answer = await holder(peer, want)
         except TimeoutError:
             raise TimedOut(PULL, "no decision") from None
-        mailbox = self._node.open_job(job, {PULL: Route(self._node.public, peer)}, limits={PULL: limit})
+        mailbox = self._node.open_job(JobChannelSpec(job, {PULL: Route(self._node.public, peer)}, limits={PULL: limit}))
         try:
             async with asyncio.timeout(MAX_PULL_S):
                 for frame in _wrap(answer):
@@ -216,7 +215,7 @@ async def _answers(
     nonce = os.urandom(_NONCE_BYTES)
     job = _job(want, node.public, peer, nonce)
     limit = min(limit + MAX_HEADER_BYTES, MAX_FRAME_BYTES)
-    mailbox = node.open_job(job, {PULL: Route(peer, node.public)}, limits={PULL: limit})
+    mailbox = node.open_job(JobChannelSpec(job, {PULL: Route(peer, node.public)}, limits={PULL: limit}))
     ended = False
     try:
         link.send_control({"t": PULL, "job": job, "want": want.document(), "nonce": nonce, "limit": limit})

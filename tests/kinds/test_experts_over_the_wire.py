@@ -13,7 +13,7 @@ from nodewire.protocol.chunk import chunk_of, leaf_of, opening
 from nodewire.protocol.compare import compare
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
-from nodewire.wire import Node, Route
+from nodewire.wire import JobChannelSpec, Node, Route
 from tests.kinds.experts import EXPERTS, MOST, WIDTH, loaded
 from tests.kinds.inprocess import Direct
 
@@ -83,7 +83,7 @@ async def bought(made: Manifest, folder) -> tuple[list[np.ndarray], dict[str, De
         routes = {e.name: Route(nodes[e.source].public, nodes[e.target].public) for e in made.edges}
         for edge in made.edges:
             await nodes[edge.source].link(nodes[edge.target].public, [addresses[edge.target]])
-        boxes = {name: node.open_job(REQUEST, routes) for name, node in nodes.items()}
+        boxes = {name: node.open_job(JobChannelSpec(REQUEST, routes)) for name, node in nodes.items()}
         desks, serving = {}, []
         for task, one in loaded(folder).items():
             desks[task] = Desk(made.digest())

@@ -24,8 +24,8 @@ class Asked:
     def __init__(self, answers):
         self.answers, self.lost, self.ended = list(answers), None, []
 
-    def open_job(self, request, routes, *, on_lost, **_):
-        self.lost = on_lost
+    def open_job(self, channel):
+        self.lost = channel.on_lost
         return SimpleNamespace(cancel=self.ended.append)
 
     def keep(self, public, addresses, failed):

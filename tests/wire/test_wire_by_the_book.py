@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from nodewire.protocol.frame import Array, Frame
-from nodewire.wire import Route
+from nodewire.wire import JobChannelSpec, Route
 
 DATA, MORE, CONTROL, CREDIT, PING, PONG, FILLER = range(1, 8)
 OID = x509.ObjectIdentifier("2.25.331049885473452711640222435708488784047")
@@ -179,7 +179,7 @@ async def test_it_dials_sends_a_frame_and_is_sent_one(net):
     public = peer.secret.public_key.format()[1:].hex()
     sent = os.urandom(600_000)
     peer.writer.write(tensor_frames("to.it", 0, sent, stream=3))  # within 1 MiB: before anybody has opened the job
-    job = node.open_job(JOB, {"to.it": Route(public, node.public), "to.us": Route(node.public, public)})
+    job = node.open_job(JobChannelSpec(JOB, {"to.it": Route(public, node.public), "to.us": Route(node.public, public)}))
     got = await asyncio.wait_for(job.get(), 5)
     assert (got.edge, got.seq, bytes(got.tensors[0].data), dict(got.meta)) == ("to.it", 0, sent, {"pos": 0})
 

@@ -8,7 +8,7 @@ from wire_net import TLS_AND_SHM, array, job_id, until
 
 from nodewire.errors import LinkLost
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Route
+from nodewire.wire import JobChannelSpec, Route
 from nodewire.wire.edges import WINDOW_BYTES
 
 pytestmark = TLS_AND_SHM
@@ -19,7 +19,7 @@ MiB = 2**20
 
 def open_job(net, producer, consumer, **options):
     routes = {"e": Route(producer.public, consumer.public)}
-    return [node.open_job(JOB, routes, **options) for node in (producer, consumer)]
+    return [node.open_job(JobChannelSpec(JOB, routes, **options)) for node in (producer, consumer)]
 
 
 async def cancel(putting) -> None:

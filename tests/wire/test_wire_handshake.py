@@ -15,7 +15,7 @@ from wire_net import QUICK, data_frame, job_id, refused_as, until
 
 from nodewire.errors import BadInput, BadPeer, LinkLost, NotAllowed, TimedOut
 from nodewire.nostr.keys import Keys
-from nodewire.wire import Node, Route, frames, identity
+from nodewire.wire import JobChannelSpec, Node, Route, frames, identity
 from nodewire.wire.links import MAX_HALF_OPEN
 from nodewire.wire.transport import TcpTls
 
@@ -154,7 +154,7 @@ async def test_nothing_but_auth_is_read_from_a_stranger(net):
     heard = []
     s = await net.node(on_control=lambda peer, document: heard.append(document))
     keys = Keys.generate()
-    job = s.open_job(job_id("j"), {"e": Route(keys.public, s.public)})
+    job = s.open_job(JobChannelSpec(job_id("j"), {"e": Route(keys.public, s.public)}))
     for early in (
         data_frame(job.request, "e", 0),
         frames.ping(1),

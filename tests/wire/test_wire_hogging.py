@@ -17,7 +17,7 @@ from wire_net import array, data_frame, job_id, until
 from nodewire.errors import Busy, LinkLost, TooLarge
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Route, early, frames, identity, link, links, mailbox, tls
+from nodewire.wire import JobChannelSpec, Route, early, frames, identity, link, links, mailbox, tls
 from nodewire.wire.allowance import Allowance
 from nodewire.wire.decoder import Decoder, Landing
 from nodewire.wire.early import Early
@@ -158,7 +158,7 @@ async def test_a_job_of_two_nodes_takes_next_to_nothing_of_an_allowance(net):
     """Heartbeats, credit and two warm-ups a second are what an honest link needs."""
     a, b = await net.pair()
     routes = {"there": Route(a.public, b.public), "back": Route(b.public, a.public)}
-    jobs = [node.open_job(JOB, routes) for node in (a, b)]
+    jobs = [node.open_job(JobChannelSpec(JOB, routes)) for node in (a, b)]
     for seq in range(40):
         for edge, sender, receiver in (("there", *jobs), ("back", *reversed(jobs))):
             await sender.put(Frame(edge, seq, (array(bytes(2**20)),), {}))
@@ -176,7 +176,7 @@ async def test_frames_that_came_before_their_job_are_its_own_once_it_opens(net, 
     before = allowance.left_bytes
     peer.send(data_frame(JOB, "e", 0, bytes(2**18)))
     await until(lambda: allowance.left_bytes < before - 2**18)
-    job = provider.open_job(JOB, {"e": Route(peer.keys.public, provider.public)})
+    job = provider.open_job(JobChannelSpec(JOB, {"e": Route(peer.keys.public, provider.public)}))
     assert (await job.get()).seq == 0
     assert before - 8_192 < allowance.left_bytes
 
@@ -187,7 +187,7 @@ async def test_what_was_granted_may_still_come_when_the_job_is_over(net, monkeyp
     monkeypatch.setattr(link, "STRAY_BYTES_PER_S", 0)
     provider = await net.node()
     peer = await net.proven(provider)
-    job = provider.open_job(JOB, {"e": Route(peer.keys.public, provider.public)})
+    job = provider.open_job(JobChannelSpec(JOB, {"e": Route(peer.keys.public, provider.public)}))
     job.close()
     for seq in range(60):
         peer.send(data_frame(JOB, "e", seq, bytes(2**18)))
@@ -388,7 +388,7 @@ async def test_a_link_with_a_job_makes_no_room(net, monkeypatch):
     provider = await net.node()
     peers = [await net.proven(provider) for _ in range(2)]
     for number, peer in enumerate(peers):
-        provider.open_job(job_id(str(number)), {"e": Route(peer.keys.public, provider.public)})
+        provider.open_job(JobChannelSpec(job_id(str(number)), {"e": Route(peer.keys.public, provider.public)}))
     third = await net.raw(provider)
     third.prove()
     said = await third.document()
@@ -445,7 +445,7 @@ async def test_who_is_displaced_is_told_so_and_the_first_frames_of_others_come(n
     honest.send(data_frame(JOB, "e", 0, bytes(2**18)))
     said = await crowd[0].document()
     assert (said["t"], said["job"], said["error"]["code"]) == ("error", job_id("0"), Busy.code)
-    job = provider.open_job(JOB, {"e": Route(honest.keys.public, provider.public)})
+    job = provider.open_job(JobChannelSpec(JOB, {"e": Route(honest.keys.public, provider.public)}))
     async with asyncio.timeout(60):
         assert (await job.get()).seq == 0
 
@@ -454,7 +454,9 @@ async def test_a_member_that_talks_does_not_cost_another_its_link(net):
     """The documents of all were counted together, and who came last paid for it."""
     provider, talker, quiet = await net.node(), Keys.generate(), Keys.generate()
     talking, other = await net.proven(provider, talker), await net.proven(provider, quiet)
-    job = provider.open_job(JOB, {"a": Route(talker.public, provider.public), "b": Route(quiet.public, talker.public)})
+    job = provider.open_job(
+        JobChannelSpec(JOB, {"a": Route(talker.public, provider.public), "b": Route(quiet.public, talker.public)})
+    )
     for _ in range(mailbox.MAX_CONTROLS):
         talking.send(frames.control({"t": "x", "job": JOB}))
     await until(lambda: len(job._controls) == mailbox.MAX_CONTROLS)
@@ -478,7 +480,7 @@ async def test_a_job_opens_though_a_link_ends_over_what_came_too_early(net):
         left = link.MAX_URGENT_BYTES - opened._outbox.urgent_bytes
         opened.send_control({"t": "x", "y": bytes(min(60_000, max(left - 130, 1)))})
     routes = {edge: Route(provider.public, peer.keys.public) for edge in ("x", "y")}
-    job = provider.open_job(JOB, routes)
+    job = provider.open_job(JobChannelSpec(JOB, routes))
     assert provider.peers == {}
     with pytest.raises(LinkLost):
         job.check()

@@ -13,7 +13,7 @@ from wire_net import QUICK, array, data_frame, job_id, until
 from nodewire.errors import BadPeer, LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Route, frames, identity
+from nodewire.wire import JobChannelSpec, Route, frames, identity
 from nodewire.wire.headers import FRAME_COST_BYTES, META_COST_BYTES, TENSOR_COST_BYTES, data_header
 
 JOB = job_id("hostile")
@@ -45,7 +45,7 @@ def test_many_small_tensors_are_not_free():
 async def test_documents_wait_packed_and_are_read_as_they_were(net):
     a, b = await net.pair()
     routes = {"e": Route(a.public, b.public)}
-    mine, theirs = a.open_job(JOB, routes), b.open_job(JOB, routes)
+    mine, theirs = a.open_job(JobChannelSpec(JOB, routes)), b.open_job(JobChannelSpec(JOB, routes))
     said = {"t": "sent", "nested": [[], {}, {"x": b"y"}], "n": 1}
     await mine.control(b.public, said)
     await until(lambda: len(theirs._controls) == 1)
@@ -59,7 +59,7 @@ async def test_what_follows_the_end_of_a_link_in_one_read_takes_no_memory(net):
     """It was admitted for a producer that had just been lost, which then was never asked to send it again."""
     node, keys = await net.node(), Keys.generate()
     peer = await net.proven(node, keys)
-    job = node.open_job(JOB, {"e": Route(keys.public, node.public)}, on_lost=lambda peer, error: None)
+    job = node.open_job(JobChannelSpec(JOB, {"e": Route(keys.public, node.public)}, on_lost=lambda peer, error: None))
     link = node.peers[keys.public]
     bye = frames.control({"t": "bye", "error": LinkLost("peer", "leaves").as_dict()})
     stream = bye + data_frame(JOB, "e", 0, size=2) + data_frame(job_id("early"), "e", 0, stream=1)
@@ -86,6 +86,6 @@ async def test_frames_of_a_link_are_not_dropped_when_those_of_the_one_before_it_
     await until(lambda: keys.public in node._jobs.early._bytes)
     node._jobs._expire(old, JOB, 0)
     assert keys.public in node._jobs.early._bytes
-    job = node.open_job(JOB, {"e": Route(keys.public, node.public)})
+    job = node.open_job(JobChannelSpec(JOB, {"e": Route(keys.public, node.public)}))
     frame: Frame = await job.get()
     assert frame.seq == 0

@@ -9,7 +9,7 @@ from wire_net import TLS_AND_SHM, array, job_id, until
 from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Patience, Route
+from nodewire.wire import JobChannelSpec, Patience, Route
 
 QUICK = Patience(heartbeat_s=0.05, silence_s=0.3, again_s=0.2)
 
@@ -92,8 +92,8 @@ async def test_frames_of_a_job_go_on_where_they_were_over_links_that_are_cut_aga
         def read(self, request, edge, first=0):
             return iter(self.frames[first:])
 
-    mine = a.open_job(job_id("j"), routes, on_lost=lambda peer, error: None, tape=Tape())
-    theirs = b.open_job(job_id("j"), routes, on_lost=lambda peer, error: None)
+    mine = a.open_job(JobChannelSpec(job_id("j"), routes, on_lost=lambda peer, error: None, tape=Tape()))
+    theirs = b.open_job(JobChannelSpec(job_id("j"), routes, on_lost=lambda peer, error: None))
 
     async def put():
         for seq in range(300):

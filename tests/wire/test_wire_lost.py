@@ -12,7 +12,7 @@ from wire_net import TLS_AND_SHM, array, data_frame, job_id, until
 from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Patience, Route
+from nodewire.wire import JobChannelSpec, Patience, Route
 
 pytestmark = TLS_AND_SHM
 
@@ -22,14 +22,15 @@ SHORT = Patience(heartbeat_s=0.05, silence_s=0.3)
 PEER = """
 import asyncio, pathlib, sys, uvloop
 from nodewire.nostr.keys import Keys
-from nodewire.wire import Node, Route
+from nodewire.wire import JobChannelSpec, Node, Route
 from nodewire.wire.shm import SameHost
 async def main():
     secret, other, address, request, folder = sys.argv[1:]
     keys = Keys(bytes.fromhex(secret))
     node = Node(keys, beside=SameHost(keys, pathlib.Path(folder)) if folder else None)
     await node.link(other, [address])
-    job = node.open_job(request, {"there": Route(other, node.public), "back": Route(node.public, other)})
+    routes = {"there": Route(other, node.public), "back": Route(node.public, other)}
+    job = node.open_job(JobChannelSpec(request, routes))
     while True:
         frame = await job.get()
         await job.put(type(frame)("back", frame.seq, frame.tensors, frame.meta))
@@ -41,7 +42,7 @@ uvloop.run(main())
 async def process(net):
     """A node, its job, and the process of the peer that echoes its frames."""
     a, keys = await net.node(), Keys.generate()
-    job = a.open_job(JOB, {"there": Route(a.public, keys.public), "back": Route(keys.public, a.public)})
+    job = a.open_job(JobChannelSpec(JOB, {"there": Route(a.public, keys.public), "back": Route(keys.public, a.public)}))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PEER, keys.secret.hex(), a.public, net.addresses[a.public], JOB, str(net.folder or "")
     )
@@ -79,7 +80,7 @@ async def test_a_stopped_peer_is_noticed_after_a_second_of_silence(process):
 async def test_a_peer_that_stalls_in_the_middle_of_a_frame_is_given_up(net):
     b, keys = await net.node(patience=SHORT), Keys.generate()
     raw = await net.proven(b, keys)
-    job = b.open_job(JOB, {"e": Route(keys.public, b.public)})
+    job = b.open_job(JobChannelSpec(JOB, {"e": Route(keys.public, b.public)}))
     raw.send(data_frame(JOB, "e", 0, b"half", size=1_000))
     with pytest.raises(LinkLost, match="silent"):
         await job.get()
@@ -95,7 +96,7 @@ async def test_without_a_job_a_silent_peer_is_left_alone(net):
 async def test_what_came_before_the_loss_is_delivered_first(net):
     a, b = await net.pair()
     routes = {"e": Route(a.public, b.public)}
-    mine, theirs = (node.open_job(JOB, routes) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, routes)) for node in (a, b))
     await mine.put(Frame("e", 0, (array(b"last words"),)))
     await until(lambda: theirs._queue)
     await a.close()
@@ -109,10 +110,10 @@ async def test_only_jobs_with_that_neighbour_end(net):
     a, b, c = [await net.node() for _ in range(3)]
     await net.link(a, b)
     await net.link(a, c)
-    lost = a.open_job(JOB, {"e": Route(b.public, a.public)})
+    lost = a.open_job(JobChannelSpec(JOB, {"e": Route(b.public, a.public)}))
     # b is a member of the second job, but sends and receives nothing that concerns a
     routes = {"e": Route(c.public, a.public), "f": Route(b.public, c.public)}
-    kept, source = (node.open_job(job_id("kept"), routes) for node in (a, c))
+    kept, source = (node.open_job(JobChannelSpec(job_id("kept"), routes)) for node in (a, c))
     await b.close()
     with pytest.raises(LinkLost):
         await lost.get()
@@ -123,7 +124,7 @@ async def test_only_jobs_with_that_neighbour_end(net):
 async def test_a_put_that_waits_for_a_window_ends_with_the_link(net):
     a, b = await net.pair()
     routes = {"e": Route(a.public, b.public)}
-    mine, _ = (node.open_job(JOB, routes) for node in (a, b))
+    mine, _ = (node.open_job(JobChannelSpec(JOB, routes)) for node in (a, b))
 
     async def flood():
         for seq in range(1_000):
@@ -158,7 +159,7 @@ async def test_a_broken_link_may_be_made_again(net):
     await until(lambda: not b.peers)
     await net.link(a, b)
     routes = {"e": Route(a.public, b.public)}
-    mine, theirs = (node.open_job(JOB, routes) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, routes)) for node in (a, b))
     await mine.put(Frame("e", 0, (array(b"x"),)))
     assert (await theirs.get()).seq == 0
 
@@ -169,7 +170,7 @@ async def test_a_job_that_outlives_its_links_notices_the_silence_of_a_member_tha
     await net.proven(b, keys)
     lost = asyncio.Queue()
     routes = {"to": Route(b.public, other), "on": Route(other, keys.public), "end": Route(keys.public, other)}
-    b.open_job(JOB, routes, on_lost=lambda peer, error: lost.put_nowait((peer, str(error))))
+    b.open_job(JobChannelSpec(JOB, routes, on_lost=lambda peer, error: lost.put_nowait((peer, str(error)))))
     async with asyncio.timeout(5 * SHORT.silence_s):
         peer, error = await lost.get()
     assert peer == keys.public

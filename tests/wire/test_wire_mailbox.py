@@ -10,7 +10,7 @@ from wire_net import QUICK, TLS_AND_SHM, array, data_frame, job_id, refused_as, 
 from nodewire.errors import BadFrame, BadInput, LinkLost, NotAllowed, NotFound, TooLarge
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
-from nodewire.wire import Route, early, frames
+from nodewire.wire import JobChannelSpec, Route, early, frames
 from nodewire.wire.mailbox import INITIAL_WINDOW_BYTES, MAX_CONTROLS, WINDOW_BYTES
 
 pytestmark = TLS_AND_SHM
@@ -31,7 +31,7 @@ async def echo(job, turns):
 @pytest.mark.parametrize("size", [0, 1, 16 * 1024, 262_144, 262_145, 3 * 2**20 + 7])
 async def test_frames_come_back_bit_for_bit(net, size):
     a, b = await net.pair()
-    mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, echo_routes(a, b))) for node in (a, b))
     served = asyncio.create_task(echo(theirs, 2))
     for seq in range(2):
         data = os.urandom(size)
@@ -44,7 +44,7 @@ async def test_frames_come_back_bit_for_bit(net, size):
 
 async def test_several_tensors_of_all_types_travel_in_one_frame(net):
     a, b = await net.pair()
-    mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, echo_routes(a, b))) for node in (a, b))
     tensors = (
         Array("bfloat16", (2, 3), os.urandom(12)),
         Array("bool", (3,), b"\x01\x00\x01"),
@@ -65,7 +65,7 @@ async def test_a_ring_of_three_turns_a_hundred_times(net):
     routes = {f"e{i}": Route(nodes[i].public, nodes[(i + 1) % 3].public) for i in range(3)}
     for i in range(3):
         await net.link(nodes[i], nodes[(i + 1) % 3])
-    jobs = [node.open_job(JOB, routes) for node in nodes]
+    jobs = [node.open_job(JobChannelSpec(JOB, routes)) for node in nodes]
 
     async def stage(i):
         for seq in range(100):
@@ -89,7 +89,7 @@ async def get_all(job):
 
 async def test_a_consumer_on_the_same_node_gets_the_frame_itself(net):
     a = await net.node()
-    job = a.open_job(JOB, {"e": Route(a.public, a.public)})
+    job = a.open_job(JobChannelSpec(JOB, {"e": Route(a.public, a.public)}))
     frame = Frame("e", 0, (array(b"abc"),))
     await job.put(frame)
     assert await job.get() is frame
@@ -97,12 +97,12 @@ async def test_a_consumer_on_the_same_node_gets_the_frame_itself(net):
 
 async def test_frames_that_come_before_the_job_is_opened_wait_for_it(net):
     a, b = await net.pair()
-    mine = a.open_job(JOB, echo_routes(a, b))
+    mine = a.open_job(JobChannelSpec(JOB, echo_routes(a, b)))
     data = os.urandom(300_000)
     for seq in range(2):
         await mine.put(Frame("there", seq, (array(data),)))
     await until(lambda: [held.done for _, held in _held(b)] == [True, True])
-    theirs = b.open_job(JOB, echo_routes(a, b))
+    theirs = b.open_job(JobChannelSpec(JOB, echo_routes(a, b)))
     for seq in range(2):
         frame = await theirs.get()
         assert (frame.seq, bytes(frame.tensors[0].data)) == (seq, data)
@@ -119,14 +119,14 @@ async def test_a_frame_that_is_under_way_when_the_job_opens_is_delivered(net):
     frame = data_frame(JOB, "e", 0, b"0123456789")
     raw.send(frame[:-5])
     await until(lambda: _held(b))
-    job = b.open_job(JOB, {"e": Route(keys.public, b.public)})
+    job = b.open_job(JobChannelSpec(JOB, {"e": Route(keys.public, b.public)}))
     raw.send(frame[-5:])
     assert bytes((await job.get()).tensors[0].data) == b"0123456789"
 
 
 async def test_a_job_that_nobody_opens_is_answered_with_not_found(net):
     a, b = await net.pair(patience=QUICK)
-    mine = a.open_job(JOB, echo_routes(a, b))
+    mine = a.open_job(JobChannelSpec(JOB, echo_routes(a, b)))
     await mine.put(Frame("there", 0, (array(b"x"),)))
     await refused_as(NotFound, "job", mine.get())
     with pytest.raises(NotFound):
@@ -137,7 +137,7 @@ async def test_a_job_that_nobody_opens_is_answered_with_not_found(net):
 
 async def test_a_job_that_was_closed_is_answered_with_not_found(net):
     a, b = await net.pair()
-    mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, echo_routes(a, b))) for node in (a, b))
     theirs.close()
     await mine.put(Frame("there", 0, (array(b"x"),)))
     await refused_as(NotFound, "job", mine.get())
@@ -160,7 +160,7 @@ async def trio(net):
     """b, which consumes `e` from a; a; and a raw peer that is linked to b but has no part in the job."""
     a, b = await net.pair()
     routes = {"e": Route(a.public, b.public)}
-    return a.open_job(JOB, routes), b.open_job(JOB, routes), await net.proven(b)
+    return a.open_job(JobChannelSpec(JOB, routes)), b.open_job(JobChannelSpec(JOB, routes)), await net.proven(b)
 
 
 async def test_a_frame_from_the_wrong_producer_ends_the_job_for_that_one_only(trio):
@@ -187,7 +187,10 @@ async def test_a_producer_that_breaks_the_rules_ends_the_job_but_no_other(net, f
     b, keys = await net.node(), Keys.generate()
     raw = await net.proven(b, keys)
     routes = {"e": Route(keys.public, b.public)}
-    job, other = b.open_job(JOB, routes, limits={"e": 1_000}), b.open_job(job_id("other"), routes)
+    job, other = (
+        b.open_job(JobChannelSpec(JOB, routes, limits={"e": 1_000})),
+        b.open_job(JobChannelSpec(job_id("other"), routes)),
+    )
     raw.send(frame())
     while (document := await raw.document())["t"] != "error":
         pass
@@ -202,7 +205,7 @@ async def test_a_producer_that_breaks_the_rules_ends_the_job_but_no_other(net, f
 async def test_who_sends_on_anothers_edge_is_refused_on_its_own(net):
     b, keys = await net.node(), Keys.generate()
     raw = await net.proven(b, keys)
-    job = b.open_job(JOB, {"e": Route("ff" * 32, b.public), "own": Route(keys.public, b.public)})
+    job = b.open_job(JobChannelSpec(JOB, {"e": Route("ff" * 32, b.public), "own": Route(keys.public, b.public)}))
     raw.send(data_frame(JOB, "e", 0))
     with pytest.raises(BadFrame, match=r"^own: producer"):
         await get_all(job)
@@ -211,7 +214,7 @@ async def test_who_sends_on_anothers_edge_is_refused_on_its_own(net):
 async def test_a_producer_cannot_send_more_than_was_granted(net):
     b, keys = await net.node(), Keys.generate()
     raw = await net.proven(b, keys)
-    job = b.open_job(JOB, {"e": Route(keys.public, b.public)}, limits={"e": frames.SEGMENT_BYTES})
+    job = b.open_job(JobChannelSpec(JOB, {"e": Route(keys.public, b.public)}, limits={"e": frames.SEGMENT_BYTES}))
     for seq in range(WINDOW_BYTES // frames.SEGMENT_BYTES + 1):
         raw.send(data_frame(JOB, "e", seq, bytes(frames.SEGMENT_BYTES)))
     assert (await raw.document())["error"]["field"] == "window"
@@ -223,7 +226,7 @@ async def test_an_oversized_claim_takes_no_memory(net):
     b, keys = await net.node(), Keys.generate()
     raw = await net.proven(b, keys)
     routes = {"e": Route(keys.public, b.public)}
-    b.open_job(JOB, routes, limits={"e": 1_000})
+    b.open_job(JobChannelSpec(JOB, routes, limits={"e": 1_000}))
     tracemalloc.start()
     segment = bytes(frames.SEGMENT_BYTES)
     raw.send(data_frame(JOB, "e", 0, segment, size=2**27))  # over the edge's limit
@@ -241,7 +244,7 @@ async def test_an_oversized_claim_takes_no_memory(net):
 async def test_a_slow_consumer_holds_its_producer_and_nobody_else(net):
     a, b = await net.pair()
     slow_routes, quick = echo_routes(a, b), job_id("quick")
-    slow, theirs = (node.open_job(JOB, slow_routes, limits={"there": 2**20}) for node in (a, b))
+    slow, theirs = (node.open_job(JobChannelSpec(JOB, slow_routes, limits={"there": 2**20})) for node in (a, b))
     sent = 0
 
     async def flood():
@@ -253,7 +256,7 @@ async def test_a_slow_consumer_holds_its_producer_and_nobody_else(net):
 
     flooding = asyncio.create_task(flood())
     await until(lambda: len(theirs._queue) == WINDOW_BYTES // (2**20 + 2 * 1024))
-    mine, other = (node.open_job(quick, echo_routes(a, b)) for node in (a, b))
+    mine, other = (node.open_job(JobChannelSpec(quick, echo_routes(a, b))) for node in (a, b))
     served = asyncio.create_task(echo(other, 50))
     for seq in range(50):
         await mine.put(Frame("there", seq, (array(bytes(5_000)),)))
@@ -270,7 +273,7 @@ async def test_a_slow_consumer_holds_its_producer_and_nobody_else(net):
 async def test_memory_is_free_after_put_even_if_the_socket_was_full(net):
     a, keys = await net.node(), Keys.generate()
     raw = await net.proven(a, keys)
-    mine = a.open_job(JOB, {"e": Route(a.public, keys.public)})
+    mine = a.open_job(JobChannelSpec(JOB, {"e": Route(a.public, keys.public)}))
     mine._edges.outgoing["e"].window.grant(2**40)
     raw.writer.transport.pause_reading()
 
@@ -297,7 +300,7 @@ async def test_memory_is_free_after_put_even_if_the_socket_was_full(net):
 
 async def test_urgent_frames_pass_a_long_tensor(net):
     a, b = await net.pair()
-    mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, echo_routes(a, b))) for node in (a, b))
     put = asyncio.create_task(mine.put(Frame("there", 0, (array(bytes(60 * 2**20)),))))
     await until(lambda: b.peers[a.public].bytes_in > 2**21)
     await mine.control(b.public, {"t": "hurry"})
@@ -313,7 +316,7 @@ async def test_a_first_frame_above_the_initial_window_goes_whoever_opens_first(n
     for name, order in (("x", (a, b)), ("y", (b, a))):
         jobs = {}
         for node in order:
-            jobs[node] = node.open_job(job_id(name), echo_routes(a, b))
+            jobs[node] = node.open_job(JobChannelSpec(job_id(name), echo_routes(a, b)))
             await asyncio.sleep(0.01)  # its credit has come and gone
         await jobs[a].put(Frame("there", 0, (array(data),)))
         assert bytes((await jobs[b].get()).tensors[0].data) == data
@@ -322,7 +325,7 @@ async def test_a_first_frame_above_the_initial_window_goes_whoever_opens_first(n
 async def test_a_frame_of_another_attempt_than_the_first_ends_the_job(net):
     b, keys = await net.node(), Keys.generate()
     raw = await net.proven(b, keys)
-    job = b.open_job(JOB, {"e": Route(keys.public, b.public)})
+    job = b.open_job(JobChannelSpec(JOB, {"e": Route(keys.public, b.public)}))
     raw.send(data_frame(JOB, "e", 0, b"first") + data_frame(JOB, "e", 1, b"ahead", attempt=1, stream=1))
     assert bytes((await job.get()).tensors[0].data) == b"first"
     await refused_as(BadFrame, "e", job.get())
@@ -333,7 +336,7 @@ async def test_controls_of_a_job_reach_its_members_only(net):
     a = await net.node()
     b = await net.node(on_control=lambda peer, document: heard.append((peer, document)))
     await net.link(a, b)
-    mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, echo_routes(a, b))) for node in (a, b))
     await mine.control(b.public, {"t": "chunk", "root": b"\x01" * 32})
     await theirs.control(a.public, {"t": "zap", "n": 1})
     assert await anext(theirs.controls()) == (a.public, {"t": "chunk", "root": b"\x01" * 32, "job": JOB})
@@ -353,7 +356,7 @@ async def test_controls_of_a_job_reach_its_members_only(net):
 
 async def test_too_many_unread_controls_cost_the_sender_its_link(net):
     a, b = await net.pair()
-    mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, echo_routes(a, b))) for node in (a, b))
 
     async def flood():
         while True:
@@ -367,7 +370,7 @@ async def test_too_many_unread_controls_cost_the_sender_its_link(net):
 
 async def test_cancel_ends_the_job_at_both_ends(net):
     a, b = await net.pair()
-    mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, echo_routes(a, b))) for node in (a, b))
     waiting = asyncio.create_task(theirs.get())
     mine.cancel()
     await refused_as(NotAllowed, "job", waiting)
@@ -378,7 +381,7 @@ async def test_cancel_ends_the_job_at_both_ends(net):
 
 async def test_an_error_that_a_neighbour_reported_says_whose_word_it_is(net):
     a, b = await net.pair()
-    mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, echo_routes(a, b))) for node in (a, b))
     mine.cancel(BadFrame("there", "not finite"))
     for job, by in ((mine, ""), (theirs, a.public)):
         with pytest.raises(BadFrame, match="there: not finite") as ended:
@@ -388,7 +391,7 @@ async def test_an_error_that_a_neighbour_reported_says_whose_word_it_is(net):
 
 async def test_our_own_mistakes_are_told_before_anything_is_sent(net):
     a, b = await net.pair()
-    job = a.open_job(JOB, echo_routes(a, b), limits={"there": 100})
+    job = a.open_job(JobChannelSpec(JOB, echo_routes(a, b), limits={"there": 100}))
     for error, field, frame in (
         (BadFrame, "edge", Frame("back", 0)),
         (BadFrame, "edge", Frame("none", 0)),
@@ -402,18 +405,18 @@ async def test_our_own_mistakes_are_told_before_anything_is_sent(net):
     ):
         await refused_as(error, field, job.put(frame))
     with pytest.raises(NotAllowed):
-        a.open_job(JOB, echo_routes(a, b))
+        a.open_job(JobChannelSpec(JOB, echo_routes(a, b)))
     for request in ("", "G" * 64, JOB.upper()):
         with pytest.raises(BadInput):
-            a.open_job(request, {})
+            a.open_job(JobChannelSpec(request, {}))
     with pytest.raises(TooLarge):
-        a.open_job(job_id("big"), {"e": Route(a.public, a.public)}, limits={"e": 2**29})
+        a.open_job(JobChannelSpec(job_id("big"), {"e": Route(a.public, a.public)}, limits={"e": 2**29}))
     await job.put(Frame("there", 0, (array(bytes(100)),)))
 
 
 async def test_a_job_may_be_opened_before_its_links(net):
     a, b = await net.node(), await net.node()
-    mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, echo_routes(a, b))) for node in (a, b))
     put = asyncio.create_task(mine.put(Frame("there", 0, (array(b"x"),))))
     await asyncio.sleep(0)
     await net.link(b, a)

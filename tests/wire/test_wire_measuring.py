@@ -7,7 +7,7 @@ from wire_net import QUICK, array, job_id, refused_as, until
 from nodewire.errors import LinkLost, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Route
+from nodewire.wire import JobChannelSpec, Route
 from nodewire.wire.measuring import Links
 
 
@@ -27,7 +27,7 @@ async def test_links_and_what_goes_over_them_are_counted(net):
     assert before["links", "shm"] == before["reconnects_total",] == 0
     routes = {"x": Route(a.public, b.public)}
     job = job_id("counted")
-    sender, receiver = a.open_job(job, routes), b.open_job(job, routes)
+    sender, receiver = a.open_job(JobChannelSpec(job, routes)), b.open_job(JobChannelSpec(job, routes))
     await sender.put(Frame("x", 0, (array(bytes(1_000_000)),), {}))
     await receiver.get()
     assert shown(a)["bytes_total", "out"] > 1_000_000

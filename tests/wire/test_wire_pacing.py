@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from wire_net import TLS_AND_SHM, job_id
 
-from nodewire.wire import Route, frames
+from nodewire.wire import JobChannelSpec, Route, frames
 from nodewire.wire.pacing import MAX_US
 
 pytestmark = TLS_AND_SHM
@@ -19,7 +19,7 @@ async def job(net):
     """A stage, and the customer, to which its edge leads."""
     stage, customer = await net.node(), await net.node()
     routes = {"e": Route(stage.public, customer.public)}
-    return stage, customer, stage.open_job(JOB, routes)
+    return stage, customer, stage.open_job(JobChannelSpec(JOB, routes))
 
 
 async def asked(net, by, of):

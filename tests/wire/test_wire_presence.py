@@ -7,7 +7,7 @@ from wire_net import QUICK, TLS_AND_SHM, job_id, until
 
 from nodewire.errors import LinkLost, NotAllowed
 from nodewire.nostr.keys import Keys
-from nodewire.wire import Route, frames
+from nodewire.wire import JobChannelSpec, Route, frames
 
 pytestmark = TLS_AND_SHM
 
@@ -19,7 +19,7 @@ async def job(net):
     """A stage, and the customer, to which its edge leads."""
     stage, customer = await net.node(), await net.node()
     routes = {"e": Route(stage.public, customer.public)}
-    return stage, customer, stage.open_job(JOB, routes, on_lost=lambda peer, error: None)
+    return stage, customer, stage.open_job(JobChannelSpec(JOB, routes, on_lost=lambda peer, error: None))
 
 
 async def asked(net, by, of) -> bool:

@@ -12,7 +12,7 @@ from nodewire.errors import BadPeer, LinkLost, NodewireError, NotAllowed, TimedO
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.address import SpliceAddress
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Patience, Route, identity
+from nodewire.wire import JobChannelSpec, Patience, Route, identity
 from nodewire.wire.reach import ladder, offer, punch, reach, splice
 from nodewire.wire.reach.offer import Offer
 
@@ -52,7 +52,10 @@ async def test_where_no_hole_can_be_punched_the_splice_joins_both_and_frames_go_
     assert (await a.link(b.public, [str(here)])).rung == "splice"
     await until(lambda: a.public in b.peers)
     routes = {"edge": Route(a.public, b.public)}
-    sends, takes = a.open_job(job_id("spliced"), routes), b.open_job(job_id("spliced"), routes)
+    sends, takes = (
+        a.open_job(JobChannelSpec(job_id("spliced"), routes)),
+        b.open_job(JobChannelSpec(job_id("spliced"), routes)),
+    )
     data = bytes(range(256)) * 4_096
     await sends.put(Frame("edge", 0, (array(data),)))
     assert bytes((await takes.get()).tensors[0].data) == data
@@ -72,7 +75,7 @@ async def test_who_is_in_a_job_is_met_as_soon_as_the_job_is_open(meetings):
     a, b = await meetings.node(), await meetings.node(here=[here])
     linking = asyncio.create_task(a.link(b.public, [str(here)]))
     await asyncio.sleep(0)
-    b.open_job(job_id("later"), {"edge": Route(a.public, b.public)})
+    b.open_job(JobChannelSpec(job_id("later"), {"edge": Route(a.public, b.public)}))
     assert (await linking).peer == b.public
 
 

@@ -12,7 +12,7 @@ from wire_net import TLS_AND_SHM, array, job_id, refused_as, until
 from nodewire.errors import LinkLost, NodeFailed, NotAllowed, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Patience, Route, Spool, frames
+from nodewire.wire import JobChannelSpec, Patience, Route, Spool, frames
 from nodewire.wire.edges import WINDOW_BYTES
 
 pytestmark = TLS_AND_SHM
@@ -62,11 +62,13 @@ class Ring:
         lost: list[str] = []
         tape = Spool(self.path / node.public, 2**30)
         job = node.open_job(
-            JOB,
-            self.routes(),
-            on_lost=lambda peer, error: lost.append(peer),
-            grace_s=self.grace_s,
-            tape=tape,
+            JobChannelSpec(
+                JOB,
+                self.routes(),
+                on_lost=lambda peer, error: lost.append(peer),
+                grace_s=self.grace_s,
+                tape=tape,
+            )
         )
         self.members[node.public] = Member(node, job, tape, lost)
 
@@ -131,8 +133,8 @@ async def test_a_put_that_waits_for_a_full_window_goes_on_over_the_next_link(net
     a, b = await net.pair()
     routes = {"e": Route(a.public, b.public)}
     options = {"limits": {"e": 2**20}, "on_lost": ignore, "tape": Spool(tmp_path, 2**30)}
-    mine = a.open_job(JOB, routes, **options)
-    theirs = b.open_job(JOB, routes, limits={"e": 2**20}, on_lost=ignore)
+    mine = a.open_job(JobChannelSpec(JOB, routes, **options))
+    theirs = b.open_job(JobChannelSpec(JOB, routes, limits={"e": 2**20}, on_lost=ignore))
     data = [os.urandom(2**20) for _ in range(24)]
 
     async def produce():
@@ -156,7 +158,7 @@ async def test_a_put_in_a_black_hole_goes_on_over_the_next_link_and_its_memory_i
     a, keys = await net.node(patience=Patience(silence_s=30)), Keys.generate()
     raw = await net.proven(a, keys)
     routes = {"e": Route(a.public, keys.public)}
-    mine = a.open_job(JOB, routes, on_lost=ignore, tape=Spool(tmp_path, 2**30))
+    mine = a.open_job(JobChannelSpec(JOB, routes, on_lost=ignore, tape=Spool(tmp_path, 2**30)))
     link = a.peers[keys.public]
     mine._edges.outgoing["e"].window.grant(2**40)
     raw.writer.transport.pause_reading()
@@ -165,7 +167,7 @@ async def test_a_put_in_a_black_hole_goes_on_over_the_next_link_and_its_memory_i
     await until(lambda: link._outbox._active and not link._writable)
     link.abort(LinkLost(keys.public, "cut"))
     c = await net.node(keys)
-    theirs = c.open_job(JOB, routes, on_lost=ignore)
+    theirs = c.open_job(JobChannelSpec(JOB, routes, on_lost=ignore))
     await net.link(c, a)
     getting = asyncio.create_task(theirs.get())
     await putting
@@ -178,7 +180,7 @@ async def test_a_producer_sends_nothing_on_a_link_made_again_before_it_knows_wha
     s, keys = await net.node(), Keys.generate()
     await net.proven(s, keys)
     routes = {"e": Route(s.public, keys.public)}
-    job = s.open_job(JOB, routes, on_lost=ignore, tape=Spool(tmp_path, 2**24))
+    job = s.open_job(JobChannelSpec(JOB, routes, on_lost=ignore, tape=Spool(tmp_path, 2**24)))
     s.peers[keys.public].abort(LinkLost(keys.public, "cut"))
     await until(lambda: job._awaited.keys() == {keys.public})
 
@@ -258,7 +260,7 @@ async def reborn(net, keys) -> str:
 async def test_a_consumer_that_never_comes_is_waited_for_as_long(net):
     a = await net.node()
     nobody = Keys.generate().public
-    job = a.open_job(JOB, {"e": Route(a.public, nobody)}, on_lost=ignore, grace_s=0.1)
+    job = a.open_job(JobChannelSpec(JOB, {"e": Route(a.public, nobody)}, on_lost=ignore, grace_s=0.1))
     await refused_as(LinkLost, nobody, job.put(Frame("e", 0)))
 
 
@@ -268,7 +270,8 @@ async def test_the_words_of_a_neighbour_end_the_job_also_where_it_outlives_its_l
     lost = []
     routes = {"e": Route(b.public, a.public)}
     mine, theirs = (
-        node.open_job(JOB, routes, on_lost=lambda peer, error: lost.append((peer, error.code))) for node in (a, b)
+        node.open_job(JobChannelSpec(JOB, routes, on_lost=lambda peer, error: lost.append((peer, error.code))))
+        for node in (a, b)
     )
     theirs.cancel(error)
     await refused_as(type(error), error.field, mine.get())
@@ -279,7 +282,7 @@ async def test_the_words_of_a_neighbour_end_the_job_also_where_it_outlives_its_l
 async def test_without_a_tape_what_the_consumer_lacks_ends_the_job(net):
     a, keys = await net.node(), Keys.generate()
     await net.proven(a, keys)
-    job = a.open_job(JOB, {"e": Route(a.public, keys.public)}, on_lost=ignore)
+    job = a.open_job(JobChannelSpec(JOB, {"e": Route(a.public, keys.public)}, on_lost=ignore))
     await job.put(Frame("e", 0, (array(b"x"),)))
     a.peers[keys.public].abort(LinkLost(keys.public, "cut"))
     raw = await net.proven(a, keys)
@@ -291,12 +294,12 @@ async def test_a_tape_that_was_cut_ends_the_job(net, tmp_path):
     a, keys = await net.node(), Keys.generate()
     await net.proven(a, keys)
     routes = {"e": Route(a.public, keys.public)}
-    job = a.open_job(JOB, routes, on_lost=ignore, tape=Spool(tmp_path, 1_000))
+    job = a.open_job(JobChannelSpec(JOB, routes, on_lost=ignore, tape=Spool(tmp_path, 1_000)))
     for seq in range(3):
         await job.put(Frame("e", seq, (array(bytes(400)),)))
     a.peers[keys.public].abort(LinkLost(keys.public, "cut"))
     c = await net.node(keys)
-    theirs = c.open_job(JOB, routes, on_lost=ignore)
+    theirs = c.open_job(JobChannelSpec(JOB, routes, on_lost=ignore))
     await net.link(c, a)
     assert [(await theirs.get()).seq for _ in range(2)] == [0, 1]
     await refused_as(NotFound, "tape", job.get())
@@ -304,7 +307,7 @@ async def test_a_tape_that_was_cut_ends_the_job(net, tmp_path):
 
 async def test_documents_wait_for_a_member_that_is_lost(net):
     a, b = await net.pair()
-    mine, theirs = (n.open_job(JOB, {"e": Route(a.public, b.public)}, on_lost=ignore) for n in (a, b))
+    mine, theirs = (n.open_job(JobChannelSpec(JOB, {"e": Route(a.public, b.public)}, on_lost=ignore)) for n in (a, b))
     a.peers[b.public].abort(LinkLost(b.public, "cut"))
     await until(lambda: not b.peers)
     saying = asyncio.create_task(mine.control(b.public, {"t": "close"}))
@@ -316,7 +319,7 @@ async def test_documents_wait_for_a_member_that_is_lost(net):
 
 async def test_documents_come_in_order_and_once_over_breaking_links(net):
     a, b = await net.pair()
-    mine, theirs = (n.open_job(JOB, {"e": Route(a.public, b.public)}, on_lost=ignore) for n in (a, b))
+    mine, theirs = (n.open_job(JobChannelSpec(JOB, {"e": Route(a.public, b.public)}, on_lost=ignore)) for n in (a, b))
     heard = []
 
     async def listen():
@@ -338,7 +341,9 @@ async def test_documents_come_in_order_and_once_over_breaking_links(net):
 async def test_a_node_that_closes_does_not_call_its_peers_lost(net):
     a, b = await net.pair()
     lost = []
-    job = a.open_job(JOB, {"e": Route(b.public, a.public)}, on_lost=lambda peer, error: lost.append(peer))
+    job = a.open_job(
+        JobChannelSpec(JOB, {"e": Route(b.public, a.public)}, on_lost=lambda peer, error: lost.append(peer))
+    )
     await a.close()
     await refused_as(LinkLost, a.public, job.get())
     assert not lost
@@ -348,8 +353,8 @@ async def test_unread_frames_count_against_the_window_of_the_next_link(net, tmp_
     a, b = await net.pair()
     limit = {"e": 2**20}
     routes = {"e": Route(a.public, b.public)}
-    theirs = a.open_job(JOB, routes, limits=limit, on_lost=ignore, tape=Spool(tmp_path, 2**30))
-    mine = b.open_job(JOB, routes, limits=limit, on_lost=ignore)
+    theirs = a.open_job(JobChannelSpec(JOB, routes, limits=limit, on_lost=ignore, tape=Spool(tmp_path, 2**30)))
+    mine = b.open_job(JobChannelSpec(JOB, routes, limits=limit, on_lost=ignore))
     for seq in range(10):
         await theirs.put(Frame("e", seq, (array(bytes([seq]) * 2**20),)))
     await until(lambda: len(mine._queue) == 10)

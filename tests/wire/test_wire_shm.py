@@ -16,7 +16,7 @@ from wire_net import QUICK, array, data_frame, job_id, refused_as, until
 from nodewire.errors import BadInput, BadPeer, LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Patience, Route, frames
+from nodewire.wire import JobChannelSpec, Patience, Route, frames
 from nodewire.wire.shm import SameHost, host, memory, proof
 from nodewire.wire.shm.memory import LINK_BYTES, RING_BYTES
 
@@ -424,7 +424,7 @@ async def test_half_a_record_ends_the_link(net):
 async def test_what_was_delivered_does_not_change_when_the_peer_writes_over_it(net):
     b, keys = await net.node(), Keys.generate()
     hand = await Hand.proven(net, b, keys)
-    job = b.open_job(JOB, {"e": Route(keys.public, b.public)})
+    job = b.open_job(JobChannelSpec(JOB, {"e": Route(keys.public, b.public)}))
     data = os.urandom(100_000)
     hand.send(data_frame(JOB, "e", 0, data))
     frame = await job.get()
@@ -438,9 +438,9 @@ async def test_a_peer_that_scribbles_all_the_time_spoils_its_own_frames_alone(ne
     """Whatever it writes while we read: what was admitted is delivered, or its link ends; others' frames stay whole."""
     a, b, keys = await net.node(), await net.node(), Keys.generate()
     await net.link(a, b)
-    mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))
+    mine, theirs = (node.open_job(JobChannelSpec(JOB, echo_routes(a, b))) for node in (a, b))
     hand = await Hand.proven(net, b, keys)
-    job = b.open_job(job_id("spoilt"), {"e": Route(keys.public, b.public)})
+    job = b.open_job(JobChannelSpec(job_id("spoilt"), {"e": Route(keys.public, b.public)}))
     link, stop, unforeseen = b.peers[keys.public], threading.Event(), []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unforeseen.append(context))
 
@@ -488,7 +488,7 @@ async def test_a_peer_that_never_reads_is_given_up(net):
 async def test_a_peer_that_leaves_in_the_middle_has_its_last_words_heard(net):
     b, keys = await net.node(), Keys.generate()
     hand = await Hand.proven(net, b, keys)
-    job = b.open_job(JOB, {"e": Route(keys.public, b.public)})
+    job = b.open_job(JobChannelSpec(JOB, {"e": Route(keys.public, b.public)}))
     hand.send(data_frame(JOB, "e", 0, b"whole"))
     hand.send(data_frame(JOB, "e", 1, b"ha", size=1_000))
     hand.close()

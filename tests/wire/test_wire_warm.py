@@ -5,7 +5,7 @@ import socket
 
 from wire_net import job_id, until
 
-from nodewire.wire import Patience, Route
+from nodewire.wire import JobChannelSpec, Patience, Route
 from nodewire.wire.link import WARM_UP_BYTES
 from nodewire.wire.transport import TcpTls, choose_congestion
 
@@ -17,13 +17,13 @@ async def test_a_link_is_warmed_up_when_it_opens_and_again_for_a_job_after_it_wa
     link = await a.link(b.public, [net.addresses[b.public]])
     assert WARM_UP_BYTES <= link.bytes_out < 2 * WARM_UP_BYTES
     routes = {"x": Route(a.public, b.public)}
-    jobs = [a.open_job(job_id("soon"), routes)]
+    jobs = [a.open_job(JobChannelSpec(job_id("soon"), routes))]
     assert link.bytes_out < 2 * WARM_UP_BYTES  # it has just been
     jobs[0].close()
     await asyncio.sleep(2 * PATIENCE.heartbeat_s)
-    jobs = [node.open_job(job_id("later"), routes) for node in (a, b)]
+    jobs = [node.open_job(JobChannelSpec(job_id("later"), routes)) for node in (a, b)]
     assert 2 * WARM_UP_BYTES <= link.bytes_out < 3 * WARM_UP_BYTES
-    a.open_job(job_id("beside"), routes)
+    a.open_job(JobChannelSpec(job_id("beside"), routes))
     assert link.bytes_out < 3 * WARM_UP_BYTES  # heartbeats keep it so
     await until(lambda: b.peers[a.public].bytes_in > 2 * WARM_UP_BYTES)
 
