@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.kind import Clock
-from nodewire.market import Contents
+from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.oracle.case import Unfounded
 from nodewire.protocol import complaint, job
-from nodewire.protocol.body import Body
-from nodewire.protocol.committee import Committee
 from nodewire.protocol.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS, Complaint
 from nodewire.protocol.job import Request
-from nodewire.protocol.snapshot import Snapshot
 from nodewire.verify.finality import certificates, final_roots
 
 LOOKED_EPOCHS = 4
@@ -31,25 +28,6 @@ MAX_UNREAD = 1_024
 BONDED_EPOCHS = 32
 """Who had a bond so many epochs ago can be complained about: it has not been paid out since."""
 _log = logging.getLogger(__name__)
-
-
-class Market(Protocol):
-    """Where certified things are read (`nodewire.market`)."""
-
-    @property
-    def committee(self) -> Committee: ...
-
-    async def contents(self, body: Body) -> Contents: ...
-
-    async def snapshot(self, sha256: str) -> Snapshot: ...
-
-
-class Relays(Protocol):
-    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
-
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
-
-    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
 
 
 class Complaints:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, LinkLost, NodewireError, Withheld
 from nodewire.kind import Clock
+from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.oracle import judging
 from nodewire.oracle.case import (
     KEPT_EPOCHS,
@@ -42,7 +44,7 @@ from nodewire.oracle.case import (
     VoteCame,
     start,
 )
-from nodewire.oracle.complaints import Complaints, Market
+from nodewire.oracle.complaints import Complaints
 from nodewire.oracle.docket import Docket
 from nodewire.oracle.figures import CourtFigures
 from nodewire.oracle.journal import Journal
@@ -75,18 +77,6 @@ MAX_LACKING = 4_096
 """Cases of which it is remembered what they lack."""
 
 _log = logging.getLogger(__name__)
-
-
-class Relays(Protocol):
-    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
-
-    async def publish(self, event: Event) -> object: ...
-
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
-
-    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
-
-    def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]: ...
 
 
 class Evidence(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,7 @@ from nodewire.kind import Clock
 from nodewire.loop_turn import LoopTurn, in_slices
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.oracle import rules
 from nodewire.oracle.derivation import Derivation
 from nodewire.oracle.fetches import Fetches
@@ -72,18 +73,6 @@ _BLOBS_TOGETHER = 4
 """Commitments' blobs, at most 8 MiB each, that are fetched at a time."""
 _PUTS_TOGETHER = 2
 """Of what is kept for others: stores take few uploads at a time, and all oracles keep the same at once."""
-
-
-class Relays(Protocol):
-    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
-
-    async def publish(self, event: Event) -> object: ...
-
-    def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]: ...
-
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
-
-    async def fetch_all(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
 
 
 class Blobs(Protocol):

@@ -6,28 +6,26 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from nodewire import host_port
 from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, NodewireError, NotFound
+from nodewire.market import Market
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.oracle.arrivals import MAX_OTHERS
 from nodewire.oracle.case import Drawn, Parties, RootKey
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, is_audited, is_inspected, place, turn
 from nodewire.protocol import job
 from nodewire.protocol.address import SpliceAddress, is_splice
-from nodewire.protocol.body import Body
-from nodewire.protocol.commitment import Committed
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.job import Request
-from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import MAX_JOB_EPOCHS
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.verification import Sample
 from nodewire.strangers import origin_of
-from nodewire.verify.inquiry import Events
 
 MAX_REQUESTS = 4_096
 """Job requests looked up for one epoch: the bonded nodes' by turns, then the others', so that nobody is crowded out."""
@@ -41,26 +39,13 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Market(Protocol):
-    """Where certified things are read (`nodewire.market`)."""
-
-    @property
-    def committee(self) -> Committee: ...
-
-    async def commitments(self, body: Body) -> tuple[Committed, ...]: ...
-
-    async def snapshot(self, sha256: str) -> Snapshot: ...
-
-    async def manifest(self, address: str, digest: str | None = None) -> Manifest: ...
-
-
 class Docket:
     """Reads epochs; remembers which samples they held, and the requests of those drawn.
 
     Read late, or again, after later ones, an epoch draws what it would have drawn in its turn.
     """
 
-    def __init__(self, market: Market, relays: Events) -> None:
+    def __init__(self, market: Market, relays: Relays) -> None:
         self._market = market
         self._relays = relays
         self._seen: OrderedDict[str, int] = OrderedDict()

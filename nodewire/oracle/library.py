@@ -8,16 +8,12 @@ again after it was replaced lacks it, and votes as f+1 others have found.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Protocol
 
 from nodewire.errors import NodewireError, NoQuorum
-from nodewire.nostr.event import Event
+from nodewire.market import Market
 from nodewire.nostr.nip01 import Filter
-from nodewire.plan.epoch import Epoch
+from nodewire.nostr.relays import Relays
 from nodewire.protocol import kinds, publish
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.snapshot import Snapshot
 
 MAX_KNOWN = 1_024
@@ -26,29 +22,10 @@ MAX_KNOWN = 1_024
 _log = logging.getLogger(__name__)
 
 
-class Market(Protocol):
-    """Where certified things are read (`nodewire.market`). A manifest that was read is remembered by its digest."""
-
-    @property
-    def committee(self) -> Committee: ...
-
-    async def epoch(self, *, timeout_s: float, after: int = -1) -> Epoch: ...
-
-    async def snapshot(self, sha256: str) -> Snapshot: ...
-
-    async def manifest(self, address: str, digest: str | None = None) -> Manifest: ...
-
-
-class Events(Protocol):
-    """The relay pool (`nodewire.nostr.pool`)."""
-
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
-
-
 class Library:
     """`await run()` until cancelled."""
 
-    def __init__(self, market: Market, relays: Events) -> None:
+    def __init__(self, market: Market, relays: Relays) -> None:
         self._market, self._relays = market, relays
         self._known: set[str] = set()
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Protocol
 
 from nodewire.errors import NodewireError, NotFound
-from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.pay.bond_holder import BondHolder, is_share_paid
 from nodewire.protocol import job
 from nodewire.protocol.committee import Committee
@@ -24,12 +22,6 @@ ASKED_AFTER_EPOCHS = (0, 1, 2, 4)
 """A holder that is away is asked again so many epochs later: by the last the verdict is counted, or never."""
 
 _log = logging.getLogger(__name__)
-
-
-class Relays(Protocol):
-    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
-
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
 
 
 class Shares:

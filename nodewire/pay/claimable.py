@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from nodewire.errors import BadInput, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.pay.bond_holder import BondHolder
 from nodewire.protocol import kinds, verdict
 from nodewire.protocol.committee import Committee
@@ -18,12 +17,6 @@ from nodewire.protocol.verdict import Certificate
 RECENT_EPOCHS = 1_024
 """How old a verdict on others' jobs may be; those on jobs of the key itself are all looked at."""
 _REQUESTS_PER_FETCH = 256
-
-
-class Relays(Protocol):
-    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
-
-    async def fetch_all(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
 
 
 @dataclass(frozen=True, slots=True)

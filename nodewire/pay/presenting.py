@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.pay.bond_holder import BondHolder, Settled
 from nodewire.pay.presented import KEPT_EPOCHS, Open, Presented
 from nodewire.protocol import kinds, verdict
@@ -30,14 +30,6 @@ FEE_EPOCHS = 16
 """How often the fees are pulled."""
 _FIRST_S, _LONGEST_S = 1.0, 600.0
 _log = logging.getLogger(__name__)
-
-
-class Relays(Protocol):
-    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
-
-    def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]: ...
-
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
 
 
 class Presenter:

@@ -19,6 +19,7 @@ from typing import Protocol
 from nodewire.errors import BadInput, NodeFailed, NodewireError, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
+from nodewire.nostr.relays import Relays
 from nodewire.protocol import commitment as commitments
 from nodewire.protocol.body import Body
 from nodewire.protocol.commitment import MAX_CHUNKS, ChunkRoot, Commitment
@@ -34,10 +35,6 @@ that follow, and who judges may ask until the last is over."""
 LATE_EPOCHS = 2
 """From this many epochs after its own on a certificate that no relay has is taken for one that there will not be."""
 _PUBLISH_S = 5.0
-
-
-class Relays(Protocol):
-    async def publish(self, event: Event, timeout_s: float) -> object: ...
 
 
 class Certified(Protocol):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadInput
-from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.protocol import kinds, verification
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.verification import Sample
@@ -21,17 +20,13 @@ MAX_KEPT = 1_024
 _MAX_EVENTS = 256
 
 
-class Events(Protocol):
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
-
-
 class Grants:
     """Reads kind 8844 of the committee's oracles, when somebody asks to be shown something.
 
     An oracle could publish samples that no beacon drew; but what a verifier is shown, every oracle may see anyway.
     """
 
-    def __init__(self, relays: Events, committee: Committee, clock_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, relays: Relays, committee: Committee, clock_s: Callable[[], float] = time.time) -> None:
         self._relays, self._committee, self._clock_s = relays, committee, clock_s
         self._oracles = frozenset(oracle.pubkey for oracle in committee.oracles)
         self._digest = committee.digest()

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Literal
 
 from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, Busy, LinkLost, NodewireError, NotAllowed, NotFound
@@ -24,6 +24,7 @@ from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.plan.sample import draw, place
 from nodewire.protocol import job, kinds, verification
 from nodewire.protocol.chunk import Opening, opening
@@ -60,16 +61,6 @@ MAX_INPUT_BYTES = 2 * MAX_BYTES
 
 
 _KEPT_REQUESTS = 1_024
-
-
-class Relays(Protocol):
-    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
-
-    def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]: ...
-
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
-
-    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
 
 
 class Verifying:

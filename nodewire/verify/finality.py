@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from nodewire.errors import BadInput, NodewireError
-from nodewire.market import Contents
-from nodewire.nostr.event import Event
+from nodewire.market import Market
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.protocol import certificate, commitment, kinds, tags
-from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.chunk import claim
 from nodewire.protocol.commitment import ChunkRoot, Committed
@@ -25,21 +23,6 @@ _TOPICS_PER_FETCH = 64
 _MANY_TAGS = 256
 """A commitment to more requests does not name them all in tags."""
 log = logging.getLogger("nodewire.customer")
-
-
-class Market(Protocol):
-    """Where certified things are read (`nodewire.market`)."""
-
-    @property
-    def committee(self) -> Committee: ...
-
-    async def contents(self, body: Body) -> Contents: ...
-
-
-class Relays(Protocol):
-    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
-
-    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,13 @@ from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import NodewireError, NotAllowed, NotFound, TimedOut
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.protocol.arithmetic import has_reference
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.verification import Sample
-from nodewire.verify.finality import Relays, final_roots
+from nodewire.verify.finality import final_roots
 from nodewire.verify.own_frames import shown_leaves
 from nodewire.verify.recompute import Computed, Inputs, gather, pull_opening, recompute
 from nodewire.wire.node import Node
@@ -29,12 +28,6 @@ _KEPT_OVERRUNS = 1_024
 
 Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
 """A worker that has loaded the task of the manifest, and the task's name there. Raises BadTask, OverMemory ..."""
-
-
-class Events(Protocol):
-    """Where single events are read (`nodewire.nostr.pool`)."""
-
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
 
 
 class Draws(Protocol):

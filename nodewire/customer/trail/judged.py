@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nodewire.customer.trail.line import Line, missing, not_yet, ok, wrong
-from nodewire.customer.trail.record import Market, Record
+from nodewire.customer.trail.record import Record
 from nodewire.customer.verified import VERDICT_EPOCHS
 from nodewire.errors import NodewireError, NotFound
+from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.pay import settlement
 from nodewire.pay.bond_holder import HeldBond, Settled

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from nodewire.errors import BadInput
-from nodewire.market import Contents
+from nodewire.market import Market
 from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.relays import Relays
 from nodewire.protocol import beacon, feedback, kinds
-from nodewire.protocol.body import Body
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.complaint import CLAIMED_EPOCHS
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.tags import epoch_topic
 from nodewire.verify.finality import Finality, final_claims
-
-
-class Market(Protocol):
-    """Where certified things are read (`nodewire.market`)."""
-
-    @property
-    def committee(self) -> Committee: ...
-
-    async def contents(self, body: Body) -> Contents: ...
-
-    async def snapshot(self, sha256: str) -> Snapshot: ...
-
-
-class Relays(Protocol):
-    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
-
-    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
 
 
 @dataclass(slots=True)

@@ -1,0 +1,25 @@
+"""The relay pool as those know it that publish events and read them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+
+
+class Relays(Protocol):
+    """`nodewire.nostr.pool.Pool`, or what stands for it. Events come verified."""
+
+    async def publish(self, event: Event, timeout_s: float = 10.0) -> object:
+        """Raises RelayRefused, TimedOut: no relay has taken it."""
+
+    def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]:
+        """Stored and new events that match any of them."""
+
+    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]:
+        """What the relays answer at once, newest first. Raises RelayRefused, TimedOut."""
+
+    async def fetch_all(self, filters: Sequence[Filter]) -> Sequence[Event]:
+        """As `fetch`, asked on until nothing new comes."""
