@@ -71,6 +71,13 @@ class Incoming:
         self.next_seq = header.seq + 1
         self.under_way = header
 
+    def end(self, header: DataHeader) -> bool:
+        """A frame that was admitted is complete; False if the edge has begun to count anew meanwhile."""
+        is_current = self.under_way is header
+        if is_current:
+            self.under_way = None
+        return is_current
+
     @property
     def lacking(self) -> int | None:
         """The frame from which on the producer is to send; None if it knows."""

@@ -251,9 +251,8 @@ class JobMailbox:
     def end(self, header: DataHeader, memory: memoryview) -> None:
         """A frame that `begin` admitted is complete; it counts unless its edge has begun anew meanwhile."""
         incoming = self._edges.incoming.get(header.edge)
-        if incoming is None or incoming.under_way is not header:
+        if incoming is None or not incoming.end(header):
             return
-        incoming.under_way = None
         frame = Frame(header.edge, header.seq, header.arrays(memory), header.meta)
         if self._keep_inputs and self._tape is not None:
             self._tape.write(self.request, header.edge, header.attempt, frame)

@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from test_wire_frames import Recorder, feed
 from nodewire.errors import BadFrame, LinkLost
 from nodewire.protocol.frame import Array
 from nodewire.protocol.plan import tensor_key
-from nodewire.wire import frames
+from nodewire.wire import JobChannelSpec, JobMailbox, frames
 from nodewire.wire.decoder import Decoder
 from nodewire.wire.edges import Route
 from nodewire.wire.frames import SEGMENT_BYTES
@@ -39,10 +40,10 @@ class Relinks(RuleBasedStateMachine):
         super().__init__()
         self.sizes = []  # of the frames that have been put, by seq
         routes = {"e": Route("producer", "consumer")}
-        self.consumer = JobEdges("consumer", JOB, routes, {"e": LIMIT}, relinks=True)
+        self.consumer = JobEdges("consumer", routes, {"e": LIMIT}, relinks=True)
         self.incoming = self.consumer.incoming["e"]
         self.incoming.granted = self.incoming.window  # the job is open
-        self.producer = JobEdges("producer", JOB, routes, {"e": LIMIT}, relinks=True)
+        self.producer = JobEdges("producer", routes, {"e": LIMIT}, relinks=True)
         self.under_way = None
         self.queue = deque()
         self.got = []
@@ -87,12 +88,12 @@ class Relinks(RuleBasedStateMachine):
     @rule()
     def begins(self):
         self.under_way = self.to_consumer.popleft()
-        self.consumer.begin("producer", self.under_way)  # it may always come
+        self.incoming.admit(self.under_way)  # it may always come
 
     @precondition(lambda self: self.under_way is not None)
     @rule()
     def ends(self):
-        assert self.consumer.end(self.under_way) is self.incoming
+        assert self.incoming.end(self.under_way)
         self.incoming.unread += self.under_way.cost
         self.queue.append(self.under_way)
         self.under_way = None
@@ -172,10 +173,11 @@ TestRelinks.settings = settings(deadline=None, max_examples=150, stateful_step_c
 
 
 def test_a_frame_of_another_attempt_than_the_first_is_refused():
-    edges = JobEdges("consumer", JOB, {"e": Route("producer", "consumer")}, {}, relinks=True)
+    routes = {"e": Route("producer", "consumer")}
+    job = JobMailbox(SimpleNamespace(public="consumer"), JobChannelSpec(JOB, routes))
     with pytest.raises(BadFrame):
-        edges.begin("producer", header(0, 1, attempt=1))
-    edges.begin("producer", header(0, 1))
+        job.begin("producer", header(0, 1, attempt=1))
+    job.begin("producer", header(0, 1))
 
 
 @settings(deadline=None, max_examples=60)
