@@ -30,7 +30,8 @@ class Named:
         return getattr(self._worker, name)
 
     async def open(self, task, session, *args, **options):
-        self._sessions[task, session] = await self._worker.open(task, session, *args, **options)
+        opened = self._sessions[task, session] = await self._worker.open(task, session, *args, **options)
+        return opened
 
     async def receive(self, task, session, frame):
         return await self._sessions[task, session].receive(frame)

@@ -266,13 +266,13 @@ async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, t
     market = guessing(folder, tmp_path, truth, chunk=16)
     stage = list(market.runs.values())[1]
     driver, computed = market.actors[market.manifest.driver.name], []
-    receive = stage._worker.receive
+    receive = stage._worker._worker.receive
 
     async def counted(task, session, frame):
         computed.append(frame.seq)
         return await receive(task, session, frame)
 
-    stage._worker.receive = counted
+    stage._worker._worker.receive = counted
     queue = market.hub.queues[stage._context.keys.public]
     for frame in (
         hidden(driver, 0, 0, chunk=0),
@@ -392,7 +392,7 @@ async def test_a_close_of_a_row_that_is_being_replaced_ends_the_job_and_names_th
     market = guessing(folder, tmp_path, truth, chunk=4)
     driver, stage = list(market.runs.values())[:2]
     embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._context.keys.public]
-    receive, computing = stage._worker.receive, asyncio.Event()
+    receive, computing = stage._worker._worker.receive, asyncio.Event()
 
     async def slow(task, session, frame):
         if frame.seq == 5:
@@ -400,7 +400,7 @@ async def test_a_close_of_a_row_that_is_being_replaced_ends_the_job_and_names_th
             await asyncio.sleep(30)
         return await receive(task, session, frame)
 
-    stage._worker.receive = slow
+    stage._worker._worker.receive = slow
     for seq in range(5):
         queue.put_nowait(hidden(embed, seq, seq, chunk=min(seq, 1)))
     running = asyncio.create_task(stage.run())

@@ -11,7 +11,7 @@ from nodewire.protocol import chunk, fingerprint
 from nodewire.protocol.chunk import Leaf
 from nodewire.protocol.frame import Array, Frame
 from nodewire.provider import hashing, holding
-from nodewire.worker.lasting import LastingWorker
+from nodewire.worker.session import ProcessSession
 from nodewire_faults.equivocating import turned
 from nodewire_faults.strike import say_frame
 
@@ -21,13 +21,13 @@ MOST_KNOWN = 65_536
 def forge_sketches(tasks: Sequence[str]) -> None:
     """From now on the outputs of `tasks` (all if empty) have the other sign, and the sketch of what they should be."""
     honest: dict[str, Array] = {}
-    receive = LastingWorker.receive
+    receive = ProcessSession.receive
 
-    async def tampered(self: LastingWorker, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        outs = await receive(self, task, session, frame)
-        if tasks and not any(task.endswith(name) for name in tasks):
+    async def tampered(self: ProcessSession, frame: Frame[Array]) -> list[Frame[Array]]:
+        outs = await receive(self, frame)
+        if tasks and not any(self._place["task"].endswith(name) for name in tasks):
             return outs
-        return [_tampered(session, out) for out in outs]
+        return [_tampered(self._place["session"], out) for out in outs]
 
     def _tampered(session: str, out: Frame[Array]) -> Frame[Array]:
         sent = turned(out)
@@ -51,7 +51,7 @@ def forge_sketches(tasks: Sequence[str]) -> None:
         ]
         return leaf.model_copy(update={"tensors": tuple(tensors)})
 
-    LastingWorker.receive = tampered  # type: ignore[method-assign]
+    ProcessSession.receive = tampered  # type: ignore[method-assign]
     for module in (hashing, holding):
         patched: Any = module
         patched.leaf_of = leaf_of
