@@ -109,10 +109,6 @@ class Inboxes:
         """Return when a frame of a call before number `seq` is there."""
         await self._until(task, lambda waiting: bool(waiting) and waiting[0][0] < seq)
 
-    async def more(self, task: str) -> None:
-        """Return when something waits for the task."""
-        await self._until(task, bool)
-
     def void(self, frame: Frame[Array]) -> bool:
         """Whether a guess that was taken out is void by what waits behind it."""
         return self._fences[frame.edge].void(frame)

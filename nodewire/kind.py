@@ -157,10 +157,7 @@ class TaskSession(Protocol):
 
 
 class Worker(Protocol):
-    """A worker process as the daemon sees it (`nodewire.worker`)."""
-
-    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
-        """Verify and load a task; {"memory_bytes", "load_ms"}. Raises BadTask, BadHash, OverMemory, WorkerFailed."""
+    """A worker with its tasks loaded, as who uses it sees it."""
 
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> TaskSession:
         """Reserve what a session needs. On edges in `codings` frames come, and go, narrowed: the actor has them in
@@ -180,7 +177,10 @@ class Turn:
 
 
 class SharedWorker(Worker, Protocol):
-    """A worker that many jobs share."""
+    """A worker process as the daemon sees it (`nodewire.worker`): many jobs share it."""
+
+    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
+        """Verify and load a task; {"memory_bytes", "load_ms"}. Raises BadTask, BadHash, OverMemory, WorkerFailed."""
 
     async def open(
         self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = Turn()

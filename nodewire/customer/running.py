@@ -122,8 +122,6 @@ class Running:
             neighbours |= {*self.plan.providers()}
         for provider in sorted(neighbours):
             spawn(self._member.link(provider))
-        for provider in sorted({*self.plan.providers()} - neighbours):
-            spawn(self._member.attend(provider))
         spawn(self.answers.follow(session.pool))
         signing = signing_of(session.keys, self.request.id, self._manifest, self.plan)
         driver = self.plan.node_of(self._manifest.driver.name)

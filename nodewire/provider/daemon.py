@@ -185,7 +185,8 @@ class Provider:
             finally:
                 self._admitting -= 1
             pages = served.take(params.get("positions"))
-        except NodewireError as error:
+        except Exception as raised:  # a kind may be anybody's
+            error = typed_fault(raised)
             log.info("job %s refused: %s", request.id[:8], error)
             self.figures.refused(event.kind, error)
             await self._refuse(request.id, request.customer, error)

@@ -120,7 +120,6 @@ class JobRun:
             settling=self._settling,
             task_group=task_group,
         )
-        self.admit = self._chunks.admit
         if record is not None:
             record.attend(context.inner_edges, self._plain, self._chunks.complete)
         self._frames = 0
@@ -150,12 +149,13 @@ class JobRun:
             NodewireError: the job failed here; feedback says so.
         """
         broke = own = True  # if it is cancelled, or this software is at fault
-        await self._telling.say("processing")
-        serving = asyncio.create_task(self._kind.serve(self._job, self._mailbox, self._worker, self))
-        ended = asyncio.create_task(self._task_group.ended.wait())
-        watching = asyncio.create_task(self._watch())
+        tasks: list[asyncio.Task[Any]] = []
         try:
-            await asyncio.wait((serving, ended, watching), return_when=asyncio.FIRST_COMPLETED)
+            await self._telling.say("processing")
+            serving = asyncio.create_task(self._kind.serve(self._job, self._mailbox, self._worker, self))
+            watching = asyncio.create_task(self._watch())
+            tasks += serving, watching, asyncio.create_task(self._task_group.ended.wait())
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()
             if serving.done() and (error := serving.exception()) is not None:
@@ -182,9 +182,9 @@ class JobRun:
                 raise
             raise error from raised
         finally:
-            for task in (serving, ended, watching):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(serving, ended, watching, *self._task_group.cancel(), return_exceptions=True)
+            await asyncio.gather(*tasks, *self._task_group.cancel(), return_exceptions=True)
             self._mailbox.close()
             self._worker.prompts.ended(self.tasks, self._chunks.units.get(0, 0))
             self._book_end(broke=broke, own=own)
@@ -228,6 +228,9 @@ class JobRun:
             chunk = self.open_chunk()
             await asyncio.sleep(limit_s)
         raise TimedOut("frames", f"none for {limit_s:.0f} s, or not enough for chunk {chunk}")
+
+    async def admit(self, chunk: int, units: int = 1) -> None:
+        await self._chunks.admit(chunk, units)
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         self._frames += is_computed(frame)

@@ -79,26 +79,6 @@ class JobFactory:
         statements = Statements(self._keys, request, manifest, self._spool) if is_judged else None
         tape, lookahead = statements or self._spool, plan.terms.lookahead
         record = Record(tape, request.id, manifest, lookahead) if lookahead > 1 else None
-        member = Membership(
-            request.id,
-            plan,
-            manifest,
-            self._node,
-            {public: ad.wire for public, ad in ads.items()},
-            grace_s=GRACE_S,
-            tape=record or tape,
-            keep_inputs=record is None,  # which is given them when they are computed
-        )
-        if self._withdrawals.has(request.customer, request.id):
-            member.mailbox.close()
-            raise NotAllowed("job", "withdrawn by the customer")
-        chunks: set[int] = set()
-
-        async def commit(roots: Sequence[ChunkRoot]) -> None:
-            chunks.add(roots[0].chunk)
-            self._figures.chunks += 1
-            await self._proof.commit(plan, roots)
-
         context = JobContext(
             self._keys,
             request,
@@ -114,18 +94,41 @@ class JobFactory:
             whose=whose(self._prefixes, request.customer, str(job.params.get("apart", ""))),
             unpaid=self._unpaid,
         )
-        run = JobRun(
-            context,
-            kind=served.kind,
-            mailbox=member.mailbox,
-            worker=worker,
-            ledger=self._ledger,
-            publish=self._publish,
-            commit=commit,
-            statements=statements,
-            record=record,
-            begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
+        chunks: set[int] = set()
+
+        async def commit(roots: Sequence[ChunkRoot]) -> None:
+            chunks.add(roots[0].chunk)
+            self._figures.chunks += 1
+            await self._proof.commit(plan, roots)
+
+        member = Membership(
+            request.id,
+            plan,
+            manifest,
+            self._node,
+            {public: ad.wire for public, ad in ads.items()},
+            grace_s=GRACE_S,
+            tape=record or tape,
+            keep_inputs=record is None,  # which is given them when they are computed
         )
+        try:
+            if self._withdrawals.has(request.customer, request.id):
+                raise NotAllowed("job", "withdrawn by the customer")
+            run = JobRun(
+                context,
+                kind=served.kind,
+                mailbox=member.mailbox,
+                worker=worker,
+                ledger=self._ledger,
+                publish=self._publish,
+                commit=commit,
+                statements=statements,
+                record=record,
+                begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
+            )
+        except BaseException:
+            member.mailbox.close()
+            raise
         return OpenJob(context, run, member, worker, self._ledger, chunks)
 
     def _origin_of(self, customer: str) -> str:
@@ -190,8 +193,10 @@ class OpenJob:
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except NodewireError as error:  # the mailbox knows
+        except NodewireError as error:
             log.info("job %s: %s", self._context.request.id[:8], error)
+            if self._member.mailbox.failure is None:  # else all that the job waits for knows
+                self.run.fail(error)
         except Exception as error:
             self.run.fail(error)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
+from nodewire.errors import NodewireError
 from nodewire.kind import Params, SharedWorker, TaskSession, Turn
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
@@ -17,7 +19,8 @@ from nodewire.provider.serving import loaded_name
 class JobWorker:
     """Implements nodewire.kind.Worker. Tasks go by the manifest's own names.
 
-    Calls wait by `turns` and are timed. Stages look among the prompts of `whose`, nobody's if that is empty.
+    Calls wait by `turns` and are timed. Stages look for a prompt's beginning among those kept for `whose`; nowhere
+    if that is empty.
     """
 
     def __init__(
@@ -32,7 +35,6 @@ class JobWorker:
         """`unpaid`: what jobs before left unpaid."""
         self.times = CallTimes()
         self.prompts = FoundPrompts(manifest, whose, unpaid or UnpaidPrompts())
-        self.load = worker.load
         self._worker = worker
         self._names = {task.name: loaded_name(manifest.digest(), task.name) for task in manifest.tasks}
         self._turns = turns
@@ -47,7 +49,8 @@ class JobWorker:
     async def end(self) -> None:
         """Close what is open: a session that nobody closes keeps its slot as long as the worker lives."""
         for session in self._sessions:
-            await session.close()
+            with suppress(NodewireError):  # the others all the same
+                await session.close()
 
 
 class JobSession:

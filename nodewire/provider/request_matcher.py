@@ -61,7 +61,7 @@ class RequestMatcher(Generic[R]):
     def forget_old(self) -> None:
         """Drop what has waited too long."""
         horizon = time.monotonic() - WAITING_S
-        for late in [key for key, one in self._requests.items() if one[0] < horizon]:
-            del self._requests[late]
-        for unused in [key for key, one in self._tickets.items() if one[0] < horizon]:
-            del self._tickets[unused]
+        while self._requests and next(iter(self._requests.values()))[0] < horizon:
+            self._requests.popitem(last=False)
+        while self._tickets and next(iter(self._tickets.values()))[0] < horizon:
+            self._tickets.popitem(last=False)

@@ -152,7 +152,7 @@ async def speed(manifest: Manifest, name: str, worker: Worker) -> int:
         return found.us_per_position
 
 
-async def load(manifest: Manifest, names: Sequence[str], worker: Worker, fetch: Fetch) -> None:
+async def load(manifest: Manifest, names: Sequence[str], worker: SharedWorker, fetch: Fetch) -> None:
     """Fetch these tasks' blobs and load them, one after the other. Raises as `specialize`."""
     digest = manifest.digest()
     for name in names:

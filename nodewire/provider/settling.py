@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from nodewire.errors import NodewireError
 from nodewire.job_task_group import JobTaskGroup
+from nodewire.nostr.event import Event
 from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
@@ -60,6 +61,8 @@ class Settling:
         """By chunk that is over and not asked for: its units, what its tasks put out, and the driver's close."""
         self._turn = asyncio.Lock()
         """Held by the chunk that is settled."""
+        self._claims: list[asyncio.Task[None]] = []
+        """That are being published, or have been."""
 
     async def take(
         self, chunk: int, units: int, made: dict[str, list[Leaf]], *, end: bool, close: Close | None
@@ -74,8 +77,10 @@ class Settling:
         self._task_group.spawn(self._settle(chunk, end))
 
     async def stop(self, error: NodewireError) -> None:
-        """The job failed: what cannot be committed to without its inputs' producers' word is not asked for either."""
+        """The job failed: what cannot be committed to without its inputs' producers' word is not asked for either.
+        What is asked for has been told when this returns, as far as relays take it."""
         if self._stating is None:
+            await asyncio.gather(*self._claims)
             return
         self._task_group.fault = self._task_group.fault or error
         self._stating.statements.stop(error)
@@ -84,6 +89,7 @@ class Settling:
         if chunks := sorted(chunk for chunk, (_, made, _) in left.items() if made):
             job = self._context.request.id
             log.info("job %s: not asked for: chunks %s, whose inputs nobody signed", job[:8], chunks)
+        await asyncio.gather(*self._claims)
 
     async def _settle(self, chunk: int, end: bool) -> None:
         """Commit to a chunk, and ask for its payment, when what it was computed from is signed."""
@@ -124,5 +130,13 @@ class Settling:
             claim=said.to_json(),
         )
         await self._credit.due(chunk)
-        await self._telling.publish(said)
-        self._ledger.told(key)
+        self._claims.append(self._task_group.spawn(self._tell(said, key)))
+
+    async def _tell(self, said: Event, key: Key) -> None:
+        """Publish a claim. Nobody waits for relays, and one that they do not take is told again (`claiming`)."""
+        try:
+            await self._telling.publish(said)
+        except NodewireError as error:
+            log.warning("job %s: the claim of chunk %d: %s", key.job[:8], key.chunk, error)
+        else:
+            self._ledger.told(key)

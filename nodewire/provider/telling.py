@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from nodewire.errors import BadFrame, NodewireError
+from nodewire.errors import BadFrame, NodeFailed, NodewireError, RelayRefused, TimedOut
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
 from nodewire.protocol import feedback, result
@@ -21,7 +21,14 @@ class Telling:
         self._keys = context.keys
         self._request = context.request
         self._context = context
-        self.publish = publish
+        self._publish = publish
+
+    async def publish(self, event: Event) -> None:
+        """Raises NodeFailed: no relay of this node takes it, which is nobody else's fault."""
+        try:
+            await self._publish(event)
+        except (RelayRefused, TimedOut) as error:
+            raise NodeFailed("relays", str(error)[:200]) from error
 
     def claim(self, due: feedback.Due) -> Event:
         """What asks for a chunk's payment, to be published."""

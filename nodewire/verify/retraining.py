@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from nodewire.errors import BadData, NodewireError, NotFound, WorkerFailed
-from nodewire.kind import TaskSession, Worker
+from nodewire.kind import SharedWorker, TaskSession
 from nodewire.protocol import audit
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
@@ -37,7 +37,7 @@ class Retraining:
     def __init__(
         self,
         reading: Reading,
-        worker: Worker,
+        worker: SharedWorker,
         blobs: Blobs,
         *,
         data: Path | None = None,

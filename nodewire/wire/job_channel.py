@@ -16,7 +16,10 @@ OnLost = Callable[[str, NodewireError], None]
 
 @dataclass(frozen=True, slots=True)
 class JobChannelSpec:
-    """Raises BadInput: `request` is no event's id."""
+    """One node's view of a job's channel: its edges, and what becomes of a lost member.
+
+    Raises BadInput: `request` is no event's id.
+    """
 
     request: str
     """The id of the job's request, 64 hex digits."""

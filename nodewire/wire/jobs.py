@@ -1,4 +1,5 @@
-"""The jobs that are open on a node, as its links see them: whose frames may come, what waits, who is fenced off."""
+"""The jobs that are open on a node, as its links see them: whose frames may come, what waits, whose further frames
+are not read."""
 
 from __future__ import annotations
 

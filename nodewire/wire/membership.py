@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, first_of
 from nodewire.protocol.manifest import Manifest
@@ -87,13 +86,6 @@ class Membership:
             await self._node.link(peer, self._addresses[peer])
         except NodewireError as error:
             raise LinkLost(peer, str(error)) from error
-
-    async def attend(self, peer: str) -> None:
-        """Link to a member that this node exchanges no frames with, if it can be reached: a generation that loses it
-        is begun anew as soon as it is silent, and not when its neighbours have said so and it has been asked."""
-        if self.relinks and (addresses := self._addresses.get(peer)):
-            with suppress(NodewireError):  # whether it is there is its neighbours' affair
-                await self._node.link(peer, addresses)
 
     async def follow_losses(self) -> None:
         """Look after every member whose link is lost, until cancelled."""

@@ -121,7 +121,8 @@ class Calls:
             call.frames, call.answered = (), []  # not to be kept until a collector finds what refers to each other
 
     def _goes_at_once(self, entry: Entry) -> bool:
-        """What mostly happens in a decoder's ring: the worker waits, and so does nobody else. Accounts come after."""
+        """Send the call now if the process is idle and nothing waits, as in a decoder's ring; False if it must queue.
+        The queue is told afterwards."""
         if self._calls or self._next or not self._queue.is_free(entry):
             return False
         call: Call = entry.what

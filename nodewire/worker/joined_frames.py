@@ -29,7 +29,7 @@ class JoinedBytes:
     def free_bytes(self) -> int:
         return self.max_bytes - self.nbytes
 
-    def add(self, customer: str, nbytes: int) -> None:
+    def change(self, customer: str, nbytes: int) -> None:
         self.nbytes += nbytes
         self.by_customer[customer] += nbytes
         if not self.by_customer[customer]:
@@ -65,9 +65,9 @@ class JoinedFrames:
         if not have and len(self._calls) >= MAX_CALLS:
             raise TooLarge("pending", f"{MAX_CALLS} calls already wait for frames of other edges")
         size, everywhere = _nbytes((frame,)), self._everywhere
-        customers = everywhere.by_customer[self._customer]
-        if self._bytes + size > everywhere.max_bytes // 4 or customers + size > everywhere.free_bytes:
-            raise TooLarge("pending", f"over {customers} bytes wait for frames of other edges")
+        customer_bytes = everywhere.by_customer[self._customer]
+        if self._bytes + size > everywhere.max_bytes // 4 or customer_bytes + size > everywhere.free_bytes:
+            raise TooLarge("pending", f"over {customer_bytes} bytes wait for frames of other edges")
         self._add(size)
         self._calls.setdefault(frame.seq, {})[frame.edge] = frame
         return ()
@@ -80,7 +80,7 @@ class JoinedFrames:
     def _add(self, nbytes: int) -> None:
         if nbytes:
             self._bytes += nbytes
-            self._everywhere.add(self._customer, nbytes)
+            self._everywhere.change(self._customer, nbytes)
 
 
 def _nbytes(frames: Iterable[Frame[Any]]) -> int:

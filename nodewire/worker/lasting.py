@@ -108,8 +108,9 @@ class LastingWorker:
             _log.warning("the worker has died; another loads its %d tasks", len(self._loaded))
         process = await self._start()
         try:
-            for task, (engine, program, weights) in self._loaded.items():
-                await process.load(task, engine, program, weights)
+            for task, (engine, program, weights) in list(self._loaded.items()):
+                if task in self._loaded:  # not unloaded meanwhile
+                    await process.load(task, engine, program, weights)
         except BaseException:
             await process.stop()
             raise

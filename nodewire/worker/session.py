@@ -52,9 +52,6 @@ class ProcessSession:
         except asyncio.CancelledError:  # the process may be at it
             await self.close()
             raise
-        except BaseException:
-            self._forget()
-            raise
 
     async def receive(self, frame: Frame[Array]) -> list[Frame[Array]]:
         """One frame in, the frames that it makes possible out: none while its call lacks frames of other edges.
@@ -66,6 +63,8 @@ class ProcessSession:
             WorkerFailed: the process has died.
             NodewireError: as the task raises.
         """
+        if self._closing is not None:
+            raise NotFound("session", "closed")
         check_frame(frame, self._calls.arena_bytes)
         if self._joined_frames is not None:
             frames = self._joined_frames.add(frame)
@@ -89,7 +88,8 @@ class ProcessSession:
     async def close(self) -> None:
         """As the port; its calls that wait raise NotFound. Once begun it goes on, whoever gives up waiting."""
         if self._closing is None:
-            self._forget()
+            if self._joined_frames is not None:
+                self._joined_frames.forget()
             self._calls.drop(**self._place)
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
@@ -97,7 +97,3 @@ class ProcessSession:
     async def _close(self) -> None:
         with suppress(NotFound, WorkerFailed):  # it went with its task, or with the process
             await self._calls.ask({"op": "close", **self._place}, self._limit_s, self._turn)
-
-    def _forget(self) -> None:
-        if self._joined_frames is not None:
-            self._joined_frames.forget()

@@ -82,9 +82,9 @@ class Ring:
         self.open_chunk = 0
 
     async def __aenter__(self):
-        self.customer = Node(CUSTOMER)
+        self.customer = Node(CUSTOMER, survey_s=3_600)
         for keys in self.keys:
-            node = Node(keys)
+            node = Node(keys, survey_s=3_600)
             self.addresses[keys.public] = [await node.listen("127.0.0.1")]
             self.places[keys.public] = Place(keys, node, Spool(self.path / keys.public[:8], 10**8))
         self.member = Membership(

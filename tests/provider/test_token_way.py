@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DRIVER_ALONE = {("kinds/k8843.py", "_Closing")}
 """The ring's driver is in the process that is looked at, too."""
 NOW_AND_THEN = {("wire/pulse.py", "Pulse"), ("bounded_dict.py", "BoundedDict")}
-"""A link's heartbeat, which no frame waits for; a table of the standard library's kind."""
+"""A link's heartbeat, which no frame waits for; a bounded table, where bytes are counted."""
 VALUES = {"Frame", "Array", "DataHeader", "Manifest", "Turn"}
 STEPS = range(20, 60)
 

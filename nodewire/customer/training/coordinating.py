@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nodewire.customer.training.events import Contribution, Sealed
 from nodewire.errors import NodewireError, NotFound, WorkerFailed
-from nodewire.kind import TaskSession, Worker
+from nodewire.kind import SharedWorker, TaskSession
 from nodewire.protocol import inline
 from nodewire.protocol.audit import Shown
 from nodewire.protocol.delivery import Delivered
@@ -30,7 +30,7 @@ TASK = "coordinator"
 _SESSION = "training"
 
 
-async def read(worker: Worker, program: Path, data: Path, shards: int, start: Path | None) -> TaskSession:
+async def read(worker: SharedWorker, program: Path, data: Path, shards: int, start: Path | None) -> TaskSession:
     """Have a worker read what `Coordinator.open` says; `program` has the recipe. Raises as the worker does."""
     await worker.load(TASK, TASK, program, [data, *([start] if start else [])])
     return await worker.open(TASK, _SESSION, {"shards": shards})
@@ -70,7 +70,7 @@ class Late:
 class Coordinator:
     """One training's worker. Every method raises what the worker does: BadData, WorkerFailed ..."""
 
-    def __init__(self, worker: Worker, blobs: Blobs, folder: Path) -> None:
+    def __init__(self, worker: SharedWorker, blobs: Blobs, folder: Path) -> None:
         """`folder`: of the training; what must not be lost and is nobody else's stands there."""
         self._worker = worker
         self._session: TaskSession
