@@ -20,6 +20,7 @@ from nodewire.errors import (
     NodewireError,
     NotAllowed,
     PaymentRequired,
+    RelayRefused,
     TimedOut,
     WorkerFailed,
 )
@@ -309,6 +310,38 @@ async def test_no_claim_is_published_before_its_root_is_on_disk(folder, tmp_path
     await served(market)
     assert len(claims) == 4 * len(market.runs)
     assert all(on_disk == claimed for on_disk, claimed in claims)
+
+
+async def test_relays_that_take_no_claim_make_no_stage_deaf(market):
+    stage, refused = list(market.runs.values())[1], []
+    publish = stage._telling._publish
+
+    async def moody(event):
+        said = market.parsed(event)
+        if said is not None and said.due is not None and not refused:
+            refused.append(event)
+            asyncio.get_running_loop().call_later(0.2, market.events.append, event)  # as it is told again
+            raise RelayRefused("relay", "not now")
+        await publish(event)
+
+    stage._telling._publish = moody
+    await served(market)
+    assert refused
+    assert sorted(f.due.chunk for f in market.due(stage)) == [0, 1, 2, 3]
+
+
+async def test_a_job_whose_beginning_no_relay_takes_is_over_by_its_own_nodes_fault(market):
+    stage, closed = list(market.runs.values())[1], []
+
+    async def refuse(event):
+        raise RelayRefused("relay", "not now")
+
+    stage._telling._publish = refuse
+    stage._mailbox.close = lambda: closed.append(True)
+    with pytest.raises(NodeFailed, match="relays"):
+        await stage.run()
+    assert closed
+    assert isinstance(stage._mailbox.failure, NodeFailed), "its neighbours know, too"
 
 
 @pytest.mark.parametrize("policy", ["none", "sampled"])

@@ -165,3 +165,17 @@ async def test_what_was_unloaded_is_not_loaded_into_a_later_process():
     await worker.unload("never loaded")
     await worker.open("b", "s", {})
     assert factory.started[1].loaded == ["b"]
+
+
+async def test_what_is_unloaded_while_a_process_starts_keeps_none_from_starting():
+    factory = Factory(Process(), Process())
+    worker, slow = await loaded(factory), factory.waiting[0]
+    load = slow.load
+
+    async def unloading(task, *files):
+        await worker.unload("b")
+        return await load(task, *files)
+
+    factory.started[0].alive, slow.load = False, unloading
+    await worker.open("a", "s", {})
+    assert slow.loaded == ["a"]

@@ -241,6 +241,15 @@ async def test_a_closing_that_nobody_waits_for_any_more_goes_on(worker):
     assert await open_sessions(worker) == before
 
 
+async def test_a_session_that_is_closed_takes_no_frame(worker):
+    for together in (frozenset(), frozenset({"e.0", "e.1"})):
+        await worker.open("echo", "over", {}, turn=Turn(together=together))
+        await worker.close("echo", "over")
+        with pytest.raises(NotFound, match="closed"):
+            await worker.receive("echo", "over", frame())
+    assert worker._joined_bytes.nbytes == 0
+
+
 async def test_typed_errors_cross_and_others_become_worker_failed(worker):
     with pytest.raises(Busy, match="no slot"):
         await worker.open("echo", "t", {"slots": 1})
