@@ -42,7 +42,6 @@ class _Ordered:
 
     def __init__(self, worker: Worker, orders: dict[str, object]) -> None:
         self._worker, self._orders = worker, orders
-        self.load = worker.load
 
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> TaskSession:
         return await self._worker.open(task, session, {**params, ORDERS: {**self._orders, "task": task}}, codings)
