@@ -16,10 +16,10 @@ class Relays(Protocol):
         """Raises RelayRefused, TimedOut: no relay has taken it."""
 
     def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]:
-        """Stored and new events that match any of them."""
+        """A subscription: stored events that match any of `filters`, then new ones."""
 
     async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]:
-        """What the relays answer at once, newest first. Raises RelayRefused, TimedOut."""
+        """The stored events that the relays send at once, newest first. Raises RelayRefused, TimedOut."""
 
     async def fetch_all(self, filters: Sequence[Filter]) -> Sequence[Event]:
-        """As `fetch`, asked on until nothing new comes."""
+        """All stored events: relays are asked for older ones until nothing new comes. Raises as `fetch`."""

@@ -21,9 +21,9 @@ class CallTimes:
         self._newest[task].append(us)
 
     def turn_us(self) -> int:
-        """What one call of each task takes now, together."""
+        """The time of a turn: one call of each task, by its newest calls' median, added up."""
         return sum(int(statistics.median(newest)) for newest in self._newest.values())
 
     def median_and_total_us(self) -> tuple[int, int]:
-        """Of the calls so far; 0 and 0 without one."""
+        """The median and the sum of all calls so far; 0 and 0 without one."""
         return (int(statistics.median(self._us)), sum(self._us)) if self._us else (0, 0)

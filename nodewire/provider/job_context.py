@@ -1,4 +1,4 @@
-"""What all parts of one job at this provider know of it."""
+"""The facts of one job at this provider, which all its parts share and none changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobContext:
     patience_s: int = 30
     """How long a payment that is due is waited for before the job is given up."""
     cached_ppm: int = WHOLE_PPM
-    """What a unit of a prompt that is found costs of the price, as the ad says."""
+    """The share of the price, in millionths, that a unit of a found prompt costs, as the ad says."""
 
     @property
     def me(self) -> str:

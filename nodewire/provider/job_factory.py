@@ -1,4 +1,4 @@
-"""What an admitted job needs at this provider: a mailbox, links, a tape and a worker, and its run, where they meet."""
+"""A factory makes an admitted job's parts at this provider: mailbox, links, tape, worker, and the run that has them."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class UnpaidPrompts:
 
 
 class FoundPrompts:
-    """What of one job's prompt its stages had found and not computed. `whose`: among whose prompts they look.
+    """The part of one job's prompt that its stages had found and not computed. `whose`: among whose prompts they look.
 
     No neighbour hears what was found: that stands in no frame, so commitments and statements are what they ever were.
     """

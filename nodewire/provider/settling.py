@@ -62,7 +62,7 @@ class Settling:
         self._turn = asyncio.Lock()
         """Held by the chunk that is settled."""
         self._claims: list[asyncio.Task[None]] = []
-        """That are being published, or have been."""
+        """The publications of claims, under way or done."""
 
     async def take(
         self, chunk: int, units: int, made: dict[str, list[Leaf]], *, end: bool, close: Close | None
