@@ -53,7 +53,7 @@ class SplitInference:
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
         closing = _Closing(job, desk)
-        inboxes = Inboxes(self._waiting, job.manifest, closing.ended, may_be_void=job.lookahead > 1)
+        inboxes = Inboxes(self._waiting, job.manifest, closing.ended)
         sessions: dict[str, TaskSession] = {}
         try:
             for task in job.tasks:
@@ -80,8 +80,9 @@ class SplitInference:
         desk: Desk,
         closing: _Closing,
     ) -> None:
-        guessing = Guessing(task, job, inboxes, desk) if job.lookahead > 1 else None
-        closes = job.manifest.mode != "generate" or task == job.manifest.driver.name
+        generates = job.manifest.mode == "generate"
+        guessing = Guessing(task, job, inboxes, desk) if generates else None
+        closes = not generates or task == job.manifest.driver.name
         while not closing.ended.is_set():  # returns of guesses may come after the last token
             frame = await inboxes.get(task)
             if guessing is not None and guessing.concerns(frame):
@@ -231,11 +232,11 @@ async def _close(sessions: Iterable[TaskSession]) -> None:
 async def _admit(frame: Frame[Array], manifest: Manifest, desk: Desk) -> None:
     """As Desk.admit. Raises BadFrame, naming the edge, or one of the driver's if the frame is not of what it closes."""
     try:
-        share = _share(frame, manifest)
+        chunk = _chunk(frame, manifest)
     except BadFrame as error:
         raise BadFrame(frame.edge, str(error)) from error
     try:
-        await desk.admit(*share)
+        await desk.admit(chunk)
     except BadFrame as error:
         edge = driven(manifest) if manifest.mode == "generate" else frame.edge
         raise BadFrame(edge, str(error)) from error
@@ -256,24 +257,16 @@ def _refusal(error: NodewireError, manifest: Manifest, task: str, frame: Frame[A
     return refusal(error, manifest, edges)
 
 
-def _share(frame: Frame[Array], manifest: Manifest) -> tuple[int, int]:
-    """The chunk that pays for an input and how many units it makes, by its number and shape.
+def _chunk(frame: Frame[Array], manifest: Manifest) -> int:
+    """The chunk that pays for a customer's input, or a call's, by its number.
 
-    A neighbour's word for it is not enough: one that calls everything chunk 0, or sends a context at a time, would be
-    served without end for the price of one chunk.
-
-    Raises:
-        BadFrame: the frame says another chunk, or has more than the one position that every frame after the first has.
+    A neighbour's word for it is not enough: one that calls everything chunk 0 would be served without end for the price
+    of one chunk. Raises BadFrame: the frame says another.
     """
-    chunk, units = chunk_of(manifest, frame.seq), 1
-    if manifest.mode == "generate":
-        positions = frame.tensors[0].shape[1] if frame.tensors and len(frame.tensors[0].shape) == 3 else 1
-        units = max(1, -(-positions // manifest.chunk))
-        if frame.seq and positions != 1:
-            raise BadFrame("positions", f"{positions} in frame {frame.seq} on {frame.edge}, one is expected")
+    chunk = chunk_of(manifest, frame.seq)
     if chunk_said(frame) != chunk:
         raise BadFrame("chunk", f"{chunk_said(frame)} on frame {frame.seq} of {frame.edge}, which is of chunk {chunk}")
-    return chunk, units
+    return chunk
 
 
 def _adjoin(frame: Frame[Array], after: Frame[Array]) -> bool:

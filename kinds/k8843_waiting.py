@@ -33,18 +33,14 @@ class Inboxes:
     A generation's are taken as they came, calls by their number.
     """
 
-    def __init__(
-        self, everywhere: Waiting, manifest: Manifest, ended: asyncio.Event, *, may_be_void: bool = False
-    ) -> None:
-        """`ended` is set when the job is over; here that is an error, which `check` raises. `may_be_void`: there may be
-        guesses among a generation's frames."""
+    def __init__(self, everywhere: Waiting, manifest: Manifest, ended: asyncio.Event) -> None:
+        """`ended` is set when the job is over; here that is an error, which `check` raises."""
         self._everywhere = everywhere
         self._manifest = manifest
         self._ended = ended
         self._error: NodewireError | None = None
         self._targets = {edge.name: edge.target for edge in manifest.edges}
         self._by_call = manifest.mode != "generate"
-        self._may_be_void = may_be_void
         self._frames: defaultdict[str, list[tuple[int, int, int, Frame[Array]]]] = defaultdict(list)
         self._arrived: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._fences: defaultdict[str, Fences] = defaultdict(Fences)
@@ -62,7 +58,7 @@ class Inboxes:
             error = TooLarge("frames", f"over {self._bytes} bytes wait to be computed")
             self.fail(refusal(error, self._manifest, {frame.edge}))
             return False
-        if self._may_be_void:
+        if not self._by_call:
             self._fences[frame.edge].note(frame)
         self._keep(self._targets[frame.edge], frame, cost)
         return True

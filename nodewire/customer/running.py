@@ -82,8 +82,8 @@ class Running:
             self.background,
             network=session.network,
         )
-        lookahead = self.plan.terms.lookahead
-        self._record = Record(session.spool, request.id, manifest, lookahead) if lookahead > 1 else None
+        generates, lookahead = manifest.mode == "generate", self.plan.terms.lookahead
+        self._record = Record(session.spool, request.id, manifest, lookahead) if generates else None
         self._member = Membership(
             request.id,
             self.plan,

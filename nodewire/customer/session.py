@@ -147,7 +147,7 @@ class Session:
     ) -> None:
         """Run the plan's local tasks here, in a worker, until the job's end; a local driver's closes go to `on_close`.
 
-        `signing`: of a job that may be judged, what those tasks put out. `record`: the job's tape, if they may guess.
+        `signing`: of a job that may be judged, what those tasks put out. `record`: a generation's tape.
 
         Raises:
             NodewireError: a task refused its input, the worker failed, or a provider cannot be reached.

@@ -122,6 +122,11 @@ class Fences:
         return before <= pos and not (self._keeps and self._keeps[0] <= number)
 
 
+def most_rows(chunk: int, lookahead: int) -> int:
+    """Rows that may come for a chunk of so many positions, frames without rows counted as one."""
+    return lookahead * chunk + (SLACK_ROWS if lookahead > 1 else 0)
+
+
 def is_computed(frame: Frame[Array]) -> bool:
     """Whether a frame is one to compute: it has rows, or keeps some that came before."""
     return any(array.nbytes for array in frame.tensors) or frame.meta.get("keep") is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from nodewire.errors import BadFrame
 from nodewire.protocol.cells import Row, check_grown, grown, left, way
 from nodewire.protocol.frame import Array, Frame, Meta
-from nodewire.protocol.guesses import AHEAD_CHUNKS, DEPTH, SLACK_ROWS, Step, rows_of, step_of
+from nodewire.protocol.guesses import AHEAD_CHUNKS, DEPTH, Step, most_rows, rows_of, step_of
 
 CLOSED = "closed"
 """The field of the error about a frame that comes for what the driver has said is over."""
@@ -60,7 +60,7 @@ class History:
         if step.parents is not None:
             check_grown([] if self._drops(step) else left(self._live, kept), step.parents, self._lookahead)
         rows = max(step.rows, 1) + self._counted.get(step.chunk, 0)
-        if rows > self._lookahead * self._chunk + SLACK_ROWS:
+        if rows > most_rows(self._chunk, self._lookahead):
             raise BadFrame("lookahead", f"more than {self._lookahead} rows for each position of chunk {step.chunk}")
         self._counted[step.chunk] = rows
         self._join(step, kept, list(rows_of(frame.tensors[0])))

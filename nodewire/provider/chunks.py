@@ -1,6 +1,6 @@
 """The chunks of a job at this provider: which may begin, what they count as, which are closed, when one is complete.
 
-Where a plan lets its driver guess, the record knows when no row of a closed chunk is lacking; else it is at once.
+A generation's chunk is complete when its driver has closed it and the record lacks no row of it; a call at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from nodewire.errors import BadFrame, OverBudget, PaymentRequired
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.chunk import AHEAD
 from nodewire.protocol.close import Close
+from nodewire.protocol.refusal import driven
 from nodewire.provider.credit import Credit
 from nodewire.provider.hashing import Hashing
 from nodewire.provider.job_context import JobContext
@@ -38,7 +39,7 @@ class Chunks:
         settling: Settling,
         task_group: JobTaskGroup,
     ) -> None:
-        """`begin`: told before the first chunk is computed; it raises Busy where that may not be."""
+        """`record`: a generation's. `begin`: told before the first chunk is computed; it raises Busy where not."""
         self.units: dict[int, int] = {}
         """By chunk, what this node's inputs of it count as."""
         self.broken: BadFrame | None = None
@@ -67,17 +68,17 @@ class Chunks:
         return max(self._closed, default=-1) + 1
 
     async def admit(self, chunk: int, units: int = 1) -> None:
-        """An input of `units` begins; waits while there is no credit for it, or it guesses beyond the budget.
+        """An input of `units` begins; waits while there is no credit for it, or it may be a guess beyond the budget.
 
         Raises:
-            BadFrame: the chunk has been closed; or the driver has not closed one before, so that nothing is asked for.
+            BadFrame: the call is over; or the driver has not closed a chunk before, so that nothing is asked for.
             PaymentRequired: the customer has not paid one before.
             OverBudget: it would cost more than the plan allows.
             Busy: the first one may not begin.
         """
         if chunk == 0:
             self._begin()
-        if chunk in self._closed and self._record is None:
+        if self._record is None and chunk in self._closed:
             raise BadFrame("chunk", f"{chunk} has been closed")
         plan = self._context.request.plan
         while (self._all_units + units - self.units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
@@ -103,10 +104,8 @@ class Chunks:
     async def heard(self, close: Close) -> None:
         """The driver says that a chunk is over.
 
-        Raises BadFrame: it counts what was computed here as something else, or cannot be true.
+        Raises BadFrame: it cannot be true.
         """
-        if close.units != self.units.get(close.chunk, close.units):
-            raise BadFrame("units", f"{close.units}, chunk {close.chunk} had {self.units[close.chunk]} here")
         if close.positions is not None and not (
             close.end and close.chunk and 0 < close.positions <= self._context.manifest.chunk
         ):
@@ -131,8 +130,13 @@ class Chunks:
             self._task_group.ended.set()
 
     def complete(self, chunk: int) -> None:
-        """No row of a chunk that the driver has closed is lacking, by the record."""
-        word = self._closing.pop(chunk)
+        """No row of a chunk that the driver has closed is lacking, by the record.
+
+        Raises BadFrame, naming an edge of the driver's: it counts what was computed here as something else.
+        """
+        word, context = self._closing.pop(chunk), self._context
+        if not context.drives and word[0] != self.units.get(chunk, word[0]):
+            raise BadFrame(driven(context.manifest), f"{word[0]} units of chunk {chunk}, which had {self.units[chunk]}")
         self._closed.add(chunk)  # at once: its close may come twice
         self._finishing.append(self._task_group.spawn(self._finished(chunk, word)))
 
@@ -149,8 +153,8 @@ class Chunks:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
         if not self._context.generates or self._context.drives:
             return
+        assert self._record is not None
         left = sorted(set(self.units) - self._closed)
-        complete = left[:-1] if self._record is None else list(takewhile(self._record.is_past, left))
-        for chunk in complete:
+        for chunk in takewhile(self._record.is_past, left):
             await self.finish(chunk, (self.units[chunk], False, None))
         await asyncio.gather(*self._finishing)

@@ -83,7 +83,7 @@ class JobRun:
         record: Record | None = None,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """`statements`: of a job that may be judged. `record`: the job's tape, if the plan lets its driver guess.
+        """`statements`: of a job that may be judged. `record`: a generation's tape.
         `begin`: told before the first chunk is computed; it raises Busy where that may not be."""
         self._context = context
         self.credit = Credit(patience_s=context.patience_s)
@@ -218,13 +218,13 @@ class JobRun:
         return not isinstance(error, PaymentRequired) or bool(error.by) or self._mailbox.failure is not None
 
     async def _watch(self) -> None:
-        """End a job that stands still, for it holds a slot; where guesses are allowed also one that computes without
-        end: nobody who never guesses may take as long for a chunk. Raises TimedOut."""
+        """End a job that stands still, for it holds a slot; and a generation that computes a chunk without end: nobody
+        who never guesses may take as long. Raises TimedOut."""
         limit_s = self.request.plan.first_result_ms / 1000 + self._context.patience_s
         frames, chunk, spells = -1, 0, 0
         while frames != self._frames and spells <= self._job.manifest.chunk:
             frames = self._frames
-            spells = spells + 1 if self._record is not None and chunk == self.open_chunk() else 0
+            spells = spells + 1 if self._context.generates and chunk == self.open_chunk() else 0
             chunk = self.open_chunk()
             await asyncio.sleep(limit_s)
         raise TimedOut("frames", f"none for {limit_s:.0f} s, or not enough for chunk {chunk}")

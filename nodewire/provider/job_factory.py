@@ -77,8 +77,8 @@ class JobFactory:
         ads, nodes = await self._record.ads(plan), await self._record.nodes(plan)
         is_judged = plan.verification.policy == "sampled"
         statements = Statements(self._keys, request, manifest, self._spool) if is_judged else None
-        tape, lookahead = statements or self._spool, plan.terms.lookahead
-        record = Record(tape, request.id, manifest, lookahead) if lookahead > 1 else None
+        tape, generates = statements or self._spool, manifest.mode == "generate"
+        record = Record(tape, request.id, manifest, plan.terms.lookahead) if generates else None
         context = JobContext(
             self._keys,
             request,

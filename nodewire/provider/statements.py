@@ -163,7 +163,7 @@ class Statements:
         said = self._said.get(edge, {}).get(chunk)
         if said is None or said.frames == digest_of(self._came[edge, chunk]):
             return said is not None
-        if self._plan.terms.lookahead > 1:
+        if self._manifest.mode == "generate":
             # A statement overtakes frames that wait for room. One of them may show that the driver took back rows of a
             # chunk that it had closed, which is its fault and not the producer's: so patience has to end first.
             return False

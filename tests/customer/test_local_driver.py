@@ -25,10 +25,11 @@ PARAMS = {"max_tokens": 150}
 class Driving:
     """What a purchase has around the customer's own driver; `heard` are the documents that its neighbours send."""
 
-    def __init__(self, market, record=None):
-        self.market, self.heard, self.record = market, asyncio.Queue(), record
-        if record is not None:
-            market.box = Recorded(market.hub, CUSTOMER.public, record)
+    def __init__(self, market, path, lookahead=1):
+        self.market, self.heard = market, asyncio.Queue()
+        self.spool = Spool(path / "customer", 10**8)
+        self.record = Record(self.spool, REQUEST, market.manifest, lookahead)
+        market.box = Recorded(market.hub, CUSTOMER.public, self.record)
         self.closes = []
         self.signing = signing_of(CUSTOMER, REQUEST, market.manifest, market.plan)
         deliver = market.hub.on_control
@@ -101,8 +102,8 @@ def market(folder, tmp_path):  # noqa: F811
     return make_market(folder, tmp_path, "sampled", driver="local")
 
 
-async def test_its_first_stage_has_its_word_for_every_chunk_and_commits_to_it(market):
-    driving = Driving(market)
+async def test_its_first_stage_has_its_word_for_every_chunk_and_commits_to_it(market, tmp_path):
+    driving = Driving(market, tmp_path)
     assert set((await driving.run()).values()) == {None}
     assert driving.closes == [0, 1, 2, 3]
     first = next(iter(market.runs.values()))
@@ -114,10 +115,10 @@ async def test_its_first_stage_has_its_word_for_every_chunk_and_commits_to_it(ma
     assert not [one for one in market.hub.controls if one[1] == CUSTOMER.public and one[2]["t"] == "sent"]
 
 
-async def test_what_was_lost_on_the_way_it_says_again(market, monkeypatch):
+async def test_what_was_lost_on_the_way_it_says_again(market, tmp_path, monkeypatch):
     for module in (statements, signing):
         monkeypatch.setattr(module, "ASK_S", 0.05)
-    driving, lost = Driving(market), []
+    driving, lost = Driving(market, tmp_path), []
     deliver = market.hub.on_control
 
     async def losing(sender, peer, document):
@@ -132,9 +133,9 @@ async def test_what_was_lost_on_the_way_it_says_again(market, monkeypatch):
     assert [one for one in market.hub.controls if one[2]["t"] == "unsent" and one[1] == CUSTOMER.public]
 
 
-async def test_a_customer_that_signs_nothing_has_nothing_committed_to_nor_asked_for(market, monkeypatch):
+async def test_a_customer_that_signs_nothing_has_nothing_committed_to_nor_asked_for(market, tmp_path, monkeypatch):
     monkeypatch.setattr(statements, "PATIENCE_S", 0.3)
-    driving = Driving(market)
+    driving = Driving(market, tmp_path)
     driving.signing.sign = lambda chunk: {}
     errors = await driving.run()
     first = next(iter(market.runs))
@@ -151,8 +152,8 @@ def test_where_nobody_judges_or_nothing_runs_here_there_is_nothing_to_sign(folde
 
 async def test_where_it_guesses_its_word_is_on_what_it_would_have_sent_without(folder, tmp_path, truth):  # noqa: F811
     market = guessing(folder, tmp_path, truth, chunk=16, policy="sampled", driver="local", width=2, depth=6)
-    spool = Spool(tmp_path / "customer", 10**8)
-    driving = Driving(market, Record(spool, REQUEST, market.manifest, 8))
+    driving = Driving(market, tmp_path, 8)
+    spool = driving.spool
     assert set((await driving.run()).values()) == {None}
     count = 1 + -(-(len(truth.ids) - 1) // 16)
     assert driving.closes == list(range(count))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from nodewire.kind import Job, Limits
 from nodewire.llm.split import split_decoder
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task
+from nodewire.wire.record import Record
+from nodewire.wire.spool import Spool
 from tests.kinds.inprocess import Direct, Fed, to_arrays
 from tests.kinds.llama import load, make_llama
 
@@ -24,7 +28,10 @@ REQUEST = "ab" * 32
 
 
 class Free:
-    """A desk that lets everything be computed."""
+    """A desk that lets everything be computed which can follow what came before."""
+
+    def __init__(self, manifest, path):
+        self._record = Record(Spool(path, 10**8), REQUEST, manifest, 1)
 
     async def admit(self, chunk, units=1):
         return
@@ -34,6 +41,10 @@ class Free:
 
     def produced(self, task, chunk, frame):
         return
+
+    def received(self, task, frame):
+        if frame.edge in self._record.inner:
+            self._record.came(frame.edge, frame)
 
 
 async def answer(manifest, actors, task: str, *frames, params=None) -> NodewireError:
@@ -48,7 +59,9 @@ async def answer(manifest, actors, task: str, *frames, params=None) -> NodewireE
     mailbox = Fed(arriving.get, put)
     with pytest.raises((NodewireError, ExceptionGroup)) as caught:
         async with asyncio.timeout(60):
-            await KIND.serve(Job(REQUEST, manifest, (task,), params or {}), mailbox, Direct(actors), Free())
+            with TemporaryDirectory() as path:
+                desk, job = Free(manifest, Path(path)), Job(REQUEST, manifest, (task,), params or {})
+                await KIND.serve(job, mailbox, Direct(actors), desk)
     error = first_of(caught.value)
     assert isinstance(error, NodewireError), error
     return error

@@ -126,9 +126,7 @@ class Ring:
         statements = None
         if self.policy == "sampled":
             statements = Statements(place.keys, self.request, self.manifest, place.spool)
-        tape, record = statements or place.spool, None
-        if self.lookahead > 1:
-            tape = record = Record(tape, REQUEST, self.manifest, self.lookahead)
+        tape = record = Record(statements or place.spool, REQUEST, self.manifest, self.lookahead)
         member = Membership(
             REQUEST,
             self.plan,
@@ -137,7 +135,6 @@ class Ring:
             self.addresses,
             grace_s=8.0,
             tape=tape,
-            keep_inputs=record is None,
         )
         worker = self.worker
         if worker is None:

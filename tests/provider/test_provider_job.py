@@ -88,8 +88,8 @@ class Market:
             await asyncio.sleep(0.005)
 
 
-class Taped(Box):
-    """A box that keeps what it is given, as the wire's mailbox does."""
+class Recorded(Box):
+    """A box that keeps what it puts, as the wire's mailbox does; what comes its kind has kept."""
 
     def __init__(self, hub, public, tape):
         super().__init__(hub, public)
@@ -99,18 +99,6 @@ class Taped(Box):
     async def put(self, frame):
         self.tape.write(REQUEST, frame.edge, 0, frame)
         await super().put(frame)
-
-    async def get(self):
-        frame = await super().get()
-        self.tape.write(REQUEST, frame.edge, 0, frame)
-        return frame
-
-
-class Recorded(Taped):
-    """A box that keeps what it puts; what comes its kind has kept."""
-
-    async def get(self):
-        return await Box.get(self)
 
 
 @pytest.fixture(scope="module")
@@ -183,16 +171,10 @@ def make_market(
         market.committed += roots
 
     for keys in providers[driver == "local" :]:
-        mailbox, statements = market.hub.box(keys.public), None
-        if policy == "sampled":
-            spool = Spool(tmp_path / keys.public[:8], 10**8)
-            statements = Statements(keys, request, manifest, spool)
-            mailbox = Taped(market.hub, keys.public, statements)
-        record = None
-        if lookahead > 1:
-            tape = statements or Spool(tmp_path / keys.public[:8], 10**8)
-            record = Record(tape, REQUEST, manifest, lookahead)
-            mailbox = Recorded(market.hub, keys.public, record)
+        spool = Spool(tmp_path / keys.public[:8], 10**8)
+        statements = Statements(keys, request, manifest, spool) if policy == "sampled" else None
+        record = Record(statements or spool, REQUEST, manifest, lookahead)
+        mailbox = Recorded(market.hub, keys.public, record)
         market.runs[keys.public] = JobRun(
             JobContext(keys, request, manifest, params, cached_ppm=cached_ppm),
             kind=KIND,
