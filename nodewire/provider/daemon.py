@@ -202,6 +202,7 @@ class Provider:
     async def _run_job(self, job: AdmittedJob, served: Served, pages: int) -> None:
         """Run a job whose `pages` have been taken."""
         request = job.request
+        is_own_fault = False
         try:
             with self.figures.job(job.event.kind):
                 await self._proof.begins(job)
@@ -212,11 +213,13 @@ class Provider:
             error = typed_fault(raised)
             self._outage.note(error)
             log.warning("job %s ended: %s", request.id[:8], error)
+            is_own_fault = isinstance(error, NodeFailed) and not error.by
             if isinstance(error, NodeFailed) and request.id not in self._jobs:  # a job that began has said so itself
                 await self._refuse(request.id, request.customer, error)
         finally:
             served.give(pages)
             self._jobs.pop(request.id, None)
+            self._admission.ended(request, is_own_fault=is_own_fault)
             await self._proof.ended(request.id)
 
     def settled(self, due: Due) -> None:
