@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, Literal
 
+import orjson
 from pydantic import ValidationError
 
-from nodewire.errors import BadEvent, BadInput, BadTag, TooLarge
+from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -20,7 +22,8 @@ from nodewire.protocol import kinds, tags
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.schema import Count, Schema
 
-MAX_ROOTS = 512
+ROOTS_BYTES = 57_344
+"""As JSON, of all roots: what else an event may have, and a result says, takes less than the rest of its 65,536."""
 
 
 class Said(Schema):
@@ -48,7 +51,7 @@ def build(
     keys: Keys, request: str, customer: str, roots: Sequence[ChunkRoot], ciphertext: str, *, created_at: int
 ) -> Event:
     said = [["e", request], ["p", customer], ["encrypted"]]
-    said += [["root", r.task, str(r.chunk), str(r.attempt), r.root] for r in roots[-MAX_ROOTS:]]
+    said += _last([["root", r.task, str(r.chunk), str(r.attempt), r.root] for r in roots])
     return _event.sign(keys, kinds.result_of(kinds.INFERENCE), created_at=created_at, content=ciphertext, tags=said)
 
 
@@ -56,15 +59,18 @@ def parse(event: Event) -> Result:
     """The result in `event`, whose signature has been checked.
 
     Raises:
-        BadEvent, BadTag, TooLarge: with the field at fault.
+        BadEvent, BadTag: with the field at fault.
     """
     tags.check_kind(event, kinds.result_of(kinds.INFERENCE))
     request, customer = tags.hex32(event, "e"), tags.hex32(event, "p")
-    rows = [t for t in event.tags if t[0] == "root"]
-    if len(rows) > MAX_ROOTS:
-        raise TooLarge("root", f"{len(rows)} roots, at most {MAX_ROOTS}")
-    roots = tuple(_root(request, row) for row in rows)
+    roots = tuple(_root(request, row) for row in event.tags if row[0] == "root")
     return Result(event.id, event.pubkey, request, customer, roots, event.content)
+
+
+def _last(rows: list[list[str]]) -> list[list[str]]:
+    """The last of these rows, as many as an event has room for."""
+    sizes = accumulate(len(orjson.dumps(row)) + 1 for row in reversed(rows))
+    return rows[len(rows) - sum(size <= ROOTS_BYTES for size in sizes) :]
 
 
 def _root(request: str, row: tuple[str, ...]) -> ChunkRoot:

@@ -67,7 +67,7 @@ class Admission:
         free: FreeChunks | None = None,
     ) -> None:
         """`manifest`: by its digest, one that something is held of. `lookahead`: the most of a plan. `free`: what is
-        computed for keys that have never paid; it is not bounded unless given."""
+        computed before it is paid; first chunks are not bounded unless given."""
         self.free = free
         self._lookahead = lookahead
         self._public = public
@@ -83,7 +83,7 @@ class Admission:
             BadEvent, BadTag, BadPlan, BadVersion, TooLarge: the request is malformed.
             NotAllowed: too little work, nothing of it is served here, or it has been served before.
             PaymentRequired: the customer let an earlier job's payment pass its time.
-            WorkRequired, Busy: its key has never paid here, and there are many such.
+            WorkRequired, Busy: its key has no credit here, and there are many such.
         """
         nip13.check(event, self._pow_bits)
         request = job.parse(event)
@@ -103,19 +103,23 @@ class Admission:
         if self._ledger.has_job(request.id):
             raise NotAllowed("id", "this request has been served")
         if (free := self._free_for(request)) is not None:
-            free.check_work(event)
+            free.check(event)
         return request, manifest
 
     def begin(self, request: Request, origin: str) -> None:
         """The first chunk of a job begins, whose customer's link comes from `origin` (empty: not known). Raises Busy:
         that origin has as much computed for nothing as it may have."""
         if (free := self._free_for(request)) is not None:
-            free.begin(request.id, origin)
+            free.begin(request.id, request.customer, origin)
+
+    def ended(self, request: Request, *, is_own_fault: bool) -> None:
+        """A job is over, whether or not it ever began; or this provider itself broke it off."""
+        if self.free is not None:
+            self.free.ended(request.id, is_own_fault=is_own_fault)
 
     def _free_for(self, request: Request) -> FreeChunks | None:
-        """What bounds the first chunk of a job; None where it costs nothing, or its customer has paid before."""
-        charges = request.plan.price_msat(self._public) > 0
-        return self.free if charges and self.free is not None and not self._ledger.has_paid(request.customer) else None
+        """What bounds the first chunk of a job; None where it costs nothing."""
+        return self.free if request.plan.price_msat(self._public) > 0 else None
 
     async def check(self, request: Request, manifest: Manifest) -> None:
         """That the plan is the one that follows from what it stands on.

@@ -28,6 +28,7 @@ from nodewire.provider.job_factory import JobFactory
 from nodewire.provider.outage import Outage
 from nodewire.provider.prefixes import Prefixes
 from nodewire.provider.proving import Proof
+from nodewire.provider.refusing import Refusals, is_answered
 from nodewire.provider.request_matcher import WAITING_S, RequestMatcher
 from nodewire.provider.serving import Served
 from nodewire.provider.specializations import Specializations
@@ -42,7 +43,7 @@ log = logging.getLogger("nodewire.provider")
 MAX_ADMITTING = 32
 """Requests whose plans are checked at once: each costs a derivation, and perhaps something from relays."""
 MAX_REFUSING = 64
-"""Answers to malformed requests under way; further ones are not answered."""
+"""Answers to requests that a glance refused, under way; further ones are not answered."""
 
 
 class Provider:
@@ -76,6 +77,7 @@ class Provider:
         self._outage = outage
         self._services = (*beside, self._follow, proof.run, outage.run)
         self.figures = Figures()
+        self._refusals = Refusals(self._publish, self.figures)
         self._factory = JobFactory(
             keys=keys,
             record=record,
@@ -140,7 +142,7 @@ class Provider:
         except NodewireError as error:
             self.figures.refused(event.kind, error)
             # Not waited for: a stranger's nonsense must not keep those behind it from being read.
-            if self._keys.public in event.values("p") and len(self._refusing) < MAX_REFUSING:
+            if is_answered(event, error, self._keys.public) and len(self._refusing) < MAX_REFUSING:
                 refusing = asyncio.create_task(self._refuse(event.id, event.pubkey, error))
                 self._refusing.add(refusing)
                 refusing.add_done_callback(self._refusing.discard)
@@ -200,6 +202,7 @@ class Provider:
     async def _run_job(self, job: AdmittedJob, served: Served, pages: int) -> None:
         """Run a job whose `pages` have been taken."""
         request = job.request
+        is_own_fault = False
         try:
             with self.figures.job(job.event.kind):
                 await self._proof.begins(job)
@@ -210,11 +213,13 @@ class Provider:
             error = typed_fault(raised)
             self._outage.note(error)
             log.warning("job %s ended: %s", request.id[:8], error)
+            is_own_fault = isinstance(error, NodeFailed) and not error.by
             if isinstance(error, NodeFailed) and request.id not in self._jobs:  # a job that began has said so itself
                 await self._refuse(request.id, request.customer, error)
         finally:
             served.give(pages)
             self._jobs.pop(request.id, None)
+            self._admission.ended(request, is_own_fault=is_own_fault)
             await self._proof.ended(request.id)
 
     def settled(self, due: Due) -> None:
@@ -230,12 +235,8 @@ class Provider:
 
     async def _refuse(self, request: str, customer: str, error: NodewireError) -> None:
         status, text = feedback_for(error)
-        await self._tell(request, customer, status, text, error.bits if isinstance(error, WorkRequired) else 0)
-
-    async def _tell(self, request: str, customer: str, status: feedback.Status, text: str, work: int = 0) -> None:
+        work = error.bits if isinstance(error, WorkRequired) else 0
         now_s = int(time.time())
-        said = feedback.build(self._keys, request, customer, status, created_at=now_s, text=text, work=work)
-        try:
-            await self._publish(said)
-        except NodewireError as failure:
-            log.warning("feedback: %s", failure)
+        await self._refusals.tell(
+            feedback.build(self._keys, request, customer, status, created_at=now_s, text=text, work=work)
+        )

@@ -25,6 +25,8 @@ class Figures:
         """By kind: those served."""
         self.chunks = 0
         self.steps = 0
+        self.untold = 0
+        """Refusals that there was no room for."""
 
     def refused(self, kind: int, error: NodewireError) -> None:
         """`kind` is the event's, and so whatever a relay sends."""

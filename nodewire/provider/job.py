@@ -186,7 +186,6 @@ class JobRun:
                 task.cancel()
             await asyncio.gather(*tasks, *self._task_group.cancel(), return_exceptions=True)
             self._mailbox.close()
-            self._worker.prompts.ended(self.tasks, self._chunks.units.get(0, 0))
             self._book_end(broke=broke, own=own)
 
     def fail(self, error: Exception) -> None:

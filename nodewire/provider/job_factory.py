@@ -16,7 +16,7 @@ from nodewire.provider.figures import Figures
 from nodewire.provider.job import JobRun
 from nodewire.provider.job_context import JobContext
 from nodewire.provider.job_worker import JobWorker
-from nodewire.provider.prefixes import Prefixes, UnpaidPrompts, whose
+from nodewire.provider.prefixes import Prefixes, whose
 from nodewire.provider.proving import Proof
 from nodewire.provider.serving import Served
 from nodewire.provider.statements import Statements
@@ -64,7 +64,6 @@ class JobFactory:
         self._proof = proof
         self._patience_s = patience_s
         self._prefixes = prefixes
-        self._unpaid = UnpaidPrompts()
         self._publish = publish
         self._figures = figures
 
@@ -92,7 +91,6 @@ class JobFactory:
             manifest,
             turns(plan, manifest, nodes),
             whose=whose(self._prefixes, request.customer, str(job.params.get("apart", ""))),
-            unpaid=self._unpaid,
         )
         chunks: set[int] = set()
 

@@ -12,7 +12,7 @@ from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.provider.call_times import CallTimes
-from nodewire.provider.prefixes import FoundPrompts, UnpaidPrompts
+from nodewire.provider.prefixes import FoundPrompts
 from nodewire.provider.serving import loaded_name
 
 
@@ -30,11 +30,9 @@ class JobWorker:
         turns: Mapping[str, Turn],
         *,
         whose: str = "",
-        unpaid: UnpaidPrompts | None = None,
     ) -> None:
-        """`unpaid`: what jobs before left unpaid."""
         self.times = CallTimes()
-        self.prompts = FoundPrompts(manifest, whose, unpaid or UnpaidPrompts())
+        self.prompts = FoundPrompts(manifest, whose)
         self._worker = worker
         self._names = {task.name: loaded_name(manifest.digest(), task.name) for task in manifest.tasks}
         self._turns = turns

@@ -32,6 +32,9 @@ TIME = histogram("nodewire_provider_job_seconds", "Jobs served, from admission t
 IN_FLIGHT = gauge("nodewire_provider_jobs_in_flight", "Jobs that are open now.", "kind")
 CHUNKS = counter("nodewire_provider_chunks_total", "Chunks of inference that were computed and committed to.")
 STEPS = counter("nodewire_provider_training_steps_total", "Inner steps of rounds that were delivered.")
+UNTOLD = counter(
+    "nodewire_provider_refusals_untold_total", "Refusals that nobody was told, for the day's room for them was full."
+)
 SLOTS = gauge("nodewire_provider_slots", "Sessions that a model may have here at a time.", "model", "manifest")
 BUSY = gauge("nodewire_provider_slots_busy", "What of them is taken: by a short session a part.", "model", "manifest")
 PRICE = gauge("nodewire_provider_price_msat", "A chunk's price, over all tasks held of a model.", "model", "manifest")
@@ -54,7 +57,7 @@ LISTED = gauge(
 OUTAGE = gauge(
     "nodewire_provider_outage", "1 while this node cannot serve for a reason of its own; the cause says which.", "cause"
 )
-JOB_FAMILIES = (JOBS, TIME, IN_FLIGHT, CHUNKS, STEPS, PAID, PAYMENTS, OWED, OVERDUE)
+JOB_FAMILIES = (JOBS, TIME, IN_FLIGHT, CHUNKS, STEPS, UNTOLD, PAID, PAYMENTS, OWED, OVERDUE)
 SERVING_FAMILIES = (SLOTS, BUSY, PRICE, BOND, BOND_UNTIL, EPOCH, CERTIFIED_EPOCH, LISTED, OUTAGE)
 TRAINING_FAMILIES = (FREE,)
 
@@ -88,6 +91,7 @@ class Jobs:
         yield IN_FLIGHT.by(open_)
         yield CHUNKS.of(sum(half.figures.chunks for half in self._halves))
         yield STEPS.of(sum(half.figures.steps for half in self._halves))
+        yield UNTOLD.of(sum(half.figures.untold for half in self._halves))
 
 
 class Till:

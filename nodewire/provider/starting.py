@@ -293,7 +293,7 @@ async def _open_inference(
         held.manifest,
         config.pow_bits,
         config.lookahead,
-        FreeChunks(config.pow_bits),
+        FreeChunks(config.pow_bits, ledger.has_paid),
     )
     services = [market.run, announcer.run, observer.run, committing.run, verifying.run]
     services += [one.run for one in (follower, presenter) if one is not None]

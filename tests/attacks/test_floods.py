@@ -10,18 +10,28 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.bounded_dict import BoundedDict
-from nodewire.errors import BadSignature, Busy, NodewireError, NoQuorum, NotAllowed, TooLarge
+from nodewire.errors import (
+    BadEvent,
+    BadSignature,
+    Busy,
+    LinkLost,
+    NodewireError,
+    NoQuorum,
+    NotAllowed,
+    TooLarge,
+    WorkRequired,
+)
 from nodewire.market import Market
-from nodewire.nostr import nip59
+from nodewire.nostr import nip13, nip59
 from nodewire.nostr.event import Event, verify
 from nodewire.nostr.event import sign as sign_event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.debts import Key
-from nodewire.pay.dues import Due
-from nodewire.pay.ledger import Ledger
+from nodewire.pay.dues import MAX_BROKEN, Due
+from nodewire.pay.ledger import Ledger, Quote
 from nodewire.protocol import beacon, job, kinds
-from nodewire.provider import daemon
-from nodewire.provider.admission import Admission, Derived
+from nodewire.provider import daemon, refusing
+from nodewire.provider.admission import Admission, AdmittedJob, Derived
 from nodewire.provider.daemon import Provider
 from nodewire.provider.free_chunks import MOST_OF_ORIGIN, FreeChunks
 from nodewire.provider.holding import Holding
@@ -32,6 +42,7 @@ from nodewire.provider.specializations import Specializations
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.blobs import Blobs
 from nodewire.wire.spool import Spool
+from relay.limits import Limits
 from tests.attacks.test_hostile_providers import ME, PROVIDER, plan
 from tests.plan import markets
 from tests.protocol_committee.actors import committee, digest
@@ -121,15 +132,14 @@ def ticket(request: str, keys: Keys = ME) -> Event:
     return nip59.wrap(rumor, keys, PROVIDER.public, now_s=1, ephemeral=True)
 
 
-async def test_malformed_requests_do_not_keep_others_waiting_for_slow_relays(provider):
+async def test_refused_requests_do_not_keep_others_waiting_for_slow_relays(provider):
     started = time.monotonic()
     for n in range(200):
-        bad = sign_event(EVIL, kinds.INFERENCE, created_at=n, content="{}", tags=[["p", PROVIDER.public]])
-        with pytest.raises(NodewireError):
-            provider._requested(bad)
+        with pytest.raises(NotAllowed):
+            provider._requested(requested(provider, at_s=n, lookahead=255))
     provider._requested(requested(provider))
     assert time.monotonic() - started < 5
-    assert len(provider._refusing) <= daemon.MAX_REFUSING
+    assert len(provider._refusing) == daemon.MAX_REFUSING
     assert len(provider._matcher._requests) == 1
     for task in provider._refusing:
         task.cancel()
@@ -152,6 +162,68 @@ async def test_signatures_in_a_strangers_request_are_not_looked_at_before_all_el
         task.cancel()
 
 
+async def test_a_request_that_is_malformed_or_without_work_gets_no_answer_that_relays_would_keep(provider):
+    provider._admission._pow_bits = 8
+    tags = nip13.mine(EVIL.public, kinds.INFERENCE, 8, created_at=1, content="{}", tags=[["p", PROVIDER.public]])
+    malformed = sign_event(EVIL, kinds.INFERENCE, created_at=1, content="{}", tags=tags)
+    for n in range(20):
+        for event in (replace(malformed, id=digest(f"{n}")), requested(provider, at_s=n)):
+            with pytest.raises(BadEvent):
+                provider._requested(event)
+    assert not provider._refusing
+    assert provider.figures.ended[kinds.INFERENCE, "refused", "bad-tag"] >= 20
+
+
+async def test_refusals_take_no_more_of_a_relay_than_their_own_room(provider):
+    """What is over is counted; a customer who is told nothing looks elsewhere."""
+
+    async def publish(event: Event, timeout_s: float) -> None:
+        provider._relays.published.append(event)
+
+    provider._relays.publish = publish  # type: ignore[method-assign]
+    busy = Busy("credit", "there is no room")
+    for n in range(40):
+        await provider._refuse(digest(f"{n}"), EVIL.public, busy)
+    one = len(provider._relays.published[0].to_json())
+    provider._refusals._budget._set("", 10.5 * one)
+    for n in range(40):
+        await provider._refuse(digest(f"{n}"), EVIL.public, WorkRequired("nonce", "more", 12))
+    assert 40 < len(provider._relays.published) <= 52
+    assert provider.figures.untold == 80 - len(provider._relays.published)
+    assert Limits().key_bytes_per_day >= 16 * refusing.BYTES_PER_DAY
+
+
+async def test_a_key_that_has_paid_once_gets_no_prompts_without_end_from_a_driver_that_closes_none(provider):
+    """Its accomplice drives: the prompt is computed, never closed, and so never asked for."""
+    admission, ledger = provider._admission, provider._admission._ledger
+    admission.free = FreeChunks(8, ledger.has_paid)
+    was = Key("aa" * 32, PROVIDER.public, 0)
+    ledger.owe(Due(was, ME.public, 100, due_by_s=10**10))
+    ledger.quoted(Quote(was, "cc" * 32, "{}", "lnbc"))
+    ledger.settled("cc" * 32, "dd" * 32, 100, 1, 1)
+
+    async def opened(job, served):
+        async def serve() -> None:
+            admission.begin(job.request, "")
+            raise LinkLost("frames", "the driver has left")
+
+        return SimpleNamespace(run=None, serve=serve)
+
+    provider._factory.open = opened  # type: ignore[method-assign]
+    served = SimpleNamespace(give=lambda pages: None)
+    computed = 0
+    for n in range(20):
+        event = requested(provider, at_s=n)
+        try:
+            request, manifest = admission.glance(event, 1.0)
+        except WorkRequired:
+            continue
+        computed += 1
+        job_ = AdmittedJob(event, None, request, manifest, {})  # type: ignore[arg-type]
+        await provider._run_job(job_, served, 0)  # type: ignore[arg-type]
+    assert computed == MAX_BROKEN
+
+
 async def test_a_stranger_who_comes_by_a_splice_does_not_shut_it_for_all_others(provider):
     """A splice's address is many customers': eight unpaid chunks of one kept every new customer out for ten minutes."""
     links = {
@@ -161,11 +233,11 @@ async def test_a_stranger_who_comes_by_a_splice_does_not_shut_it_for_all_others(
     provider._factory._node = SimpleNamespace(open_link=links.get)  # type: ignore[assignment]
     free = FreeChunks(0)
     for n in range(2 * MOST_OF_ORIGIN):
-        free.begin(f"job {n}", provider._factory._origin_of(ME.public))
+        free.begin(f"job {n}", f"key {n}", provider._factory._origin_of(ME.public))
     for n in range(MOST_OF_ORIGIN):
-        free.begin(f"other job {n}", provider._factory._origin_of(EVIL.public))
+        free.begin(f"other job {n}", f"other key {n}", provider._factory._origin_of(EVIL.public))
     with pytest.raises(Busy):
-        free.begin("one more", provider._factory._origin_of(EVIL.public))
+        free.begin("one more", "its key", provider._factory._origin_of(EVIL.public))
     assert free.bits > 0  # who comes by a splice is held up by work
 
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from nodewire.protocol.frame import Frame
-from nodewire.provider.prefixes import FoundPrompts, UnpaidPrompts, whose
+from nodewire.provider.prefixes import FoundPrompts, whose
 
 ALICE, BOB = "aa" * 32, "bb" * 32
 ENGINES = {"driver": "decoder.driver", "stage.0": "decoder.stage", "stage.1": "decoder.stage"}
@@ -32,46 +32,18 @@ def test_those_for_whom_a_customer_sends_do_not_find_each_others():
 
 def test_stages_alone_are_told_whose_prompts_they_are():
     for name in (ALICE, ""):
-        found = FoundPrompts(MANIFEST, name, UnpaidPrompts())
+        found = FoundPrompts(MANIFEST, name)
         told = {task: found.params(task, {"max_tokens": 5}) for task in ENGINES}
         of_stages = {"max_tokens": 5} | ({"prefixes": ALICE} if name else {})
         assert told == {"driver": {"max_tokens": 5}, "stage.0": of_stages, "stage.1": of_stages}
 
 
 def test_what_counts_is_what_every_stage_had_found_and_nobody_else_hears_of_it():
-    found = FoundPrompts(MANIFEST, ALICE, UnpaidPrompts())
+    found = FoundPrompts(MANIFEST, ALICE)
     (out,) = found.noted("stage.0", [answer(192)])
     assert out.meta == {"pos": 0, "chunk": 0}
     assert (found.units(["stage.0"]), found.units(["stage.0", "stage.1"]), found.units(["driver"])) == (3, 0, 0)
     found.noted("stage.1", [answer(64)])
     found.noted("stage.1", [answer(100)])
     assert found.units(list(ENGINES)) == 2  # a unit that is found in part is computed
-
-
-def test_a_prompt_that_nobody_paid_for_costs_its_whole_price_when_it_is_found():
-    unpaid, tasks = UnpaidPrompts(), list(ENGINES)
-
-    def job(name, units, found, *, is_paid):
-        prompts = FoundPrompts(MANIFEST, name, unpaid)
-        for stage in ("stage.0", "stage.1"):
-            prompts.noted(stage, [answer(found * MANIFEST.chunk)])
-        cached = prompts.cached(tasks, units) if is_paid else None
-        prompts.ended(tasks, units)
-        return cached
-
-    job(ALICE, 9, 0, is_paid=False)
-    assert job(BOB, 9, 8, is_paid=True) == 8
-    assert job(ALICE, 1, 0, is_paid=True) == 0  # another prompt pays nothing of the first one's
-    assert job(ALICE, 9, 8, is_paid=True) == 0
-    assert job(ALICE, 9, 8, is_paid=True) == 7
-    job(ALICE, 9, 8, is_paid=False)
-    assert job(ALICE, 9, 8, is_paid=True) == 7
-
-
-def test_names_with_unpaid_prompts_are_bounded():
-    unpaid = UnpaidPrompts(most=2)
-    for name in ("a", "b", "a", "c"):
-        unpaid.add(name, 3)
-    assert [unpaid.charge(name, 9) for name in "abc"] == [3, 9, 6]
-    unpaid.add("", 3)
-    assert unpaid.charge("", 9) == 9
+    assert [found.cached(list(ENGINES), units) for units in (1, 3)] == [1, 2]

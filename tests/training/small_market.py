@@ -238,7 +238,7 @@ async def provider(
             halves.append(beside)
         if published is not None:
             for half in halves:
-                half._publish = _watched(half._publish, published)
+                half._publish = half._refusals._publish = _watched(half._publish, published)
 
         def settled(due: Due) -> None:
             for half in halves:

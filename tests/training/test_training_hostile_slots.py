@@ -150,6 +150,17 @@ async def test_the_newest_of_too_many_unpaid_requests_are_kept(market, monkeypat
             await train(market, "dora", ONE_ROUND, shards=1)
 
 
+async def test_a_malformed_request_gets_no_answer_that_relays_would_keep(market):
+    said: list[events.Event] = []
+    async with provider(market, "ada", published=said.append) as ada, Pool([market.relay]) as pool:
+        now_s = int(time.time())
+        bad = events.sign(Keys.generate(), 8840, created_at=now_s, content="{}", tags=[["p", ada.public]])
+        await pool.publish(bad)
+        await train(market, "dora", ONE_ROUND, shards=1)
+    assert said
+    assert not [one for one in said if one.tag("e") == bad.id]
+
+
 async def test_tickets_that_open_nothing_take_no_more_memory_than_they_have_bytes(market, monkeypatch):
     """A ticket of 24 KB with a recipe of empty objects was 0.6 MB as a document, and 1,024 of them are kept."""
     run, running = Training.run, []

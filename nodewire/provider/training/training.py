@@ -29,6 +29,7 @@ from nodewire.protocol.trainer import Trainer
 from nodewire.provider.admission import feedback_for
 from nodewire.provider.figures import Figures
 from nodewire.provider.outage import Check, Outage
+from nodewire.provider.refusing import Refusals, is_answered
 from nodewire.provider.request_matcher import WAITING_S, RequestMatcher
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
 from nodewire.provider.training.announcing import Announcing
@@ -83,6 +84,7 @@ class Training:
         self._kept = kept
         self._workers = tuple(workers)
         self.figures = Figures()
+        self._refusals = Refusals(self._publish, self.figures)
         self._slots = Slots(workers)
         self._folder = folder
         self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
@@ -176,7 +178,7 @@ class Training:
             request = self._admission.glance(event, time.time())
         except NodewireError as error:
             self.figures.refused(event.kind, error)
-            if self._keys.public in event.values("p") and self._refusing < MAX_REFUSING:
+            if is_answered(event, error, self._keys.public) and self._refusing < MAX_REFUSING:
                 self._spawn(self._refuse(event, error))
             raise
         self._begin(self._matcher.add_request(request.id, request.customer, (event, request)))
@@ -367,11 +369,10 @@ class Training:
 
     async def _tell(self, request: str, customer: str, kind: int, error: NodewireError) -> None:
         status, text = feedback_for(error)
-        said = feedback.build(self._keys, request, customer, status, created_at=int(time.time()), text=text, kind=kind)
-        try:
-            await self._publish(said)
-        except NodewireError as failure:
-            log.warning("feedback: %s", failure)
+        now_s = int(time.time())
+        await self._refusals.tell(
+            feedback.build(self._keys, request, customer, status, created_at=now_s, text=text, kind=kind)
+        )
 
     async def _publish(self, event: Event) -> None:
         await self._pool.publish(event, timeout_s=10.0)

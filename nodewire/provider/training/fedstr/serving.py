@@ -26,6 +26,7 @@ from nodewire.protocol.trainer import Trainer
 from nodewire.provider.admission import feedback_for
 from nodewire.provider.figures import Figures
 from nodewire.provider.outage import Outage
+from nodewire.provider.refusing import Refusals
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.fedstr.admission import FedstrAdmission
@@ -92,6 +93,7 @@ class Fedstr:
         self._fetch_s = fetch_s
         self._outage = outage
         self.figures = Figures()
+        self._refusals = Refusals(self._publish, self.figures)
         self._runs: dict[str, FedstrRun] = {}
         self._known = BoundedDict[str, Source](MAX_KNOWN)
         """The data of requests that were served, for those that name them."""
@@ -251,12 +253,10 @@ class Fedstr:
 
     async def _tell(self, event: Event, error: NodewireError) -> None:
         status, text = feedback_for(error)
-        try:
-            await self._publish(
-                fedstr.feedback(self._keys, event.id, event.pubkey, status, created_at=int(time.time()), text=text)
-            )
-        except NodewireError as failure:
-            log.warning("feedback: %s", failure)
+        now_s = int(time.time())
+        await self._refusals.tell(
+            fedstr.feedback(self._keys, event.id, event.pubkey, status, created_at=now_s, text=text)
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
