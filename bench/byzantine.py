@@ -3,8 +3,9 @@
 For each cheat of tests/faults a market of public commands in which one of ten providers, started by the faults'
 launcher, cheats in every stage that it serves, at the shipped policy's rate and with the bonds that it asks for.
 Customers, several at once, buy short generations under sampled verification and follow them to their verdicts
-(`wait`). Then a sentence encoder cut into twelve tasks, one corrupt node in each job: many in one process by the real
-rules (bench.tribunal), and some on a market of processes (bench.corrupt).
+(`wait`). A driver that cheats is honest as a verifier, so that only what it drove convicts it. Then a sentence encoder
+cut into twelve tasks, one corrupt node in each job: many in one process by the real rules (bench.tribunal), and some on
+a market of processes (bench.corrupt).
 
 Figures, per cheat:
 - altered: frames, tokens and weights that the cheat changed, by its own log.
@@ -58,6 +59,8 @@ SILENT = ("other", "copied")
 SAMPLED = {"colder": {"temperature": 1.0, "seed": 7}}
 """What their customers ask for, others greedy decoding."""
 PROVIDERS, HOLDERS = 10, 6
+FEWER = {"driver": 3}
+"""Where the driver cheats: it drives one plan in three, so that ten jobs have plans of its own."""
 CHEATER = 4
 """It holds the driver and three stages (`Market` hands them out in turn), so every cheat has something to alter."""
 TOKENS = 40
@@ -112,6 +115,7 @@ async def cheat(
             Path(folder),
             providers=PROVIDERS,
             holders=HOLDERS,
+            fewer=FEWER if name in DRIVERS else None,
             dishonest={CHEATER: launched},
             committee=("--verify-rate", rate),
             bond_sats=BOND_SATS,
@@ -273,6 +277,8 @@ def judge(report: Report, name: str, arm: dict[str, Any]) -> None:
     """The acceptance lines of one cheat."""
     report.line(f"{name}_altered", arm["altered"], ">=", 1)
     report.line(f"{name}_caught", arm["caught"], ">=", 1)
+    if name in DRIVERS:  # honest as verifiers: else most are out of plans before they drive a drawn chunk
+        report.line(f"{name}_struck_samples", arm["struck_samples"], ">=", 1)
     if name not in SILENT:
         report.line(f"{name}_struck_samples_found", arm["struck_found"], "==", arm["struck_samples"])
     report.line(f"{name}_wrongly_convicted", len(arm["wrongly"]), "==", 0)

@@ -94,6 +94,7 @@ class Market:
         *,
         providers: int,
         holders: int = 2,
+        fewer: Mapping[str, int] | None = None,
         models: Sequence[Model] = (Model(),),
         dishonest: Mapping[int, Sequence[str]] | None = None,
         committee: Sequence[str] = (),
@@ -104,7 +105,7 @@ class Market:
         epoch_s: float = EPOCH_S,
         program: Sequence[str] = NODEWIRE,
     ) -> None:
-        """`providers` may be 0: who serves is then added later.
+        """`providers` may be 0: who serves is then added later. `fewer`: by task's name, how many hold it instead.
         `dishonest`: by a provider's number, the command to start it with instead of `nodewire`'s own.
         `committee`: further options of `committee create`. `provider_lines`: further lines of a provider's file.
         `bond_sats`: what each provider locks with the simulated network as the holder; 0: there are no bonds.
@@ -115,6 +116,7 @@ class Market:
         """What `register` printed, by the model's name."""
         self.providers: dict[str, Provider] = {}
         self._size, self._holders, self._wanted = providers, holders, models
+        self._fewer = dict(fewer or {})
         self._dishonest = dict(dishonest or {})
         self._committee_options = tuple(committee)
         self._provider_lines = provider_lines
@@ -362,8 +364,11 @@ class Market:
         if not places:
             return places
         at = 0
-        for _ in range(max(self._holders, -(-self._size // len(pieces)))):
+        for turn in range(rounds := max(self._holders, -(-self._size // len(pieces)))):
             for piece in pieces:
+                if turn >= self._fewer.get(piece[1], rounds):
+                    at += 1  # the others stand where they would
+                    continue
                 free = (p for k in range(self._size) if piece not in (p := places[(at + k) % self._size]))
                 next(free).append(piece)
                 at += 1

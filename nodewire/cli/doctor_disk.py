@@ -12,8 +12,8 @@ from nodewire.cli.doctor_reach import Finding
 from nodewire.config import AnyRole, OracleConfig, ProviderConfig
 from nodewire.protocol.sizes import in_units
 from nodewire.store.sweeping import files_of
+from nodewire.wire.spool import FULL_PPM
 
-_NEAR_PPM = 900_000
 _LEAST_FREE_BYTES = 10**9
 
 
@@ -38,9 +38,9 @@ def _check(role: AnyRole) -> Finding:
         to_come = max(0, role.spool - spool)
         facts["spool_bytes"] = spool
         said.append(f"{in_units(spool)} of {in_units(role.spool)} of frames")
-        if spool * 1_000_000 >= role.spool * _NEAR_PPM:
+        if spool * 1_000_000 >= role.spool * FULL_PPM:
             wrong.append(
-                "what is over `spool` is not kept, and cannot be shown to a verifier: raise it, or sell fewer slots"
+                "with nine tenths of `spool` in use no job is taken until frames go: raise it, or sell fewer slots"
             )
     if to_come > free:
         field = "disk" if isinstance(role, OracleConfig) else "spool"

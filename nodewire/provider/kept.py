@@ -85,15 +85,17 @@ class KeptWork:
 
     # Jobs.
 
-    def begun(self, request: Event, ticket: Ticket) -> None:
-        """A job begins of which this provider will have to show its part.
+    def begun(self, request: Event, ticket: Ticket) -> bool:
+        """A job begins of which this provider will have to show its part. False if it is kept already.
 
         The operating system has it when this returns, the disk a little later: as with the frames in the spool,
         without which it is worth nothing.
         """
         with self._transaction(synchronous="NORMAL") as db:
             row = (request.id, request.to_json(), ticket.to_json())
+            known = db.execute("SELECT 1 FROM jobs WHERE request = ?", (request.id,)).fetchone()
             db.execute("INSERT INTO jobs VALUES (?, ?, ?, NULL) ON CONFLICT DO UPDATE SET until_s = NULL", row)
+        return known is None
 
     def ended(self, request: str, until_s: float) -> None:
         """A job has ended; it is kept until `until_s` (unix), or longer if something of it is published again."""

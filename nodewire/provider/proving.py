@@ -18,9 +18,10 @@ from nodewire.provider.kept import KeptWork
 from nodewire.wire.spool import Spool
 
 SPOOL_EPOCHS = 10
-"""For how many epochs after a job's end, or a crash, its frames are kept. Its last root is certified in that epoch or
-the next; what is drawn is judged in the six that follow, and a judge may ask until the last is over: that is eight, and
-two are in reserve. Roots that are published later keep their jobs longer (`committing.SHOWN_EPOCHS`)."""
+"""For how many epochs after a job's end, or a crash, frames are kept that may have to be shown. Its last root is
+certified in that epoch or the next; what is drawn is judged in the six that follow, and a judge may ask until the last
+is over: that is eight, and two are in reserve. Roots that are published later keep their jobs longer
+(`committing.SHOWN_EPOCHS`)."""
 log = logging.getLogger("nodewire.provider")
 
 
@@ -44,18 +45,28 @@ class Proven:
     def __init__(self, kept: KeptWork, holding: Holding, committing: Committing, spool: Spool, epoch_ms: int) -> None:
         self._kept, self._holding, self._committing = kept, holding, committing
         self._spool, self._epoch_ms = spool, epoch_ms
+        self._unseen: set[str] = set()
+        """Jobs under way of which nobody may ask anything: not to be judged, or nothing is committed to."""
 
     async def begins(self, job: AdmittedJob) -> None:
-        if job.request.plan.verification.policy == "sampled":
-            await asyncio.to_thread(self._kept.begun, job.event, job.ticket)
+        is_judged = job.request.plan.verification.policy == "sampled"
+        if not is_judged or await asyncio.to_thread(self._kept.begun, job.event, job.ticket):
+            self._unseen.add(job.request.id)
         self._holding.keep(Kept(job.request, job.manifest, job.ticket))
 
     async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
+        if plan.verification.policy == "sampled":  # at once: the roots count, too, if this is cancelled meanwhile
+            self._unseen.discard(roots[0].request)
         await self._committing.commit(roots, plan.deadline_epoch(roots[0].chunk, self._epoch_ms))
 
     async def ended(self, request: str) -> None:
-        until_s = time.time() + SPOOL_EPOCHS * self._epoch_ms / 1000
-        self._spool.keep_until(request, until_s)
+        until_s = time.time()
+        if request in self._unseen:
+            self._unseen.remove(request)
+            self._spool.remove(request)
+        else:
+            until_s += SPOOL_EPOCHS * self._epoch_ms / 1000
+            self._spool.keep_until(request, until_s)
         try:
             await asyncio.to_thread(self._kept.ended, request, until_s)
         except NodeFailed as error:

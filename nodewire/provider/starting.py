@@ -46,7 +46,7 @@ from nodewire.provider.grants import Grants
 from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.observer import Observer
-from nodewire.provider.outage import Outage, disk_check, ledger_check, worker_check
+from nodewire.provider.outage import Outage, disk_check, ledger_check, spool_check, worker_check
 from nodewire.provider.proving import SPOOL_EPOCHS, Proven
 from nodewire.provider.reaching import open_wire
 from nodewire.provider.serving import specialize
@@ -283,7 +283,12 @@ async def _open_inference(
         ),
     )
     outage = Outage(
-        [disk_check(config.state), ledger_check(ledger), worker_check(lambda: [w.revived() for w in made])],
+        [
+            disk_check(config.state),
+            spool_check(spool),
+            ledger_check(ledger),
+            worker_check(lambda: [w.revived() for w in made]),
+        ],
         lambda: held.pause(is_paused=outage.cause is not None),
     )
     admission = Admission(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from nodewire.errors import BadFrame, LinkLost, NodewireError, NotAllowed
+from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Array, Frame
@@ -103,6 +103,7 @@ class Statements:
 
         Raises:
             BadFrame: a producer signed something else than it sent, or nothing for the patience; names the edge.
+            NodeFailed: the spool lacks a part of the job, so that what comes of it could not be shown to a judge.
             NodewireError: what ended the job.
         """
         try:
@@ -175,6 +176,8 @@ class Statements:
             self._spool.keep_sent(self._said[edge].pop(number))
             self._settled.add((edge, number))
             del self._came[edge, number]
+        if not self._spool.is_whole(self._request.id):
+            raise NodeFailed("spool", "it has no room for this job, or cannot be written: raise `spool`, or make room")
 
     async def _news(self) -> None:
         """Wait until something changes, as long as one waits before asking."""

@@ -35,6 +35,8 @@ from nodewire.wire.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES, DataHeader
 MAX_JOB_BYTES = 2 * 2**30
 ORPHAN_S = 3_600
 """How long after its last frame a job is kept of which a restarted daemon does not know until when."""
+FULL_PPM = 900_000
+"""With so much of its cap in use a spool is full for jobs that have not begun: the rest is for those under way."""
 
 _PREFIX = struct.Struct("!IIQ")
 _CUT_LENGTH = 0xFFFFFFFF
@@ -67,11 +69,16 @@ class Spool:
         self.bytes = sum(job.bytes for job in self._jobs.values())
         """On disk, all jobs together."""
 
+    @property
+    def is_full(self) -> bool:
+        return self.bytes * 1_000_000 >= self._max_bytes * FULL_PPM
+
     def write(self, request: str, edge: str, attempt: int, frame: Frame[Array]) -> None:
         """Keep the next frame of an edge. One that is here already stays as it was; after a gap nothing is kept.
 
         Raises:
-            BadInput, BadFrame, TooLarge: a name or the frame is malformed. A full disk or cap is no error.
+            BadInput, BadFrame, TooLarge: a name or the frame is malformed. A full disk or cap is no error: `is_whole`
+                says so afterwards.
         """
         kept = self._edge(request, edge, create=True)
         assert kept is not None
@@ -109,16 +116,18 @@ class Spool:
         return self._read(self._directory / request / edge, edge, first)
 
     def keep_sent(self, said: Sent) -> None:
-        """Keep a statement as long as the job's frames. A full disk or cap is no error."""
+        """Keep a statement as long as the job's frames. A full disk or cap is no error, as in `write`."""
         line = said.to_json().encode() + b"\n"
         job = self._jobs.setdefault(said.request, _Job())
         if job.bytes + len(line) > self._max_job_bytes or self.bytes + len(line) > self._max_bytes:
             _log.info("spool: a statement of job %s is not kept", said.request[:8])
+            job.is_whole = False
             return
         try:
             self._append(said.request, _SENT, [line], len(line))
         except OSError as error:
             _log.warning("spool: a statement of job %s is not kept: %s", said.request[:8], error)
+            job.is_whole = False
             return
         job.bytes += len(line)
         self.bytes += len(line)
@@ -140,6 +149,11 @@ class Spool:
         """Whether all frames of the edge that were written are here; False also for one that is unknown."""
         kept = self._edge(request, edge, create=False)
         return kept is not None and not kept.cut
+
+    def is_whole(self, request: str) -> bool:
+        """Whether all frames and statements of the job that this process was given to keep are here."""
+        job = self._jobs.get(request)
+        return job is None or job.is_whole
 
     def next_seq(self, request: str, edge: str) -> int:
         """How many frames of the edge are here."""
@@ -216,6 +230,7 @@ class Spool:
 
     def _cut(self, request: str, edge: str, kept: _Edge) -> None:
         kept.cut = True
+        self._jobs[request].is_whole = False
         try:
             self._append(request, edge, [_CUT], len(_CUT))
         except OSError as error:  # the mark is for a later process; this one knows
@@ -252,6 +267,7 @@ class _Job:
     edges: dict[str, _Edge] = field(default_factory=dict)
     """Those that this process wrote or read."""
     bytes: int = 0
+    is_whole: bool = True
     until_s: float | None = None
 
 

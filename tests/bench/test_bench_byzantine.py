@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
+
+import pytest
 
 from bench import byzantine
 from nodewire.protocol.frame import Frame
@@ -14,14 +17,17 @@ sys.path.append(str(byzantine.FAULTS_FOLDER))
 from nodewire_faults import strike
 
 
-def test_a_cheater_holds_the_driver_and_a_stage():
+@pytest.mark.parametrize("fewer", [{}, byzantine.FEWER], ids=["in every stage", "a driver"])
+def test_a_cheater_holds_the_driver_and_a_stage(fewer):
     market: Any = Market.__new__(Market)
     names = ["driver", *(f"stage.{number}" for number in range(byzantine.TASKS - 1))]
     market.models = {"pycoder": {"tasks": [{"name": name} for name in names]}}
-    market._size, market._holders = byzantine.PROVIDERS, byzantine.HOLDERS
-    held = {task for _, task in market._spread()[byzantine.CHEATER]}
-    assert "driver" in held
-    assert held - {"driver"}
+    market._size, market._holders, market._fewer = byzantine.PROVIDERS, byzantine.HOLDERS, fewer
+    places = [[task for _, task in held] for held in market._spread()]
+    assert "driver" in places[byzantine.CHEATER]
+    assert len(places[byzantine.CHEATER]) > 1
+    counts = Counter(task for held in places for task in held)
+    assert counts == {name: fewer.get(name, byzantine.HOLDERS) for name in names}
 
 
 def test_altered_frames_of_a_log_are_chunks_of_the_tasks_that_put_them_out():

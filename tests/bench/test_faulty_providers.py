@@ -15,12 +15,14 @@ from torch.nn import functional as F
 FAULTS = Path(__file__).parent.parent / "faults"
 sys.path.append(str(FAULTS))
 
-from nodewire_faults import CHEATS  # noqa: E402
+from nodewire_faults import CHEATS, choosing  # noqa: E402
 from nodewire_faults.cheats import Flipped, Honest, Nan, Scaled, Short, Skipped, Stale, Wrong  # noqa: E402
 from nodewire_faults.engine import Faulty, cast, narrow_cache, noisy, pruned, rounded, without  # noqa: E402
 
 from nodewire.kind import Limits  # noqa: E402
 from nodewire.llm import actor as llm  # noqa: E402
+from nodewire.llm import sampler  # noqa: E402
+from nodewire.llm.sampling import Sampling  # noqa: E402
 from nodewire.llm.split import split_decoder  # noqa: E402
 from nodewire.protocol.frame import Frame  # noqa: E402
 from nodewire.worker.client import WorkerProcess  # noqa: E402
@@ -223,6 +225,22 @@ def test_orders_limit_a_cheat_to_tasks_and_frames_and_do_not_reach_the_honest_ac
             x = hidden(seq, 8)
             (sent,) = actor.receive("s", frame("a", seq, x))
             assert torch.equal(sent.tensors[0], x) is not expected
+
+
+def test_a_driver_that_chooses_other_tokens_is_honest_as_a_verifier(monkeypatch):
+    """Else it is convicted by what it verifies, before anything that it drives is drawn."""
+    monkeypatch.setattr(sampler, "choose", sampler.choose)
+    choosing.choose_with(choosing.second_best)
+
+    class Driver(Echo):
+        def receive(self, session, taken):
+            return [frame("b", 0, torch.tensor(sampler.choose(torch.arange(4.0), Sampling(0.0), 28)))]
+
+    actor = Faulty(Driver(), Honest)
+    actor.open("job", {"nodewire_faults": {"tasks": ["driver"], "after": 0, "task": "driver"}})
+    actor.open("verified", {})
+    said = {name: int(actor.receive(name, frame("a", 0))[0].tensors[0]) for name in ("job", "verified")}
+    assert said == {"job": 2, "verified": 3}
 
 
 def test_who_only_exchanges_weights_sends_what_it_computes():

@@ -246,7 +246,7 @@ async def test_who_signs_nothing_is_asked_and_then_named(mine):
 async def test_what_a_call_lacks_was_told_before_the_job_was_open_here_and_is_asked_for_at_once(spool, monkeypatch):
     monkeypatch.setattr(module, "ASK_S", 60)
     mine = Statements(STAGE, request(), MANIFEST.model_copy(update={"mode": "run"}), spool)
-    for seq in (4, 5):
+    for seq in range(6):
         mine.write(REQUEST, "hidden.0", 0, frame(seq))
 
     async def tell(peer, document):

@@ -104,6 +104,7 @@ def test_the_caps_cut_an_edge_and_a_later_process_knows(tmp_path):
     kept = contents(spool)
     assert kept == sent[: len(kept)] and 10 <= len(kept) < 12
     assert not spool.complete(JOB, "e")
+    assert not spool.is_whole(JOB)
     assert written(spool, 1, edge="small", size=1) == contents(spool, "small")
     for n in range(4):
         written(spool, 20, job=job_id(f"{n}"))
@@ -238,6 +239,11 @@ def test_a_disk_that_cannot_be_written_cuts_the_edge(tmp_path):
     spool.write(OTHER, "e", 0, frame(0))
     assert not spool.complete(OTHER, "e")
     assert spool.complete(JOB, "e")
+    spool.keep_sent(statement(0, third := job_id("third")))
+    assert (spool.is_whole(OTHER), spool.is_whole(JOB), spool.is_whole(third)) == (False, True, True)
+    (tmp_path / "spool" / job_id("fourth")).write_text("in the way")
+    spool.keep_sent(statement(0, job_id("fourth")))
+    assert not spool.is_whole(job_id("fourth"))
 
 
 def statement(chunk: int, job: str = JOB) -> Sent:
@@ -278,5 +284,6 @@ def test_statements_count_towards_the_caps(tmp_path):
     for chunk in range(5):
         spool.keep_sent(statement(chunk))
     assert 0 < len(list(spool.sent(JOB))) < 5
+    assert not spool.is_whole(JOB)
     assert spool.bytes <= 1_000
     spool.close()

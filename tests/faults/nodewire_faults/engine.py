@@ -17,6 +17,7 @@ from nodewire.kind import Actor, Limits, Params
 from nodewire.llm import actor as llm
 from nodewire.llm.attention import Attention
 from nodewire.protocol.frame import Frame
+from nodewire_faults import choosing
 from nodewire_faults.cheats import Cheat
 from nodewire_faults.strike import say_choices, say_frame, say_struck
 
@@ -44,14 +45,19 @@ class Faulty:
         self._honest, self._cheat = honest, cheat
         self._sessions: dict[str, tuple[Cheat, int]] = {}
         """The cheat, and from which seq on."""
+        self._jobs: set[str] = set()
+        """Sessions of jobs; a verifier's have no orders."""
 
     def open(self, session: str, params: Params) -> None:
         orders: dict[str, Any] = dict(params.get(ORDERS, {"tasks": [], "after": 0, "task": ""}))
         self._honest.open(session, {name: value for name, value in params.items() if name != ORDERS})
+        if ORDERS in params:
+            self._jobs.add(session)
         if not orders["tasks"] or orders["task"] in orders["tasks"]:
             self._sessions[session] = (self._cheat(), int(orders["after"]))
 
     def receive(self, session: str, frame: Frame[Any]) -> list[Frame[Any]]:
+        choosing.is_job = session in self._jobs
         outs = self._honest.receive(session, frame)
         say_choices(session, outs)
         if session not in self._sessions:
@@ -61,6 +67,7 @@ class Faulty:
 
     def close(self, session: str) -> None:
         self._sessions.pop(session, None)
+        self._jobs.discard(session)
         self._honest.close(session)
 
 
