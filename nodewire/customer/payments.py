@@ -119,6 +119,10 @@ class JobPayments:
         closed = self._closed
         return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
 
+    def may_owe(self) -> bool:
+        """Whether anything can be owed when no more output is taken: of calls nothing that did not come."""
+        return self._closed is not None or self._delivered >= 0
+
     def has_claimed(self, provider: str) -> bool:
         """Whether it has asked for a payment of this job's."""
         return any(claimed == provider for claimed, _ in self._claims)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nodewire.customer import ending
 from nodewire.customer.again import blamed, may_begin
 from nodewire.customer.answers import MoreWork, Refused
 from nodewire.customer.claims import Claims
@@ -93,6 +94,16 @@ async def test_what_a_driver_closed_that_then_fell_silent_is_paid_though_no_outp
     await asyncio.wait_for(purchase.paid(), 10)
     assert payer.paid_msat == {HONEST.public: 3 * PRICE_MSAT, LAST.public: 3 * PRICE_MSAT}
     assert payments.came() == 1 and background.fault is None
+
+
+async def test_of_a_call_that_put_out_nothing_no_claim_is_waited_for(monkeypatch):
+    """What is bought next waits for this, and nothing can be owed."""
+    monkeypatch.setattr(ending, "LATE_CLAIMS_S", 3_600.0)
+    monkeypatch.setattr(ending, "LINGER_S", 3_600.0)
+    payments, payer = job(mode="embed")
+    assert payments.expects(asks(HONEST, 0))
+    await asyncio.wait_for(ending.pay_what_came(payments, ()), 10)
+    assert not payer.paid_msat
 
 
 @pytest.mark.parametrize("word", [Refused(LAST.public, "ab" * 32), MoreWork(LAST.public, 9)], ids=["busy", "work"])
