@@ -50,7 +50,7 @@ class Refused(errors.Busy):
         """Whether it cannot serve for a reason of its own; else it has no free slot."""
         reason = "cannot serve for a reason of its own" if self.is_out else "has no free slot"
         super().__init__("provider", f"{provider[:8]} {reason}")
-        self.provider = provider
+        self.provider = self.by = provider
         self.feedback = feedback
 
 

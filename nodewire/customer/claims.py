@@ -15,7 +15,7 @@ log = logging.getLogger("nodewire.customer")
 
 
 class Claims:
-    """A claim that cannot be paid ends the job."""
+    """A claim that cannot be paid ends the job. Of one that is false its provider is blamed (`NodewireError.by`)."""
 
     def __init__(self, payments: JobPayments, background: JobTaskGroup) -> None:
         self.unpaid: dict[str, NodewireError] = {}
@@ -27,7 +27,8 @@ class Claims:
         try:
             if self._payments.expects(said):
                 self._background.spawn(self._pay(said))
-        except NodewireError as error:
+        except BadInput as error:
+            error.by = said.provider
             self._background.fail(error)
 
     def may_be_used_up(self) -> bool:
@@ -44,7 +45,9 @@ class Claims:
                 self.unpaid[said.id] = error
                 log.warning("payment to %s: %s", said.provider[:8], error)
                 if pause_s is None or not error.retryable:
-                    if not isinstance(error, BadInput):  # a claim that is refused keeps no other from being paid
+                    if isinstance(error, BadInput):  # a claim that is refused keeps no other from being paid
+                        error.by = said.provider
+                    else:
                         await self._payments.fail(error)
                     self._background.fail(error)
                     return

@@ -75,7 +75,15 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
     """
     wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), tags={"p": frozenset({customer})})
     read = partial(pool.fetch, max_events=MAX_BRIEFLY) if briefly else pool.fetch_all
-    claims = _unknown(_claims(await read([wanted])), payer)
+    return await claimed(pool, payer, customer, _claims(await read([wanted])), briefly=briefly)
+
+
+async def claimed(
+    pool: Relaying, payer: Payer, customer: str, heard: Iterable[Feedback], *, briefly: bool = False
+) -> list[Owed]:
+    """What of these claims the ledger does not know, as `on_relays` judges them. Raises LinkLost, TimedOut."""
+    read = partial(pool.fetch, max_events=MAX_BRIEFLY) if briefly else pool.fetch_all
+    claims = _unknown(heard, payer)
     if claims:
         received = _received(await read([_receipts_of(claims)]))
         claims = {key: said for key, said in claims.items() if (key.job, key.payee, key.chunk) not in received}

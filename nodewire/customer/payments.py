@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from nodewire.customer.rejected import Rejected
 from nodewire.errors import BadInput, NodewireError, OverBudget
 from nodewire.pay import lnurl
 from nodewire.pay.debts import Debt, JobBudget, Key
@@ -95,7 +96,7 @@ class JobPayments:
         self._most_units = most_units
         self._private_endpoints = private_endpoints
         self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
-        """What the driver said that each chunk counts; None where every call is one."""
+        """What the driver's first word said that each chunk counts; None where every call is one."""
         self._driver = plan.node_of(manifest.driver.name) if manifest.mode == "generate" else ""
         self._delivered = -1
         self._is_over = False
@@ -117,6 +118,10 @@ class JobPayments:
         else those that have come."""
         closed = self._closed
         return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
+
+    def may_owe(self) -> bool:
+        """Whether anything can be owed when no more output is taken: of calls nothing that did not come."""
+        return self._closed is not None or self._delivered >= 0
 
     def has_claimed(self, provider: str) -> bool:
         """Whether it has asked for a payment of this job's."""
@@ -143,7 +148,7 @@ class JobPayments:
             self._changed.notify_all()
 
     async def closed(self, chunk: int, units: int) -> None:
-        """The driver has signed that `chunk` counts as `units`; its first word stands."""
+        """The driver has signed that `chunk` counts as `units`; against itself its first word stands."""
         async with self._changed:
             if self._closed is not None:
                 self._closed.setdefault(chunk, units)
@@ -153,8 +158,11 @@ class JobPayments:
         """Whether this `payment-required` is its provider's first for a chunk; further ones change nothing.
 
         Raises:
-            BadInput: the chunk cannot be done: work on it begins when the one `AHEAD` before it has been paid.
+            BadInput: it is by nobody in this job, or the chunk cannot be done: work on it begins when the one `AHEAD`
+                before it has been paid.
         """
+        if said.provider not in self._plan.providers() or said.request != self._request:
+            raise BadInput("payment-required", "not by a provider of this job")
         if said.created_at > time.time() + AHEAD_S:
             raise BadInput("created_at", "a claim of the future: when it must be committed to counts from there")
         if said.due is None or said.due.chunk > self._delivered + AHEAD:
@@ -169,6 +177,7 @@ class JobPayments:
         Raises:
             BadInput: the provider asks for what the plan does not say, or the driver for more units than anybody else;
                 nothing is paid.
+            Rejected: it is paid, for another count than the driver's first word.
             OverBudget, PaymentFailed, BadInvoice, BadZap, LinkLost, TimedOut: see `Payer.pay`.
         """
         try:
@@ -179,7 +188,7 @@ class JobPayments:
 
     async def _hear(self, due: Due) -> None:
         """Take note of the close that a claim rests on, which may have died with the driver. Raises BadSignature."""
-        if due.close is not None and self._closed is not None and due.chunk not in self._closed:
+        if due.close is not None and self._closed is not None:
             due.close.check(self._driver)
             await self.closed(due.chunk, due.units)
 
@@ -191,15 +200,17 @@ class JobPayments:
 
     async def _asked(self, said: Feedback) -> None:
         due = said.due
-        if due is None or said.provider not in self._plan.providers() or said.request != self._request:
-            raise BadInput("payment-required", "not by a provider of this job")
+        if due is None:
+            raise BadInput("payment-required", "without a chunk")
         self._check(said.provider, due)
         await self._hear(due)
         async with self._changed:
             await self._changed.wait_for(lambda: self._may_pay(due.chunk) and self._others_counted(said.provider, due))
         self._check_counted(said.provider, due)
         closed = self._closed[due.chunk] if self._closed is not None else due.units
-        if due.units > closed:
+        # A claim is measured by the close that it carries, the driver's own by its first word.
+        by_close = due.close is not None and said.provider != self._driver
+        if due.units > closed and not by_close:
             raise BadInput("units", f"{due.units} asked for; the driver closed the chunk with {closed}")
         ad = self._ads[said.provider]
         key = Key(self._request, said.provider, due.chunk, due.attempt)
@@ -218,8 +229,11 @@ class JobPayments:
         async with self._changed:
             self.paid[said.provider, due.chunk] = paid
             self._changed.notify_all()
-        if due.units < closed:  # it has been paid for its work, and nobody counts on with such a driver
-            raise BadInput("units", f"the driver closed {due.chunk} with {closed}, others computed {due.units}")
+        if due.units != closed:  # it has been paid for its work, and nobody counts on with such a driver
+            reason = f"the driver closed {due.chunk} with {closed}, others computed {due.units}"
+            drivers = frozenset({self._driver}) & {*self._plan.providers()}
+            # Two closes are the driver's fault. Without one either may lie.
+            raise Rejected("units", reason, drivers, "" if by_close else said.provider)
 
     async def payable(self, chunk: int) -> None:
         """Return when `chunk` has come and, in a generation, has been closed."""
@@ -259,9 +273,10 @@ class JobPayments:
         if self._closed is None:
             chunks = dict.fromkeys(range(self._delivered + 1), 1)
         else:
-            chunks = {n: min(units, 1 if n else first) for n, units in self._closed.items() if n <= last}
+            chunks = {n: units for n, units in self._closed.items() if n <= last}
         owed = {(p, n) for n in chunks for p in plan.providers()} - self.paid.keys() - self._refused
-        return sum(plan.price_msat(p) * chunks[n] for p, n in owed)
+        counts = {(p, n): max(chunks[n], self._units.get((p, n), 0)) for p, n in owed}
+        return sum(plan.price_msat(p) * min(counts[p, n], 1 if n else first) for p, n in owed)
 
     async def fail(self, error: NodewireError) -> None:
         async with self._changed:

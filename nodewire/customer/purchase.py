@@ -160,7 +160,7 @@ class Purchase:
         try:
             await self._begin()
         except BaseException as error:
-            await self._end(error)
+            await self._end(error, pays=True)
             raise
         return self
 
@@ -172,7 +172,7 @@ class Purchase:
             elif breaks_off:
                 self.running.cancel()
         finally:
-            await self._end(error, pays=breaks_off and bool(self.timing.outputs))
+            await self._end(error, pays=breaks_off)
 
     async def outputs(self) -> AsyncIterator[Any]:
         """The outputs on the edges to the customer, until one on each is marked as the end.
@@ -224,25 +224,33 @@ class Purchase:
             raise meant from error
         return chunk, output
 
+    def _has_begun(self) -> bool:
+        """Whether anything has come, or is owed: such a job is not requested again, but ends and is paid."""
+        return bool(self.timing.outputs) or self.payments.came() > 0
+
     async def _redraw(self, refusal: Refused) -> None:
         """Begin anew without the provider that has no free slot.
 
         Raises:
-            NoProvider: as many plans as there may be were refused, or output has already come.
+            Refused: the job has begun.
+            NoProvider: as many plans as there may be were refused.
         """
+        if self._has_begun():
+            raise refusal
         self._busy.append(Busy(refusal.feedback, refusal.provider))
         if refusal.is_out:  # other jobs of this customer avoid it, too; a full one may have room for them
             self._session.planner.missed([refusal.provider])
         self.running.cancel()
         await self._end()
-        if self.timing.outputs or len(self._busy) >= min(MAX_BUSY, MAX_REDRAWS):
+        if len(self._busy) >= min(MAX_BUSY, MAX_REDRAWS):
             raise NoProvider("plan", f"{len(self._busy)} providers were busy")
         await self._begin()
 
     async def _work(self, more: MoreWork) -> None:
-        """Begin anew with the work that a provider asks for. Raises MoreWork: it asks for too much, or too often."""
+        """Begin anew with the work that a provider asks for. Raises MoreWork: it asks for too much, too often, or too
+        late."""
         done = max(self._bits, default=0)
-        if self.timing.outputs or len(self._bits) >= MAX_WORKED or not done < more.bits <= MAX_POW_BITS:
+        if self._has_begun() or len(self._bits) >= MAX_WORKED or not done < more.bits <= MAX_POW_BITS:
             raise more
         self._bits.append(more.bits)
         self.running.cancel()

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from nodewire.bounded_dict import BoundedDict
 from nodewire.customer import debts
@@ -30,6 +31,10 @@ MAX_REMEMBERED = 256
 """Jobs whose late claims are still checked and paid."""
 LATE_S = 2.0
 """Within which a late claim must be payable: its chunk has come and was closed, or never will be."""
+MAX_LATE = 16
+"""Late claims of one provider that are checked and paid at a time. `nodewire wallet settle` finds further ones."""
+MAX_TOLD = 256
+"""Claims of jobs that are not remembered, which are judged in one turn; `MAX_LATE` of them are of one provider."""
 ROUND_S = 5.0
 """Of what earlier jobs left: all that can be paid so long after the first purchase began is paid, and then told."""
 _FIRST_S, _LONGEST_S = 1.0, 60.0
@@ -80,6 +85,10 @@ class Settler:
         self._own: set[str] = set()
         """Jobs of this process."""
         self._over = BoundedDict[str, JobPayments](MAX_REMEMBERED)
+        self._late: Counter[str] = Counter()
+        """By provider, how many of its late claims are being paid."""
+        self._told: dict[str, Feedback] = {}
+        """Claims of jobs that are not remembered, by their ids, which are not judged yet."""
         self._again: dict[Key, tuple[float, float]] = {}
         """By debt: when it is tried next (monotonic), and the pause after that."""
         self._old = Old()
@@ -135,25 +144,52 @@ class Settler:
     async def run(self) -> None:
         """Pay until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_claims())
+            group.create_task(self._follow_claims(group))
             group.create_task(self._follow_debts())
 
-    async def _follow_claims(self) -> None:
-        mine = {"p": frozenset({self._customer})}
-        wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), tags=mine, since=int(time.time()))
-        async with self._pool.subscribe([wanted]) as events:
+    async def _follow_claims(self, group: asyncio.TaskGroup) -> None:
+        """Pay what is claimed of jobs that are over. A claim that is told again may be older than this process."""
+        said_to_me = Filter(kinds=frozenset({kinds.FEEDBACK}), tags={"p": frozenset({self._customer})})
+        wanted = [replace(said_to_me, since=int(time.time())), replace(said_to_me, limit=1)]
+        async with self._pool.subscribe(wanted) as events:
             async for event in events:
                 try:
                     said = feedback.parse(event)
-                    if said.due is not None and said.request in self._over:
-                        await self._late(said, self._over[said.request])
-                except (NodewireError, TimeoutError) as error:
+                    if said.due is not None and said.request not in self.under_way:
+                        self._heard(said, group)
+                except NodewireError as error:
                     log.info("a late claim by %s is not paid: %r", event.pubkey[:8], error)
 
-    async def _late(self, said: Feedback, payments: JobPayments) -> None:
-        if payments.expects(said):
+    def _heard(self, said: Feedback, group: asyncio.TaskGroup) -> None:
+        """See to a late claim, if its provider has not too many of them. Raises BadInput: it cannot be right."""
+        payments = self._over.get(said.request)
+        if payments is None:
+            self._tell(said)
+        elif payments.expects(said):
+            if self._late[said.provider] >= MAX_LATE:
+                log.warning("a late claim by %s is dropped: %d others are being paid", said.provider[:8], MAX_LATE)
+                return
+            self._late[said.provider] += 1
+            group.create_task(self._pay_late(said, payments))
+
+    def _tell(self, said: Feedback) -> None:
+        """Have a claim judged by plan and ledger. Without any debt of its job nothing is evident."""
+        if not self._payer.debts_of(said.request):
+            return
+        same = sum(one.provider == said.provider for one in self._told.values())
+        if len(self._told) >= MAX_TOLD or same >= MAX_LATE:
+            log.warning("a claim by %s is dropped: too many wait", said.provider[:8])
+            return
+        self._told[said.id] = said
+
+    async def _pay_late(self, said: Feedback, payments: JobPayments) -> None:
+        try:
             async with asyncio.timeout(LATE_S):
                 await payments.asked(said)
+        except (NodewireError, TimeoutError) as error:
+            log.info("a late claim by %s is not paid: %r", said.provider[:8], error)
+        finally:
+            self._late -= Counter([said.provider])
 
     async def _follow_debts(self) -> None:
         await self._begun.wait()
@@ -163,6 +199,7 @@ class Settler:
             self._caught_up.set()
         while True:
             await asyncio.sleep(_FIRST_S)
+            await self._judge_told()
             now = time.monotonic()
             owed = self._in_ledger()
             self._again = {one.key: self._again.get(one.key, (now, _FIRST_S)) for one in owed}
@@ -194,6 +231,19 @@ class Settler:
         within_s = max(0.0, until - asyncio.get_running_loop().time())
         done = await self._settle([one for one in theirs if one.is_evident], within_s)
         return done, [one for one in theirs if not one.is_evident and not one.is_broken]
+
+    async def _judge_told(self) -> None:
+        """Pay those claims of jobs which are not remembered that plan and ledger say are owed."""
+        told, self._told = self._told, {}
+        if not told:
+            return
+        try:
+            async with asyncio.timeout(ROUND_S):
+                found = await debts.claimed(self._pool, self._payer, self._customer, told.values(), briefly=True)
+        except (NodewireError, TimeoutError) as error:
+            log.info("claims of earlier jobs cannot be judged: %r", error)
+            return
+        await self._settle([one for one in found if one.is_evident], ROUND_S)
 
     def _in_ledger(self) -> list[Owed]:
         return [one for one in debts.in_ledger(self._payer) if one.key.job not in self.under_way]

@@ -24,10 +24,10 @@ class Payer:
         return SimpleNamespace(key=key, state="paid")
 
 
-def job():
+def job(mode="generate"):
     payer, plan = Payer(), documents.plan()
     ads = {one: SimpleNamespace(lnurl="https://wallet.example/pay") for one in plan.providers()}
-    manifest = SimpleNamespace(mode="generate", chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
+    manifest = SimpleNamespace(mode=mode, chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
     payments = JobPayments(
         REQUEST, plan, manifest, ads, payer, (), "bcrt", most_units=8, private_endpoints=False
     )  # fmt: skip

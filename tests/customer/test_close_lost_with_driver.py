@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
-from nodewire.errors import BadSignature
+from nodewire.customer.rejected import Rejected
+from nodewire.errors import BadInput, BadSignature
 from nodewire.protocol.close import Close
-from tests.customer.paid_job import DRIVER, HONEST, PRICE_MSAT, REQUEST, asked, asks, closed, job
+from tests.customer.paid_job import DRIVER, HONEST, LAST, PRICE_MSAT, REQUEST, asked, asks, closed, job
 
 
-def close_of(chunk, keys=DRIVER, request=REQUEST):
-    return Close.sign(keys, request=request, attempt=0, chunk=chunk, units=1, end=False)
+def close_of(chunk, keys=DRIVER, request=REQUEST, units=1):
+    return Close.sign(keys, request=request, attempt=0, chunk=chunk, units=units, end=False)
 
 
 @pytest.fixture
@@ -53,3 +54,58 @@ async def test_claim_with_another_close_is_refused(broken_off, close):
     with pytest.raises(BadSignature):
         await asked(payments, asks(HONEST, 1, close=said))
     assert not payer.paid_msat
+
+
+# A driver that signs two counts of one chunk
+
+
+@pytest.mark.parametrize(("told", "shown"), [(1, 3), (3, 1)])
+async def test_each_stage_is_paid_what_is_signed_to_it_and_the_driver_is_blamed(told, shown):
+    payments, payer = job()
+    await closed(payments, 0, units=told)
+    for who in (HONEST, LAST):
+        with pytest.raises(Rejected) as caught:
+            await asked(payments, asks(who, 0, units=shown, close=close_of(0, units=shown)))
+        assert caught.value.whom == {DRIVER.public} and not caught.value.refuser
+    assert payer.paid_msat == {HONEST.public: shown * PRICE_MSAT, LAST.public: shown * PRICE_MSAT}
+    assert not payments._unpaid_claims(())
+
+
+async def test_against_the_driver_itself_its_first_word_stands():
+    payments, payer = job()
+    await closed(payments, 0)
+    with pytest.raises(Rejected):
+        await asked(payments, asks(HONEST, 0, units=3, close=close_of(0, units=3)))
+    with pytest.raises(BadInput, match="closed the chunk with 1"):
+        await asked(payments, asks(DRIVER, 0, units=3, close=close_of(0, units=3)))
+    assert payer.paid_msat == {HONEST.public: 3 * PRICE_MSAT}
+
+
+@pytest.mark.parametrize(
+    ("units", "close"),
+    [(3, None), (3, close_of(0, HONEST, units=3)), (9, close_of(0, units=9))],
+    ids=["no close", "a close of its own", "beyond what the prompt can have"],
+)
+async def test_nobody_is_paid_more_than_the_driver_signed_or_the_prompt_can_have(units, close):
+    payments, payer = job()
+    await closed(payments, 0)
+    with pytest.raises(BadInput):
+        await asked(payments, asks(HONEST, 0, units=units, close=close))
+    assert not payer.paid_msat
+
+
+async def test_who_computed_fewer_and_shows_no_close_is_paid_and_either_may_lie():
+    payments, payer = job()
+    await closed(payments, 0, units=3)
+    with pytest.raises(Rejected) as caught:
+        await asked(payments, asks(HONEST, 0))
+    assert caught.value.whom == {DRIVER.public, HONEST.public}
+    assert payer.paid_msat == {HONEST.public: PRICE_MSAT}
+
+
+async def test_what_is_still_to_be_paid_counts_what_was_claimed():
+    payments, _ = job()
+    await closed(payments, 0)
+    least_msat = payments.unpaid_msat()
+    assert payments.expects(asks(HONEST, 0, units=3, close=close_of(0, units=3)))
+    assert payments.unpaid_msat() == least_msat + 2 * PRICE_MSAT

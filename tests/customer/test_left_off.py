@@ -8,11 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodewire.customer.again import may_begin
+from nodewire.customer import ending
+from nodewire.customer.again import blamed, may_begin
+from nodewire.customer.answers import MoreWork, Refused
+from nodewire.customer.claims import Claims
 from nodewire.customer.ending import LATE_CLAIMS_S, LINGER_S
 from nodewire.customer.purchase import Purchase
-from nodewire.errors import BadInput, LinkLost, PaymentRequired
-from tests.customer.paid_job import DRIVER, HONEST, LAST, PRICE_MSAT, asked, asks, closed, job
+from nodewire.customer.timing import Timing
+from nodewire.errors import BadInput, LinkLost, PaymentRequired, TimedOut
+from nodewire.job_task_group import JobTaskGroup
+from nodewire.protocol.close import Close
+from tests.customer.paid_job import DRIVER, HONEST, LAST, PRICE_MSAT, REQUEST, asked, asks, closed, job
 
 
 async def test_what_its_driver_has_closed_is_paid_though_the_customer_takes_no_more_output():
@@ -50,6 +56,68 @@ async def left(purchase, error):
     return time.monotonic() - started
 
 
+def leaving(payments, **running):
+    """A purchase whose job is under way, of which no output has come."""
+    purchase = Purchase.__new__(Purchase)
+    purchase._running = SimpleNamespace(is_open=True, payments=payments, missed=set(), **running)
+    purchase._done, purchase._gone, purchase.timing = False, set(), Timing()
+    planner = SimpleNamespace(missed=lambda whom: None)
+    purchase._session, purchase._paying = SimpleNamespace(planner=planner, beside=asyncio.create_task), None
+    return purchase
+
+
+@pytest.mark.parametrize("outputs", [0, 1])
+async def test_what_a_driver_closed_that_then_fell_silent_is_paid_though_no_output_came(outputs):
+    """Its stages have done their work and count on the close. Nobody tells them that the customer got nothing."""
+    payments, payer = job()
+    background = JobTaskGroup()
+    claims = Claims(payments, background)
+    close = Close.sign(DRIVER, request=REQUEST, attempt=0, chunk=0, units=3, end=False)
+    for who in (HONEST, LAST):
+        claims.claimed(asks(who, 0, units=3, close=close))
+    async with asyncio.timeout(30):
+        while not payments.came():
+            await asyncio.sleep(0)
+
+    async def gone(ended_by):
+        return set()
+
+    async def end():  # as `Running.end`
+        await background.end()
+        await payments.over()
+
+    purchase = leaving(payments, gone=gone, end=end, cancel=lambda: None, spent_msat=lambda: 0)
+    for _ in range(outputs):
+        purchase.timing.output()
+    await left(purchase, TimedOut("output", "none came"))
+    assert purchase.spent_msat >= 3 * PRICE_MSAT  # of what is bought next
+    await asyncio.wait_for(purchase.paid(), 10)
+    assert payer.paid_msat == {HONEST.public: 3 * PRICE_MSAT, LAST.public: 3 * PRICE_MSAT}
+    assert payments.came() == 1 and background.fault is None
+
+
+async def test_of_a_call_that_put_out_nothing_no_claim_is_waited_for(monkeypatch):
+    """What is bought next waits for this, and nothing can be owed."""
+    monkeypatch.setattr(ending, "LATE_CLAIMS_S", 3_600.0)
+    monkeypatch.setattr(ending, "LINGER_S", 3_600.0)
+    payments, payer = job(mode="embed")
+    assert payments.expects(asks(HONEST, 0))
+    await asyncio.wait_for(ending.pay_what_came(payments, ()), 10)
+    assert not payer.paid_msat
+
+
+@pytest.mark.parametrize("word", [Refused(LAST.public, "ab" * 32), MoreWork(LAST.public, 9)], ids=["busy", "work"])
+async def test_who_refuses_a_job_whose_driver_has_closed_a_chunk_ends_it_and_what_is_bought_next_is_without_it(word):
+    payments, _ = job()
+    purchase = leaving(payments, cancel=lambda: None, blamed=set)
+    purchase._busy, purchase._bits = [], []
+    await payments.closed(0, 1)
+    with pytest.raises(type(word)) as caught:
+        await (purchase._redraw(word) if isinstance(word, Refused) else purchase._work(word))
+    assert caught.value is word
+    assert may_begin(word, purchase, failures=0, came=False) and blamed(word, purchase) == {LAST.public}
+
+
 async def test_what_a_job_that_broke_off_owes_is_paid_beside_what_is_bought_next():
     """Who died with it is paid when that can be, and waited for by nobody."""
     payments, _ = job()
@@ -64,19 +132,8 @@ async def test_what_a_job_that_broke_off_owes_is_paid_beside_what_is_bought_next
     async def end():
         done.append("end")
 
-    purchase = Purchase.__new__(Purchase)
-    purchase._running = SimpleNamespace(
-        is_open=True,
-        payments=payments,
-        missed=set(),
-        gone=gone,
-        end=end,
-        cancel=lambda: done.clear(),
-        spent_msat=lambda: 7,
-    )
-    purchase._done, purchase._gone, purchase.timing = False, set(), SimpleNamespace(outputs=[1.0])
-    planner = SimpleNamespace(missed=lambda whom: None)
-    purchase._session, purchase._paying = SimpleNamespace(planner=planner, beside=asyncio.create_task), None
+    purchase = leaving(payments, gone=gone, end=end, cancel=lambda: done.clear(), spent_msat=lambda: 7)
+    purchase.timing.output()
     assert await left(purchase, error) < LATE_CLAIMS_S / 2
     assert done == []
     assert purchase.spent_msat == 7 + payments.unpaid_msat() > 7 + PRICE_MSAT  # it counts against what is bought next

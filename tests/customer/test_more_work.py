@@ -28,7 +28,8 @@ class Asking(Purchase):
         self._last_chunk, self._done = -1, False
         self._accept = lambda frame: frame
         self._script = [MoreWork(PROVIDER, one) for one in bits]
-        self._running = SimpleNamespace(plan=documents.plan(), next=self._next, cancel=self._cancel)
+        payments = SimpleNamespace(came=lambda: 0)
+        self._running = SimpleNamespace(plan=documents.plan(), next=self._next, cancel=self._cancel, payments=payments)
 
     async def _next(self, deadline_s):
         if self._script:

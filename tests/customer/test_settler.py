@@ -22,6 +22,8 @@ from nodewire.pay.payer import Payer
 from nodewire.pay.wallet import Payment
 from nodewire.pay.zaps import build_request, description_hash
 from nodewire.protocol import ad, feedback
+from nodewire.protocol.feedback import Due
+from tests.customer.paid_job import REQUEST, closed, job
 from tests.customer.public_record import CUSTOMER, PRICE_MSAT, PROVIDERS, PublicRecord
 
 NETWORK = "bcrt"
@@ -49,15 +51,26 @@ class Wallet:
 
 
 class Relays(PublicRecord):
-    """As a pool, with a subscription in which nothing comes."""
+    """As a pool, with a subscription in which comes what a test puts into `told` and its filters match."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.told = asyncio.Queue()
+        self.asked = 0
 
     @asynccontextmanager
     async def subscribe(self, filters):
-        async def nothing():
-            await asyncio.get_running_loop().create_future()
-            yield
+        async def live():
+            while True:
+                event = await self.told.get()
+                if any(one.matches(event) for one in filters):
+                    yield event
 
-        yield nothing()
+        yield live()
+
+    async def fetch(self, filters, timeout_s=1.0, *, max_events=0):
+        self.asked += 1
+        return await super().fetch(filters, timeout_s, max_events=max_events)
 
 
 @pytest.fixture
@@ -98,7 +111,7 @@ def book(tmp_path):
 
 
 @pytest.fixture
-def relays():
+async def relays():
     record = Relays()
     for i, keys in enumerate(PROVIDERS):
         offer = ad.ManifestOffer(
@@ -361,3 +374,110 @@ async def test_a_claim_of_another_attempt_is_of_no_plan(relays, book, wallet, at
     relays.pay(book, 0, 0)
     relays.claimed(1, 0, attempt=attempt)
     assert await debts.on_relays(relays, Payer(CUSTOMER, wallet, book), CUSTOMER.public) == []
+
+
+# Claims that come when their job is over
+
+
+def late_claim(number, chunk):
+    due = Due(chunk, 0, 1, PRICE_MSAT, "ab" * 32)
+    return feedback.build(
+        PROVIDERS[number], REQUEST, CUSTOMER.public, "payment-required", created_at=int(time.time()), due=due
+    )
+
+
+@pytest.fixture
+async def over(relays, book, wallet, monkeypatch):
+    """A settler to which a job is left whose chunk 0 was closed and came, and what pays for that."""
+    monkeypatch.setattr(settler, "LATE_S", 3_600.0)
+    payments, payer = job()
+    await closed(payments, 0)
+    async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
+        one.over(REQUEST, payments)
+        yield one, payer
+
+
+async def until(holds):
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def test_nobody_waits_for_the_late_claims_of_another_that_cannot_be_paid(relays, over):
+    _, payer = over
+    for chunk in (1, 2):  # nobody closed them
+        relays.told.put_nowait(late_claim(1, chunk))
+    relays.told.put_nowait(late_claim(2, 0))
+    await until(lambda: PROVIDERS[2].public in payer.paid_msat)
+    assert payer.paid_msat == {PROVIDERS[2].public: PRICE_MSAT}
+
+
+async def test_of_the_late_claims_of_one_provider_so_many_wait_at_a_time(relays, over, monkeypatch, caplog):
+    monkeypatch.setattr(settler, "MAX_LATE", 1)
+    _, payer = over
+    for number, chunk in ((1, 1), (1, 0), (2, 0)):
+        relays.told.put_nowait(late_claim(number, chunk))
+    await until(lambda: PROVIDERS[2].public in payer.paid_msat)
+    assert payer.paid_msat == {PROVIDERS[2].public: PRICE_MSAT}
+    assert f"a late claim by {PROVIDERS[1].public[:8]} is dropped" in caplog.text
+
+
+async def test_a_late_claim_that_cannot_be_right_keeps_no_other_from_being_paid(relays, over):
+    _, payer = over
+    relays.told.put_nowait(late_claim(1, 9))
+    relays.told.put_nowait(late_claim(1, 0))
+    await until(lambda: payer.paid_msat == {PROVIDERS[1].public: PRICE_MSAT})
+
+
+@pytest.mark.parametrize("whose", ["of an earlier process", "of this one, and forgotten"])
+async def test_a_claim_that_is_told_again_is_paid_though_its_job_is_not_remembered(
+    relays, book, wallet, monkeypatch, whose
+):
+    """The event is the same, so it is older than this process. It has no relay yet: its provider had lost them all."""
+    monkeypatch.setattr(settler, "MAX_REMEMBERED", 0)
+    relays.pay(book, 0, 0)
+    payer = Payer(CUSTOMER, wallet, book)
+    async with settling(relays, payer) as one:
+        one.begin()
+        await one.caught_up()
+        if whose == "of an earlier process":
+            payer.end(relays.request.id, came=1)
+        else:
+            payments, _ = job()
+            await closed(payments, 0)
+            one.requests(relays.request.id)
+            one.over(relays.request.id, payments)
+        for chunk in (0, 1):  # of which the second never came
+            relays.told.put_nowait(relays.claimed(1, chunk))
+        await until(lambda: wallet.paid)
+        await until(lambda: not one._told)
+    assert [paid.amount_msat for paid in wallet.paid.values()] == [PRICE_MSAT]
+    assert payer.has(Key(relays.request.id, PROVIDERS[1].public, 0))
+
+
+async def test_a_claim_of_a_job_under_way_or_that_the_ledger_does_not_know_asks_no_relay(relays, book, wallet):
+    payer = Payer(CUSTOMER, wallet, book)
+    async with settling(relays, payer) as one:
+        one.begin()
+        await one.caught_up()
+        asked = relays.asked
+        relays.told.put_nowait(relays.claimed(1, 0))  # unknown
+        await until(relays.told.empty)
+        relays.pay(book, 0, 0)
+        one.requests(relays.request.id)
+        relays.told.put_nowait(relays.claimed(2, 0))  # under way
+        await until(relays.told.empty)
+        await one._judge_told()
+        assert (relays.asked, wallet.paid) == (asked, {})
+
+
+async def test_claims_of_jobs_that_are_not_remembered_wait_within_bounds(relays, book, wallet, monkeypatch, caplog):
+    monkeypatch.setattr(settler, "MAX_LATE", 2)
+    monkeypatch.setattr(settler, "MAX_TOLD", 3)
+    relays.pay(book, 0, 0)
+    async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
+        for number, chunk in ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1)):
+            relays.told.put_nowait(relays.claimed(number, chunk))
+        await until(lambda: caplog.text.count("is dropped") == 2)
+        waiting = [(said.provider, said.due.chunk) for said in one._told.values()]
+    assert waiting == [(PROVIDERS[1].public, 0), (PROVIDERS[1].public, 1), (PROVIDERS[2].public, 0)]
