@@ -45,9 +45,9 @@ class Claims:
                 self.unpaid[said.id] = error
                 log.warning("payment to %s: %s", said.provider[:8], error)
                 if pause_s is None or not error.retryable:
-                    if isinstance(error, BadInput):  # a claim that is refused keeps no other from being paid
+                    if isinstance(error, BadInput):
                         error.by = said.provider
-                    else:
+                    if not error.by:  # it is this customer's wallet; one provider's fault leaves the others paid
                         await self._payments.fail(error)
                     self._background.fail(error)
                     return

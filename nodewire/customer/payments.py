@@ -12,8 +12,11 @@ from itertools import count
 
 from nodewire.customer.rejected import Rejected
 from nodewire.errors import BadInput, NodewireError, OverBudget
+from nodewire.nostr.event import Event
 from nodewire.pay import lnurl
 from nodewire.pay.debts import Debt, JobBudget, Key
+from nodewire.pay.invoices import Invoice
+from nodewire.pay.lnurl import Fetch
 from nodewire.pay.payer import Payer
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol.ad import Ad
@@ -220,7 +223,7 @@ class JobPayments:
         debt = await self._payer.pay(
             key,
             due.amount_msat,
-            fetch,
+            _blaming(said.provider, fetch),
             relays=self._relays,
             lnurl=lnurl.encode(ad.lnurl),
             budget=JobBudget(self._plan.terms.max_total_msat, frozenset(self._plan.providers())),
@@ -315,3 +318,16 @@ class JobPayments:
             raise BadInput("chunk", "more units, or another attempt, than this job can have")
         if due.amount_msat > self._plan.terms.max_total_msat:
             raise OverBudget("amount", f"{due.amount_msat} msat")
+
+
+def _blaming(provider: str, fetch: Fetch) -> Fetch:
+    """The fetch of an invoice whose errors are the provider's: it is at its endpoint that they arise."""
+
+    async def fetched(zap_request: Event, amount_msat: int) -> Invoice:
+        try:
+            return await fetch(zap_request, amount_msat)
+        except NodewireError as error:
+            error.by = provider
+            raise
+
+    return fetched

@@ -12,8 +12,9 @@ import pytest
 from nodewire.customer import claims as claiming
 from nodewire.customer.again import blamed, may_begin
 from nodewire.customer.claims import Claims
-from nodewire.errors import BadInvoice, PaymentFailed
+from nodewire.errors import BadInvoice, LinkLost, NotAllowed, OverBudget, PaymentFailed
 from nodewire.job_task_group import JobTaskGroup
+from nodewire.pay import lnurl
 from nodewire.protocol.close import Close
 from tests.customer.paid_job import DRIVER, HONEST, LAST, PRICE_MSAT, REQUEST, asks, closed, job
 
@@ -71,6 +72,25 @@ async def test_an_invoice_that_is_not_what_was_asked_for_is_its_providers_fault(
     one.payer.pay = pay
     error = await one.ended(asks(HONEST, 0))
     assert (error.code, blamed(error, one.purchase)) == ("bad-invoice", {HONEST.public})
+
+
+@pytest.mark.parametrize("refusal", [NotAllowed("lnurl", "no"), OverBudget("amount", "no"), LinkLost("lnurl", "no")])
+async def test_an_endpoint_that_refuses_ends_the_job_and_not_the_purchase(monkeypatch, refusal):
+    monkeypatch.setattr(claiming, "_PAY_AGAIN_S", ())
+
+    async def refuse(zap_request, amount_msat):
+        raise refusal
+
+    monkeypatch.setattr(lnurl, "over_lnurl", lambda *_, **__: refuse)
+    one = Job()
+
+    async def pay(key, amount_msat, fetch, **_):
+        await fetch(None, amount_msat)
+
+    one.payer.pay = pay
+    error = await one.ended(asks(HONEST, 0))
+    assert (error, error.by) == (refusal, HONEST.public) and not one.payments.failed
+    assert may_begin(error, one.purchase, failures=0, came=False)
 
 
 async def test_a_payment_that_the_customers_own_wallet_cannot_make_ends_the_purchase(monkeypatch):
