@@ -136,7 +136,9 @@ class Chunks:
         """
         word, context = self._closing.pop(chunk), self._context
         if not context.drives and word[0] != self.units.get(chunk, word[0]):
-            raise BadFrame(driven(context.manifest), f"{word[0]} units of chunk {chunk}, which had {self.units[chunk]}")
+            raise BadFrame(
+                driven(context.manifest), f"units: {word[0]} of chunk {chunk}, which had {self.units[chunk]}"
+            )
         self._closed.add(chunk)  # at once: its close may come twice
         self._finishing.append(self._task_group.spawn(self._finished(chunk, word)))
 

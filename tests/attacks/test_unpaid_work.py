@@ -60,7 +60,7 @@ async def test_calling_every_frame_chunk_0_does_not_get_a_generation_for_nothing
 async def test_a_context_of_positions_in_one_frame_is_not_one_position(stage):
     stage.inbox.put_nowait(hidden(0, 0))
     stage.inbox.put_nowait(hidden(1, 1, positions=300))
-    assert str(await outcome(stage)).startswith("hidden.0: positions")
+    assert str(await outcome(stage)).startswith("hidden.0: rows")
 
 
 async def test_a_prompt_of_five_units_is_not_closed_as_one(stage):
@@ -68,24 +68,37 @@ async def test_a_prompt_of_five_units_is_not_closed_as_one(stage):
     running = asyncio.create_task(stage.run())
     while not stage._frames:
         await asyncio.sleep(0.01)
-    with pytest.raises(BadFrame, match="units"):
-        await stage.heard(Close.from_control(close(stage, 0, 1)))
-    await stage.heard(Close.from_control(close(stage, 0, 5)))
-    assert stage._ledger.owed_msat(stage.request.customer) == 500
+    await stage.heard(Close.from_control(close(stage, 0, 1)))
+    with pytest.raises(BadFrame, match="units: 1 of chunk 0, which had 5"):
+        await asyncio.wait_for(running, 10)
+    assert stage._ledger.owed_msat(stage.request.customer) == 0
+
+
+async def test_a_prompt_of_five_units_costs_five(stage):
+    stage.inbox.put_nowait(hidden(0, 0, positions=300))
+    running = asyncio.create_task(stage.run())
+    await stage.heard(Close.from_control(close(stage, 0, 5)))  # before it is there
+    async with asyncio.timeout(10):
+        while not (owed := stage._ledger.owed_msat(stage.request.customer)):
+            await asyncio.sleep(0.01)
+    assert owed == 500
     running.cancel()
 
 
 async def test_units_beyond_any_database_are_an_error_with_a_name(stage):
-    stage._chunks.units[0] = 1
-    with pytest.raises(BadFrame, match="units"):
-        await stage.heard(Close.from_control(close(stage, 0, 2**53 - 1)))
-
-
-async def test_a_chunk_that_was_closed_early_is_not_computed_afterwards(stage):
-    await stage.heard(Close.from_control(close(stage, 0, 1)))
     stage.inbox.put_nowait(hidden(0, 0))
+    await stage.heard(Close.from_control(close(stage, 0, 2**53 - 1)))
+    assert str(await outcome(stage)).startswith(f"hidden.0: units: {2**53 - 1} of chunk 0")
+
+
+async def test_a_closed_chunk_gets_no_further_rows(stage):
+    """However early it was closed: what it was closed with is owed, and no more is computed."""
+    stage.inbox.put_nowait(hidden(0, 0))
+    stage.inbox.put_nowait(hidden(1, 0))
+    await stage.heard(Close.from_control(close(stage, 0, 1)))
     assert str(await outcome(stage)).startswith("hidden.0: chunk")
-    assert stage._frames == 0
+    assert stage._frames == 1
+    assert stage._ledger.owed_msat(stage.request.customer) == 100
 
 
 async def test_a_driver_that_closes_nothing_is_named_and_its_customer_owes_what_is_complete(stage):
@@ -108,21 +121,24 @@ async def test_nonsense_instead_of_a_close_does_not_deafen_a_provider_to_the_dri
             yield "", document
 
     stage._mailbox.controls = controls
-    stage._chunks.units[0] = 1
-    stage.produced("stage.0", 0, hidden(0, 0))
+    stage.inbox.put_nowait(hidden(0, 0))
+    running = asyncio.create_task(stage.run())
     await stage.listen()
-    assert stage._ledger.owed_msat(stage.request.customer) == 100
+    async with asyncio.timeout(10):
+        while not stage._ledger.owed_msat(stage.request.customer):
+            await asyncio.sleep(0.01)
+    running.cancel()
 
 
 async def test_calls_of_a_stateless_model_are_chunks_of_their_own():
     from types import SimpleNamespace
 
-    from kinds.k8843 import _share
+    from kinds.k8843 import _chunk
 
     embed = SimpleNamespace(mode="embed", chunk=64)
-    assert _share(Frame("a", 3, (), {"chunk": 3}), embed) == (3, 1)
+    assert _chunk(Frame("a", 3, (), {"chunk": 3}), embed) == 3
     with pytest.raises(BadFrame):
-        _share(Frame("a", 1, (), {"chunk": 0}), embed)
+        _chunk(Frame("a", 1, (), {"chunk": 0}), embed)
     assert HASH
 
 

@@ -81,7 +81,7 @@ async def test_a_close_of_fewer_units_than_came_ends_the_job_as_the_drivers_faul
     for stage, error in (await broken(market)).items():
         assert isinstance(error, NodewireError)
         assert (error.code, error.field) == (BadFrame.code, "hidden.0"), stage
-        assert "units of chunk 0" in str(error)
+        assert "units: 1 of chunk 0" in str(error)
 
 
 @POLICIES
