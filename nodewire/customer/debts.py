@@ -91,7 +91,7 @@ async def claimed(
         return []
     asked = frozenset(said.request for said in claims.values())
     wanted = Filter(ids=asked, kinds=frozenset({kinds.INFERENCE}), authors=frozenset({customer}))
-    requests = {event.id: job.parse(event) for event in await pool.fetch_all([wanted])}
+    requests = {event.id: job.parse(event) for event in await read([wanted])}
     endpoints: dict[str, str] = {}
     owed = []
     for key, said in claims.items():

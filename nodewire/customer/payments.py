@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from nodewire.customer.rejected import Rejected
-from nodewire.errors import BadInput, NodewireError, OverBudget
+from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.pay import lnurl
 from nodewire.pay.debts import Debt, JobBudget, Key
@@ -151,7 +151,12 @@ class JobPayments:
             self._changed.notify_all()
 
     async def closed(self, chunk: int, units: int) -> None:
-        """The driver has signed that `chunk` counts as `units`; against itself its first word stands."""
+        """The driver has signed that `chunk` counts as `units`; against itself its first word stands.
+
+        Raises BadInput: it cannot be true. Nobody works further than `AHEAD` before what has come.
+        """
+        if chunk > self._delivered + AHEAD or not 0 < units <= self._most_of(chunk):
+            raise BadInput("close", f"{units} units of chunk {chunk}, and {self._delivered} was the last to come")
         async with self._changed:
             if self._closed is not None:
                 self._closed.setdefault(chunk, units)
@@ -213,8 +218,12 @@ class JobPayments:
         closed = self._closed[due.chunk] if self._closed is not None else due.units
         # A claim is measured by the close that it carries, the driver's own by its first word.
         by_close = due.close is not None and said.provider != self._driver
+        # Two closes are the driver's fault. Without one either may lie.
+        reason = f"the driver closed {due.chunk} with {closed}, {said.provider[:8]} asks for {due.units}"
+        drivers = frozenset({self._driver}) & {*self._plan.providers()}
+        differs = Rejected("units", reason, drivers, "" if by_close else said.provider)
         if due.units > closed and not by_close:
-            raise BadInput("units", f"{due.units} asked for; the driver closed the chunk with {closed}")
+            raise differs
         ad = self._ads[said.provider]
         key = Key(self._request, said.provider, due.chunk, due.attempt)
         fetch = lnurl.over_lnurl(
@@ -226,17 +235,17 @@ class JobPayments:
             _blaming(said.provider, fetch),
             relays=self._relays,
             lnurl=lnurl.encode(ad.lnurl),
-            budget=JobBudget(self._plan.terms.max_total_msat, frozenset(self._plan.providers())),
+            budget=JobBudget(
+                self._plan.terms.max_total_msat - self._owed_to_others(said.provider, due.units > closed),
+                frozenset(self._plan.providers()),
+            ),
         )
         paid = Paid(said, due, debt)
         async with self._changed:
             self.paid[said.provider, due.chunk] = paid
             self._changed.notify_all()
         if due.units != closed:  # it has been paid for its work, and nobody counts on with such a driver
-            reason = f"the driver closed {due.chunk} with {closed}, others computed {due.units}"
-            drivers = frozenset({self._driver}) & {*self._plan.providers()}
-            # Two closes are the driver's fault. Without one either may lie.
-            raise Rejected("units", reason, drivers, "" if by_close else said.provider)
+            raise differs
 
     async def payable(self, chunk: int) -> None:
         """Return when `chunk` has come and, in a generation, has been closed."""
@@ -314,10 +323,22 @@ class JobPayments:
         cached_ppm = self._ads[provider].cached_ppm if due.cached else WHOLE_PPM
         if due.amount_msat != due_msat(price, due.units, due.cached, cached_ppm) or not price:
             raise BadInput("amount", f"{due.amount_msat} msat is not {due.units} times the plan's price")
-        if due.attempt or not 0 < due.units <= (self._most_units if due.chunk == 0 else 1):
+        if due.attempt or not 0 < due.units <= self._most_of(due.chunk):
             raise BadInput("chunk", "more units, or another attempt, than this job can have")
-        if due.amount_msat > self._plan.terms.max_total_msat:
-            raise OverBudget("amount", f"{due.amount_msat} msat")
+        if due.units * self._plan.chunk_msat > self._plan.terms.max_total_msat:  # it would not have been computed
+            raise BadInput("amount", f"{due.units} units are more than the job's budget")
+
+    def _most_of(self, chunk: int) -> int:
+        """The most units that a chunk can have."""
+        return self._most_units if chunk == 0 else 1
+
+    def _owed_to_others(self, provider: str, is_more: bool) -> int:
+        """What is left to others of the budget where a provider claims more than the driver's first word: in msat, what
+        that says of the chunks which they have not been paid."""
+        if not is_more or self._closed is None:
+            return 0
+        others = {(p, n) for n in self._closed for p in self._charging() - {provider}} - self.paid.keys()
+        return sum(self._plan.price_msat(p) * self._closed[n] for p, n in others - self._refused)
 
 
 def _blaming(provider: str, fetch: Fetch) -> Fetch:

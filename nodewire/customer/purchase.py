@@ -79,6 +79,8 @@ class Purchase:
         """Of work, that providers have asked for beyond their ads."""
         self._running: Running | None = None
         """The newest request; another is made when a provider is busy."""
+        self._earlier: list[Running] = []
+        """Those before it. Nothing had come of them, but what their drivers closed is paid."""
         self._last_chunk = -1
         self._done = False
         self._gone: set[str] = set()
@@ -122,7 +124,8 @@ class Purchase:
         if self._running is None:
             return 0
         is_paying = self._paying is not None and not self._paying.done()
-        return self._running.spent_msat() + (self.payments.unpaid_msat() if is_paying else 0)
+        spent = sum(one.spent_msat() for one in (*self._earlier, self._running))
+        return spent + (self.payments.unpaid_msat() if is_paying else 0)
 
     @property
     def cached_tokens(self) -> int:
@@ -267,6 +270,8 @@ class Purchase:
             )
             await funds.check(least_msat(drawn.plan, self.manifest, self._inputs))
         self.timing.planned = time.monotonic()
+        if self._running is not None:
+            self._earlier.append(self._running)
         request = await requesting.signed(
             self._session.keys,
             drawn,

@@ -34,7 +34,8 @@ LATE_S = 2.0
 MAX_LATE = 16
 """Late claims of one provider that are checked and paid at a time. `nodewire wallet settle` finds further ones."""
 MAX_TOLD = 256
-"""Claims of jobs that are not remembered, which are judged in one turn; `MAX_LATE` of them are of one provider."""
+"""Claims of jobs that are not remembered, which are judged in one turn; `MAX_LATE` of them are of one provider. Keys
+that the ledger does not know to be in their job, as a stranger's, have half of them."""
 ROUND_S = 5.0
 """Of what earlier jobs left: all that can be paid so long after the first purchase began is paid, and then told."""
 _FIRST_S, _LONGEST_S = 1.0, 60.0
@@ -173,11 +174,14 @@ class Settler:
             group.create_task(self._pay_late(said, payments))
 
     def _tell(self, said: Feedback) -> None:
-        """Have a claim judged by plan and ledger. Without any debt of its job nothing is evident."""
-        if not self._payer.debts_of(said.request):
+        """Have a claim judged by plan and ledger. Without any debt of its job nothing is evident; and what more is owed
+        where a process died amid a job is judged once a process (`_catch_up`)."""
+        booked = self._payer.debts_of(said.request)
+        if not booked or not self._payer.has_ended(said.request):
             return
         same = sum(one.provider == said.provider for one in self._told.values())
-        if len(self._told) >= MAX_TOLD or same >= MAX_LATE:
+        most = MAX_TOLD if said.provider in {debt.key.payee for debt in booked} else MAX_TOLD // 2
+        if len(self._told) >= most or same >= MAX_LATE:
             log.warning("a claim by %s is dropped: too many wait", said.provider[:8])
             return
         self._told[said.id] = said
@@ -241,7 +245,8 @@ class Settler:
             async with asyncio.timeout(ROUND_S):
                 found = await debts.claimed(self._pool, self._payer, self._customer, told.values(), briefly=True)
         except (NodewireError, TimeoutError) as error:
-            log.info("claims of earlier jobs cannot be judged: %r", error)
+            log.info("claims of earlier jobs cannot be judged yet: %r", error)
+            self._told = told | self._told
             return
         await self._settle([one for one in found if one.is_evident], ROUND_S)
 

@@ -59,7 +59,8 @@ async def test_a_false_claim_ends_the_job_and_the_next_one_is_without_who_made_i
     one = Job()
     error = await one.ended(said)
     assert error.by == HONEST.public and may_begin(error, one.purchase, failures=0, came=False)
-    assert blamed(error, one.purchase) == {HONEST.public}
+    # One that shows no close may be honest, and its driver have signed fewer units to the customer.
+    assert blamed(error, one.purchase) - {DRIVER.public} == {HONEST.public}
     assert not one.payer.paid_msat and not one.payments.failed
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
+from nodewire.customer import controls
 from nodewire.customer.rejected import Rejected
 from nodewire.errors import BadInput, BadSignature
+from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.close import Close
-from tests.customer.paid_job import DRIVER, HONEST, LAST, PRICE_MSAT, REQUEST, asked, asks, closed, job
+from tests.customer.paid_job import DRIVER, HONEST, LAST, PRICE_MSAT, REQUEST, Payer, asked, asks, closed, job
 
 
 def close_of(chunk, keys=DRIVER, request=REQUEST, units=1):
@@ -76,7 +80,7 @@ async def test_against_the_driver_itself_its_first_word_stands():
     await closed(payments, 0)
     with pytest.raises(Rejected):
         await asked(payments, asks(HONEST, 0, units=3, close=close_of(0, units=3)))
-    with pytest.raises(BadInput, match="closed the chunk with 1"):
+    with pytest.raises(BadInput, match="closed 0 with 1"):
         await asked(payments, asks(DRIVER, 0, units=3, close=close_of(0, units=3)))
     assert payer.paid_msat == {HONEST.public: 3 * PRICE_MSAT}
 
@@ -109,3 +113,56 @@ async def test_what_is_still_to_be_paid_counts_what_was_claimed():
     least_msat = payments.unpaid_msat()
     assert payments.expects(asks(HONEST, 0, units=3, close=close_of(0, units=3)))
     assert payments.unpaid_msat() == least_msat + 2 * PRICE_MSAT
+
+
+@pytest.mark.parametrize(("chunk", "units"), [(0, 9), (0, 2**53 - 1), (1, 2), (3, 1), (2**40, 1)])
+async def test_a_close_that_cannot_be_true_is_none(chunk, units):
+    """By it the customer would pay verification shares of chunks that nobody computed, and count up to them."""
+    payments, _ = job()
+    await closed(payments, 0)
+    members = SimpleNamespace(controls=partial(_once, close_of(chunk, units=units)))
+    await asyncio.wait_for(controls.follow(REQUEST, members, DRIVER.public, payments, None, JobTaskGroup()), 10)
+    await payments.over()
+    assert (payments.came(), payments.open_chunk(), payments.units(chunk)) == (1, 1, 1)
+    assert not payments._may_pay(3)
+
+
+async def _once(close):
+    yield DRIVER.public, close.control()
+
+
+async def test_a_claim_that_shows_no_close_and_asks_for_more_means_that_either_lies():
+    """As of an honest stage, to which the driver's close says fewer units than it computed."""
+    payments, payer = job()
+    await closed(payments, 0)
+    with pytest.raises(Rejected) as caught:
+        await asked(payments, asks(HONEST, 0, units=5))
+    assert caught.value.whom == {DRIVER.public, HONEST.public}
+    assert not payer.paid_msat
+
+
+async def test_a_claim_beyond_the_budget_is_its_providers_fault():
+    payments, payer = job()
+    await closed(payments, 0, units=8)
+    terms = payments._plan.terms.model_copy(update={"max_total_msat": 7 * payments._plan.chunk_msat})
+    payments._plan = payments._plan.model_copy(update={"terms": terms})
+    with pytest.raises(BadInput, match="budget"):
+        await asked(payments, asks(HONEST, 0, units=8, close=close_of(0, units=8)))
+    assert not payer.paid_msat
+
+
+async def test_who_claims_more_than_the_first_close_leaves_others_what_that_says():
+    payments, payer = job()
+    await closed(payments, 0, units=2)
+    budgets = []
+
+    async def pay(key, amount_msat, fetch, *, budget, **options):
+        budgets.append(budget.msat)
+        return await Payer.pay(payer, key, amount_msat, fetch)
+
+    payer.pay = pay
+    await asked(payments, asks(LAST, 0, units=2))
+    with pytest.raises(Rejected):
+        await asked(payments, asks(HONEST, 0, units=8, close=close_of(0, units=8)))
+    whole = payments._plan.terms.max_total_msat
+    assert budgets == [whole, whole - 2 * payments._plan.price_msat(DRIVER.public)]

@@ -62,6 +62,7 @@ def leaving(payments, **running):
     purchase._running = SimpleNamespace(is_open=True, payments=payments, missed=set(), **running)
     purchase._done, purchase._gone, purchase.timing = False, set(), Timing()
     planner = SimpleNamespace(missed=lambda whom: None)
+    purchase._earlier = []
     purchase._session, purchase._paying = SimpleNamespace(planner=planner, beside=asyncio.create_task), None
     return purchase
 

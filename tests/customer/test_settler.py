@@ -473,11 +473,29 @@ async def test_a_claim_of_a_job_under_way_or_that_the_ledger_does_not_know_asks_
 
 async def test_claims_of_jobs_that_are_not_remembered_wait_within_bounds(relays, book, wallet, monkeypatch, caplog):
     monkeypatch.setattr(settler, "MAX_LATE", 2)
-    monkeypatch.setattr(settler, "MAX_TOLD", 3)
+    monkeypatch.setattr(settler, "MAX_TOLD", 4)
     relays.pay(book, 0, 0)
-    async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
-        for number, chunk in ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1)):
+    payer = Payer(CUSTOMER, wallet, book)
+    payer.end(relays.request.id, came=1)
+    async with settling(relays, payer) as one:
+        # Only the first is known to be in the job.
+        for number, chunk in ((1, 0), (1, 1), (1, 2), (2, 0), (0, 1), (0, 2)):
             relays.told.put_nowait(relays.claimed(number, chunk))
         await until(lambda: caplog.text.count("is dropped") == 2)
+        await until(relays.told.empty)
         waiting = [(said.provider, said.due.chunk) for said in one._told.values()]
-    assert waiting == [(PROVIDERS[1].public, 0), (PROVIDERS[1].public, 1), (PROVIDERS[2].public, 0)]
+    first, second = PROVIDERS[0].public, PROVIDERS[1].public
+    assert waiting == [(second, 0), (second, 1), (first, 1), (first, 2)]
+
+
+async def test_of_a_job_whose_end_nobody_saw_no_chunk_after_the_other_is_owed(relays, book, wallet):
+    """What is evident of such a job grows with what is booked of it: judged again and again it would be the budget."""
+    relays.pay(book, 0, 0)
+    async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
+        one.begin()
+        await one.caught_up()
+        for chunk in (1, 2, 3, 4):
+            relays.told.put_nowait(relays.claimed(1, chunk))
+        await until(relays.told.empty)
+        await one._judge_told()
+        assert wallet.paid == {} and not one._told

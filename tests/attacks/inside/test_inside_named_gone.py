@@ -112,7 +112,7 @@ async def test_a_driver_is_paid_for_no_more_units_of_the_prompt_than_another_cou
     await closed(payments, 0, units=8)
     (driver,) = await claims(payments, asks(DRIVER, 0, units=8))
     assert not driver.done()
-    with pytest.raises(BadInput, match="others computed 2"):
+    with pytest.raises(BadInput, match="asks for 2"):
         await asked(payments, asks(HONEST, 0, units=2))
     with pytest.raises(BadInput, match="nobody else for more than 2"):
         await asyncio.wait_for(driver, 10)

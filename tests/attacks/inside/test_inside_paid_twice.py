@@ -105,6 +105,6 @@ async def test_a_driver_that_tells_the_customer_more_units_than_the_stages_keeps
     """It signs 8 to the customer and 2 to the stages, which claim 2: they are paid, and the job goes on no further."""
     payments, payer = job()
     await closed(payments, 0, units=8)
-    with pytest.raises(BadInput, match="others computed 2"):
+    with pytest.raises(BadInput, match="asks for 2"):
         await asked(payments, asks(HONEST, 0, units=2))
     assert payer.paid_msat == {HONEST.public: 2 * PRICE_MSAT}
