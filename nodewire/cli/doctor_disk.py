@@ -12,8 +12,8 @@ from nodewire.cli.doctor_reach import Finding
 from nodewire.config import AnyRole, OracleConfig, ProviderConfig
 from nodewire.protocol.sizes import in_units
 from nodewire.store.sweeping import files_of
-from nodewire.wire.spool import FULL_PPM
 
+_NEAR_PPM = 900_000
 _LEAST_FREE_BYTES = 10**9
 
 
@@ -38,10 +38,8 @@ def _check(role: AnyRole) -> Finding:
         to_come = max(0, role.spool - spool)
         facts["spool_bytes"] = spool
         said.append(f"{in_units(spool)} of {in_units(role.spool)} of frames")
-        if spool * 1_000_000 >= role.spool * FULL_PPM:
-            wrong.append(
-                "with nine tenths of `spool` in use no job is taken until frames go: raise it, or sell fewer slots"
-            )
+        if spool * 1_000_000 >= role.spool * _NEAR_PPM:
+            wrong.append("jobs that may need more of `spool` than is left are refused: raise it, or sell fewer slots")
     if to_come > free:
         field = "disk" if isinstance(role, OracleConfig) else "spool"
         said.append(f"`{field}` lets {in_units(to_come)} come, more than is free: lower it, or make room")

@@ -112,10 +112,15 @@ class Admission:
         if (free := self._free_for(request)) is not None:
             free.begin(request.id, request.customer, origin)
 
-    def ended(self, request: Request, *, is_own_fault: bool) -> None:
-        """A job is over, whether or not it ever began; or this provider itself broke it off."""
+    def opened(self, request: Request) -> None:
+        """A job has a slot."""
+        if (free := self._free_for(request)) is not None:
+            free.opened(request.id, request.customer)
+
+    def ended(self, request: Request) -> None:
+        """A job is over, whether or not it ever began."""
         if self.free is not None:
-            self.free.ended(request.id, is_own_fault=is_own_fault)
+            self.free.ended(request.id)
 
     def _free_for(self, request: Request) -> FreeChunks | None:
         """What bounds the first chunk of a job; None where it costs nothing."""

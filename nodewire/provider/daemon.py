@@ -90,6 +90,7 @@ class Provider:
             patience_s=patience_s,
             prefixes=prefixes,
             publish=self._publish,
+            refuse=self._refusals.tell,
             figures=self.figures,
         )
         self._matcher = RequestMatcher[tuple[Event, Request, Manifest]]()
@@ -202,7 +203,7 @@ class Provider:
     async def _run_job(self, job: AdmittedJob, served: Served, pages: int) -> None:
         """Run a job whose `pages` have been taken."""
         request = job.request
-        is_own_fault = False
+        self._admission.opened(request)
         try:
             with self.figures.job(job.event.kind):
                 await self._proof.begins(job)
@@ -213,13 +214,12 @@ class Provider:
             error = typed_fault(raised)
             self._outage.note(error)
             log.warning("job %s ended: %s", request.id[:8], error)
-            is_own_fault = isinstance(error, NodeFailed) and not error.by
-            if isinstance(error, NodeFailed) and request.id not in self._jobs:  # a job that began has said so itself
+            if isinstance(error, NodeFailed | Busy) and request.id not in self._jobs:  # else it said so itself
                 await self._refuse(request.id, request.customer, error)
         finally:
             served.give(pages)
             self._jobs.pop(request.id, None)
-            self._admission.ended(request, is_own_fault=is_own_fault)
+            self._admission.ended(request)
             await self._proof.ended(request.id)
 
     def settled(self, due: Due) -> None:

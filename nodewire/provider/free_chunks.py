@@ -1,7 +1,7 @@
 """First chunks that nobody has paid yet: bounded for each origin, and in all by proof of work that adapts.
 
-A key costs nothing, so a bound per key would be none. A first chunk of a key that has never paid counts from its
-beginning until it is paid, or for ten minutes. One origin has a few of these at a time. In all there is no bound that
+A key costs nothing, so a bound per key would be none. A first chunk of a key that has never paid counts from its job's
+opening until it is paid, or for ten minutes. One origin has a few of these at a time. In all there is no bound that
 one origin could fill: the work that a request must carry doubles with their number instead.
 
 A key that has paid has any number under way. It is bounded as one that has never paid while a few of its first chunks
@@ -49,7 +49,7 @@ class FreeChunks:
 
     @property
     def unpaid(self) -> int:
-        """First chunks of bounded keys that are under way, or were computed and not paid."""
+        """First chunks of bounded keys that have a slot, or had one and are not paid."""
         return self._begun.count()
 
     @property
@@ -75,6 +75,11 @@ class FreeChunks:
         if min(nip13.difficulty(request.id), nip13.committed_target(request)) < bits:
             raise WorkRequired("nonce", f"{bits} bits of a key that has not paid here", bits)
 
+    def opened(self, job: str, customer: str) -> None:
+        """A job has a slot: it counts in all, and for an origin when its first chunk begins."""
+        if self._is_bounded(customer):
+            self._begun.add(job, "")
+
     def begin(self, job: str, customer: str, origin: str) -> None:
         """A first chunk begins. An origin that is not known, and this machine itself, may have any number.
 
@@ -95,10 +100,10 @@ class FreeChunks:
         self._begun.drop(job)
         self._broken.drop(job)
 
-    def ended(self, job: str, *, is_own_fault: bool) -> None:
-        """A job is over, whether or not it ever began. What this provider broke off itself is not its customer's."""
+    def ended(self, job: str) -> None:
+        """A job is over, whether or not it ever began, and by whose doing ever: work is lost all the same."""
         customer = self._open.pop(job, "")
-        if customer and not is_own_fault:
+        if customer:
             self._broken.add(job, customer)
 
     def _is_bounded(self, customer: str) -> bool:
@@ -125,6 +130,7 @@ class _Recent:
         return len(self._jobs) if name is None else self._of[name]
 
     def add(self, job: str, name: str) -> None:
+        self.drop(job)
         self._jobs[job] = (self._clock(), name)
         self._of[name] += 1
         if len(self._jobs) > _MOST:

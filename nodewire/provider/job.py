@@ -82,9 +82,11 @@ class JobRun:
         statements: Statements | None = None,
         record: Record | None = None,
         begin: Callable[[], None] = lambda: None,
+        refuse: Publish | None = None,
     ) -> None:
         """`statements`: of a job that may be judged. `record`: a generation's tape.
-        `begin`: told before the first chunk is computed; it raises Busy where that may not be."""
+        `begin`: told before the first chunk is computed; it raises Busy where that may not be.
+        `refuse`: publishes the error of a job that has not begun."""
         self._context = context
         self.credit = Credit(patience_s=context.patience_s)
         self._kind = kind
@@ -93,7 +95,8 @@ class JobRun:
         self._worker = worker
         mailbox.turn_us = worker.times.turn_us
         self._ledger = ledger
-        self._telling = Telling(context, publish)
+        self._telling = Telling(context, publish, refuse)
+        self._may_begin = begin
         narrowed = codings(manifest, request.plan.terms.codecs)
         self._job = Job(request.id, manifest, context.tasks, context.params, narrowed, request.plan.terms.lookahead)
         self._statements = statements
@@ -115,7 +118,7 @@ class JobRun:
             context,
             record,
             self.credit,
-            begin=begin,
+            begin=self._begin,
             hashing=self._hashing,
             settling=self._settling,
             task_group=task_group,
@@ -151,7 +154,6 @@ class JobRun:
         broke = own = True  # if it is cancelled, or this software is at fault
         tasks: list[asyncio.Task[Any]] = []
         try:
-            await self._telling.say("processing")
             serving = asyncio.create_task(self._kind.serve(self._job, self._mailbox, self._worker, self))
             watching = asyncio.create_task(self._watch())
             tasks += serving, watching, asyncio.create_task(self._task_group.ended.wait())
@@ -230,6 +232,10 @@ class JobRun:
 
     async def admit(self, chunk: int, units: int = 1) -> None:
         await self._chunks.admit(chunk, units)
+
+    def _begin(self) -> None:
+        self._may_begin()
+        self._task_group.spawn(self._telling.begun())
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         self._frames += is_computed(frame)

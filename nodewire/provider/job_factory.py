@@ -52,6 +52,7 @@ class JobFactory:
         patience_s: int,
         prefixes: Prefixes,
         publish: Publish,
+        refuse: Publish,
         figures: Figures,
     ) -> None:
         self._keys = keys
@@ -65,6 +66,7 @@ class JobFactory:
         self._patience_s = patience_s
         self._prefixes = prefixes
         self._publish = publish
+        self._refuse = refuse
         self._figures = figures
 
     async def open(self, job: AdmittedJob, served: Served) -> OpenJob:
@@ -122,6 +124,7 @@ class JobFactory:
                 commit=commit,
                 statements=statements,
                 record=record,
+                refuse=self._refuse,
                 begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
             )
         except BaseException:

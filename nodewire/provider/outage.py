@@ -17,7 +17,6 @@ from pathlib import Path
 from nodewire.errors import BadConfig, NodeFailed, NodewireError, TimedOut, WorkerFailed
 from nodewire.job_task_group import typed_fault
 from nodewire.pay.ledger import Ledger
-from nodewire.wire.spool import Spool
 
 log = logging.getLogger("nodewire.provider")
 
@@ -128,16 +127,6 @@ def ledger_check(ledger: Ledger) -> Check:
 
     async def check() -> None:
         ledger.check()
-
-    return check
-
-
-def spool_check(spool: Spool) -> Check:
-    """Checks that the frames of a further job may find room in the spool."""
-
-    async def check() -> None:
-        if spool.is_full:
-            raise NodeFailed("spool", "nine tenths of it are in use: raise `spool`, or sell fewer slots")
 
     return check
 

@@ -15,7 +15,7 @@ from nodewire.provider.admission import AdmittedJob
 from nodewire.provider.committing import Committing
 from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.kept import KeptWork
-from nodewire.wire.spool import Spool
+from nodewire.wire.spool import HEADER_BYTES, Spool
 
 SPOOL_EPOCHS = 10
 """For how many epochs after a job's end, or a crash, frames are kept that may have to be shown. Its last root is
@@ -27,7 +27,12 @@ log = logging.getLogger("nodewire.provider")
 
 class Proof(Protocol):
     async def begins(self, job: AdmittedJob) -> None:
-        """A job begins here. Raises NodeFailed: what would have to be shown later cannot be kept."""
+        """A job begins here.
+
+        Raises:
+            Busy: there is no room for what may have to be shown of it.
+            NodeFailed: that cannot be kept.
+        """
 
     async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
         """These roots of a chunk are final. They are on disk when it returns."""
@@ -42,7 +47,11 @@ class Proof(Protocol):
 class Proven:
     """For a committee (a Proof): roots are committed to, and the work of sampled jobs is shown to who judges it."""
 
-    def __init__(self, kept: KeptWork, holding: Holding, committing: Committing, spool: Spool, epoch_ms: int) -> None:
+    def __init__(
+        self, public: str, kept: KeptWork, holding: Holding, committing: Committing, spool: Spool, epoch_ms: int
+    ) -> None:
+        """`public`: this provider's key."""
+        self._public = public
         self._kept, self._holding, self._committing = kept, holding, committing
         self._spool, self._epoch_ms = spool, epoch_ms
         self._unseen: set[str] = set()
@@ -50,6 +59,8 @@ class Proven:
 
     async def begins(self, job: AdmittedJob) -> None:
         is_judged = job.request.plan.verification.policy == "sampled"
+        if is_judged and job.manifest.mode == "generate":  # of calls nobody knows how many come
+            self._spool.set_apart(job.request.id, _most_bytes(job, self._public))
         if not is_judged or await asyncio.to_thread(self._kept.begun, job.event, job.ticket):
             self._unseen.add(job.request.id)
         self._holding.keep(Kept(job.request, job.manifest, job.ticket))
@@ -81,3 +92,12 @@ class Proven:
             except NodeFailed as error:
                 log.error("jobs are kept on: %s", error)
             await asyncio.sleep(self._epoch_ms / 1000)
+
+
+def _most_bytes(job: AdmittedJob, public: str) -> int:
+    """Of the frames of a generation that `public` has to keep: a frame for each position on each edge of its tasks."""
+    tasks, manifest = job.request.plan.tasks_of(public), job.manifest
+    edges = [edge for edge in manifest.edges if edge.source in tasks or edge.target in tasks]
+    positions = job.params.get("positions")
+    count = positions if isinstance(positions, int) else manifest.context
+    return count * sum(edge.bytes_per_position + HEADER_BYTES for edge in edges)

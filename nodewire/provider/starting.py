@@ -46,7 +46,7 @@ from nodewire.provider.grants import Grants
 from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.observer import Observer
-from nodewire.provider.outage import Outage, disk_check, ledger_check, spool_check, worker_check
+from nodewire.provider.outage import Outage, disk_check, ledger_check, worker_check
 from nodewire.provider.proving import SPOOL_EPOCHS, Proven
 from nodewire.provider.reaching import open_wire
 from nodewire.provider.serving import specialize
@@ -283,12 +283,7 @@ async def _open_inference(
         ),
     )
     outage = Outage(
-        [
-            disk_check(config.state),
-            spool_check(spool),
-            ledger_check(ledger),
-            worker_check(lambda: [w.revived() for w in made]),
-        ],
+        [disk_check(config.state), ledger_check(ledger), worker_check(lambda: [w.revived() for w in made])],
         lambda: held.pause(is_paused=outage.cause is not None),
     )
     admission = Admission(
@@ -312,7 +307,7 @@ async def _open_inference(
         admission=admission,
         withdrawals=withdrawals,
         spool=spool,
-        proof=Proven(kept, holding, committing, spool, market.committee.epoch_ms),
+        proof=Proven(keys.public, kept, holding, committing, spool, market.committee.epoch_ms),
         patience_s=config.patience_s,
         outage=outage,
         prefixes=config.prefixes,

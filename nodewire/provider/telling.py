@@ -17,7 +17,10 @@ Publish = Callable[[Event], Awaitable[None]]
 
 
 class Telling:
-    def __init__(self, context: JobContext, publish: Publish) -> None:
+    def __init__(self, context: JobContext, publish: Publish, refuse: Publish | None = None) -> None:
+        """`refuse`: what publishes the error of a job that has not begun, as of one that was refused."""
+        self._refuse = refuse
+        self._has_begun = False
         self._keys = context.keys
         self._request = context.request
         self._context = context
@@ -35,6 +38,12 @@ class Telling:
         request, now_s = self._request, int(time.time())
         return feedback.build(self._keys, request.id, request.customer, "payment-required", created_at=now_s, due=due)
 
+    async def begun(self) -> None:
+        """The first input is computed: until then a job has cost its customer nothing, and is told of as a refusal."""
+        if not self._has_begun:
+            self._has_begun = True
+            await self.say("processing")
+
     async def say(
         self, status: feedback.Status, text: str = "", *, edge: str = "", by: str = "", ciphertext: str = ""
     ) -> None:
@@ -49,7 +58,10 @@ class Telling:
             by=by,
             ciphertext=ciphertext,
         )
-        await self.publish(event)
+        if self._has_begun or self._refuse is None:
+            await self.publish(event)
+        else:
+            await self._refuse(event)
 
     async def failed(self, error: NodewireError) -> None:
         """Say why the job ended here: which edge's frames cannot be computed, or who has ended it

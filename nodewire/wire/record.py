@@ -1,4 +1,4 @@
-"""A job's tape where its driver guesses: what comes and goes is kept as plain history.
+"""A generation's tape: what comes and goes is kept as plain history.
 
 It stands in front of a tape that keeps frames by their numbers (a spool, say). That gets the plain frames of a chunk
 when it is closed (`protocol.history`). A chunk is closed at this node when its driver has said so and no edge of the

@@ -26,7 +26,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodewire.errors import BadInput
+from nodewire.errors import BadInput, Busy
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.sent import Sent
 from nodewire.wire import frames
@@ -35,8 +35,8 @@ from nodewire.wire.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES, DataHeader
 MAX_JOB_BYTES = 2 * 2**30
 ORPHAN_S = 3_600
 """How long after its last frame a job is kept of which a restarted daemon does not know until when."""
-FULL_PPM = 900_000
-"""With so much of its cap in use a spool is full for jobs that have not begun: the rest is for those under way."""
+HEADER_BYTES = 256
+"""About what stands before a frame's payload."""
 
 _PREFIX = struct.Struct("!IIQ")
 _CUT_LENGTH = 0xFFFFFFFF
@@ -69,9 +69,19 @@ class Spool:
         self.bytes = sum(job.bytes for job in self._jobs.values())
         """On disk, all jobs together."""
 
-    @property
-    def is_full(self) -> bool:
-        return self.bytes * 1_000_000 >= self._max_bytes * FULL_PPM
+        self._room: dict[str, int] = {}
+        """By job under way, what it may still write of the room that was set apart for it."""
+        self._apart = 0
+        """All of that."""
+
+    def set_apart(self, request: str, nbytes: int) -> None:
+        """Set room apart for a job's frames, until `keep_until` or `remove`. Raises Busy: there is less."""
+        free = min(self._max_job_bytes, self._max_bytes - self.bytes - self._apart)
+        if nbytes > free:
+            raise Busy("spool", f"the job may need {nbytes} bytes of it, {max(0, free)} are free")
+        self._return(request)
+        self._room[request] = nbytes
+        self._apart += nbytes
 
     def write(self, request: str, edge: str, attempt: int, frame: Frame[Array]) -> None:
         """Keep the next frame of an edge. One that is here already stays as it was; after a gap nothing is kept.
@@ -89,8 +99,7 @@ class Spool:
         size = sum(map(len, payload))
         total = _PREFIX.size + len(header) + size
         job = self._jobs[request]
-        over = job.bytes + total > self._max_job_bytes or self.bytes + total > self._max_bytes
-        if over or frame.seq > kept.next_seq or size > MAX_FRAME_BYTES:
+        if not self._has_room(request, job, total) or frame.seq > kept.next_seq or size > MAX_FRAME_BYTES:
             _log.info("spool: %s of job %s is cut at %d", edge, request[:8], kept.next_seq)
             self._cut(request, edge, kept)
             return
@@ -103,8 +112,7 @@ class Spool:
             return
         kept.next_seq += 1
         kept.bytes += total
-        job.bytes += total
-        self.bytes += total
+        self._count(request, job, total)
 
     def read(self, request: str, edge: str, first: int = 0) -> Iterator[tuple[int, Frame[Array]]]:
         """(attempt, frame) from seq `first` on, as far as there are any when the iterator gets there.
@@ -119,7 +127,7 @@ class Spool:
         """Keep a statement as long as the job's frames. A full disk or cap is no error, as in `write`."""
         line = said.to_json().encode() + b"\n"
         job = self._jobs.setdefault(said.request, _Job())
-        if job.bytes + len(line) > self._max_job_bytes or self.bytes + len(line) > self._max_bytes:
+        if not self._has_room(said.request, job, len(line)):
             _log.info("spool: a statement of job %s is not kept", said.request[:8])
             job.is_whole = False
             return
@@ -129,8 +137,7 @@ class Spool:
             _log.warning("spool: a statement of job %s is not kept: %s", said.request[:8], error)
             job.is_whole = False
             return
-        job.bytes += len(line)
-        self.bytes += len(line)
+        self._count(said.request, job, len(line))
 
     def sent(self, request: str) -> Iterator[Sent]:
         """The job's statements, in the order in which they were kept. Raises BadInput for a malformed id."""
@@ -163,6 +170,7 @@ class Spool:
     def keep_until(self, request: str, time_s: float) -> None:
         """Allow `sweep` to delete the job from `time_s` (unix seconds) on. Raises BadInput for a malformed id."""
         _check_names(request, "edge")
+        self._return(request)
         job = self._jobs.get(request)
         if job is None:
             return
@@ -182,6 +190,7 @@ class Spool:
 
     def remove(self, request: str) -> None:
         """Delete a job; iterators that read it go on."""
+        self._return(request)
         job = self._jobs.pop(request, None)
         if job is None:
             return
@@ -196,6 +205,24 @@ class Spool:
             os.close(self._open.popitem()[1])
 
     # Inside.
+
+    def _has_room(self, request: str, job: _Job, nbytes: int) -> bool:
+        """Whether a job may write so much more: of its own room, or of what is set apart for no other."""
+        others = self._apart - self._room.get(request, 0)
+        most = self._max_bytes - others if nbytes > self._room.get(request, 0) else self._max_bytes
+        return job.bytes + nbytes <= self._max_job_bytes and self.bytes + nbytes <= most
+
+    def _count(self, request: str, job: _Job, nbytes: int) -> None:
+        """So much has been written of a job."""
+        job.bytes += nbytes
+        self.bytes += nbytes
+        if left := self._room.get(request, 0):
+            self._room[request] = max(0, left - nbytes)
+            self._apart -= min(left, nbytes)
+
+    def _return(self, request: str) -> None:
+        """A job needs the room no more that was set apart for it."""
+        self._apart -= self._room.pop(request, 0)
 
     def _edge(self, request: str, edge: str, *, create: bool) -> _Edge | None:
         job = self._jobs.get(request)

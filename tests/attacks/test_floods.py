@@ -92,7 +92,14 @@ def provider(tmp_path) -> Provider:
         admission=admission,
         withdrawals=Withdrawals(),
         spool=(spool := Spool(tmp_path / "spool", 10**6)),
-        proof=Proven(KeptWork(":memory:"), Holding(PROVIDER, document, spool, None), None, spool, document.epoch_ms),  # type: ignore[arg-type]
+        proof=Proven(  # type: ignore[arg-type]
+            PROVIDER.public,
+            KeptWork(":memory:"),
+            Holding(PROVIDER, document, spool, None),
+            None,
+            spool,
+            document.epoch_ms,
+        ),
         patience_s=30,
         outage=Outage([], lambda: None),
     )

@@ -103,10 +103,10 @@ ORIGIN = "203.0.113.9"
 EVERYBODY = {"has_paid": lambda customer: True}
 
 
-def left_unpaid(free, count, customer=KEYS.public, first=0, **how):
+def left_unpaid(free, count, customer=KEYS.public, first=0):
     for n in range(first, first + count):
         free.begin(f"left-{n}", customer, ORIGIN)
-        free.ended(f"left-{n}", **{"is_own_fault": False, **how})
+        free.ended(f"left-{n}")
 
 
 def test_a_key_that_has_paid_has_any_number_under_way(clock):
@@ -138,15 +138,14 @@ def test_a_key_that_has_paid_and_leaves_a_few_unpaid_is_bounded_until_they_are_p
     free.check(idle)
 
 
-def test_what_is_paid_or_broken_off_by_the_provider_itself_or_never_begun_is_not_held_against_a_key(clock):
+def test_what_is_paid_or_never_begun_is_not_held_against_a_key(clock):
     free = FreeChunks(8, **EVERYBODY, clock=clock)
-    left_unpaid(free, 2 * MAX_BROKEN, is_own_fault=True)
     for n in range(2 * MAX_BROKEN):
-        free.ended(f"never-{n}", is_own_fault=False)
+        free.ended(f"never-{n}")
         free.begin(f"job-{n}", KEYS.public, ORIGIN)
         free.paid(f"job-{n}")
         free.begin(f"job-{n}", KEYS.public, ORIGIN)  # a first chunk may have several inputs
-        free.ended(f"job-{n}", is_own_fault=False)
+        free.ended(f"job-{n}")
     free.check(request(0))
 
 
@@ -156,9 +155,24 @@ def test_a_request_that_was_left_unpaid_is_not_served_again(clock, paid):
     asked = request(0)
     free.check(asked)
     free.begin(asked.id, KEYS.public, ORIGIN)
-    free.ended(asked.id, is_own_fault=False)
+    free.ended(asked.id)
     with pytest.raises(NotAllowed, match="served"):
         free.check(asked)
+
+
+def test_a_job_that_has_a_slot_and_sends_nothing_counts_in_all(clock):
+    free = FreeChunks(8, clock=clock)
+    for n in range(FREE_OF_WORK + 1):
+        free.opened(f"job-{n}", KEYS.public)
+        free.ended(f"job-{n}")
+    assert (free.unpaid, free.bits) == (FREE_OF_WORK + 1, 9)
+    free.opened("begins", KEYS.public)
+    free.begin("begins", KEYS.public, ORIGIN)
+    assert free.unpaid == FREE_OF_WORK + 2
+    free.paid("begins")
+    assert free.unpaid == FREE_OF_WORK + 1
+    clock.now_s = FORGOTTEN_S + 1
+    assert free.unpaid == 0
 
 
 def test_what_is_remembered_is_bounded(clock, monkeypatch):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodewire.errors import NodeFailed
+from nodewire.errors import Busy, NodeFailed
 from nodewire.protocol import job
 from nodewire.protocol.chunk import Opening
 from nodewire.protocol.commitment import ChunkRoot
@@ -14,8 +14,7 @@ from nodewire.provider.admission import AdmittedJob
 from nodewire.provider.committing import Committing
 from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.kept import KeptWork
-from nodewire.provider.outage import Outage, spool_check
-from nodewire.provider.proving import Proven
+from nodewire.provider.proving import Proven, _most_bytes
 from nodewire.wire.pull import Want
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
@@ -115,7 +114,7 @@ def provider(tmp_path):
     """Its Proven, spool and file, with one frame of a job; `admitted(policy)` is the job."""
     spool, file = Spool(tmp_path / "spool", 10**6), KeptWork(tmp_path / "kept.db")
     committing = Committing(CUSTOMER, None, None, SimpleNamespace(committee=None), file)
-    proven = Proven(file, Holding(PROVIDER, COMMITTEE, spool, granted), committing, spool, 60_000)
+    proven = Proven(PROVIDER.public, file, Holding(PROVIDER, COMMITTEE, spool, granted), committing, spool, 60_000)
     return proven, spool, file
 
 
@@ -175,18 +174,52 @@ async def test_a_commitment_that_was_under_way_when_the_job_was_stopped_counts(p
     assert spool.bytes
 
 
-# ---- whether further jobs find room -------------------------------------------------------------------------------
+# ---- room that is set apart --------------------------------------------------------------------------------------
 
 
-async def test_a_node_whose_spool_is_nine_tenths_full_serves_again_when_it_has_room(tmp_path):
-    spool, news = Spool(tmp_path, 1_000), []
-    outage = Outage([spool_check(spool)], lambda: news.append(outage.cause.field if outage.cause else ""))
-    await outage.check()
-    spool.write(REQUEST, "e", 0, Frame("e", 0, (Array("uint8", (870,), bytes(870)),), {}))
-    assert 900 <= spool.bytes <= 1_000
-    await outage.check()
-    with pytest.raises(NodeFailed, match="spool"):
-        outage.check_admission()
-    spool.remove(REQUEST)
-    await outage.check()
-    assert news == ["spool", ""]
+async def test_a_job_that_may_need_more_than_is_left_is_refused_before_it_begins(tmp_path, provider):
+    proven, spool, file = provider
+    small = Spool(tmp_path / "small", 1_000)
+    proven._spool = small
+    with pytest.raises(Busy, match="spool"):
+        await proven.begins(admitted())
+    assert not file.jobs()
+    proven._spool = spool
+    await proven.begins(admitted())
+    assert spool._apart > 0
+    await proven.ended(admitted().request.id)
+    assert spool._apart == 0
+
+
+def test_what_is_set_apart_for_a_job_no_other_writes(tmp_path):
+    spool = Spool(tmp_path, 10_000, 6_000)
+    first, second, third = (digit * 64 for digit in "123")
+    spool.set_apart(first, 6_000)
+    with pytest.raises(Busy):
+        spool.set_apart(second, 5_000)
+    for n in range(9):  # a call's, for which nothing is set apart
+        spool.write(second, "e", 0, frame(n, 1_000))
+    assert not spool.is_whole(second) and spool.bytes <= 4_000
+    for n in range(5):
+        spool.write(first, "e", 0, frame(n, 1_000))
+    assert spool.is_whole(first) and spool.next_seq(first, "e") == 5
+    spool.keep_until(first, 0.0)
+    assert spool._apart == 0
+    spool.remove(first)
+    spool.set_apart(third, 6_000)
+
+
+def frame(seq, nbytes):
+    return Frame("e", seq, (Array("uint8", (nbytes,), bytes(nbytes)),), {})
+
+
+async def test_the_room_of_a_generation_holds_its_frames(folder, tmp_path):  # noqa: F811
+    """What is set apart by the manifest's word is no less than what is written."""
+    market = make_market(folder, tmp_path, "sampled", params={"positions": 300})
+    for run in market.runs.values():
+        job = AdmittedJob(EVENT, TICKET, run.request, run._context.manifest, run._job.params)
+        run.apart = _most_bytes(job, run._context.me)
+        run._statements._spool.set_apart(REQUEST, run.apart)
+    assert set((await ended(market)).values()) == {None}
+    for run in market.runs.values():
+        assert 0 < run._statements._spool.bytes <= run.apart

@@ -320,6 +320,10 @@ async def test_a_job_whose_beginning_no_relay_takes_is_over_by_its_own_nodes_fau
 
     stage._telling._publish = refuse
     stage._mailbox.close = lambda: closed.append(True)
+    driver = market.actors[market.manifest.driver.name]
+    row = driver.embed([1]).numpy().tobytes()
+    prompt = Frame("hidden.0", 0, (Array("float32", (1, 1, len(row) // 4), row),), {"pos": 0, "chunk": 0, "tokens": 1})
+    market.hub.queues[stage._context.me].put_nowait(prompt)
     with pytest.raises(NodeFailed, match="relays"):
         await stage.run()
     assert closed
@@ -540,8 +544,23 @@ async def test_a_job_whose_input_never_comes_gives_its_slot_back(market):
     with pytest.raises(TimedOut):
         await asyncio.wait_for(run.run(), 5)
     statuses = [(f.status, f.text) for f in map(market.parsed, market.events)]
-    assert statuses == [("processing", ""), ("error", "timed-out")]
+    assert statuses == [("error", "timed-out")]
     assert not run._worker._worker.open_sessions
+
+
+async def test_a_job_that_ends_before_its_first_input_is_told_of_as_a_refusal(market):
+    """It has cost its customer a request, and relays keep what is published: there is room for so much of that."""
+    run, refused = next(r for r in market.runs.values() if r.drives), []
+
+    async def refuse(event):
+        refused.append(market.parsed(event))
+
+    run._telling._refuse = refuse
+    run._mailbox.cancel(NotAllowed("job", "withdrawn by the customer"))
+    with pytest.raises(NodewireError):
+        await asyncio.wait_for(run.run(), 60)
+    assert [said.status for said in refused] == ["error"]
+    assert market.events == []
 
 
 # What a job that ends badly means for its customer's credit.
