@@ -320,9 +320,8 @@ async def test_a_job_whose_beginning_no_relay_takes_is_over_by_its_own_nodes_fau
 
     stage._telling._publish = refuse
     stage._mailbox.close = lambda: closed.append(True)
-    driver = market.actors[market.manifest.driver.name]
-    row = driver.embed([1]).numpy().tobytes()
-    prompt = Frame("hidden.0", 0, (Array("float32", (1, 1, len(row) // 4), row),), {"pos": 0, "chunk": 0, "tokens": 1})
+    row = np.full((1, 1, 32), 0.1, np.float32)
+    prompt = Frame("hidden.0", 0, (Array("float32", row.shape, row.tobytes()),), {"pos": 0, "chunk": 0, "tokens": 1})
     market.hub.queues[stage._context.me].put_nowait(prompt)
     with pytest.raises(NodeFailed, match="relays"):
         await stage.run()
