@@ -10,6 +10,9 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.pay.funds import Funds
 
+WAITED_S = 120.0
+"""More than a job without input has a slot."""
+
 
 async def plan_of(market, name):
     """A request of a new customer's, that is done and paid."""
@@ -31,8 +34,9 @@ async def test_a_request_without_enough_work_gets_neither_work_nor_an_answer(mar
         well = request_event(keys, base, base.plan)  # providers read one after the other
         await pool.publish(well)
         await send_tickets(pool, keys, well)
-        said = await answers(pool, [event, well], len(base.plan.providers()))
-    assert {(answer.status, answer.request) for answer in said} == {("processing", well.id)}
+        said = await answers(pool, [event, well], len(base.plan.providers()), timeout_s=WAITED_S)
+    # Nobody sends an input: that one was opened says the end of its patience.
+    assert {(answer.status, answer.text, answer.request) for answer in said} == {("error", "timed-out", well.id)}
     assert await results_of(market, event) == []
 
 
@@ -47,8 +51,8 @@ async def test_a_ticket_from_another_key_opens_nothing_and_keeps_the_customer_fr
         with pytest.raises(TimeoutError):
             await answers(pool, [event], 1, timeout_s=0.5)
         await send_tickets(pool, keys, event)
-        said = await answers(pool, [event], len(base.plan.providers()))
-    assert {answer.status for answer in said} == {"processing"}
+        said = await answers(pool, [event], len(base.plan.providers()), timeout_s=WAITED_S)
+    assert {(answer.status, answer.text) for answer in said} == {("error", "timed-out")}
 
 
 async def test_a_customer_who_cannot_pay_gets_no_more_than_two_chunks_and_then_no_credit(market, monkeypatch):
