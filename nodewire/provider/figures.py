@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nodewire.errors import NodewireError
+from nodewire.errors import Busy, NodewireError
 from nodewire.metrics.durations import Durations
 from nodewire.metrics.family import FAULT
 from nodewire.protocol import kinds
@@ -34,12 +34,13 @@ class Figures:
 
     @contextmanager
     def job(self, kind: int) -> Iterator[None]:
-        """A job that has been admitted, to its end. A cancelled one is none: the daemon stops."""
+        """An admitted job, to its end. One that finds no room is refused. A cancelled one is none: the daemon
+        stops."""
         began_ns = time.monotonic_ns()
         try:
             yield
         except NodewireError as error:
-            self.ended[kind, "failed", error.code] += 1
+            self.ended[kind, "refused" if isinstance(error, Busy) else "failed", error.code] += 1
             raise
         except Exception:
             self.ended[kind, "failed", FAULT] += 1

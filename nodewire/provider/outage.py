@@ -50,11 +50,12 @@ class Outage:
     def note(self, error: NodewireError) -> None:
         """A job ended by `error`. An error of the node itself begins an outage at once.
 
-        An error of this software concerns one job, and a dead worker is replaced: these are only checked at once.
+        An error of this software, and what one job lacks in the spool, concern one job, and a dead worker is replaced:
+        these are only checked at once.
         """
         if not isinstance(error, NodeFailed) or error.by:
             return
-        if type(error) is NodeFailed and error.field != "software":
+        if type(error) is NodeFailed and error.field not in ("software", "spool"):
             self._begin(error)
         self._is_due.set()
 

@@ -10,11 +10,14 @@ from typing import Protocol
 
 from nodewire.errors import NodeFailed
 from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.manifest import CUSTOMER
 from nodewire.protocol.plan import Plan
+from nodewire.protocol.sent import Sent
 from nodewire.provider.admission import AdmittedJob
 from nodewire.provider.committing import Committing
 from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.kept import KeptWork
+from nodewire.wire.headers import MAX_HEADER_BYTES
 from nodewire.wire.spool import HEADER_BYTES, Spool
 
 SPOOL_EPOCHS = 10
@@ -95,9 +98,16 @@ class Proven:
 
 
 def _most_bytes(job: AdmittedJob, public: str) -> int:
-    """Of the frames of a generation that `public` has to keep: a frame for each position on each edge of its tasks."""
+    """Of a generation, the bytes that `public` may have to keep: a frame for each position on each edge of its tasks,
+    and for each chunk that comes a statement."""
     tasks, manifest = job.request.plan.tasks_of(public), job.manifest
-    edges = [edge for edge in manifest.edges if edge.source in tasks or edge.target in tasks]
-    positions = job.params.get("positions")
-    count = positions if isinstance(positions, int) else manifest.context
-    return count * sum(edge.bytes_per_position + HEADER_BYTES for edge in edges)
+    said = job.params.get("positions")
+    positions = 1 + (said if isinstance(said, int) else manifest.context)
+    total = 0
+    for edge in manifest.edges:
+        if edge.source in tasks or edge.target in tasks:
+            tells = edge.target == CUSTOMER and job.params.get("logprobs") is not None
+            total += positions * (edge.bytes_per_position + HEADER_BYTES + tells * MAX_HEADER_BYTES)
+        if edge.target in tasks:
+            total += (2 + positions // manifest.chunk) * Sent.MAX_BYTES
+    return total

@@ -47,7 +47,7 @@ async def test_a_spool_is_well_until_nine_tenths_of_its_limit_are_taken(provider
     frames.write_bytes(bytes(900))
     found = await doctor_disk.check(provider)
     assert not found.ok
-    assert "no job is taken until frames go" in found.said
+    assert "jobs that may need more of `spool` than is left are refused" in found.said
 
 
 async def test_a_limit_that_the_disk_has_no_room_for_is_told(provider, free):
