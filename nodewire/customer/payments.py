@@ -131,11 +131,9 @@ class JobPayments:
         return any(claimed == provider for claimed, _ in self._claims)
 
     def may_be_used_up(self) -> bool:
-        """Whether the budget may be too small for a chunk that is computed now: none is further than `AHEAD` before
-        those that have come, whatever the driver has closed."""
-        first = min(self._closed.get(0, self._most_units), self._most_units) if self._closed is not None else 1
-        came = self._delivered + 1
-        most = first + min(max(self.open_chunk(), came), came + AHEAD) + AHEAD
+        """Whether the budget may be too small for a chunk that is computed now."""
+        first = self._closed.get(0, self._most_units) if self._closed is not None else 1
+        most = first + max(self.open_chunk(), self._delivered + 1) + AHEAD
         return most * self._plan.chunk_msat > self._plan.terms.max_total_msat
 
     async def delivered(self, chunk: int) -> None:
@@ -280,15 +278,12 @@ class JobPayments:
         return here - self.paid.keys() - self._refused
 
     def unpaid_msat(self) -> int:
-        """The most that is still to be paid for what may be paid, whatever else the driver has closed."""
-        plan, first, last = self._plan, self._most_units, self._delivered + AHEAD
-        if self._closed is None:
-            chunks = dict.fromkeys(range(self._delivered + 1), 1)
-        else:
-            chunks = {n: units for n, units in self._closed.items() if n <= last}
+        """The most that is still to be paid for what may be paid."""
+        plan = self._plan
+        chunks = self._closed if self._closed is not None else dict.fromkeys(range(self._delivered + 1), 1)
         owed = {(p, n) for n in chunks for p in plan.providers()} - self.paid.keys() - self._refused
         counts = {(p, n): max(chunks[n], self._units.get((p, n), 0)) for p, n in owed}
-        return sum(plan.price_msat(p) * min(counts[p, n], 1 if n else first) for p, n in owed)
+        return sum(plan.price_msat(p) * min(counts[p, n], self._most_of(n)) for p, n in owed)
 
     async def fail(self, error: NodewireError) -> None:
         async with self._changed:

@@ -63,7 +63,7 @@ class Proven:
     async def begins(self, job: AdmittedJob) -> None:
         is_judged = job.request.plan.verification.policy == "sampled"
         if is_judged and job.manifest.mode == "generate":  # of calls nobody knows how many come
-            self._spool.set_apart(job.request.id, _most_bytes(job, self._public))
+            self._spool.reserve(job.request.id, most_bytes(job, self._public))
         if not is_judged or await asyncio.to_thread(self._kept.begun, job.event, job.ticket):
             self._unseen.add(job.request.id)
         self._holding.keep(Kept(job.request, job.manifest, job.ticket))
@@ -97,7 +97,7 @@ class Proven:
             await asyncio.sleep(self._epoch_ms / 1000)
 
 
-def _most_bytes(job: AdmittedJob, public: str) -> int:
+def most_bytes(job: AdmittedJob, public: str) -> int:
     """Of a generation, the bytes that `public` may have to keep: a frame for each position on each edge of its tasks,
     and for each chunk that comes a statement."""
     tasks, manifest = job.request.plan.tasks_of(public), job.manifest

@@ -68,20 +68,19 @@ class Spool:
                 self._jobs[path.name] = _found(path)
         self.bytes = sum(job.bytes for job in self._jobs.values())
         """On disk, all jobs together."""
-
         self._room: dict[str, int] = {}
-        """By job under way, what it may still write of the room that was set apart for it."""
-        self._apart = 0
+        """By job under way, what it may still write of the room that was reserved for it."""
+        self._reserved = 0
         """All of that."""
 
-    def set_apart(self, request: str, nbytes: int) -> None:
-        """Set room apart for a job's frames, until `keep_until` or `remove`. Raises Busy: there is less."""
-        free = min(self._max_job_bytes, self._max_bytes - self.bytes - self._apart)
+    def reserve(self, request: str, nbytes: int) -> None:
+        """Keep room for what a job has yet to write, until `keep_until` or `remove`. Raises Busy: there is less."""
+        free = min(self._max_job_bytes, self._max_bytes - self.bytes - self._reserved)
         if nbytes > free:
             raise Busy("spool", f"the job may need {nbytes} bytes of it, {max(0, free)} are free")
         self._return(request)
         self._room[request] = nbytes
-        self._apart += nbytes
+        self._reserved += nbytes
 
     def write(self, request: str, edge: str, attempt: int, frame: Frame[Array]) -> None:
         """Keep the next frame of an edge. One that is here already stays as it was; after a gap nothing is kept.
@@ -207,8 +206,8 @@ class Spool:
     # Inside.
 
     def _has_room(self, request: str, job: _Job, nbytes: int) -> bool:
-        """Whether a job may write so much more: of its own room, or of what is set apart for no other."""
-        others = self._apart - self._room.get(request, 0)
+        """Whether a job may write so much more: of its own room, or of what is reserved for no other."""
+        others = self._reserved - self._room.get(request, 0)
         most = self._max_bytes - others if nbytes > self._room.get(request, 0) else self._max_bytes
         return job.bytes + nbytes <= self._max_job_bytes and self.bytes + nbytes <= most
 
@@ -218,11 +217,11 @@ class Spool:
         self.bytes += nbytes
         if left := self._room.get(request, 0):
             self._room[request] = max(0, left - nbytes)
-            self._apart -= min(left, nbytes)
+            self._reserved -= min(left, nbytes)
 
     def _return(self, request: str) -> None:
-        """A job needs the room no more that was set apart for it."""
-        self._apart -= self._room.pop(request, 0)
+        """A job needs the room no more that was reserved for it."""
+        self._reserved -= self._room.pop(request, 0)
 
     def _edge(self, request: str, edge: str, *, create: bool) -> _Edge | None:
         job = self._jobs.get(request)

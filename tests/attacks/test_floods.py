@@ -15,6 +15,7 @@ from nodewire.errors import (
     BadSignature,
     Busy,
     LinkLost,
+    NodeFailed,
     NodewireError,
     NoQuorum,
     NotAllowed,
@@ -92,11 +93,11 @@ def provider(tmp_path) -> Provider:
         admission=admission,
         withdrawals=Withdrawals(),
         spool=(spool := Spool(tmp_path / "spool", 10**6)),
-        proof=Proven(  # type: ignore[arg-type]
+        proof=Proven(
             PROVIDER.public,
             KeptWork(":memory:"),
-            Holding(PROVIDER, document, spool, None),
-            None,
+            Holding(PROVIDER, document, spool, None),  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
             spool,
             document.epoch_ms,
         ),
@@ -112,14 +113,17 @@ def requested(
     at_s: int = 1,
     partials: tuple[Event, ...] = (),
     lookahead: int = 1,
+    policy: str = "none",
 ) -> Event:
     terms = plan().terms.model_copy(update={"lookahead": lookahead})
+    verification = plan().verification.model_copy(update={"policy": policy})
     said = plan().model_copy(
         update={
             **CHANGES,
             "customer": keys.public,
             "committee": provider._factory._record.committee_digest,
             "terms": terms,
+            "verification": verification,
         }
     )
     tags, content = job.tags_and_content(
@@ -200,8 +204,12 @@ async def test_refusals_take_no_more_of_a_relay_than_their_own_room(provider):
     assert Limits().key_bytes_per_day >= 16 * refusing.BYTES_PER_DAY
 
 
-async def test_a_key_that_has_paid_once_gets_no_prompts_without_end_from_a_driver_that_closes_none(provider):
-    """Its accomplice drives: the prompt is computed, never closed, and so never asked for."""
+@pytest.mark.parametrize(
+    "broke", [LinkLost("frames", "the driver has left"), NodeFailed("spool", "it has no room for this job")]
+)
+async def test_a_key_that_has_paid_once_gets_no_prompts_without_end_from_jobs_that_break(provider, broke):
+    """Its accomplice drives: the prompt is computed, never closed, and so never asked for. Or the provider breaks off
+    what its customer made too large."""
     admission, ledger = provider._admission, provider._admission._ledger
     admission.free = FreeChunks(8, ledger.has_paid)
     was = Key("aa" * 32, PROVIDER.public, 0)
@@ -212,7 +220,7 @@ async def test_a_key_that_has_paid_once_gets_no_prompts_without_end_from_a_drive
     async def opened(job, served):
         async def serve() -> None:
             admission.begin(job.request, "")
-            raise LinkLost("frames", "the driver has left")
+            raise broke
 
         return SimpleNamespace(run=None, serve=serve)
 
@@ -229,6 +237,39 @@ async def test_a_key_that_has_paid_once_gets_no_prompts_without_end_from_a_drive
         job_ = AdmittedJob(event, None, request, manifest, {})  # type: ignore[arg-type]
         await provider._run_job(job_, served, 0)  # type: ignore[arg-type]
     assert computed == MAX_BROKEN
+
+
+async def test_jobs_that_find_no_room_in_the_spool_are_refused_and_nothing_else_suffers(provider):
+    """Strangers filled nine tenths of it, and the provider left the market; then a job under way found no room."""
+    taken, told, never = [], [], asyncio.Event()
+
+    async def publish(event: Event, timeout_s: float) -> None:
+        told.append(event)
+
+    async def opened(job, served):
+        return SimpleNamespace(run=SimpleNamespace(), serve=never.wait)
+
+    provider._relays.publish = publish  # type: ignore[method-assign]
+    provider._factory.open = opened  # type: ignore[method-assign]
+    served = SimpleNamespace(give=taken.remove)
+    running = []
+    for n in range(20):
+        event = requested(provider, at_s=n, policy="sampled")
+        request, manifest = provider._admission.glance(event, 1.0)
+        event_job = AdmittedJob(event, job.Ticket(request="00" * 32, salt="00" * 32, inputs=()), request, manifest, {})
+        taken.append(n)
+        running.append(asyncio.create_task(provider._run_job(event_job, served, n)))  # type: ignore[arg-type]
+    refused = [task for task in running if task.done()]
+    while len(refused) + len(provider._jobs) < len(running):
+        await asyncio.sleep(0.01)
+        refused = [task for task in running if task.done()]
+    assert 0 < len(provider._jobs) == len(taken) < 20
+    assert [event.tag("status") for event in told] == ["busy"] * len(refused)
+    assert provider.figures.ended == {(kinds.INFERENCE, "refused", "busy"): len(refused)}
+    provider._outage.check_admission()
+    never.set()
+    await asyncio.gather(*running)
+    assert not taken
 
 
 async def test_a_stranger_who_comes_by_a_splice_does_not_shut_it_for_all_others(provider):

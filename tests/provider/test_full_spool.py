@@ -1,6 +1,7 @@
 """A provider keeps what it may have to show, and commits to nothing that it could not keep."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from nodewire.provider.admission import AdmittedJob
 from nodewire.provider.committing import Committing
 from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.kept import KeptWork
-from nodewire.provider.proving import Proven, _most_bytes
+from nodewire.provider.proving import Proven, most_bytes
 from nodewire.wire.pull import Want
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
@@ -174,52 +175,63 @@ async def test_a_commitment_that_was_under_way_when_the_job_was_stopped_counts(p
     assert spool.bytes
 
 
-# ---- room that is set apart --------------------------------------------------------------------------------------
+# ---- whether further jobs find room -------------------------------------------------------------------------------
 
 
-async def test_a_job_that_may_need_more_than_is_left_is_refused_before_it_begins(tmp_path, provider):
-    proven, spool, file = provider
-    small = Spool(tmp_path / "small", 1_000)
-    proven._spool = small
-    with pytest.raises(Busy, match="spool"):
-        await proven.begins(admitted())
-    assert not file.jobs()
-    proven._spool = spool
-    await proven.begins(admitted())
-    assert spool._apart > 0
-    await proven.ended(admitted().request.id)
-    assert spool._apart == 0
-
-
-def test_what_is_set_apart_for_a_job_no_other_writes(tmp_path):
-    spool = Spool(tmp_path, 10_000, 6_000)
-    first, second, third = (digit * 64 for digit in "123")
-    spool.set_apart(first, 6_000)
-    with pytest.raises(Busy):
-        spool.set_apart(second, 5_000)
-    for n in range(9):  # a call's, for which nothing is set apart
-        spool.write(second, "e", 0, frame(n, 1_000))
-    assert not spool.is_whole(second) and spool.bytes <= 4_000
-    for n in range(5):
-        spool.write(first, "e", 0, frame(n, 1_000))
-    assert spool.is_whole(first) and spool.next_seq(first, "e") == 5
-    spool.keep_until(first, 0.0)
-    assert spool._apart == 0
-    spool.remove(first)
-    spool.set_apart(third, 6_000)
-
-
-def frame(seq, nbytes):
-    return Frame("e", seq, (Array("uint8", (nbytes,), bytes(nbytes)),), {})
-
-
-async def test_the_room_of_a_generation_holds_its_frames(folder, tmp_path):  # noqa: F811
-    """What is set apart by the manifest's word is no less than what is written."""
-    market = make_market(folder, tmp_path, "sampled", params={"positions": 300})
-    for run in market.runs.values():
-        job = AdmittedJob(EVENT, TICKET, run.request, run._context.manifest, run._job.params)
-        run.apart = _most_bytes(job, run._context.me)
-        run._statements._spool.set_apart(REQUEST, run.apart)
+async def test_a_generation_that_has_begun_finds_room_to_its_end_while_others_fill_the_spool(folder, tmp_path):  # noqa: F811
+    market = make_market(folder, tmp_path, "sampled")
+    for number, run in enumerate(market.runs.values()):
+        context = run._context
+        most = most_bytes(AdmittedJob(None, None, run.request, context.manifest, context.params), context.me)
+        run._statements._spool = spool = Spool(tmp_path / f"small-{number}", most + 10_000)
+        spool.reserve(run.request.id, most)
+        for seq in range(20):  # more than the rest takes
+            spool.write("ef" * 32, "e", 0, Frame("e", seq, (Array("uint8", (1_000,), bytes(1_000)),), {}))
+        assert not spool.is_whole("ef" * 32)
     assert set((await ended(market)).values()) == {None}
     for run in market.runs.values():
-        assert 0 < run._statements._spool.bytes <= run.apart
+        assert run._statements._spool.is_whole(REQUEST)
+        assert sorted(root.chunk for root in market.committed if root.task in run.tasks) == [0, 1, 2, 3]
+
+
+async def test_a_sampled_generation_takes_room_as_it_begins_and_gives_back_what_it_has_not_used(provider):
+    proven, spool, _ = provider
+    job = admitted()
+    most = most_bytes(job, PROVIDER.public)
+    spool._max_bytes = 3 * most - 1
+    others = [replace(job, request=replace(job.request, id=f"{n:064x}")) for n in range(3)]
+    await proven.begins(others[0])
+    await proven.begins(others[1])
+    with pytest.raises(Busy, match="spool"):
+        await proven.begins(others[2])
+    await proven.ended(others[2].request.id)
+    await proven.ended(others[1].request.id)
+    await proven.begins(others[2])
+
+
+@pytest.mark.parametrize(("policy", "mode"), [("none", "generate"), ("sampled", "embed")])
+async def test_room_is_taken_for_sampled_generations_alone(provider, policy, mode):
+    proven, spool, _ = provider
+    job = admitted(policy)
+    spool._max_bytes = 1
+    await proven.begins(replace(job, manifest=job.manifest.model_copy(update={"mode": mode})))
+
+
+def test_the_room_of_a_job_is_that_of_its_positions_on_the_edges_of_its_tasks():
+    job = admitted()
+    manifest, plan = job.manifest, job.request.plan
+    assert 0 < most_bytes(replace(job, params={"positions": 10}), PROVIDER.public) < most_bytes(job, PROVIDER.public)
+    assert most_bytes(replace(job, params={"positions": manifest.context}), PROVIDER.public) == most_bytes(
+        job, PROVIDER.public
+    )
+    of_one = {
+        public: sum(
+            edge.bytes_per_position for edge in manifest.edges if {edge.source, edge.target} & {*plan.tasks_of(public)}
+        )
+        for public in plan.providers()
+    }
+    for public, nbytes in of_one.items():
+        two, one = (most_bytes(replace(job, params={"positions": n * manifest.chunk}), public) for n in (2, 1))
+        assert two - one >= nbytes * manifest.chunk
+    told = {"positions": 10, "logprobs": 5}
+    assert max(most_bytes(replace(job, params=told), p) for p in of_one) >= 10 * 4_096

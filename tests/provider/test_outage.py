@@ -84,6 +84,7 @@ async def test_the_checks_back_off_while_the_cause_lasts():
         LinkLost("edge", "gone"),
         WorkerFailed("worker", "died"),
         NodeFailed("software", "KeyError('x')"),
+        NodeFailed("spool", "it has no room for this job"),
     ],
 )
 async def test_an_error_of_one_job_begins_no_outage(error):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire_net import array, job_id
 
-from nodewire.errors import BadFrame, BadInput
+from nodewire.errors import BadFrame, BadInput, Busy
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import ITEM_BYTES, Array, Frame, bytes_of
 from nodewire.protocol.sent import Sent
@@ -286,4 +286,49 @@ def test_statements_count_towards_the_caps(tmp_path):
     assert 0 < len(list(spool.sent(JOB))) < 5
     assert not spool.is_whole(JOB)
     assert spool.bytes <= 1_000
+    spool.close()
+
+
+def test_a_job_finds_the_room_that_was_reserved_for_it_however_much_others_write(tmp_path):
+    spool = Spool(tmp_path, 10_000)
+    spool.reserve(JOB, 4_000)
+    first = written(spool, 5)
+    written(spool, 200, job=OTHER)
+    spool.keep_sent(statement(0, OTHER))
+    assert not spool.is_whole(OTHER)
+    assert 5_000 < spool.bytes <= 6_000 + 5 * 200
+    while (more := 4_000 - sum(one.bytes for one in spool._jobs[JOB].edges.values())) > 200:
+        first += written(spool, 1, first=len(first), size=min(100, more - 100))
+    assert contents(spool) == first
+    assert spool.is_whole(JOB)
+    assert spool.bytes <= 10_000
+    spool.close()
+
+
+def test_what_is_reserved_is_neither_given_twice_nor_beyond_what_one_job_may_have(tmp_path):
+    spool = Spool(tmp_path, 10_000, max_job_bytes=6_000)
+    with pytest.raises(Busy, match="spool"):
+        spool.reserve(JOB, 6_001)
+    spool.reserve(JOB, 6_000)
+    written(spool, 5)  # moves from what is reserved to what is used
+    with pytest.raises(Busy, match="spool"):
+        spool.reserve(OTHER, 4_001)
+    spool.reserve(OTHER, 4_000)
+    with pytest.raises(Busy):
+        spool.reserve(job_id("third"), 1)
+    spool.close()
+
+
+@pytest.mark.parametrize("end", ["keep_until", "remove"])
+def test_room_that_an_ended_job_did_not_use_is_others(tmp_path, end):
+    spool = Spool(tmp_path, 10_000)
+    spool.reserve(JOB, 10_000)
+    written(spool, 5)
+    spool.keep_until(JOB, 1_000) if end == "keep_until" else spool.remove(JOB)
+    with pytest.raises(Busy):
+        spool.reserve(OTHER, 10_001 - spool.bytes)
+    spool.reserve(OTHER, 10_000 - spool.bytes)
+    spool.remove(OTHER)  # it never wrote a byte
+    written(spool, 5, job=OTHER)
+    assert spool.is_whole(OTHER)
     spool.close()
