@@ -203,8 +203,8 @@ class Provider:
     async def _run_job(self, job: AdmittedJob, served: Served, pages: int) -> None:
         """Run a job whose `pages` have been taken."""
         request = job.request
-        self._admission.opened(request)
         try:
+            self._admission.opened(request)
             with self.figures.job(job.event.kind):
                 await self._proof.begins(job)
                 opened = await self._factory.open(job, served)

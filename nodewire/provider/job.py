@@ -97,6 +97,7 @@ class JobRun:
         self._ledger = ledger
         self._telling = Telling(context, publish, refuse)
         self._may_begin = begin
+        self._is_withdrawn = False
         narrowed = codings(manifest, request.plan.terms.codecs)
         self._job = Job(request.id, manifest, context.tasks, context.params, narrowed, request.plan.terms.lookahead)
         self._statements = statements
@@ -179,7 +180,8 @@ class JobRun:
             try:
                 await self._settle_failed(error)
             finally:  # whatever else fails here: its customer and the job's other nodes must not wait for this node
-                await self._telling.failed(error)
+                if self._telling.has_begun or not self._is_withdrawn:
+                    await self._telling.failed(error)
             if error is raised:
                 raise
             raise error from raised
@@ -288,6 +290,7 @@ class JobRun:
     async def came(self, peer: str, document: Mapping[str, Any]) -> None:
         """A node of the job sent a control document. Raises BadInput, NotAllowed: one that means nothing."""
         if document.get("t") == WITHDRAW and peer == self.request.customer:
+            self._is_withdrawn = True
             self._mailbox.cancel(NotAllowed("job", "withdrawn by the customer"))
         elif (close := Close.from_control(document)) is not None:
             await self.heard(close)

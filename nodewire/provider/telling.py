@@ -20,7 +20,7 @@ class Telling:
     def __init__(self, context: JobContext, publish: Publish, refuse: Publish | None = None) -> None:
         """`refuse`: what publishes the error of a job that has not begun, as of one that was refused."""
         self._refuse = refuse
-        self._has_begun = False
+        self.has_begun = False
         self._keys = context.keys
         self._request = context.request
         self._context = context
@@ -40,8 +40,8 @@ class Telling:
 
     async def begun(self) -> None:
         """The first input is computed: until then a job has cost its customer nothing, and is told of as a refusal."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             await self.say("processing")
 
     async def say(
@@ -58,7 +58,7 @@ class Telling:
             by=by,
             ciphertext=ciphertext,
         )
-        if self._has_begun or self._refuse is None:
+        if self.has_begun or self._refuse is None:
             await self.publish(event)
         else:
             await self._refuse(event)

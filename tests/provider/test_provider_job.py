@@ -547,7 +547,8 @@ async def test_a_job_whose_input_never_comes_gives_its_slot_back(market):
     assert not run._worker._worker.open_sessions
 
 
-async def test_a_job_that_ends_before_its_first_input_is_told_of_as_a_refusal(market):
+@pytest.mark.parametrize("is_withdrawn", [True, False])
+async def test_a_job_that_ends_before_its_first_input_is_told_of_as_a_refusal(market, is_withdrawn):
     """It has cost its customer a request, and relays keep what is published: there is room for so much of that."""
     run, refused = next(r for r in market.runs.values() if r.drives), []
 
@@ -555,10 +556,13 @@ async def test_a_job_that_ends_before_its_first_input_is_told_of_as_a_refusal(ma
         refused.append(market.parsed(event))
 
     run._telling._refuse = refuse
-    run._mailbox.cancel(NotAllowed("job", "withdrawn by the customer"))
+    if is_withdrawn:  # who takes it back need not hear that it is over
+        await run.came(CUSTOMER.public, {"t": "withdraw"})
+    else:
+        run._mailbox.cancel(LinkLost("hidden.0", "gone"))
     with pytest.raises(NodewireError):
         await asyncio.wait_for(run.run(), 60)
-    assert [said.status for said in refused] == ["error"]
+    assert [said.status for said in refused] == ([] if is_withdrawn else ["error"])
     assert market.events == []
 
 
