@@ -266,6 +266,7 @@ async def served(
         worker=worker,
         ledger=Ledger(":memory:"),
         publish=nothing,
+        refuse=nothing,
         commit=nothing,
     )
     listening = asyncio.create_task(run.listen())

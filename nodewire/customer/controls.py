@@ -37,6 +37,7 @@ async def follow(
             if close.request != request or close.attempt:
                 raise BadFrame("close", "of another job or attempt")
             close.check(driver)
-            await payments.closed(close.chunk, close.units)
         except (BadInput, NotAllowed) as error:  # one member's lie is not the driver's word
             log.warning("%s by %s was refused: %s", document.get("t"), peer[:8], error)
+        else:
+            await payments.closed(close.chunk, close.units)

@@ -81,7 +81,7 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
 async def claimed(
     pool: Relaying, payer: Payer, customer: str, heard: Iterable[Feedback], *, briefly: bool = False
 ) -> list[Owed]:
-    """What of these claims the ledger does not know, as `on_relays` judges them. Raises LinkLost, TimedOut."""
+    """The claims among these that the ledger does not know, as `on_relays` judges them. Raises LinkLost, TimedOut."""
     read = partial(pool.fetch, max_events=MAX_BRIEFLY) if briefly else pool.fetch_all
     claims = _unknown(heard, payer)
     if claims:

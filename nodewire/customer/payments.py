@@ -99,7 +99,7 @@ class JobPayments:
         self._most_units = most_units
         self._private_endpoints = private_endpoints
         self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
-        """What the driver's first word said that each chunk counts; None where every call is one."""
+        """By chunk, the units that the driver's first close says; None where every call is one."""
         self._driver = plan.node_of(manifest.driver.name) if manifest.mode == "generate" else ""
         self._delivered = -1
         self._is_over = False
@@ -151,10 +151,11 @@ class JobPayments:
     async def closed(self, chunk: int, units: int) -> None:
         """The driver has signed that `chunk` counts as `units`; against itself its first word stands.
 
-        Raises BadInput: it cannot be true. Nobody works further than `AHEAD` before what has come.
+        A close that cannot be true is ignored: nobody who is paid works further than `AHEAD` before what has come.
         """
         if chunk > self._delivered + AHEAD or not 0 < units <= self._most_of(chunk):
-            raise BadInput("close", f"{units} units of chunk {chunk}, and {self._delivered} was the last to come")
+            log.warning("a close is ignored: %d units of chunk %d, and %d came last", units, chunk, self._delivered)
+            return
         async with self._changed:
             if self._closed is not None:
                 self._closed.setdefault(chunk, units)
@@ -328,8 +329,8 @@ class JobPayments:
         return self._most_units if chunk == 0 else 1
 
     def _owed_to_others(self, provider: str, is_more: bool) -> int:
-        """What is left to others of the budget where a provider claims more than the driver's first word: in msat, what
-        that says of the chunks which they have not been paid."""
+        """The budget that stays with others where a provider claims more than the driver's first close: in msat, the
+        price by that close of all chunks that they have not been paid."""
         if not is_more or self._closed is None:
             return 0
         others = {(p, n) for n in self._closed for p in self._charging() - {provider}} - self.paid.keys()

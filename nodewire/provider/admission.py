@@ -123,7 +123,7 @@ class Admission:
             self.free.ended(request.id)
 
     def _free_for(self, request: Request) -> FreeChunks | None:
-        """What bounds the first chunk of a job; None where it costs nothing."""
+        """The bounds on the first chunk of a job; None where it costs nothing."""
         return self.free if request.plan.price_msat(self._public) > 0 else None
 
     async def check(self, request: Request, manifest: Manifest) -> None:

@@ -28,7 +28,7 @@ from nodewire.provider.job_factory import JobFactory
 from nodewire.provider.outage import Outage
 from nodewire.provider.prefixes import Prefixes
 from nodewire.provider.proving import Proof
-from nodewire.provider.refusing import Refusals, is_answered
+from nodewire.provider.refusals import Refusals, is_answered
 from nodewire.provider.request_matcher import WAITING_S, RequestMatcher
 from nodewire.provider.serving import Served
 from nodewire.provider.specializations import Specializations

@@ -41,9 +41,9 @@ class FreeChunks:
         """`base_bits`: of work, that the ad asks of every request. `has_paid`: whether a customer's key ever has."""
         self._base_bits, self._has_paid = base_bits, has_paid
         self._begun = _Recent(clock)
-        """Of keys that are bounded: by origin."""
+        """Jobs of keys that are bounded, by origin."""
         self._broken = _Recent(clock)
-        """Of all that ended unpaid: by customer."""
+        """Jobs that ended unpaid, by customer."""
         self._open: dict[str, str] = {}
         """By job that has begun and not ended: its customer; empty once it has paid."""
 
@@ -101,7 +101,7 @@ class FreeChunks:
         self._broken.drop(job)
 
     def ended(self, job: str) -> None:
-        """A job is over, whether or not it ever began, and by whose doing ever: work is lost all the same."""
+        """A job is over, whether or not it ever began. Whoever broke it off, its work is lost."""
         customer = self._open.pop(job, "")
         if customer:
             self._broken.add(job, customer)

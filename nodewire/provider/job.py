@@ -78,11 +78,11 @@ class JobRun:
         worker: JobWorker,
         ledger: Ledger,
         publish: Publish,
+        refuse: Publish,
         commit: Commit,
         statements: Statements | None = None,
         record: Record | None = None,
         begin: Callable[[], None] = lambda: None,
-        refuse: Publish | None = None,
     ) -> None:
         """`statements`: of a job that may be judged. `record`: a generation's tape.
         `begin`: told before the first chunk is computed; it raises Busy where that may not be.

@@ -98,8 +98,8 @@ class Proven:
 
 
 def most_bytes(job: AdmittedJob, public: str) -> int:
-    """Of a generation, the bytes that `public` may have to keep: a frame for each position on each edge of its tasks,
-    and for each chunk that comes a statement."""
+    """The bytes of a generation that `public` may have to keep: a frame for each position on each edge of its tasks,
+    and a statement for each chunk that comes."""
     tasks, manifest = job.request.plan.tasks_of(public), job.manifest
     said = job.params.get("positions")
     positions = 1 + (said if isinstance(said, int) else manifest.context)

@@ -17,7 +17,7 @@ Publish = Callable[[Event], Awaitable[None]]
 
 
 class Telling:
-    def __init__(self, context: JobContext, publish: Publish, refuse: Publish | None = None) -> None:
+    def __init__(self, context: JobContext, publish: Publish, refuse: Publish) -> None:
         """`refuse`: what publishes the error of a job that has not begun, as of one that was refused."""
         self._refuse = refuse
         self.has_begun = False
@@ -58,10 +58,7 @@ class Telling:
             by=by,
             ciphertext=ciphertext,
         )
-        if self.has_begun or self._refuse is None:
-            await self.publish(event)
-        else:
-            await self._refuse(event)
+        await (self.publish if self.has_begun else self._refuse)(event)
 
     async def failed(self, error: NodewireError) -> None:
         """Say why the job ended here: which edge's frames cannot be computed, or who has ended it

@@ -31,7 +31,7 @@ from nodewire.pay.debts import Key
 from nodewire.pay.dues import MAX_BROKEN, Due
 from nodewire.pay.ledger import Ledger, Quote
 from nodewire.protocol import beacon, job, kinds
-from nodewire.provider import daemon, refusing
+from nodewire.provider import daemon, refusals
 from nodewire.provider.admission import Admission, AdmittedJob, Derived
 from nodewire.provider.daemon import Provider
 from nodewire.provider.free_chunks import MOST_OF_ORIGIN, FreeChunks
@@ -201,7 +201,7 @@ async def test_refusals_take_no_more_of_a_relay_than_their_own_room(provider):
         await provider._refuse(digest(f"{n}"), EVIL.public, WorkRequired("nonce", "more", 12))
     assert 40 < len(provider._relays.published) <= 52
     assert provider.figures.untold == 80 - len(provider._relays.published)
-    assert Limits().key_bytes_per_day >= 16 * refusing.BYTES_PER_DAY
+    assert Limits().key_bytes_per_day >= 16 * refusals.BYTES_PER_DAY
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,14 @@ def leaving(payments, **running):
     return purchase
 
 
+async def test_what_an_earlier_request_of_the_purchase_cost_counts_as_spent():
+    """A provider was busy, and what the first plan's driver closed was paid all the same."""
+    payments, _ = job()
+    purchase = leaving(payments, spent_msat=lambda: 5)
+    purchase._earlier.append(SimpleNamespace(spent_msat=lambda: 7))
+    assert purchase.spent_msat == 12
+
+
 @pytest.mark.parametrize("outputs", [0, 1])
 async def test_what_a_driver_closed_that_then_fell_silent_is_paid_though_no_output_came(outputs):
     """Its stages have done their work and count on the close. Nobody tells them that the customer got nothing."""

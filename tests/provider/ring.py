@@ -152,6 +152,7 @@ class Ring:
             worker=JobWorker(worker, self.manifest, {}),
             ledger=Ledger(":memory:"),
             publish=self.published,
+            refuse=self.published,
             commit=commit,
             statements=statements,
             record=record,

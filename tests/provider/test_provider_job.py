@@ -182,6 +182,7 @@ def make_market(
             worker=JobWorker(Direct(Loaded(manifest, actors)), manifest, {}, **finding),
             ledger=Ledger(":memory:"),
             publish=publish,
+            refuse=publish,
             commit=commit,
             statements=statements,
             record=record,

@@ -29,7 +29,7 @@ from nodewire.protocol.trainer import Trainer
 from nodewire.provider.admission import feedback_for
 from nodewire.provider.figures import Figures
 from nodewire.provider.outage import Check, Outage
-from nodewire.provider.refusing import Refusals, is_answered
+from nodewire.provider.refusals import Refusals, is_answered
 from nodewire.provider.request_matcher import WAITING_S, RequestMatcher
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
 from nodewire.provider.training.announcing import Announcing

@@ -26,7 +26,7 @@ from nodewire.protocol.trainer import Trainer
 from nodewire.provider.admission import feedback_for
 from nodewire.provider.figures import Figures
 from nodewire.provider.outage import Outage
-from nodewire.provider.refusing import Refusals
+from nodewire.provider.refusals import Refusals
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.fedstr.admission import FedstrAdmission

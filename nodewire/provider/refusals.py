@@ -14,13 +14,13 @@ from nodewire.provider.figures import Figures
 log = logging.getLogger("nodewire.provider")
 
 BYTES_PER_DAY = 8 * 1024**2
-"""Of refusals: some 14,000. It is a 32nd of what a relay of ours lets a key store; the rest is for paid work."""
+"""The room of a day's refusals, some 14,000: a 32nd of what our relay lets a key store. The rest is for paid work."""
 BURST_BYTES = BYTES_PER_DAY // 4
 """At once, as relays count."""
 
 
 class Refusals:
-    """Of one half of a provider."""
+    """The refusals of one half of a provider (inference, training)."""
 
     def __init__(
         self,
