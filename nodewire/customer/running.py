@@ -11,12 +11,13 @@ from nodewire.customer.answers import WORD_S, Answers
 from nodewire.customer.claims import Claims
 from nodewire.customer.payments import JobPayments, most_units
 from nodewire.customer.planning import Draw
+from nodewire.customer.presence import Presence
 from nodewire.customer.rejected import Rejected, is_one_word, noticed
 from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Timing
-from nodewire.errors import BadFrame, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
+from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
@@ -30,11 +31,6 @@ from nodewire.wire.record import Record
 
 GRACE_S = 10.0
 """How long a job waits for a provider that is lost to be heard of again."""
-PRESENCE_S = 1.25
-"""Within which a provider must be reached, if others say that it is gone: three round trips of 300 ms, and a third of
-a second for a busy machine."""
-LATE_S = 0.25
-"""More than twice the longest wait between two outputs, after which a provider that has no link to here is asked."""
 
 
 class Running:
@@ -111,10 +107,7 @@ class Running:
         """Of the output that is waited for now, if one is."""
         self._patient_until = 0.0
         """No output is late before that (the loop's time)."""
-        self._asked: dict[str, asyncio.Task[bool]] = {}
-        """Whether a provider is there, of those that were asked since the last output."""
-        self._longest_s: float | None = None
-        """The longest wait between two outputs; None before the first."""
+        self._presence = Presence(session.node, {public: ad.wire for public, ad in drawn.ads.items()})
         self._named: set[str] = set()
         """Who is said to be why the job ended."""
         self.is_open = True
@@ -260,8 +253,7 @@ class Running:
         elif isinstance(error, LinkLost | TimedOut):
             self._named = {error.field} & set(self.plan.providers())
             asked = sorted((self._named or set(self.plan.providers())) - found)
-            there = await asyncio.gather(*map(self._asking, asked))
-            found |= {provider for provider, is_there in zip(asked, there, strict=True) if not is_there}
+            found |= await self._presence.absent(asked)
             if not found:  # either lies who says it or who is named, or the way between them is broken
                 self._named |= {error.by} & set(self.plan.providers())
         if found:
@@ -276,41 +268,6 @@ class Running:
             async with asyncio.timeout(WORD_S if error.by else 0):
                 await self.answers.own_word()
         return self.answers.failed or {error.by} - {""} or self.answers.blamed
-
-    def _asking(self, provider: str) -> asyncio.Task[bool]:
-        """The question whether a provider is there, asked since the last output. One that was there is asked again."""
-        asked = self._asked.get(provider)
-        if asked is None or (asked.done() and asked.result()):
-            asked = self._asked[provider] = asyncio.create_task(self._is_there(provider))
-        return asked
-
-    def _ask_early(self) -> None:
-        """Ask all that have no link to here: one that has stopped is told by others a second later, and asked by then.
-
-        Those with a link are watched by its heartbeats.
-        """
-        for provider in self.plan.providers():
-            if self._session.node.open_link(provider) is None:
-                self._asking(provider)
-
-    def _stop_asking(self) -> None:
-        for task in self._asked.values():
-            task.cancel()
-        self._asked.clear()
-
-    async def _is_there(self, provider: str) -> bool:
-        """Whether it answers, as far as this node can know: one without an address is for it to come."""
-        wire = self.drawn.ads[provider].wire
-        if not wire:
-            return True
-        try:
-            async with asyncio.timeout(PRESENCE_S):
-                link = await self._session.node.link(provider, wire)
-                return await link.is_alive()
-        except (Busy, NotAllowed):  # it says so itself
-            return True
-        except (NodewireError, TimeoutError):
-            return False
 
     def spent_msat(self) -> int:
         """Paid so far, to providers and for verification."""
@@ -333,7 +290,7 @@ class Running:
             self.sharing.cancel()
             await asyncio.gather(self.sharing, return_exceptions=True)
         await self.background.end()
-        self._stop_asking()
+        await self._presence.close()
         self._member.close()
         if self.is_open:
             self.is_open = False
@@ -344,21 +301,13 @@ class Running:
 
     async def _arrived(self) -> Frame[Array]:
         """The next frame of the job, or what ended it."""
-        began = asyncio.get_running_loop().time()
         getting = asyncio.ensure_future(self._mailbox.get())
         failing = asyncio.ensure_future(self.background.ended.wait())
         try:
-            late_s = None if self._longest_s is None else LATE_S + 2 * self._longest_s
-            done, _ = await asyncio.wait((getting, failing), timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                self._ask_early()
-                done, _ = await asyncio.wait((getting, failing), return_when=asyncio.FIRST_COMPLETED)
-            if getting in done:
-                frame = getting.result()
-                self._stop_asking()
-                waited_s = 0.0 if self._longest_s is None else asyncio.get_running_loop().time() - began
-                self._longest_s = max(self._longest_s or 0.0, waited_s)
-                return frame
+            await self._presence.wait_for_output(getting, failing)
+            if getting.done():
+                self._presence.forget()
+                return getting.result()
             assert self.background.fault is not None
             raise self.background.fault
         finally:
