@@ -11,12 +11,13 @@ from nodewire.customer.answers import WORD_S, Answers
 from nodewire.customer.claims import Claims
 from nodewire.customer.payments import JobPayments, most_units
 from nodewire.customer.planning import Draw
+from nodewire.customer.presence import Presence
 from nodewire.customer.rejected import Rejected, is_one_word, noticed
 from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Timing
-from nodewire.errors import BadFrame, Busy, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
+from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
@@ -30,8 +31,6 @@ from nodewire.wire.record import Record
 
 GRACE_S = 10.0
 """How long a job waits for a provider that is lost to be heard of again."""
-PRESENCE_S = 2.0
-"""Within which a provider that others say is gone must be reached, to be believed."""
 
 
 class Running:
@@ -108,6 +107,7 @@ class Running:
         """Of the output that is waited for now, if one is."""
         self._patient_until = 0.0
         """No output is late before that (the loop's time)."""
+        self._presence = Presence(session.node, {public: ad.wire for public, ad in drawn.ads.items()})
         self._named: set[str] = set()
         """Who is said to be why the job ended."""
         self.is_open = True
@@ -253,8 +253,7 @@ class Running:
         elif isinstance(error, LinkLost | TimedOut):
             self._named = {error.field} & set(self.plan.providers())
             asked = sorted((self._named or set(self.plan.providers())) - found)
-            there = await asyncio.gather(*map(self._is_there, asked))
-            found |= {provider for provider, is_there in zip(asked, there, strict=True) if not is_there}
+            found |= await self._presence.absent(asked)
             if not found:  # either lies who says it or who is named, or the way between them is broken
                 self._named |= {error.by} & set(self.plan.providers())
         if found:
@@ -269,20 +268,6 @@ class Running:
             async with asyncio.timeout(WORD_S if error.by else 0):
                 await self.answers.own_word()
         return self.answers.failed or {error.by} - {""} or self.answers.blamed
-
-    async def _is_there(self, provider: str) -> bool:
-        """Whether it answers, as far as this node can know: one without an address is for it to come."""
-        wire = self.drawn.ads[provider].wire
-        if not wire:
-            return True
-        try:
-            async with asyncio.timeout(PRESENCE_S):
-                link = await self._session.node.link(provider, wire)
-                return await link.is_alive()
-        except (Busy, NotAllowed):  # it says so itself
-            return True
-        except (NodewireError, TimeoutError):
-            return False
 
     def spent_msat(self) -> int:
         """Paid so far, to providers and for verification."""
@@ -305,6 +290,7 @@ class Running:
             self.sharing.cancel()
             await asyncio.gather(self.sharing, return_exceptions=True)
         await self.background.end()
+        await self._presence.close()
         self._member.close()
         if self.is_open:
             self.is_open = False
@@ -318,8 +304,9 @@ class Running:
         getting = asyncio.ensure_future(self._mailbox.get())
         failing = asyncio.ensure_future(self.background.ended.wait())
         try:
-            done, _ = await asyncio.wait((getting, failing), return_when=asyncio.FIRST_COMPLETED)
-            if getting in done:
+            await self._presence.wait_for_output(getting, failing)
+            if getting.done():
+                self._presence.forget()
                 return getting.result()
             assert self.background.fault is not None
             raise self.background.fault

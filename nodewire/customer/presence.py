@@ -1,0 +1,83 @@
+"""Whether the providers of one job are there, as far as its customer can know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from nodewire.errors import Busy, NodewireError, NotAllowed
+from nodewire.wire.node import Node
+
+PRESENCE_S = 1.25
+"""Within which a provider must be reached, if others say that it is gone: three round trips of 300 ms, and a third of
+a second for a busy machine."""
+LATE_S = 0.25
+"""More than twice the longest wait between two outputs, after which a provider that has no link to here is asked."""
+
+
+class Presence:
+    """Asks providers for a sign of life: before others say that one is gone, if an output is late.
+
+    One that has stopped is noticed by its neighbours after 1.5 s of silence, and their word is not believed before the
+    customer has asked it, too. A question that was put when the output became late has its answer by then. Providers
+    with a link to the customer are watched by its heartbeats, and are asked only when others name them.
+    """
+
+    def __init__(self, node: Node, addresses: Mapping[str, Sequence[str]]) -> None:
+        """`addresses`: on the wire, of each provider by public key; none if it dials itself."""
+        self._node, self._addresses = node, addresses
+        self._questions: dict[str, asyncio.Task[bool]] = {}
+        """Since the last output, by provider."""
+        self._longest_s: float | None = None
+        """The longest wait between two outputs; None before the first."""
+
+    async def wait_for_output(self, *ends: asyncio.Future[Any]) -> None:
+        """Return when an output has come or the job has ended, which is when one of `ends` is done."""
+        began = asyncio.get_running_loop().time()
+        late_s = None if self._longest_s is None else LATE_S + 2 * self._longest_s
+        done, _ = await asyncio.wait(ends, timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            self._ask_those_without_link()
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        waited_s = 0.0 if self._longest_s is None else asyncio.get_running_loop().time() - began
+        self._longest_s = max(self._longest_s or 0.0, waited_s)
+
+    def forget(self) -> None:
+        """Forget what was asked: an output has come, so all were there."""
+        for question in self._questions.values():
+            question.cancel()
+        self._questions.clear()
+
+    async def close(self) -> None:
+        questions = [*self._questions.values()]
+        self.forget()
+        await asyncio.gather(*questions, return_exceptions=True)
+
+    async def absent(self, providers: Sequence[str]) -> set[str]:
+        """Those of `providers` that do not answer. One that answered an earlier question is asked again."""
+        there = await asyncio.gather(*map(self._question, providers))
+        return {provider for provider, is_there in zip(providers, there, strict=True) if not is_there}
+
+    def _ask_those_without_link(self) -> None:
+        for provider in self._addresses:
+            if self._node.open_link(provider) is None:
+                self._question(provider)
+
+    def _question(self, provider: str) -> asyncio.Task[bool]:
+        question = self._questions.get(provider)
+        if question is None or (question.done() and question.result()):
+            question = self._questions[provider] = asyncio.create_task(self._is_there(provider))
+        return question
+
+    async def _is_there(self, provider: str) -> bool:
+        if not self._addresses[provider]:
+            return True
+        with suppress(NodewireError, TimeoutError):
+            async with asyncio.timeout(PRESENCE_S):
+                try:
+                    return await (await self._node.link(provider, self._addresses[provider])).is_alive()
+                except (Busy, NotAllowed):  # it says so itself
+                    return True
+        return False
