@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nodewire.errors import BadTask
 from nodewire.llm import meta_directory
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import end_tensors, json_object, parse_config, stage_tensors
+from nodewire.llm.families import end_tensors, json_object, multimodal, own_tensors, parse_config, stage_tensors
 from nodewire.llm.families.naming import NUMBERS, Piece
 from nodewire.protocol.stored_dtypes import CODE_OF
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
@@ -28,6 +29,8 @@ class Checkpoint:
     tokenizer: bytes
     lacks: tuple[str, ...] = ()
     """The files that are not there, in place of which `open_checkpoint` made something up."""
+    note: str = ""
+    """What of the directory is no part of this, if there is such."""
 
     def pick(self, pieces: Iterable[Piece]) -> dict[str, Stored]:
         """The stored tensors of these pieces.
@@ -68,18 +71,22 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False) -> Checkpoint:
         said,
         read_bounded(generation, MAX_HEADER_BYTES) if generation.exists() else None,
     )
-    if not is_dry:
-        return Checkpoint(config, stored_tensors(directory), read_tokenizer(directory, MAX_TOKENIZER_BYTES))
-    found = stored_if_any(directory)
-    tensors = _foreseen(config, Path(SINGLE), _dtype(said)) if found is None else found
-    has_tokenizer = (directory / "tokenizer.json").exists()
-    lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
-    return Checkpoint(config, tensors, read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b"", lacks)
-
-
-def _dtype(said: bytes) -> str:
-    """What a config.json names; float32 if that is none that weights may have."""
     document = json_object(said, "config.json")
+    sees = multimodal.sees(document)
+    note = multimodal.note(document) if sees else ""
+    found = stored_if_any(directory) if is_dry else stored_tensors(directory)
+    if found is None:
+        tensors = _foreseen(config, Path(SINGLE), _dtype(document))
+    else:
+        tensors = own_tensors(config, found, sees=sees)
+    has_tokenizer = not is_dry or (directory / "tokenizer.json").exists()
+    tokenizer = read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b""
+    lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
+    return Checkpoint(config, tensors, tokenizer, lacks, note)
+
+
+def _dtype(document: Mapping[str, Any]) -> str:
+    """What a config.json names; float32 if that is none that weights may have."""
     named = document.get("dtype") or document.get("torch_dtype")
     return named if isinstance(named, str) and named in DTYPES else "float32"
 

@@ -165,6 +165,7 @@ def split_decoder(
     )
     of = f" of {_mb(target_bytes)}" if target_bytes is not None else ""
     report = tuple(f"{task.name}: {_mb(task.memory_bytes)}{of} MB; {task.limit}" for task in tasks)
+    report += (checkpoint.note,) if checkpoint.note else ()
     needs = [
         ("driver", driver_bytes, ()),
         *((f"stage.{k}", stage_bytes(*cut), (_layers(*cut),)) for k, cut in enumerate(cuts)),

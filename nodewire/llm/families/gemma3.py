@@ -14,6 +14,16 @@ from nodewire.llm.families.sizes import FULL, SLIDING, layer_kinds
 __all__ = ["ARCHITECTURE", "parse", "pieces"]
 
 ARCHITECTURE = "Gemma3ForCausalLM"
+_DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2_304,
+    "intermediate_size": 9_216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+"""Which files of models that also see leave out."""
 
 
 def parse(fields: Fields) -> dict[str, Any]:
@@ -21,6 +31,8 @@ def parse(fields: Fields) -> dict[str, Any]:
     every = fields.either("sliding_window_pattern", "_sliding_window_pattern", 6)
     if every < 1:
         raise BadTask("sliding_window_pattern", "not above 0")
+    for field, value in _DEFAULTS.items():
+        fields.default(field, value)
     found = gemma(fields, rotary=False)
     window = fields.optional_integer("sliding_window", 4_096)
     kinds = layer_kinds(fields, found, lambda layer: (layer + 1) % every > 0, window)
