@@ -174,6 +174,30 @@ FAMILIES: dict[str, tuple[str, dict]] = {
 """By what is particular: the class in transformers, and what its configuration says besides SIZES."""
 
 
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "image_size": 16,
+    "patch_size": 4,
+}
+SEEING: dict[str, tuple[str, dict, dict]] = {
+    "gemma3, seeing": (
+        "Gemma3",
+        GEMMA | {"model_type": "gemma3_text", "sliding_window_pattern": 2},
+        {"vision_config": _VISION | {"model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4},
+    ),
+    "mistral3, seeing": (
+        "Mistral3",
+        {"model_type": "mistral", "sliding_window": None},
+        {"vision_config": _VISION | {"model_type": "pixtral"}, "tie_word_embeddings": False},
+    ),
+}
+"""Models that also see: the class in transformers, what text_config says besides SIZES, and what stands beside it."""
+
+
 def byte_tokenizer() -> Tokenizer:
     """Byte-level BPE: 256 bytes, one special token, and a few merges."""
     tokenizer = Tokenizer(models.BPE())
@@ -202,13 +226,35 @@ def make_family(folder: Path, name: str, dtype: torch.dtype = torch.float32, **c
     config_class, model_class = classes(stem)
     said = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | particular | changes
     config = config_class(**{name: value for name, value in said.items() if value is not None or name in _NULL})
+    return _saved(folder, stem, model_class, config, tokenizer, dtype)
+
+
+def make_seeing(folder: Path, name: str) -> Path:
+    """As `make_family`, of SEEING."""
+    stem, particular, beside = SEEING[name]
+    torch.manual_seed(11)
+    tokenizer = byte_tokenizer()
+    said = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | particular
+    ids = {"image_token_index": 299} | {f"{which}_token_index": 298 for which in ("boi", "eoi") if stem == "Gemma3"}
+    config = getattr(transformers, f"{stem}Config")(text_config=said, **beside, **ids)
+    config.text_config.initializer_range = 0.2
+    return _saved(folder, stem, seeing_class(name), config, tokenizer, torch.float32)
+
+
+def seeing_class(name: str) -> type:
+    return getattr(transformers, f"{SEEING[name][0]}ForConditionalGeneration")
+
+
+def _saved(
+    folder: Path, stem: str, model_class: type, config: object, tokenizer: Tokenizer, dtype: torch.dtype
+) -> Path:
     config.initializer_range = 0.2
     model = model_class(config)
     with torch.no_grad():
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if "norm" in tensor_name or ".ln_" in tensor_name or "bias" in tensor_name or "sinks" in tensor_name:
                 tensor.add_(torch.randn_like(tensor) * 0.3)
-            elif ("embed" in tensor_name and "Gemma" in stem) or ".wte." in tensor_name:
+            elif ("embed_tokens" in tensor_name and "Gemma" in stem) or ".wte." in tensor_name:
                 tensor.mul_(0.06)  # small beside what the layers add, or a tied head repeats its input
     model.to(dtype).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))

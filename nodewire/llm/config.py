@@ -184,7 +184,7 @@ class Quantization(Schema):
 
 REORDERED = frozenset(("meta", "cohere", "cohere2", "falcon", "gpt2", "gpt_neox"))
 """Families whose checkpoints hold a layer's rows in another order than they are kept, which blocks cannot follow."""
-_LATER = (
+LATER = (
     "quantization",
     "norm",
     "norm_bias",
@@ -358,7 +358,7 @@ class DecoderConfig(Schema):
     @model_serializer(mode="wrap")
     def _without_what_is_by_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = handler(self)
-        for name in _LATER:
+        for name in LATER:
             if getattr(self, name) == type(self).model_fields[name].default:
                 del document[name]
         return document
