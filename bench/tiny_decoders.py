@@ -58,6 +58,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         "Phi3",
         {"rope_parameters": LONG, "original_max_position_embeddings": 256, "max_position_embeddings": 256},
     ),
+    "phi3, longrope, long": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64}),
     "gemma": ("Gemma", {"tie_word_embeddings": True}),
     "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0}),
     "gemma3": ("Gemma3", GEMMA | {"sliding_window_pattern": 2}),

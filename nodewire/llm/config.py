@@ -79,10 +79,9 @@ class Yarn(Schema):
 class LongRope(Schema):
     """LongRoPE, https://arxiv.org/abs/2402.13753: a factor for each wavelength.
 
-    A task whose positions reach beyond the first context uses the long factors for all of them: keys that are cached
-    cannot change their angles in mid-session. transformers' `generate` uses the short ones as long as a text stays
-    within that context, and reads all of it again with the long ones at the first position beyond; so of a model that
-    is registered with more, the logits of texts that stay within it are others there.
+    A session that is opened for positions beyond the first context uses the long factors for all of them, any other the
+    short ones: keys that are cached cannot change their angles in mid-session. So does transformers as long as a text
+    stays within that context; its `generate` reads all of it again with the long ones at the first position beyond.
     """
 
     rope_type: Literal["longrope"]
@@ -378,6 +377,14 @@ class DecoderConfig(Schema):
     def rotary(self) -> int:
         """Dimensions of a head that turn."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def short_positions(self, positions: int) -> int:
+        """Up to how many positions a session turns by LongRoPE's short factors, in a task of `positions` whose longer
+        sessions turn by the long ones; 0 where all its sessions turn alike."""
+        if not isinstance(self.rope_scaling, LongRope):
+            return 0
+        first = self.rope_scaling.original_max_position_embeddings
+        return first if positions > first else 0
 
     def slides(self, layer: int) -> bool:
         """Whether a layer attends to the last `sliding_window` positions only."""

@@ -62,7 +62,8 @@ def stage(
     each, fixed = sizes.while_multiplying(quantized, item)
     plain, exact = (sum(layer[which] for layer in numbers[first:last]) for which in (0, 1))
     per_lane = 2 * PAGE * pages_of(positions) * config.num_key_value_heads * config.head_dim * item
-    tables = positions * (config.rotary * 4 * (2 if config.rope_local_base_freq else 1) + 8)
+    rows = positions + config.short_positions(positions)
+    tables = rows * (config.rotary * 4 * (2 if config.rope_local_base_freq else 1) + 8)
     work = (
         block * (_work(config, first, last, positions, block, item) + each)
         + fixed

@@ -107,9 +107,9 @@ class Layers:
 
     def run(self, x: Tensor, past: Past) -> Tensor:
         """Hidden states [n, width] of the past's rows after the last layer."""
-        full = sliding = self.full.at(past.positions)
+        full = sliding = self.full.at(past.angles)
         if self.sliding is not self.full:
-            sliding = self.sliding.at(past.positions)
+            sliding = self.sliding.at(past.angles)
         if len(x) == 1 and isinstance(past, Chain) and x.dtype == torch.float32:
             return self._step(x, full, sliding, past)
         for layer in self.layers:
@@ -124,9 +124,9 @@ class Layers:
 
     def captured(self, x: Tensor, past: Past) -> Tensor:
         """`run`, in operations that depend on nothing but the shapes of tensors."""
-        full = sliding = self.full.at(past.positions)
+        full = sliding = self.full.at(past.angles)
         if self.sliding is not self.full:
-            sliding = self.sliding.at(past.positions)
+            sliding = self.sliding.at(past.angles)
         for layer in self.layers:
             mlp = AllAtOnce(layer.mlp) if isinstance(layer.mlp, Mixture) else layer.mlp
             x = layer.forward(x, sliding if layer.slides else full, past, mlp)

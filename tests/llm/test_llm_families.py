@@ -130,36 +130,6 @@ def test_a_prompt_in_parts_is_a_prompt_and_an_earlier_pos_rewinds(made, name, tm
     assert (torch.cat(parts, 1) - expected).abs().max() < 1e-4
 
 
-@torch.inference_mode()
-def test_longrope_uses_the_long_factors_where_the_context_is_long(tmp_path):
-    longer = {"rope_parameters": LONG, "original_max_position_embeddings": 32}
-    directory = make_family(tmp_path, "phi3, longrope, short", **longer)
-    model = reference("phi3, longrope, short", directory)
-    logits = model(torch.tensor([PROMPT])).logits[0, -1]
-    assert (Whole(directory).logits(PROMPT) - logits).abs().max() <= 1e-4
-    logits = model(torch.tensor([PROMPT[:20]])).logits[0, -1]
-    assert (Whole(directory, context=32).logits(PROMPT[:20]) - logits).abs().max() <= 1e-4
-
-
-@torch.inference_mode()
-def test_longrope_where_a_text_grows_beyond_the_first_context(tmp_path):
-    """transformers goes by the position that is reached: up to the first context its `generate` is what a short task
-    computes, and from the first position beyond, where it reads all again, a long one's. A decode step by itself lets
-    the keys stand that the short factors have turned, which is neither."""
-    longer = {"rope_parameters": LONG, "original_max_position_embeddings": 32}
-    directory = make_family(tmp_path, "phi3, longrope, short", **longer)
-    model, short, long = reference("phi3, longrope, short", directory), Whole(directory, context=32), Whole(directory)
-    wish = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    said = model.generate(torch.tensor([PROMPT[:30]]), output_logits=True, return_dict_in_generate=True, **wish)
-    ids = said.sequences[0].tolist()
-    for n, logits in zip(range(30, 36), said.logits, strict=True):
-        assert ((short if n <= 32 else long).logits(ids[:n]) - logits[0]).abs().max() <= 1e-4
-    assert (short.logits(ids[:32]) - long.logits(ids[:32])).abs().max() > 1e-2
-    past = model(torch.tensor([ids[:32]]), use_cache=True).past_key_values
-    mixed = model(torch.tensor([ids[32:33]]), past_key_values=past).logits[0, -1]
-    assert (long.logits(ids[:33]) - mixed).abs().max() > 1e-2
-
-
 def packed(matrices):
     """[experts, in, out] as MXFP4: blocks along `in`, the nearest numbers under a power of two below the largest."""
     rows = matrices.transpose(1, 2).unflatten(-1, (-1, mxfp4.GROUP))
