@@ -80,7 +80,19 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
             raise
         raise OverMemory(error.field, f"{error.reason}: {_REMEDY}") from None
     except Unsupported as error:
-        raise Unsupported(error.field, f"{error.reason}; {_ANY}") from None
+        raise Unsupported(error.field, f"{error.reason}; {_remedy(architecture, error.field)}") from None
+
+
+def _remedy(architecture: str, field: str) -> str:
+    """What to do about a model that is not cut by its operators."""
+    from nodewire.llm.families import ARCHITECTURES
+
+    if field != "architectures":
+        return _ANY
+    if architecture in ARCHITECTURES:
+        return "it is cut to generate text without --as-tensors"
+    texts = ", ".join(sorted(ARCHITECTURES))
+    return f"those that generate text are {texts}; those that embed it {', '.join(_ENCODERS)}; {_ANY}"
 
 
 def _is_decoder(folder: Path) -> bool:
@@ -105,7 +117,11 @@ def _architecture(folder: Path) -> str:
     try:
         return str(jsonlib.loads((folder / "config.json").read_text())["architectures"][0])
     except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
+        raise BadConfig(
+            str(folder),
+            'holds no config.json that names its architecture: let it say "architectures": ["LlamaForCausalLM"], '
+            "or whatever class of transformers the model is of",
+        ) from error
 
 
 def _with_chat(made: Registration, folder: Path, out: Path | None) -> Registration:

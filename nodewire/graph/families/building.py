@@ -53,7 +53,8 @@ def build(config: Mapping[str, Any], largest: Largest = LARGEST, most: Mapping[s
     name = str(names[0]) if isinstance(names, list) and names else ""
     family = ARCHITECTURES.get(name)
     if family is None:
-        raise Unsupported("architectures", f"{name[:60]!r} is not one of {', '.join(sorted(ARCHITECTURES))}")
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise Unsupported("architectures", f"{name[:60]!r} is not one of those cut by their operators: {known}")
     wanted: dict[str, Any] = {"attn_implementation": family.attention} if family.attention else {}
     with taken(), _without_tokens():
         settings = transformers.AutoConfig.for_model(**plain(config))

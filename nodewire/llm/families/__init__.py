@@ -112,7 +112,11 @@ def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
     fields = Fields(config if blocks is None else {**config, "quantization_config": None})
     document = FAMILIES[name].parse(fields)
     if "quantization_config" in fields:
-        raise BadTask("quantization_config", f"only of the method {compressed.METHOD}, or mxfp4 of gpt-oss")
+        raise BadTask(
+            "quantization_config",
+            f"only of the method {compressed.METHOD}, or mxfp4 of gpt-oss: take the model unquantized, "
+            "which `nodewire quantize` makes smaller",
+        )
     fields.end()
     ends = json_object(generation, "generation_config.json").get("eos_token_id") if generation is not None else None
     if ends is None:

@@ -48,7 +48,8 @@ def described(
         found["rope_scaling"] = _SCALINGS[kind](inner, positions)
     else:
         known = ", ".join(_SCALINGS)
-        raise BadTask("rope_scaling", f"{kind[:40]} is not supported, only default, {known}")
+        remedy = "; leave it out where no text is longer than max_position_embeddings" if kind == "dynamic" else ""
+        raise BadTask("rope_scaling", f"{kind[:40]} is not supported, only default, {known}{remedy}")
     inner.take(_ORIGINAL)  # which some files state where it changes nothing
     try:
         inner.end()
