@@ -14,7 +14,10 @@ from nodewire.kind import Registration, Say, TaskSize
 from nodewire.protocol.borders import Border
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 
-_ENCODERS = ("BertModel", "BertForMaskedLM")
+_ENCODERS = (
+    *("BertModel", "BertForMaskedLM", "RobertaModel", "XLMRobertaModel", "MPNetModel", "MPNetForMaskedLM"),
+    *("ModernBertModel", "NomicBertModel"),
+)
 _ANY = "any module is cut from Python by `nodewire.register` (README.md)"
 _REMEDY = "name them with --most (--most sequence=64), or a larger --target-vram"
 

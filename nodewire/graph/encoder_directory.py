@@ -17,6 +17,8 @@ from nodewire.weights.directory import read_tokenizer
 
 MAX_JSON_BYTES = 32 * 2**20
 _LONGEST = 512
+AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
+"""By `model_type`: those whose positions begin after the id that pads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,13 @@ def read(path: Path, *, is_dry: bool = False) -> EncoderDirectory:
     lengths = [
         _object(path, "sentence_bert_config.json", {}).get("max_seq_length"),
         _object(path, "tokenizer_config.json", {}).get("model_max_length"),
-        config.get("max_position_embeddings"),
     ]
     pad_id = config.get("pad_token_id") or 0
     if type(pad_id) is not int or not 0 <= pad_id < 2**31:
         raise BadInput("pad_token_id", f"{str(pad_id)[:40]} is no token")
+    most = config.get("max_position_embeddings")
+    if type(most) is int:
+        lengths.append(most - (pad_id + 1 if config.get("model_type") in AFTER_PADDING else 0))
     known = [n for n in lengths if type(n) is int and n > 0]
     named = str(config.get("_name_or_path") or path.resolve().name).rsplit("/", 1)[-1]
     return EncoderDirectory(

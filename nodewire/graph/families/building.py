@@ -66,7 +66,7 @@ def build(config: Mapping[str, Any], largest: Largest = LARGEST, most: Mapping[s
         called = family.called(settings, largest)
         if most:
             called = widened(called, most, family.called(settings, ANY).dims)
-        return Built(module, _values(module), called, family)
+        return Built(module, values(module), called, family)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _values(module: Any) -> dict[str, torch.Tensor]:
+def values(module: Any) -> dict[str, torch.Tensor]:
     """Values of buffers that no checkpoint holds, as the module's own initialization makes them. Raises BadInput."""
     places = {}
     for parameter in (*module.parameters(), *module.buffers()):
