@@ -1,8 +1,8 @@
 """Which models are accepted, and whether they say what their authors' do: `python -m bench.support [--json] [--quick]`.
 
 `configs/` holds the config.json of models that people have, as `transformers` or their authors wrote them. Each goes
-the way of `nodewire register --dry-run`, at three targets; where a target is too small, one of the size that the refusal
-names must do. Tiny random models of every family are registered and compared with the library's own class: decoders by
+the way of `nodewire register --dry-run`, at three targets; where a target is too small, one of the size that the
+refusal names must do. Tiny random models of every family are compared with the library's own class: decoders by
 their logits and greedy tokens, encoders by the vectors of texts, others by what they put out.
 
 A refusal must name what the cause is, and what can be done. `--table FILE` writes what is accepted as Markdown.

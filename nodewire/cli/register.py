@@ -67,7 +67,7 @@ def register(
         typer.Option(
             "--as-tensors",
             help="Cut any architecture at its operators, to be called with tensors; without it decoders are cut to "
-            "generate text, and BERT models to embed it.",
+            "generate text, and sentence encoders to embed it.",
         ),
     ] = False,
     expert_groups: Annotated[

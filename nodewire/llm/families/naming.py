@@ -134,7 +134,7 @@ def norms(config: DecoderConfig, at: str, names: Mapping[str, str] | None = None
     names = names or (SANDWICH if config.sandwich_norms else NORMS)
     found: dict[str, tuple[Piece, ...]] = {}
     for role in norm_roles(config):
-        found |= _norm(config, role, f"{at}.{names[role]}")
+        found |= _norm(config, role, f"{at}.{names.get(role, SANDWICH[role])}")
     return found
 
 
