@@ -127,6 +127,18 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 24},
     ),
     "olmo2": ("Olmo2", {"head_dim": None}),
+    "olmo3": ("Olmo3", {"head_dim": None, "sliding_window": WINDOW}),
+    "olmo3, scaled": (
+        "Olmo3",
+        {
+            "head_dim": None,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": YARN | {"rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            },
+        },
+    ),
     "granite": (
         "Granite",
         {

@@ -222,6 +222,7 @@ class DecoderConfig(Schema):
         "meta",
         "smollm3",
         "olmo2",
+        "olmo3",
         "granite",
         "stablelm",
         "starcoder2",
