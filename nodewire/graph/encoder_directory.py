@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nodewire.errors import BadInput, NotFound
-from nodewire.weights.directory import read_tokenizer
+from nodewire.weights.directory import read_tokenizer, weight_files
 
 MAX_JSON_BYTES = 32 * 2**20
 _LONGEST = 512
@@ -49,8 +49,8 @@ def read(path: Path, *, is_dry: bool = False) -> EncoderDirectory:
         BadInput: a file is not what it should be, or asks for a pooling other than mean or first token.
     """
     config = config_of(path)
-    if not is_dry and not (path / "model.safetensors").is_file():
-        raise NotFound("model.safetensors", f"not in {path.name}")
+    if not is_dry:
+        weight_files(path)
     modules = _json(path, "modules.json", [])
     if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
         raise BadInput("modules.json", "not a list of objects")

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from nodewire.errors import BadInput, BadTask
+from nodewire.errors import BadInput, BadTask, NotFound
 from nodewire.graph import encoder_directory
 from nodewire.llm.checkpoint import open_checkpoint
 from nodewire.llm.config import DecoderConfig, Llama3
@@ -96,6 +96,8 @@ def open_encoder(directory: Path) -> Opened:
         NotFound, BadTask, BadInput, TooLarge: it does not hold a BERT that is pooled by its mean and normalized.
     """
     found = encoder_directory.read(directory)
+    if not found.weights.is_file():
+        raise NotFound(found.weights.name, f"not in {directory.name}, whose weights are in several files")
     config = found.config
     for field, value, wanted in (
         ("model_type", config.get("model_type"), "bert"),

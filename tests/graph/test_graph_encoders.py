@@ -1,9 +1,12 @@
 """Sentence encoders of every family that is registered to embed text answer as the library's own class does."""
 
+import shutil
+
 import pytest
 
 from bench.tiny_encoders import ENCODERS, TEXTS, batch, eager, make_encoder
 from nodewire.cli.cutting import Asked, cut
+from nodewire.errors import NotFound
 from nodewire.graph import whole
 
 TARGET = 60_000
@@ -37,3 +40,11 @@ def test_a_batch_is_what_the_library_makes_of_it(registered, load_chain, rows, l
 def test_the_longest_text_is_as_long_as_there_are_positions(registered):
     """Those of some families begin after the id that pads."""
     assert registered[2].manifest.context == 24
+
+
+def test_pickled_weights_of_an_encoder_are_told_as_such(registered, tmp_path):
+    """As many have them that people embed with."""
+    again = shutil.copytree(registered[1], tmp_path / "again", ignore=shutil.ignore_patterns("*.safetensors"))
+    (again / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(NotFound, match=r"weights are pickled .*save_pretrained"):
+        cut(again, Asked(TARGET, "one"), tmp_path / "out")

@@ -26,7 +26,7 @@ def parse(fields: Fields) -> dict[str, Any]:
     ):
         fields.alias(name, other)
     if fields.flag("alibi", False):
-        raise BadTask("alibi", "a slope of scores for each head is not computed; a Falcon without it is (7b, 40b, 11B)")
+        raise BadTask("alibi", "ALiBi's slopes of scores are not computed: take a Falcon that has none (7b, 40b, 11B)")
     fields.only("apply_residual_connection_post_layernorm", False)
     fields.take("ff_factor")  # as `ffn_hidden_size` says it
     width = fields.integer("hidden_size")
