@@ -8,18 +8,36 @@ from typing import Annotated
 import typer
 
 from nodewire.errors import NotFound
+from nodewire.gguf import model as gguf
 
 Local = Annotated[
     Path | None,
-    typer.Option(help="Run this Hugging Face model folder here, without any market, and so without its options."),
+    typer.Option(
+        help="Run this Hugging Face model folder, or GGUF file, here, without any market, and so without its options."
+    ),
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)]
 
 
 def model_folder(folder: Path) -> Path:
     """`folder`, before any library that reads it is loaded, which takes seconds. Raises NotFound."""
-    if not folder.is_dir():
-        raise NotFound("--local", f"{folder} is {'a file, and no folder' if folder.exists() else 'not there'}")
-    if not (folder / "config.json").is_file():
+    check_model("--local", folder)
+    if folder.is_dir() and not (folder / "config.json").is_file():
         raise NotFound("--local", f"{folder} holds no config.json; it takes the folder of a Hugging Face model")
     return folder
+
+
+def check_model(field: str, path: Path) -> None:
+    """Raises NotFound: a path is neither a folder nor a GGUF file, of which all shards are there."""
+    if gguf.is_one(path):
+        gguf.files_of(path)
+    elif not path.is_dir():
+        said = "a file, and neither a folder nor a GGUF file" if path.exists() else "not there"
+        raise NotFound(field, f"{path} is {said}")
+    elif not (path / "config.json").exists() and (files := sorted(path.glob(f"*{gguf.SUFFIX}"))):
+        raise NotFound(field, f"{path} holds no config.json, but {len(files)} GGUF files: name one, as {files[0]}")
+
+
+def model_name(path: Path) -> str:
+    """What a model is called that lies in a folder or a file."""
+    return gguf.name_of(path) if gguf.is_one(path) else path.resolve().name

@@ -7,7 +7,7 @@ the other fields of DecoderConfig, so a family that computes what no field says 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from nodewire.errors import BadInput, BadTask, TooLarge
@@ -75,7 +75,12 @@ def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
         TooLarge: longer than 1 MiB.
         BadTask: no known family, or a field missing, unknown, out of bounds or not supported (it is named).
     """
-    config = json_object(data, "config.json")
+    ends = json_object(generation, "generation_config.json").get("eos_token_id") if generation is not None else None
+    return parse_document(json_object(data, "config.json"), ends)
+
+
+def parse_document(config: Mapping[str, Any], ends: Any = None) -> DecoderConfig:
+    """As `parse_config`, of an object; `ends` are tokens that end a text, in place of those that it names."""
     architectures = config.get("architectures")
     name = next((name for name, family in FAMILIES.items() if architectures == [family.ARCHITECTURE]), None)
     if name is None:
@@ -87,7 +92,6 @@ def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
     if "quantization_config" in fields:
         raise BadTask("quantization_config", f"only of the method {compressed.METHOD}, or mxfp4 of gpt-oss")
     fields.end()
-    ends = json_object(generation, "generation_config.json").get("eos_token_id") if generation is not None else None
     if ends is None:
         ends = config.get("eos_token_id")
     document |= {"family": name, "eos_token_id": [] if ends is None else ends if isinstance(ends, list) else [ends]}
