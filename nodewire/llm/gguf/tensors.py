@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from nodewire.errors import BadTask, Unsupported
 from nodewire.gguf.header import Placed
@@ -62,8 +63,8 @@ _EXPERTS = {
     "w2": "ffn_down",
 }
 _PAIRED = ("attn_q", "attn_k")
+_SINKS = "self_attn.sinks"
 _WHOLE = {
-    "self_attn.sinks": ("attn_sinks.weight",),
     "mlp.experts.gate_up_proj_bias": ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
     "mlp.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
     "mlp.experts.down_proj_bias": ("ffn_down_exps.bias",),
@@ -146,6 +147,8 @@ class _Mapping:
         at, module = f"blk.{found[1]}", found[2]
         if expert := _EXPERT.fullmatch(f"{module}.weight"):
             return self._of_expert(at, int(expert[1]), _EXPERTS[expert[2]], shape)
+        if module == _SINKS:
+            return self._plain(f"{at}.attn_sinks.weight", shape)
         if (names := _WHOLE.get(module)) is not None:
             return self._in_turn([f"{at}.{name}" for name in names], shape)
         module, kind = (module.removesuffix(".bias"), "bias") if module.endswith(".bias") else (module, "weight")
@@ -159,7 +162,7 @@ class _Mapping:
             raise _shaped(name, placed, shape)
         width = 1 if head and len(shape) == 1 else shape[-1]
         less_one = self._config.norm_plus_one and name.endswith("norm.weight")
-        return Rows((placed,), width, head=head, less_one=less_one)
+        return _rows(name, (placed,), width, head=head, less_one=less_one)
 
     def _of_expert(self, at: str, number: int, name: str, shape: tuple[int, ...]) -> Rows:
         """One of a mixture's, whose matrices are one tensor; or in older files each its own."""
@@ -175,15 +178,13 @@ class _Mapping:
 
     def _in_turn(self, names: list[str], shape: tuple[int, ...]) -> Rows:
         """Rows of several tensors in turn; of biases each number is a row."""
-        sources = tuple(map(self._placed, names))
+        sources, turns = tuple(map(self._placed, names)), len(names)
         is_bias = names[0].endswith(".bias")
-        each = (*shape[:-2], shape[-2] // len(names), shape[-1])
-        if is_bias or len(shape) == 1:
-            each = (*shape[:-1], shape[-1] // len(names))
+        each = (*shape[:-1], shape[-1] // turns) if is_bias else (*shape[:-2], shape[-2] // turns, shape[-1])
         for name, placed in zip(names, sources, strict=True):
             if placed.shape != each or placed.type != sources[0].type:
                 raise _shaped(name, placed, each)
-        return Rows(sources, 1 if is_bias and len(names) > 1 else shape[-1])
+        return _rows(names[0], sources, 1 if is_bias and turns > 1 else shape[-1])
 
     def _placed(self, name: str) -> Placed:
         placed = self._model.tensors.get(name)
@@ -191,6 +192,13 @@ class _Mapping:
             raise BadTask(f"gguf.tensor {name}", "missing: the file does not hold the whole model")
         self.used.add(name)
         return placed
+
+
+def _rows(name: str, sources: tuple[Placed, ...], width: int, **how: Any) -> Rows:
+    """Raises Unsupported: what is taken apart lies in a block together."""
+    if width % sources[0].type.size:
+        raise Unsupported(f"gguf.tensor {name[:80]}", f"{sources[0].type.name}, where only plain numbers are read")
+    return Rows(sources, width, **how)
 
 
 def _shaped(name: str, placed: Placed, shape: tuple[int, ...]) -> BadTask:
