@@ -89,6 +89,9 @@ fuzz-wire: $(VENV)/.installed ## a million malformed frames, 10,000 malformed ha
 fuzz-tasks: $(VENV)/.installed ## 100,000 hostile tasks, weights and manifests, run where they are valid (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.fuzz_tasks $(ARGS)
 
+fuzz-gguf: $(VENV)/.installed ## 100,000 hostile GGUF files, read as `register` reads them (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.fuzz_gguf $(ARGS)
+
 scale-train: $(VENV)/.installed ## a training with 4 to 256 providers: start, memory, events, validation (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.scale_train $(ARGS)
 

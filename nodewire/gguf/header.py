@@ -22,7 +22,7 @@ from nodewire.gguf.types import OTHERS, TYPES, Type
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_HEADER_BYTES = 128 * 1_048_576
+MAX_HEADER_BYTES = 64 * 1_048_576
 MAX_KEYS, MAX_TENSORS = 4_096, 65_536
 MAX_NAME_BYTES = 256
 """Of a key or a tensor's name."""
@@ -30,7 +30,7 @@ MAX_TEXT_BYTES = 4 * 1_048_576
 """Of a text outside an array, such as a chat template."""
 MAX_TOKEN_BYTES = 65_536
 """Of a text in an array."""
-MAX_ARRAY, MAX_TEXTS = 2**21, 2**22
+MAX_ARRAY = MAX_TEXTS = 2**21
 """Elements of an array, and texts in all arrays together."""
 MAX_DIMENSIONS, MAX_NUMBERS = 4, 2**48
 MAX_ALIGNMENT = 65_536

@@ -62,6 +62,8 @@ _EXPERTS = {
     "w3": "ffn_up",
     "w2": "ffn_down",
 }
+_WIDE = 32
+"""Bits of a number that is in no block that is kept."""
 _PAIRED = ("attn_q", "attn_k")
 _SINKS = "self_attn.sinks"
 _WHOLE = {
@@ -103,14 +105,12 @@ def _quantization(mapping: _Mapping, config: DecoderConfig) -> Quantization | No
     """The blocks that leave fewest bytes of the layers' matrices; None if there are no such blocks, or other ones."""
     if config.experts is not None and config.experts.stored != "each":
         return None
-    modules = list(modules_of(config))
-    bits = {
-        (layer, role): max(KEPT.get(mapping.type(piece), 0) or 99 for piece in pieces)
-        for layer, role, pieces in modules
-    }
-    counts = {(layer, role): sum(piece.count for piece in pieces) for layer, role, pieces in modules}
+    bits, counts = dict[tuple[int, str], int](), dict[tuple[int, str], int]()
+    for layer, role, pieces in modules_of(config):  # a layer at a time: a hostile configuration names millions
+        bits[layer, role] = max(KEPT.get(mapping.type(piece), _WIDE) for piece in pieces)
+        counts[layer, role] = sum(piece.count for piece in pieces)
     nbits = {
-        most: sum(counts[at] * (most if own <= most else 32) for at, own in bits.items())
+        most: sum(count * (most if bits[at] <= most else _WIDE) for at, count in counts.items())
         for most in sorted(set(KEPT.values()))
     }
     most = min(nbits, key=lambda one: nbits[one])
