@@ -22,7 +22,7 @@ WORKERS ?= 2
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install base demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
+.PHONY: help install base demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
   scale-train quality-train byzantine fraud honest matrix soak interop model-check constraints clean
 
 help: ## show this list
