@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nodewire.errors import NotFound
+from nodewire.errors import BadInput, NotFound
 from nodewire.gguf import model as gguf
 
 Local = Annotated[
@@ -25,6 +25,13 @@ def model_folder(folder: Path) -> Path:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise NotFound("--local", f"{folder} holds no config.json; it takes the folder of a Hugging Face model")
     return folder
+
+
+def encoder_folder(folder: Path) -> Path:
+    """As `model_folder`, of a model that embeds text. Raises BadInput: it is a file of one that generates it."""
+    if gguf.is_one(folder):
+        raise BadInput("--local", f"{folder} is a GGUF file, whose model generates text; name an encoder's folder")
+    return model_folder(folder)
 
 
 def check_model(field: str, path: Path) -> None:
