@@ -17,7 +17,6 @@ from nodewire.gguf.header import Placed
 SUFFIX = ".gguf"
 MAX_SHARDS = 1_000
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-_COUNT = "split.count"
 T = TypeVar("T", bool, int, float, str)
 
 
@@ -109,7 +108,7 @@ def open_model(path: Path) -> Model:
         found = header.read(file)
         if not number:
             metadata = found.metadata
-        said = (found.metadata.get("split.no", number), found.metadata.get(_COUNT, len(files)))
+        said = (_whole(found.metadata, "split.no", number), _whole(found.metadata, "split.count", len(files)))
         if said != (number, len(files)):
             raise BadTask(file.name[:80], f"says it is shard {said[0]} (from 0) of {said[1]}, its name says otherwise")
         for name, placed in found.tensors.items():
@@ -121,7 +120,14 @@ def open_model(path: Path) -> Model:
     architecture = metadata.get("general.architecture")
     if type(architecture) is not str or not architecture:
         raise BadTask("gguf.general.architecture", "missing: the file holds no model, or a shard's metadata are gone")
-    said_count = metadata.get("split.tensors.count", len(tensors))
-    if said_count != len(tensors):
-        raise BadTask("gguf.split.tensors.count", f"{said_count}, the shards have {len(tensors)}")
+    count = _whole(metadata, "split.tensors.count", len(tensors))
+    if count != len(tensors):
+        raise BadTask("gguf.split.tensors.count", f"{count}, the shards have {len(tensors)}")
     return Model(files[0], architecture, metadata, tensors)
+
+
+def _whole(metadata: Mapping[str, Any], key: str, default: int) -> int:
+    found = metadata.get(key, default)
+    if type(found) is not int:
+        raise BadTask(f"gguf.{key}", f"a {type(found).__name__}, not a whole number")
+    return found

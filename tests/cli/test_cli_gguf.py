@@ -29,6 +29,7 @@ def model(tmp_path):
 
 
 def test_it_generates_as_it_does_when_it_is_called(model, monkeypatch, capfd):
+    asked = ("--max-tokens", 6, "--temperature", 0, "--json")
     assert run(monkeypatch, "generate", "the end", "--local", model, *asked) == 0
     assert json.loads(capfd.readouterr().out)["text"] == "".join(generate(model, "the end", 6, temperature=0))
 

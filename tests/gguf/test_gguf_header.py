@@ -135,6 +135,10 @@ def test_shards_must_be_those_of_one_model(tmp_path):
         open_model(in_shards(tmp_path, **{"split.no": 5})[0])
     with pytest.raises(BadTask, match=r"split.tensors.count: 7, the shards have 11"):
         open_model(in_shards(tmp_path, **{"split.tensors.count": 7})[0])
+    path = tmp_path / "whole.gguf"
+    path.write_bytes(SMALL.saying("split.count", ARRAY, (U32, [1, 2])).encode())
+    with pytest.raises(BadTask, match=r"split.count: a ndarray, not a whole number"):
+        open_model(path)
     with pytest.raises(TooLarge, match="one of 99999 shards"):
         open_model(tmp_path / "tiny-00001-of-99999.gguf")
 

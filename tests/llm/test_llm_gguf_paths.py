@@ -10,7 +10,7 @@ from llm_models import PLAIN, ROOMY, Ring, make_model
 from safetensors.torch import load_file
 
 from bench import hostile_gguf as hostile
-from bench.hostile_gguf import F32, TEXT, U32
+from bench.hostile_gguf import ARRAY, F32, TEXT, U32
 from nodewire import extras
 from nodewire.chat.folder import chat_template
 from nodewire.errors import BadInput, BadTask, NodewireError, NotFound, Unsupported
@@ -169,6 +169,11 @@ FAULTS = {
     ),
     "another width": (SMALL.saying("llama.embedding_length", U32, 64), BadTask, r"not \[64, 64\]"),
     "another scaling": (SMALL.saying("llama.rope.scaling.type", TEXT, "ntk"), BadTask, "ntk is not supported"),
+    "an array for a number": (
+        SMALL.saying("llama.logit_scale", ARRAY, (U32, [1, 2])),
+        BadTask,
+        "llama.logit_scale:.*not supported",
+    ),
     "a text for a number": (SMALL.saying("llama.rope.freq_base", TEXT, "x"), BadTask, "rope_theta"),
     "a tensor too many": (
         SMALL.having("output_norm.weight", name="blk.0.attn_sub_norm.weight"),

@@ -24,7 +24,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 BESIDE = frozenset({FACTORS, LONG, SHORT})
 """Tensors that are a part of the configuration."""
-_SILENT = frozenset({"vocab_size", "rope.scaling.finetuned", "attention.causal", "logit_scale", "pooling_type"})
+_SILENT = frozenset({"vocab_size", "rope.scaling.finetuned", "attention.causal"})
 _MAX_FACTORS = 512
 
 
@@ -39,12 +39,11 @@ def document(model: Model) -> dict[str, Any]:
     if read is None:
         known = ", ".join(_ARCHITECTURES)
         raise Unsupported("gguf.general.architecture", f"{model.architecture[:40]} is not one of {known}")
-    said = {key: value for key, value in model.metadata.items() if key.startswith(f"{model.architecture}.")}
-    if said.get(f"{model.architecture}.logit_scale", 1) not in (0, 1):
-        raise Unsupported("gguf.logit_scale", "is not supported")
-    prefix = len(model.architecture) + 1
-    fields = Fields({key[prefix:]: _plain(value) for key, value in said.items()}, _SILENT)
+    own = f"{model.architecture}."
+    said = {key: _plain(value) for key, value in model.metadata.items() if key.startswith(own)}
+    fields = Fields({key.removeprefix(own): value for key, value in said.items()}, _SILENT)
     try:
+        fields.only("logit_scale", 0.0, 1.0)
         found = read(model, fields)
         fields.end()
     except BadTask as error:
