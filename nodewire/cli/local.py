@@ -21,7 +21,7 @@ Threads = Annotated[int, typer.Option(help="CPU threads of a --local run.", min=
 
 def model_folder(folder: Path) -> Path:
     """`folder`, before any library that reads it is loaded, which takes seconds. Raises NotFound."""
-    check_model("--local", folder)
+    check_model(folder, "--local")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise NotFound("--local", f"{folder} holds no config.json; it takes the folder of a Hugging Face model")
     return folder
@@ -34,15 +34,19 @@ def encoder_folder(folder: Path) -> Path:
     return model_folder(folder)
 
 
-def check_model(field: str, path: Path) -> None:
-    """Raises NotFound: a path is neither a folder nor a GGUF file, of which all shards are there."""
+def check_model(path: Path, field: str = "") -> None:
+    """Raises NotFound, of that field, or of the path itself: it is neither a folder nor a GGUF file, or one of its shards
+    is missing."""
     if gguf.is_one(path):
         gguf.files_of(path)
-    elif not path.is_dir():
-        said = "a file, and neither a folder nor a GGUF file" if path.exists() else "not there"
-        raise NotFound(field, f"{path} is {said}")
+        return
+    said = ""
+    if not path.is_dir():
+        said = "is a file, and neither a folder nor a GGUF file" if path.exists() else "is not there"
     elif not (path / "config.json").exists() and (files := sorted(path.glob(f"*{gguf.SUFFIX}"))):
-        raise NotFound(field, f"{path} holds no config.json, but {len(files)} GGUF files: name one, as {files[0]}")
+        said = f"holds no config.json, but {len(files)} GGUF files: name one, as {files[0]}"
+    if said:
+        raise NotFound(field or str(path), f"{path} {said}" if field else said)
 
 
 def model_name(path: Path) -> str:

@@ -33,7 +33,7 @@ def quantize(
     json: Json = False,
 ) -> None:
     """Write a model's folder anew with its layers' weights in 8 or 4 bits, for `register` and `generate`."""
-    check_model("folder", folder)
+    check_model(folder)
     from nodewire.llm.quant import directory  # torch is imported here, not before
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -112,7 +112,7 @@ def register(
     json: Json = False,
 ) -> None:
     """Cut a model into pieces, upload them, publish the manifest."""
-    check_model("folder", folder)
+    check_model(folder)
     if is_registered(folder):
         _check_uncut(ctx)
     results, folder = results_of(folder), model_in(folder)
