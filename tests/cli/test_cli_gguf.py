@@ -2,15 +2,17 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
 from bench import hostile_gguf as hostile
-from bench.hostile_gguf import F32, TEXT
+from bench.hostile_gguf import F32, TEXT, U32
 from nodewire import cli
 from nodewire.cli import swarm_cut
 from nodewire.cli.cutting import Asked, cut
 from nodewire.llm.whole import generate
+from nodewire.protocol.swarm import Swarm
 
 
 def run(monkeypatch, *words):
@@ -50,18 +52,24 @@ def test_it_is_quantized(model, tmp_path, monkeypatch, capfd):
     assert run(monkeypatch, "generate", "the", "--local", tmp_path / "int8", "--max-tokens", 3, "--json") == 0
 
 
-def test_a_swarms_node_cuts_it_anew_when_it_has_changed(model):
-    before = swarm_cut._stamp(_Said(), ["driver"], model)
-    model.write_bytes(hostile.small().saying("llama.rope.freq_base", F32, 5e5).encode())
-    assert swarm_cut._stamp(_Said(), ["driver"], model) != before
-
-
-class _Said:
-    def model_copy(self, update):
-        return self
-
-    def document(self):
-        return {}
+async def test_a_swarms_node_cuts_its_part_and_anew_when_the_file_has_changed(model, tmp_path):
+    mine, other = "aa" * 32, "bb" * 32
+    nodes = [{"public": mine}, {"public": other}]
+    file = hostile.small().saying("llama.block_count", U32, 2)
+    more = [
+        replace(one, name=one.name.replace("blk.0", "blk.1")) for one in file.tensors if one.name.startswith("blk.0")
+    ]
+    file = replace(file, tensors=(*file.tensors, *more))
+    model.write_bytes(file.encode())
+    swarm = Swarm.from_document({"v": 1, "name": "tiny", "driver": mine, "nodes": nodes})
+    manifest, blobs, folder = await swarm_cut.cut(swarm, mine, model, tmp_path / "cut")
+    whole = cut(model, Asked(10**9, "tiny", split=((0, 0), (1, 1))), tmp_path / "whole").manifest
+    assert [(one.program, one.weights) for one in manifest.tasks] == [(one.program, one.weights) for one in whole.tasks]
+    assert manifest.chat == whole.chat
+    assert manifest.chat.sha256 in blobs and all(path.is_file() for path in blobs.values())
+    assert (await swarm_cut.cut(swarm, mine, model, tmp_path / "cut"))[2] == folder
+    model.write_bytes(file.saying("llama.rope.freq_base", F32, 5e5).encode())
+    assert (await swarm_cut.cut(swarm, mine, model, tmp_path / "cut"))[2] != folder
 
 
 @pytest.mark.parametrize(
