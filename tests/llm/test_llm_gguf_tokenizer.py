@@ -12,6 +12,7 @@ from nodewire.chat.folder import chat_template
 from nodewire.errors import BadTask, NodewireError, TooLarge, Unsupported
 from nodewire.gguf.model import open_model
 from nodewire.llm.checkpoint import open_checkpoint
+from nodewire.llm.gguf import tokenizer as gguf_tokenizer
 from nodewire.llm.gguf.pre_tokenizers import WAYS
 from nodewire.llm.gguf.tokenizer import converted
 from nodewire.llm.tokenizer import Tokenizer as Ours
@@ -209,6 +210,13 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, fault):
     path.write_bytes(change(SMALL).encode())
     with pytest.raises(error, match=said):
         open_checkpoint(path)
+
+
+def test_tokens_are_bounded_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_tokenizer, "MAX_CHARS", 400)
+    (tmp_path / "m.gguf").write_bytes(SMALL.encode())
+    with pytest.raises(TooLarge, match="characters in all tokens, at most 400"):
+        open_checkpoint(tmp_path / "m.gguf")
 
 
 def test_a_template_and_its_tokens_are_the_files(tmp_path):

@@ -17,6 +17,8 @@ from nodewire.text.detokenizer import guarded
 
 _AT = "tokenizer.ggml."
 TOKENS = f"gguf.{_AT}tokens"
+MAX_CHARS = 2**24
+"""In all tokens: at each of them a token may be two others put together."""
 _ENDS = ("eos", "eot", "eom")
 _END_TEXTS = frozenset(
     {
@@ -33,7 +35,7 @@ def converted(model: Model, rows: int) -> tuple[bytes, list[int]]:
     Raises:
         BadTask: it does not fit the embedding, or its parts contradict each other.
         Unsupported: another kind of tokenizer, or of cutting a text before, than those that are read.
-        TooLarge: over 2^20 tokens, or 512 characters in one.
+        TooLarge: over 2^24 characters in all tokens, or 512 in one.
     """
     tokens = model.texts(f"{_AT}tokens")
     if not tokens:
@@ -43,6 +45,8 @@ def converted(model: Model, rows: int) -> tuple[bytes, list[int]]:
     longest = max(map(len, tokens))
     if longest > MAX_PIECE_CHARS:
         raise TooLarge(TOKENS, f"a token of {longest} characters, at most {MAX_PIECE_CHARS}")
+    if (size := sum(map(len, tokens))) > MAX_CHARS:
+        raise TooLarge(TOKENS, f"{size} characters in all tokens, at most {MAX_CHARS}")
     kinds = _kinds(model, len(tokens))
     kind = model.said(f"{_AT}model", str)
     if kind == "gpt2":
