@@ -10,6 +10,7 @@ from typing import Any
 
 from nodewire.cli.registered import is_registered, registration_in
 from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory, Unsupported
+from nodewire.gguf import model as gguf
 from nodewire.kind import Registration, Say, TaskSize
 from nodewire.protocol.borders import Border
 from nodewire.protocol.manifest import CUSTOMER, Manifest
@@ -57,6 +58,13 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
 
         _check_plain(asked)
         return split_classifier(folder, target, out, slots=slots, name=name)
+    if gguf.is_one(folder):
+        if asked.as_tensors:
+            raise BadInput(
+                "--as-tensors", "a GGUF file holds no module to be cut at its operators; it is cut by layers"
+            )
+        _check_plain(asked)
+        return _decoder(folder, asked, out)
     is_meta = (folder / "params.json").is_file() and not (folder / "config.json").exists()  # Llama in Meta's own layout
     architecture = "" if is_meta else _architecture(folder)
     speaks = is_meta or architecture in ARCHITECTURES
@@ -65,10 +73,7 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
         if out is not None and not is_meta and not (folder / "tokenizer.json").is_file():
             raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
         if speaks:
-            from nodewire.llm.split import split_decoder
-
-            made = split_decoder(folder, target, out, slots=slots, split=asked.split, name=name, lend=asked.lend)
-            return _with_chat(made, folder, out)
+            return _decoder(folder, asked, out)
         from nodewire.graph.split_encoder import split_encoder
 
         return split_encoder(folder, target, out, slots=slots, name=name)
@@ -98,9 +103,19 @@ def _remedy(architecture: str, field: str) -> str:
     return f"those that generate text are {texts}; those that embed it {', '.join(_ENCODERS)}; {_ANY}"
 
 
+def _decoder(folder: Path, asked: Asked, out: Path | None) -> Registration:
+    from nodewire.llm.split import split_decoder
+
+    target, name = asked.target_bytes, asked.name
+    made = split_decoder(folder, target, out, slots=asked.slots, split=asked.split, name=name, lend=asked.lend)
+    return _with_chat(made, folder, out)
+
+
 def _is_decoder(folder: Path) -> bool:
     from nodewire.llm.families import ARCHITECTURES
 
+    if gguf.is_one(folder):
+        return True
     if not (folder / "config.json").exists():
         return (folder / "params.json").is_file()
     return _architecture(folder) in ARCHITECTURES

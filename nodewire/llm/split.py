@@ -70,6 +70,7 @@ def split_decoder(
     checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config
     dtype = dtype or config.arithmetic
+    checkpoint = checkpoint.for_arithmetic(dtype)
     positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
 
     def ends_of(first: int, last: int) -> Ends:

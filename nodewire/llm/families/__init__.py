@@ -105,6 +105,12 @@ def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
     config = json_object(data, "config.json")
     if multimodal.sees(config):
         config = multimodal.language(config)
+    ends = json_object(generation, "generation_config.json").get("eos_token_id") if generation is not None else None
+    return parse_document(config, ends)
+
+
+def parse_document(config: Mapping[str, Any], ends: Any = None) -> DecoderConfig:
+    """As `parse_config`, of an object; `ends` are tokens that end a text, in place of those that it names."""
     architectures = config.get("architectures")
     name = next((name for name, family in FAMILIES.items() if architectures == [family.ARCHITECTURE]), None)
     if name is None:
@@ -120,7 +126,6 @@ def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
             "which `nodewire quantize` makes smaller",
         )
     fields.end()
-    ends = json_object(generation, "generation_config.json").get("eos_token_id") if generation is not None else None
     if ends is None:
         ends = config.get("eos_token_id")
     document |= {"family": name, "eos_token_id": [] if ends is None else ends if isinstance(ends, list) else [ends]}
