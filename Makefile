@@ -22,7 +22,7 @@ WORKERS ?= 2
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install base demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
+.PHONY: help install base demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
   scale-train quality-train byzantine fraud honest matrix soak interop model-check constraints clean
 
 help: ## show this list
@@ -88,6 +88,9 @@ fuzz-wire: $(VENV)/.installed ## a million malformed frames, 10,000 malformed ha
 
 fuzz-tasks: $(VENV)/.installed ## 100,000 hostile tasks, weights and manifests, run where they are valid (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.fuzz_tasks $(ARGS)
+
+fuzz-gguf: $(VENV)/.installed ## 100,000 hostile GGUF files, read as `register` reads them (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.fuzz_gguf $(ARGS)
 
 scale-train: $(VENV)/.installed ## a training with 4 to 256 providers: start, memory, events, validation (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.scale_train $(ARGS)

@@ -119,6 +119,28 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         **_EXPERTS,
         "shared_expert_intermediate_size": 64,
     },
+    "gpt2": {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": VOCABULARY,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": _POSITIONS,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "cohere2": {"model_type": "cohere2", "architectures": ["Cohere2ForCausalLM"], **_DECODER, "sliding_window": 8},
+    "mpnet": {
+        "model_type": "mpnet",
+        "architectures": ["MPNetModel"],
+        **_BERT,
+        "max_position_embeddings": 66,
+        "pad_token_id": 1,
+    },
+    "modernbert": {"model_type": "modernbert", "architectures": ["ModernBertModel"], **_BERT, "local_attention": 8},
+    "nomic_bert": {"model_type": "nomic_bert", "architectures": ["NomicBertModel"], **_BERT},
+    "siglip_vision": {"model_type": "siglip_vision_model", "architectures": ["SiglipVisionModel"], **_VISION},
     "qwen3_moe": {
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -128,7 +150,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     },
 }
 """config.json by family."""
-APPROXIMATE = {"t5", "mixtral", "qwen2_moe", "qwen3_moe"}
+APPROXIMATE = {"t5", "mixtral", "qwen2_moe", "qwen3_moe", "siglip_vision"}
 """Where the order of additions is not the eager model's; equal up to rounding."""
 
 

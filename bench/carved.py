@@ -27,7 +27,7 @@ class Carved:
 
     def __init__(self, made: Registration) -> None:
         self.manifest: Manifest = made.manifest
-        self._tasks = {task.name: in_process.load(made, task) for task in made.manifest.tasks}
+        self._tasks = {task.name: in_process.load(made, task) for task in made.manifest.tasks if task.engine == "graph"}
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What the tasks make of a call's inputs: the model's outputs by name."""

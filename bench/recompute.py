@@ -45,7 +45,6 @@ from nodewire.kind import Actor, Limits
 from nodewire.llm import actor as llm
 from nodewire.llm import sampler
 from nodewire.llm.leeway import excused_gap, gap
-from nodewire.llm.norm import rms_norm
 from nodewire.llm.programs import DriverProgram, StageProgram
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.vocabulary import Vocabulary
@@ -251,8 +250,12 @@ class _Pages:
 
 def double_logits(ends: Vocabulary, hidden: torch.Tensor) -> torch.Tensor:
     """As `Vocabulary.every_logits`, with nothing rounded on the way."""
-    weights = {name: ends.weights[name].double() for name in ("norm", ends._head)}
-    found = F.linear(rms_norm(hidden.double(), weights["norm"], ends.eps), weights[ends._head]).float()
+    assert ends.norm is not None
+    bias = None if ends.norm.bias is None else ends.norm.bias.double()
+    norm = replace(ends.norm, weight=ends.norm.weight.double(), bias=bias)
+    found = F.linear(norm(hidden.double()), ends.weights[ends._head].double()).float()
+    if ends.logit_scale is not None:
+        found.mul_(ends.logit_scale)
     return found if ends.softcap is None else found.div_(ends.softcap).tanh_().mul_(ends.softcap)
 
 

@@ -10,6 +10,7 @@ EXTRA_OF = {
     "torch": "worker",
     "safetensors": "worker",
     "transformers": "register",
+    "gguf": "register",
     "llguidance": "json",
     "highspy": "place",
     "matplotlib": "plot",

@@ -1,4 +1,5 @@
-"""The chat template of a Hugging Face folder: chat_template.jinja, or else what tokenizer_config.json has."""
+"""The chat template of a Hugging Face folder: chat_template.jinja, or else what tokenizer_config.json has; or that of a
+GGUF file."""
 
 from __future__ import annotations
 
@@ -8,29 +9,33 @@ from typing import Any
 import orjson
 
 from nodewire.errors import BadConfig, TooLarge
+from nodewire.gguf import model as gguf
+from nodewire.gguf.chat import TOKENS, chat_of
 from nodewire.protocol.chat import MAX_TEMPLATE_CHARS, ChatTemplate
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
-_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _MAX_FILE_BYTES = 32 * 2**20
 """Of a tokenizer_config.json, which may list all added tokens."""
 
 
 def chat_template(folder: Path) -> ChatTemplate | None:
-    """The template of the model in `folder`; None if it has none.
+    """The template of the model in `folder`, which may be a GGUF file; None if it has none.
 
     Raises:
         BadConfig: a file cannot be read, or is not what its name says.
+        NotFound, BadTask, Unsupported: a GGUF file is missing or malformed.
         BadManifest, TooLarge: the template, or a token, is longer than may be published.
     """
-    config = _config(folder / CONFIG)
-    alone = folder / TEMPLATE
-    template = _read(alone).decode("utf-8", "replace") if alone.is_file() else _default(config.get("chat_template"))
+    if gguf.is_one(folder):
+        template, tokens = chat_of(gguf.open_model(folder))
+    else:
+        config, alone = _config(folder / CONFIG), folder / TEMPLATE
+        template = _read(alone).decode("utf-8", "replace") if alone.is_file() else _default(config.get("chat_template"))
+        tokens = {name: text for name in TOKENS if (text := _text(config.get(name)))}
     if not template:
         return None
     if len(template) > MAX_TEMPLATE_CHARS:
         raise TooLarge("chat_template", f"{len(template)} characters, at most {MAX_TEMPLATE_CHARS}")
-    tokens = {name: text for name in _TOKENS if (text := _text(config.get(name)))}
     return ChatTemplate.from_document({"v": 1, "template": template, "tokens": tokens})
 
 

@@ -30,7 +30,7 @@ from nodewire.cli.buying import (
     only_here,
 )
 from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
-from nodewire.cli.local import Local, Threads, model_folder
+from nodewire.cli.local import Local, Threads, encoder_folder, model_folder
 from nodewire.cli.output import CUSTOMERS, Json, console, counted, notes, one_line, print_json
 from nodewire.cli.output import steps as loading
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market, only_swarm
@@ -162,7 +162,7 @@ def embed(
     can_write(report)
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
-        local = model_folder(local)
+        local = encoder_folder(local)
     lines = [line for line in sys.stdin.read().splitlines() if line.strip()] if texts == ["-"] else texts
     if not lines or not all(line.strip() for line in lines):
         raise BadInput("texts", "there is none, or an empty one; nothing was bought")

@@ -10,11 +10,15 @@ from typing import Any
 
 from nodewire.cli.registered import is_registered, registration_in
 from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory, Unsupported
+from nodewire.gguf import model as gguf
 from nodewire.kind import Registration, Say, TaskSize
 from nodewire.protocol.borders import Border
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 
-_ENCODERS = ("BertModel", "BertForMaskedLM")
+_ENCODERS = (
+    *("BertModel", "BertForMaskedLM", "RobertaModel", "XLMRobertaModel", "MPNetModel", "MPNetForMaskedLM"),
+    *("ModernBertModel", "NomicBertModel"),
+)
 _ANY = "any module is cut from Python by `nodewire.register` (README.md)"
 _REMEDY = "name them with --most (--most sequence=64), or a larger --target-vram"
 
@@ -54,6 +58,13 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
 
         _check_plain(asked)
         return split_classifier(folder, target, out, slots=slots, name=name)
+    if gguf.is_one(folder):
+        if asked.as_tensors:
+            raise BadInput(
+                "--as-tensors", "a GGUF file holds no module to be cut at its operators; it is cut by layers"
+            )
+        _check_plain(asked)
+        return _decoder(folder, asked, out)
     is_meta = (folder / "params.json").is_file() and not (folder / "config.json").exists()  # Llama in Meta's own layout
     architecture = "" if is_meta else _architecture(folder)
     speaks = is_meta or architecture in ARCHITECTURES
@@ -62,10 +73,7 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
         if out is not None and not is_meta and not (folder / "tokenizer.json").is_file():
             raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
         if speaks:
-            from nodewire.llm.split import split_decoder
-
-            made = split_decoder(folder, target, out, slots=slots, split=asked.split, name=name, lend=asked.lend)
-            return _with_chat(made, folder, out)
+            return _decoder(folder, asked, out)
         from nodewire.graph.split_encoder import split_encoder
 
         return split_encoder(folder, target, out, slots=slots, name=name)
@@ -80,12 +88,34 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
             raise
         raise OverMemory(error.field, f"{error.reason}: {_REMEDY}") from None
     except Unsupported as error:
-        raise Unsupported(error.field, f"{error.reason}; {_ANY}") from None
+        raise Unsupported(error.field, f"{error.reason}; {_remedy(architecture, error.field)}") from None
+
+
+def _remedy(architecture: str, field: str) -> str:
+    """What to do about a model that is not cut by its operators."""
+    from nodewire.llm.families import ARCHITECTURES
+
+    if field != "architectures":
+        return _ANY
+    if architecture in ARCHITECTURES:
+        return "it is cut to generate text without --as-tensors"
+    texts = ", ".join(sorted(ARCHITECTURES))
+    return f"those that generate text are {texts}; those that embed it {', '.join(_ENCODERS)}; {_ANY}"
+
+
+def _decoder(folder: Path, asked: Asked, out: Path | None) -> Registration:
+    from nodewire.llm.split import split_decoder
+
+    target, name = asked.target_bytes, asked.name
+    made = split_decoder(folder, target, out, slots=asked.slots, split=asked.split, name=name, lend=asked.lend)
+    return _with_chat(made, folder, out)
 
 
 def _is_decoder(folder: Path) -> bool:
     from nodewire.llm.families import ARCHITECTURES
 
+    if gguf.is_one(folder):
+        return True
     if not (folder / "config.json").exists():
         return (folder / "params.json").is_file()
     return _architecture(folder) in ARCHITECTURES
@@ -105,7 +135,11 @@ def _architecture(folder: Path) -> str:
     try:
         return str(jsonlib.loads((folder / "config.json").read_text())["architectures"][0])
     except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
+        raise BadConfig(
+            str(folder),
+            'holds no config.json that names its architecture: let it say "architectures": ["LlamaForCausalLM"], '
+            "or whatever class of transformers the model is of",
+        ) from error
 
 
 def _with_chat(made: Registration, folder: Path, out: Path | None) -> Registration:

@@ -12,7 +12,8 @@ from nodewire.cli.output import CUSTOMERS, Json, print_json
 
 def family(
     folder: Annotated[
-        Path, typer.Argument(help="A Hugging Face model folder: config.json, safetensors, tokenizer.json.")
+        Path,
+        typer.Argument(help="A Hugging Face model folder (config.json, safetensors, tokenizer.json), or a GGUF file."),
     ],
     json: Json = False,
 ) -> None:

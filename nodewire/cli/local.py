@@ -7,19 +7,48 @@ from typing import Annotated
 
 import typer
 
-from nodewire.errors import NotFound
+from nodewire.errors import BadInput, NotFound
+from nodewire.gguf import model as gguf
 
 Local = Annotated[
     Path | None,
-    typer.Option(help="Run this Hugging Face model folder here, without any market, and so without its options."),
+    typer.Option(
+        help="Run this Hugging Face model folder, or GGUF file, here, without any market, and so without its options."
+    ),
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)]
 
 
 def model_folder(folder: Path) -> Path:
     """`folder`, before any library that reads it is loaded, which takes seconds. Raises NotFound."""
-    if not folder.is_dir():
-        raise NotFound("--local", f"{folder} is {'a file, and no folder' if folder.exists() else 'not there'}")
-    if not (folder / "config.json").is_file():
+    check_model(folder, "--local")
+    if folder.is_dir() and not (folder / "config.json").is_file():
         raise NotFound("--local", f"{folder} holds no config.json; it takes the folder of a Hugging Face model")
     return folder
+
+
+def encoder_folder(folder: Path) -> Path:
+    """As `model_folder`, of a model that embeds text. Raises BadInput: it is a file of one that generates it."""
+    if gguf.is_one(folder):
+        raise BadInput("--local", f"{folder} is a GGUF file, whose model generates text; name an encoder's folder")
+    return model_folder(folder)
+
+
+def check_model(path: Path, field: str = "") -> None:
+    """Raises NotFound, of that field, or of the path itself: it is neither a folder nor a GGUF file, or a shard of one
+    is missing."""
+    if gguf.is_one(path):
+        gguf.files_of(path)
+        return
+    said = ""
+    if not path.is_dir():
+        said = "is a file, and neither a folder nor a GGUF file" if path.exists() else "is not there"
+    elif not (path / "config.json").exists() and (files := sorted(path.glob(f"*{gguf.SUFFIX}"))):
+        said = f"holds no config.json, but {len(files)} GGUF files: name one, as {files[0]}"
+    if said:
+        raise NotFound(field or str(path), f"{path} {said}" if field else said)
+
+
+def model_name(path: Path) -> str:
+    """What a model is called that lies in a folder or a file."""
+    return gguf.name_of(path) if gguf.is_one(path) else path.resolve().name

@@ -11,8 +11,8 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from nodewire.cli.local import check_model
 from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json
-from nodewire.errors import NotFound
 
 
 class Scheme(StrEnum):
@@ -22,7 +22,7 @@ class Scheme(StrEnum):
 
 
 def quantize(
-    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder of a decoder: config.json, safetensors.")],
+    folder: Annotated[Path, typer.Argument(help="A decoder's Hugging Face folder, or its GGUF file.")],
     out: Annotated[Path, typer.Argument(help="The folder to make; it must not exist, or be empty.")],
     to: Annotated[
         Scheme,
@@ -33,8 +33,7 @@ def quantize(
     json: Json = False,
 ) -> None:
     """Write a model's folder anew with its layers' weights in 8 or 4 bits, for `register` and `generate`."""
-    if not folder.is_dir():
-        raise NotFound(str(folder), "is no folder")
+    check_model(folder)
     from nodewire.llm.quant import directory  # torch is imported here, not before
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

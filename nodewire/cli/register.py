@@ -15,11 +15,12 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.cutting import Asked, cut, told
+from nodewire.cli.local import check_model, model_name
 from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json, steps
 from nodewire.cli.registered import SOURCES, is_registered
 from nodewire.cli.roles import load_customer
 from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
-from nodewire.errors import BadHash, BadInput, NotFound
+from nodewire.errors import BadHash, BadInput
 from nodewire.kind import Registration, Say
 from nodewire.protocol import borders
 from nodewire.protocol.sizes import parse_size
@@ -41,8 +42,8 @@ def register(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; a Llama as Meta gives it "
-            "out; what `train` left; or what `nodewire.register` or --out wrote."
+            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; a GGUF file; a Llama as Meta "
+            "gives it out; what `train` left; or what `nodewire.register` or --out wrote."
         ),
     ],
     config: Annotated[
@@ -67,7 +68,7 @@ def register(
         typer.Option(
             "--as-tensors",
             help="Cut any architecture at its operators, to be called with tensors; without it decoders are cut to "
-            "generate text, and BERT models to embed it.",
+            "generate text, and sentence encoders to embed it.",
         ),
     ] = False,
     expert_groups: Annotated[
@@ -111,13 +112,12 @@ def register(
     json: Json = False,
 ) -> None:
     """Cut a model into pieces, upload them, publish the manifest."""
-    if not folder.is_dir():
-        raise NotFound(str(folder), "is no folder")
+    check_model(folder)
     if is_registered(folder):
         _check_uncut(ctx)
     results, folder = results_of(folder), model_in(folder)
     if not is_registered(folder):
-        name = name or (results and trained(results).get("recipe")) or folder.resolve().name.lower()
+        name = name or (results and trained(results).get("recipe")) or model_name(folder).lower()
     asked = Asked(
         size_of(target_vram),
         name,

@@ -40,7 +40,9 @@ def new(
     node: Annotated[list[str], typer.Option(help="NPUB@HOST:PORT of a node, in the ring's order (repeat it).")],
     customer: Annotated[list[str], typer.Option(help="NPUB of who may use it (may be repeated).")],
     name: Annotated[str, typer.Option(help="What it is called.")] = "home",
-    model: Annotated[str, typer.Option(help="Where each machine has its copy of the model's folder.")] = "",
+    model: Annotated[
+        str, typer.Option(help="Where each machine has its copy of the model's folder, or GGUF file.")
+    ] = "",
     split: Annotated[str, typer.Option(help="The nodes' layers, such as 0-7,8-15; evenly if not given.")] = "",
     json: Json = False,
 ) -> None:

@@ -17,6 +17,7 @@ import orjson
 
 from nodewire.cli.manifest_file import read_manifest
 from nodewire.errors import NodewireError, NotFound, WorkerFailed, first_of, from_dict
+from nodewire.gguf import model as gguf
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.swarm import Swarm
 
@@ -31,7 +32,7 @@ async def cut(swarm: Swarm, public: str, model: Path, under: Path) -> tuple[Mani
         NotFound: there is no model in the folder.
         BadInput, BadTask, TooLarge, Unsupported ...: it cannot be cut, or not so.
     """
-    if not (model / "config.json").is_file():
+    if not gguf.is_one(model) and not (model / "config.json").is_file():
         raise NotFound(str(model), "holds no config.json: name this machine's copy of the model's folder by --model")
     kept = [task for task, node in swarm.places().items() if node == public]
     folder = under / _stamp(swarm, kept, model)
@@ -47,7 +48,8 @@ async def cut(swarm: Swarm, public: str, model: Path, under: Path) -> tuple[Mani
 
 def _stamp(swarm: Swarm, kept: list[str], model: Path) -> str:
     """What a cut is made of: the file's words, and which files lie in the folder, as far as that can be told unread."""
-    files = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in model.iterdir() if one.is_file())
+    lie = gguf.files_of(model) if gguf.is_one(model) else [one for one in model.iterdir() if one.is_file()]
+    files = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in lie)
     said = swarm.model_copy(update={"manifest": None}).document()
     return hashlib.sha256(orjson.dumps([said, kept, str(model.resolve()), files])).hexdigest()[:_KEPT_CHARS]
 

@@ -52,7 +52,9 @@ def train(
     shards: Annotated[int, typer.Option(help="Parts of the data that are trained on at the same time.", min=1)] = 2,
     start: Annotated[
         Path | None,
-        typer.Option(help="What the recipe starts from: a folder with weights (safetensors) and tokenizer.json."),
+        typer.Option(
+            help="What the recipe starts from: a folder with weights (safetensors) and tokenizer.json, or a GGUF file."
+        ),
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="A folder for the trained model as Hugging Face lays it out, adapters merged.")

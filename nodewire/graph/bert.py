@@ -1,19 +1,22 @@
-"""The BERT family as a module to trace: ids and mask in, sentence embeddings out. `transformers` builds the layers.
+"""Sentence encoders as modules to trace: ids and mask in, embeddings out. `transformers` builds the layers.
 
 Needs the extra `nodewire[register]`; only registration imports it, never a worker that serves a task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
 from nodewire.errors import BadConfig, BadInput
-from nodewire.graph.encoder_directory import EncoderDirectory
-from nodewire.graph.families.building import plain, taken
+from nodewire.graph.encoder_directory import AFTER_PADDING, EncoderDirectory
+from nodewire.graph.families.building import plain, taken, values
+from nodewire.graph.families.checkpoint import Checkpoint
 from nodewire.graph.format import Input
+from nodewire.weights.directory import stored_tensors
+from nodewire.weights.tensorfile import Assembled, read
 
 BATCH, SEQUENCE = "batch", "sequence"
 IDS, MASK = "input_ids", "attention_mask"
@@ -23,25 +26,53 @@ INPUTS = (
 )
 
 
+MODELS: Mapping[str, str] = {
+    "bert": "BertModel",
+    "roberta": "RobertaModel",
+    "xlm-roberta": "XLMRobertaModel",
+    "mpnet": "MPNetModel",
+    "modernbert": "ModernBertModel",
+    "nomic_bert": "NomicBertModel",
+}
+"""The class in `transformers` that gives hidden states, by the `model_type` of config.json."""
+_TYPED = ("bert", "roberta", "xlm-roberta", "nomic_bert")
+"""Those that take types of tokens."""
+_EAGER = ("mpnet",)
+"""Those whose attention has only the implementation that the library calls eager."""
+_POOLERS = ("bert", "roberta", "xlm-roberta", "mpnet")
+"""Those that have a pooler of their own, which is left out."""
+
+
 class SentenceEncoder(torch.nn.Module):
     """input_ids, attention_mask int64 [b, s] -> float32 [b, h]: pooled over the mask, L2-normalized if asked.
 
-    Token types are zero. Positions and types are made from the mask, so that only the word embedding needs the ids.
+    Token types are zero. Positions and types are made from the mask, so that only the word embedding needs the ids; a
+    text's are `first` and those after it.
     """
 
-    def __init__(self, model: torch.nn.Module, pooling: Literal["mean", "cls"], normalized: bool) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        pooling: Literal["mean", "cls"],
+        normalized: bool,
+        *,
+        first: int = 0,
+        is_typed: bool = True,
+    ) -> None:
         super().__init__()
         self.model = model
         self.pooling = pooling
         self.normalized = normalized
+        self.first, self.is_typed = first, is_typed
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)[None]
+        types = {"token_type_ids": torch.zeros_like(attention_mask)} if self.is_typed else {}
         hidden = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
-            token_type_ids=torch.zeros_like(attention_mask),
-            position_ids=positions,
+            position_ids=positions + self.first if self.first else positions,
+            **types,
         ).last_hidden_state
         return pool(hidden, attention_mask, self.pooling, self.normalized)
 
@@ -63,38 +94,49 @@ def config(directory: EncoderDirectory) -> Any:
 
     Raises:
         BadConfig: `transformers` is not installed.
-        BadInput: the model is not of this family, or `transformers` does not take its configuration.
+        BadInput: the model is not of these families, or `transformers` does not take its configuration.
     """
     kind = directory.config.get("model_type")
-    if kind != "bert":
-        raise BadInput("model_type", f"{str(kind)[:40]!r} is not supported; bert is")
+    if kind not in MODELS:
+        known = ", ".join(MODELS)
+        raise BadInput("model_type", f"{str(kind)[:40]!r} is none that embeds text: {known}; --as-tensors cuts others")
     try:
-        from transformers import BertConfig
+        from transformers import AutoConfig
     except ImportError as error:
         raise BadConfig("transformers", "not installed: pip install nodewire[register]") from error
+    said = {name: value for name, value in plain(directory.config).items() if name not in ("torch_dtype", "dtype")}
     with taken():
-        return BertConfig(**{k: v for k, v in plain(directory.config).items() if k not in ("torch_dtype", "dtype")})
+        return AutoConfig.for_model(**said)
 
 
-def build(directory: EncoderDirectory) -> SentenceEncoder:
-    """The module without weights (on the meta device), in float32. Raises as `config`."""
+def model_of(settings: Any) -> Any:
+    """The model of a configuration, without a pooler."""
+    import transformers
+
+    settings._attn_implementation = "eager" if settings.model_type in _EAGER else "sdpa"
+    how = {"add_pooling_layer": False} if settings.model_type in _POOLERS else {}
+    return getattr(transformers, MODELS[settings.model_type])(settings, **how)
+
+
+def build(directory: EncoderDirectory) -> tuple[SentenceEncoder, dict[str, torch.Tensor]]:
+    """The module without weights (on the meta device), in float32, and the values of what is no weight. Raises as
+    `config`."""
     settings = config(directory)
-    settings._attn_implementation = "sdpa"
-    from transformers import BertModel
-
     with taken(), torch.device("meta"):
-        model = BertModel(settings, add_pooling_layer=False)
-    return SentenceEncoder(model, directory.pooling, directory.normalized).eval()
+        model = model_of(settings)
+    buffers = {f"model.{name}": value for name, value in values(model).items()}
+    kind = settings.model_type
+    first = directory.pad_id + 1 if kind in AFTER_PADDING else 0
+    made = SentenceEncoder(model, directory.pooling, directory.normalized, first=first, is_typed=kind in _TYPED)
+    return made.eval(), buffers
 
 
-def weight_name(traced: str, stored: Container[str]) -> str:
-    """The name in model.safetensors of a traced weight: bare, or under `bert.` in a checkpoint with a head.
-
-    Raises:
-        BadInput: the file lacks it.
-    """
-    bare = traced.removeprefix("model.")
-    for name in (bare, f"bert.{bare}"):
-        if name in stored:
-            return name
-    raise BadInput("model.safetensors", f"lacks {bare[:80]}")
+def loaded(directory: EncoderDirectory) -> Any:
+    """The model with its weights. Raises as `config`; BadInput, NotFound: the directory lacks one."""
+    with taken():
+        model = model_of(config(directory))
+    own = model.state_dict()
+    checkpoint = Checkpoint(model, stored_tensors(directory.path), {})
+    parts = {name: Assembled(one.dtype, tuple(one.shape), tuple(checkpoint.parts(name))) for name, one in own.items()}
+    model.load_state_dict({name: read(one) for name, one in parts.items()})
+    return model.eval()

@@ -34,6 +34,7 @@ _DRAWS = "it draws random numbers: take them as an input, or tell dropout traini
 _COMPLEX = "it computes with complex numbers: compute with real and imaginary parts"
 _WRITES = "it writes into a part of a tensor: make a new one by torch.where or torch.cat"
 _QUANTIZES = "it is of a quantized model: register the model as it was before"
+_CONVOLVES = "it is a transposed convolution, or one over volumes: express it by conv1d, conv2d and reshapes"
 _OTHERS = "express it by operators of the whitelist"
 
 _IS_NUMPY = re.compile(r"\bnp\.|numpy", re.IGNORECASE)
@@ -45,6 +46,7 @@ _BY_NAME: Mapping[str, re.Pattern[str]] = {
     _DRAWS: re.compile(r"rand|bernoulli|dropout|normal_functional|multinomial|exponential|uniform|poisson"),
     _COMPLEX: re.compile(r"complex|fft|polar|real|imag|conj"),
     _WRITES: re.compile(r"_scatter|scatter|index_put|index_copy|index_add|index_fill|copy"),
+    _CONVOLVES: re.compile(r"convolution"),
     _QUANTIZES: re.compile(r"quantize|quantized|_int_mm|int4"),
 }
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nodewire.errors import BadInput, NotFound
-from nodewire.weights.directory import read_tokenizer
+from nodewire.weights.directory import read_tokenizer, weight_files
 
 MAX_JSON_BYTES = 32 * 2**20
 _LONGEST = 512
+AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
+"""By `model_type`: those whose positions begin after the id that pads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ def read(path: Path, *, is_dry: bool = False) -> EncoderDirectory:
         BadInput: a file is not what it should be, or asks for a pooling other than mean or first token.
     """
     config = config_of(path)
-    if not is_dry and not (path / "model.safetensors").is_file():
-        raise NotFound("model.safetensors", f"not in {path.name}")
+    if not is_dry:
+        weight_files(path)
     modules = _json(path, "modules.json", [])
     if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
         raise BadInput("modules.json", "not a list of objects")
@@ -60,11 +62,13 @@ def read(path: Path, *, is_dry: bool = False) -> EncoderDirectory:
     lengths = [
         _object(path, "sentence_bert_config.json", {}).get("max_seq_length"),
         _object(path, "tokenizer_config.json", {}).get("model_max_length"),
-        config.get("max_position_embeddings"),
     ]
     pad_id = config.get("pad_token_id") or 0
     if type(pad_id) is not int or not 0 <= pad_id < 2**31:
         raise BadInput("pad_token_id", f"{str(pad_id)[:40]} is no token")
+    most = config.get("max_position_embeddings")
+    if type(most) is int:
+        lengths.append(most - (pad_id + 1 if config.get("model_type") in AFTER_PADDING else 0))
     known = [n for n in lengths if type(n) is int and n > 0]
     named = str(config.get("_name_or_path") or path.resolve().name).rsplit("/", 1)[-1]
     return EncoderDirectory(

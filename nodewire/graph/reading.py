@@ -57,6 +57,15 @@ _RELATIONS: Mapping[Any, str] = {
 }
 
 
+def _convolution(args: tuple[Any, ...], op: str) -> tuple[str, tuple[Any, ...]]:
+    """What a convolution is called whose padding was said in a word, and its arguments; one that is transposed, or over
+    volumes, stays as it is."""
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
+    if transposed or len(stride) > 2:
+        return op, args
+    return f"aten.conv{len(stride)}d.default", (x, weight, bias, stride, padding, dilation, groups)
+
+
 @dataclass(frozen=True, slots=True)
 class Traced:
     """A whole model as one program, not yet normalized.
@@ -210,6 +219,8 @@ class Reader:
         op = str(target) if is_aten else f"py.{getattr(target, '__name__', target)}"
         if op in _RESHAPES and isinstance(args[1], list) and val is not None:
             args = (args[0], [self._inferred(n, val.shape[k], place) for k, n in enumerate(args[1])])
+        if op == "aten.convolution.default":
+            op, args = _convolution(args, op)
         if self._within and op in INDEX_AT and len(args) > INDEX_AT[op]:
             at = INDEX_AT[op]
             args = (*args[:at], self._in_range(args[at], fx.args[at], place), *args[at + 1 :])

@@ -19,6 +19,7 @@ from nodewire.graph.decompose import DRIVER, Decomposition, decompose
 from nodewire.graph.encoder import MAX_TEXTS_BYTES, TEXTS, DriverProgram
 from nodewire.graph.encoder_directory import EncoderDirectory
 from nodewire.graph.examples import Leaf, Signature
+from nodewire.graph.families.checkpoint import Checkpoint
 from nodewire.graph.normalize import normalize
 from nodewire.graph.trace import trace
 from nodewire.graph.unloaded import Reading
@@ -57,18 +58,19 @@ def split_encoder(
     said = encoder_directory.read(directory, is_dry=out is None)
     dims = {bert.BATCH: max_batch, bert.SEQUENCE: said.positions}
     called = Signature(bert.INPUTS, dims, {i.name: Leaf(i) for i in bert.INPUTS}, positional=0)
-    module = bert.build(said)
-    traced = trace(module, called, max_batch * said.positions)
+    module, buffers = bert.build(said)
+    traced = trace(module, called, max_batch * said.positions, buffers=buffers)
     whole = normalize(replace(traced.program, slots=slots))
     whole = replace(whole, outputs=tuple(replace(o, name=VECTORS, edge=VECTORS) for o in whole.outputs))
     done = decompose(whole, traced.shapes, target_bytes, least_volume=said.positions)
     stored = stored_if_any(directory) if out is None else stored_tensors(directory)
+    checkpoint = None if stored is None else Checkpoint(module.model, stored, {})
 
     def parts(weight: str) -> Sequence[Stored | torch.Tensor]:
         if weight in traced.constants:
             return (traced.constants[weight],)
-        assert stored is not None
-        return (stored[bert.weight_name(weight, stored)],)
+        assert checkpoint is not None
+        return checkpoint.parts(weight.removeprefix("model."))
 
     writer = Writer(done, parts if stored is not None else None, target_bytes, out)
     inner = writer.edges()
@@ -96,7 +98,7 @@ def split_encoder(
     made = Registration(manifest, writer.blobs.paths, lines, known, lacks)
     if out is None:
         return made
-    itself = parity.eager(module, called, None, Reading(module, parts, traced.tied, traced.constants))
+    itself = parity.eager(module, called, None, Reading(module, parts, traced.tied, {**buffers, **traced.constants}))
     compared = parity.compare(made, lambda given: {VECTORS: itself(given)["output"]}, [parity.drawn(made, called)])
     return replace(made, report=(*lines, compared))
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from nodewire.errors import BadInput
 from nodewire.graph import bert, encoder_directory
@@ -25,15 +24,7 @@ def embed(directory: Path, texts: Sequence[str]) -> torch.Tensor:
     if not texts:
         raise BadInput("texts", "none")
     said = encoder_directory.read(directory)
-    settings = bert.config(said)
-    from transformers import BertModel
-
-    model: torch.nn.Module = BertModel(settings, add_pooling_layer=False)
-    stored = {name.removeprefix("bert."): tensor for name, tensor in load_file(said.weights).items()}
-    lacking = model.load_state_dict(stored, strict=False).missing_keys
-    if lacking:
-        raise BadInput("model.safetensors", f"lacks {lacking[0][:80]}")
-    model.train(False)
+    model = bert.loaded(said)
     words = tokenizer(said.tokenizer, said.positions)
     vectors: list[torch.Tensor] = []
     for first in range(0, len(texts), _ROWS):

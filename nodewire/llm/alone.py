@@ -92,10 +92,11 @@ class Alone:
         Raises:
             BadInput, TooLarge, Unsupported: the prompt or a parameter cannot be used.
         """
+        params = {"positions": self._positions(prompt, params), **params}
         self._driver.open(_SESSION, params)
         stream = TextStream(self._tokenizer, params.get("stop", ()))
         try:
-            self._stage.open(_SESSION, {})
+            self._stage.open(_SESSION, {"positions": params["positions"]})
             onward = deque[Frame[Any]]()
             outs = self._driver.receive(_SESSION, Frame("prompt", 0, (), {"text": prompt}))
             while True:
@@ -115,6 +116,12 @@ class Alone:
         finally:
             self._driver.close(_SESSION)
             self._stage.close(_SESSION)
+
+    def _positions(self, prompt: str, params: Mapping[str, Any]) -> int:
+        """What a session takes at most: LongRoPE turns by it."""
+        most, tokens = self._stage.program.positions, params.get("max_tokens")
+        size = len(self._tokenizer.encode(prompt)) + tokens if type(tokens) is int else most
+        return max(1, min(size, most))
 
 
 def spoken(stream: TextStream, token: int, reason: object) -> str:

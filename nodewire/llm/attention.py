@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nodewire.llm.config import DecoderConfig
 from nodewire.llm.kv.past import How, Past
-from nodewire.llm.norm import rms_norm
+from nodewire.llm.norm import Norm, norm_of
 from nodewire.llm.quant.matrix import linear
 from nodewire.llm.rope import Angles, rotate
 
@@ -21,7 +21,7 @@ class Attention:
     def __init__(self, config: DecoderConfig, layer: int, place: int, weights: Mapping[str, Any]) -> None:
         self.place = place
         self.heads, self.turning = config.num_attention_heads, config.num_attention_heads + config.num_key_value_heads
-        self.head_dim, self.eps = config.head_dim, float(config.rms_norm_eps)
+        self.head_dim = config.head_dim
         self.how = How(
             scale=1 / math.sqrt(float(config.query_pre_attn_scalar or config.head_dim)),
             window=(config.sliding_window or 0) if config.slides(layer) else 0,
@@ -30,15 +30,23 @@ class Attention:
         )
         self.qkv, self.qkv_bias = weights["qkv"], weights.get("qkv_bias")
         self.o, self.o_bias = weights["o"], weights.get("o_bias")
-        self.q_norm, self.k_norm = weights.get("q_norm"), weights.get("k_norm")
+        self.q_norm, self.k_norm = norm_of(config, weights, "q_norm"), norm_of(config, weights, "k_norm")
+        self.norms_heads_at_once = config.qk_norm_of == "heads"
 
-    def forward(self, x: Tensor, angles: Angles, past: Past) -> Tensor:
-        """[n, width] in and out."""
+    def forward(self, x: Tensor, angles: Angles | None, past: Past) -> Tensor:
+        """[n, width] in and out; without angles nothing turns."""
         qkv = linear(x, self.qkv, self.qkv_bias).view(len(x), -1, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            q = rotate(rms_norm(qkv[:, : self.heads], self.q_norm, self.eps), angles)
-            k = rotate(rms_norm(qkv[:, self.heads : self.turning], self.k_norm, self.eps), angles)
+            q = self._normed(qkv[:, : self.heads], self.q_norm)
+            k = self._normed(qkv[:, self.heads : self.turning], self.k_norm)
+            if angles is not None:
+                q, k = rotate(q, angles), rotate(k, angles)
         else:
-            turned = rotate(qkv[:, : self.turning], angles)
+            turned = qkv[:, : self.turning]
+            turned = turned if angles is None else rotate(turned, angles)
             q, k = turned[:, : self.heads], turned[:, self.heads :]
         return linear(past.attend(self.place, q, k, qkv[:, self.turning :], self.how), self.o, self.o_bias)
+
+    def _normed(self, x: Tensor, norm: Norm) -> Tensor:
+        """`x` [n, heads, head_dim], each head alone or all at once."""
+        return norm(x.flatten(1)).view(x.shape) if self.norms_heads_at_once else norm(x)

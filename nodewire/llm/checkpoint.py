@@ -1,23 +1,28 @@
-"""A model's directory: config.json, safetensors (one file or shards), tokenizer.json; or as Meta lays it out."""
+"""A model's directory: config.json, safetensors (one file or shards), tokenizer.json; or as Meta lays it out; or a GGUF
+file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nodewire.errors import BadTask
+from nodewire.gguf import model as gguf
 from nodewire.llm import meta_directory
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import end_tensors, json_object, parse_config, stage_tensors
+from nodewire.llm.families import end_tensors, json_object, multimodal, own_tensors, parse_config, stage_tensors
 from nodewire.llm.families.naming import NUMBERS, Piece
+from nodewire.llm.gguf.opened import opened
 from nodewire.protocol.stored_dtypes import CODE_OF
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors
+from nodewire.weights.gguf_rows import widened_to
 from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, Stored
 
 
@@ -28,6 +33,14 @@ class Checkpoint:
     tokenizer: bytes
     lacks: tuple[str, ...] = ()
     """The files that are not there, in place of which `open_checkpoint` made something up."""
+    note: str = ""
+    """What of the directory is no part of this, if there is such."""
+    beside: Mapping[str, bytes] | None = None
+    """What a directory of the model would hold beside its weights, by file name, of one that lies in a GGUF file."""
+
+    def for_arithmetic(self, dtype: str) -> Checkpoint:
+        """The same, what is widened as it is read widened to the dtype that is computed in, and no further."""
+        return replace(self, tensors={name: widened_to(stored, dtype) for name, stored in self.tensors.items()})
 
     def pick(self, pieces: Iterable[Piece]) -> dict[str, Stored]:
         """The stored tensors of these pieces.
@@ -48,8 +61,10 @@ class Checkpoint:
         return found
 
 
-def open_checkpoint(directory: Path, *, is_dry: bool = False) -> Checkpoint:
-    """The model in `directory`; of its weights only headers are read.
+def open_checkpoint(directory: Path, *, is_dry: bool = False, in_blocks: bool = True) -> Checkpoint:
+    """The model in `directory`, which may be a GGUF file instead; of its weights only headers are read.
+
+    Blocks of a GGUF file that tasks know, too, stay blocks; without `in_blocks` all of its weights are numbers.
 
     For a dry run there may be no weights, whose tensors then have the shapes that config.json gives them and the dtype
     that it names, and no tokenizer, which is empty then.
@@ -57,7 +72,11 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False) -> Checkpoint:
     Raises:
         NotFound: a file is missing.
         BadTask, BadInput, TooLarge: a file is malformed or the model is not one that nodewire decodes.
+        BadConfig: a GGUF file's blocks are to be widened, and the library for it is not installed.
     """
+    if gguf.is_one(directory):
+        made = opened(directory, in_blocks=in_blocks)
+        return Checkpoint(made.config, made.tensors, made.tokenizer, beside=made.beside)
     if meta_directory.is_one(directory):
         config, found, tokenizer, lacks = meta_directory.opened(directory, is_dry=is_dry)
         tensors = _foreseen(config, Path(meta_directory.WEIGHTS), "bfloat16") if found is None else found
@@ -68,18 +87,22 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False) -> Checkpoint:
         said,
         read_bounded(generation, MAX_HEADER_BYTES) if generation.exists() else None,
     )
-    if not is_dry:
-        return Checkpoint(config, stored_tensors(directory), read_tokenizer(directory, MAX_TOKENIZER_BYTES))
-    found = stored_if_any(directory)
-    tensors = _foreseen(config, Path(SINGLE), _dtype(said)) if found is None else found
-    has_tokenizer = (directory / "tokenizer.json").exists()
-    lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
-    return Checkpoint(config, tensors, read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b"", lacks)
-
-
-def _dtype(said: bytes) -> str:
-    """What a config.json names; float32 if that is none that weights may have."""
     document = json_object(said, "config.json")
+    sees = multimodal.sees(document)
+    note = multimodal.note(document) if sees else ""
+    found = stored_if_any(directory) if is_dry else stored_tensors(directory)
+    if found is None:
+        tensors = _foreseen(config, Path(SINGLE), _dtype(document))
+    else:
+        tensors = own_tensors(config, found, sees=sees)
+    has_tokenizer = not is_dry or (directory / "tokenizer.json").exists()
+    tokenizer = read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b""
+    lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
+    return Checkpoint(config, tensors, tokenizer, lacks, note)
+
+
+def _dtype(document: Mapping[str, Any]) -> str:
+    """What a config.json names; float32 if that is none that weights may have."""
     named = document.get("dtype") or document.get("torch_dtype")
     return named if isinstance(named, str) and named in DTYPES else "float32"
 

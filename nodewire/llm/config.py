@@ -36,7 +36,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**20)]
 Width = Annotated[int, Field(ge=1, le=2**18)]
 Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
 LayerKind = Literal["full_attention", "sliding_attention"]
-Activation = Literal["silu", "gelu_pytorch_tanh", "clamped_swiglu"]
+Activation = Literal["silu", "gelu", "gelu_pytorch_tanh", "clamped_swiglu"]
 """Of the gate. `clamped_swiglu` is gpt-oss's: gate and up alternate, both are clamped, up gains one."""
 
 
@@ -79,10 +79,9 @@ class Yarn(Schema):
 class LongRope(Schema):
     """LongRoPE, https://arxiv.org/abs/2402.13753: a factor for each wavelength.
 
-    A task whose positions reach beyond the first context uses the long factors for all of them: keys that are cached
-    cannot change their angles in mid-session. transformers' `generate` uses the short ones as long as a text stays
-    within that context, and reads all of it again with the long ones at the first position beyond; so of a model that
-    is registered with more, the logits of texts that stay within it are others there.
+    A session that is opened for positions beyond the first context uses the long factors for all of them, any other the
+    short ones: keys that are cached cannot change their angles in mid-session. So does transformers as long as a text
+    stays within that context; its `generate` reads all of it again with the long ones at the first position beyond.
     """
 
     rope_type: Literal["longrope"]
@@ -182,8 +181,27 @@ class Quantization(Schema):
         return next((size for size in (self.group_size, self.back_off) if size and width % size == 0), 0)
 
 
+REORDERED = frozenset(("meta", "cohere", "cohere2", "falcon", "gpt2", "gpt_neox"))
+"""Families whose checkpoints hold a layer's rows in another order than they are kept, which blocks cannot follow."""
+LATER = (
+    "quantization",
+    "norm",
+    "norm_bias",
+    "pre_norms",
+    "qk_norm_of",
+    "gated",
+    "mlp_bias",
+    "parallel",
+    "nope_layers",
+    "learned_positions",
+    "residual_multiplier",
+    "logit_scale",
+)
+"""Fields that documents lack where they are as by default: those written before there were these keep their hash."""
+
+
 class DecoderConfig(Schema):
-    """A decoder-only transformer with grouped attention, rotary positions and a gated MLP or experts."""
+    """A decoder-only transformer: grouped attention, positions that turn or are learned, an MLP or experts."""
 
     ERROR: ClassVar[type[BadInput]] = BadTask
 
@@ -202,6 +220,17 @@ class DecoderConfig(Schema):
         "gpt_oss",
         "glm4_moe",
         "meta",
+        "smollm3",
+        "olmo2",
+        "olmo3",
+        "granite",
+        "stablelm",
+        "starcoder2",
+        "cohere",
+        "cohere2",
+        "gpt_neox",
+        "gpt2",
+        "falcon",
     ]
     """Whose names the checkpoint's tensors have; what is computed is said by the other fields."""
     vocab_size: int = Field(ge=1, le=2**20)
@@ -213,6 +242,7 @@ class DecoderConfig(Schema):
     head_dim: int = Field(ge=2, le=1_024, multiple_of=2)
     max_position_embeddings: Positions
     rms_norm_eps: Real
+    """Of norms of either kind."""
     rope_theta: Real
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool
@@ -248,7 +278,28 @@ class DecoderConfig(Schema):
     """Embeddings are multiplied by it."""
     experts: Experts | None = None
     quantization: Quantization | None = None
-    """Not in the document of a model that has none."""
+    norm: Literal["rms", "layer"] = "rms"
+    """`layer`: numbers are less their mean first (LayerNorm)."""
+    norm_bias: bool = False
+    """Of LayerNorms, but for those of query and key."""
+    pre_norms: bool = True
+    """Whether attention and MLP have norms before them."""
+    qk_norm_of: Literal["head", "each_head", "heads"] = "head"
+    """The norm of query and key has weights that all heads share, weights of each head, or is one over all heads."""
+    gated: bool = True
+    """Whether the MLP has a gate; else it is down(act(up x))."""
+    mlp_bias: bool = False
+    """Of the MLP's projections."""
+    parallel: Literal["two_norms", "one_norm"] | None = None
+    """Attention and MLP take the same input, normed twice or once, and are added at once; else one after the other."""
+    nope_layers: tuple[Annotated[int, Field(ge=0, lt=MAX_LAYERS)], ...] = Field(default=(), max_length=MAX_LAYERS)
+    """Layers whose queries and keys do not turn."""
+    learned_positions: bool = False
+    """Whether each position has a row that is added to its embedding, before the first layer."""
+    residual_multiplier: Real | None = None
+    """Outputs of attention and MLP are multiplied by it before they are added."""
+    logit_scale: Real | None = None
+    """Logits are multiplied by it."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -272,9 +323,12 @@ class DecoderConfig(Schema):
             raise ValueError("rope_local_base_freq: without a sliding layer")
         if (self.hidden_act == "clamped_swiglu") != (self.swiglu_limit is not None):
             raise ValueError("swiglu_limit: is a clamped_swiglu's")
+        self._check_parts()
         if self.quantization is not None:
-            if self.family == "meta":
-                raise ValueError("quantization: not in Meta's layout")
+            if self.family in REORDERED:
+                raise ValueError(
+                    f"quantization: none of {self.family}, whose rows are stored in another order: take it unquantized"
+                )
             if self.experts is not None and self.experts.stored == "mxfp4":
                 raise ValueError("quantization: of what is stored as mxfp4")
             if self.quantization.scheme == "nvfp4" and (self.quantization.group_size, self.quantization.back_off) != (
@@ -284,11 +338,29 @@ class DecoderConfig(Schema):
                 raise ValueError("quantization: nvfp4 has blocks of 16")
         return self
 
+    def _check_parts(self) -> None:
+        """Raises ValueError: parts of layers that do not go together."""
+        if self.norm_bias and self.norm != "layer":
+            raise ValueError("norm_bias: is a LayerNorm's")
+        if self.norm == "layer" and self.norm_plus_one:
+            raise ValueError("norm_plus_one: is an RMSNorm's")
+        if not self.pre_norms and (not self.sandwich_norms or self.parallel is not None):
+            raise ValueError("pre_norms: without them attention and MLP have norms after them, one after the other")
+        if self.parallel is not None and self.sandwich_norms:
+            raise ValueError("parallel: attention and MLP that are added at once have no norms after them")
+        if self.qk_norm_of != "head" and not self.qk_norm:
+            raise ValueError("qk_norm_of: without a norm of query and key")
+        if not self.gated and (self.experts is not None or self.hidden_act == "clamped_swiglu"):
+            raise ValueError("gated: experts and clamped_swiglu have a gate")
+        if any(layer >= self.num_hidden_layers for layer in self.nope_layers):
+            raise ValueError(f"nope_layers: of {self.num_hidden_layers} layers")
+
     @model_serializer(mode="wrap")
-    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_is_by_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = handler(self)
-        if self.quantization is None:
-            del document["quantization"]
+        for name in LATER:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del document[name]
         return document
 
     @property
@@ -307,9 +379,21 @@ class DecoderConfig(Schema):
         """Dimensions of a head that turn."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
+    def short_positions(self, positions: int) -> int:
+        """Up to how many positions a session turns by LongRoPE's short factors, in a task of `positions` whose longer
+        sessions turn by the long ones; 0 where all its sessions turn alike."""
+        if not isinstance(self.rope_scaling, LongRope):
+            return 0
+        first = self.rope_scaling.original_max_position_embeddings
+        return first if positions > first else 0
+
     def slides(self, layer: int) -> bool:
         """Whether a layer attends to the last `sliding_window` positions only."""
         return bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
+
+    def turns(self, layer: int) -> bool:
+        """Whether a layer's queries and keys turn."""
+        return layer not in self.nope_layers
 
     def experts_of(self, layer: int) -> Experts | None:
         """The mixture in a layer, if it has one."""

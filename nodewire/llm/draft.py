@@ -27,6 +27,7 @@ from nodewire.llm.speculation.ngram import NgramDrafter
 from nodewire.llm.speculation.small_model import SmallModel, SmallModelDrafter
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
+from nodewire.weights.gguf_rows import READING_BYTES
 from nodewire.weights.tensorfile import DTYPES
 
 BLOCK = 64
@@ -65,7 +66,8 @@ class Draft:
         layers = footprint.stage(config, 0, count, slots=self._lanes, positions=positions, block=BLOCK, dtype=dtype)
         text = len(self._checkpoint.tokenizer) if self._compares else 0
         ends = footprint.driver(config, positions=positions, dtype=dtype, tokenizer_bytes=text)
-        return Footprint(layers.weights + ends.weights, layers.caches, layers.work + ends.work, ends.tokenizer)
+        work = layers.work + ends.work + (0 if self._checkpoint.beside is None else READING_BYTES)
+        return Footprint(layers.weights + ends.weights, layers.caches, work, ends.tokenizer)
 
     def load(self, tokenizer: Tokenizer, device: torch.device, graphing: Graphing | None = None) -> Drafters:
         """The drafters of a session: what its text says, and this model, whose steps `graphing` captures, if given.

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nodewire.llm.config import DecoderConfig, Experts
+from nodewire.llm.families import layer_pieces
 from nodewire.llm.parameters import BOTH, NEITHER, Ends, Parameter, Parameters, lies_in_columns, of_ends, of_layer
 from nodewire.llm.quant import sizes
 from nodewire.protocol.pages import PAGE, pages_of
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """The dtypes that a task may compute in."""
+_LOOKED_UP = ("positions", "q_norm", "k_norm")
+"""What no position is multiplied with, though it has rows and columns."""
 HEAD_ROWS = 8
 """Whose logits a stage that has the head holds at a time."""
 _EXACT_BYTES = 4
@@ -59,7 +62,8 @@ def stage(
     each, fixed = sizes.while_multiplying(quantized, item)
     plain, exact = (sum(layer[which] for layer in numbers[first:last]) for which in (0, 1))
     per_lane = 2 * PAGE * pages_of(positions) * config.num_key_value_heads * config.head_dim * item
-    tables = positions * (config.rotary * 4 * (2 if config.rope_local_base_freq else 1) + 8)
+    rows = positions + config.short_positions(positions)
+    tables = rows * (config.rotary * 4 * (2 if config.rope_local_base_freq else 1) + 8)
     work = (
         block * (_work(config, first, last, positions, block, item) + each)
         + fixed
@@ -154,7 +158,7 @@ def _counted(parameters: Parameters) -> tuple[int, int]:
 
 def _used(parameters: Parameters, config: DecoderConfig, layer: int) -> int:
     mixture = config.experts_of(layer)
-    whole = sum(parameter.count for parameter in parameters.values() if len(parameter.shape) == 2)
+    whole = sum(one.count for role, one in parameters.items() if len(one.shape) == 2 and role not in _LOOKED_UP)
     if mixture is None:
         return whole
     experts = sum(parameter.count for parameter in parameters.values() if len(parameter.shape) == 3)
@@ -169,7 +173,8 @@ def _work(config: DecoderConfig, first: int, last: int, positions: int, block: i
     """
     width = config.hidden_size
     heads = config.num_attention_heads * config.head_dim
-    residual = (5 if config.sandwich_norms else 4) * width * item + config.rotary * 12
+    further = config.sandwich_norms or config.parallel is not None
+    residual = (5 if further else 4) * width * item + config.rotary * 12
     if config.norm_plus_one and item != _EXACT_BYTES:
         residual += 2 * width * _EXACT_BYTES
     attention = (config.qkv_rows + heads) * item + 3 * config.qkv_rows * 4
@@ -200,14 +205,13 @@ def _loading(config: DecoderConfig, item: int) -> int:
     return max(turned, _decoding(config, item))
 
 
+@lru_cache(maxsize=8)
 def _decoding(config: DecoderConfig, item: int) -> int:
-    mixture = config.experts
-    if config.quantization is not None and config.quantization.scheme == "nvfp4":
+    """Bytes beside a parameter while its pieces are put in order."""
+    if config.quantization is not None:
+        return _MXFP4_BYTES if config.quantization.scheme == "nvfp4" else 0
+    if config.experts is not None and config.experts.stored == "mxfp4":
         return _MXFP4_BYTES
-    if config.family == "meta":
-        return config.head_dim * config.hidden_size * item
-    if mixture is None or mixture.stored == "each" or config.quantization is not None:
-        return 0
-    if mixture.stored == "mxfp4":
-        return _MXFP4_BYTES
-    return 2 * mixture.moe_intermediate_size * config.hidden_size * item
+    layers = {0, config.num_hidden_layers - 1}
+    pieces = (piece for layer in layers for found in layer_pieces(config, layer).values() for piece in found)
+    return max(piece.beside for piece in pieces) * item

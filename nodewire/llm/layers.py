@@ -7,6 +7,7 @@ the split model and the unsplit one agree to the last bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +21,8 @@ from nodewire.llm.kv.lanes import Lane
 from nodewire.llm.kv.past import Past
 from nodewire.llm.kv.rows import Chain
 from nodewire.llm.loader import Fill, load
-from nodewire.llm.mlp import Mlp, gate_of
-from nodewire.llm.norm import rms_norm
+from nodewire.llm.mlp import Gate, Mlp, gate_of
+from nodewire.llm.norm import norm_of
 from nodewire.llm.parameters import of_layer
 from nodewire.llm.quant import loading
 from nodewire.llm.rope import Angles, ropes
@@ -48,27 +49,38 @@ class Layer:
         how = (of_layer(config, layer), layer_pieces(config, layer), fill, dtype, device)
         weights: dict[str, Any] = load(*how) | loading.load(*how)
         mixture, gate = config.experts_of(layer), gate_of(config)
-        self.slides = config.slides(layer)
-        self.eps = float(config.rms_norm_eps)
+        self.slides, self.turns = config.slides(layer), config.turns(layer)
         self.attention = Attention(config, layer, place, weights)
-        self.mlp = (
-            Mlp(weights["gate_up"], weights["down"], gate) if mixture is None else Mixture(mixture, weights, gate)
+        self.mlp = _mlp(weights, gate) if mixture is None else Mixture(mixture, weights, gate)
+        self.attention_norm, self.mlp_norm, self.attention_out_norm, self.mlp_out_norm = (
+            norm_of(config, weights, role)
+            for role in ("attention_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")
         )
-        self.attention_norm, self.mlp_norm = weights["attention_norm"], weights["mlp_norm"]
-        self.attention_out_norm, self.mlp_out_norm = weights.get("attention_out_norm"), weights.get("mlp_out_norm")
-        self.step = step_of(self) if config.rotary == config.head_dim else None
+        self.parallel = config.parallel is not None
+        self.multiplier = None if config.residual_multiplier is None else float(config.residual_multiplier)
+        self.positions = weights.get("positions")
+        self.step = step_of(self) if config.rotary == config.head_dim and self.turns else None
 
     def forward(self, x: Tensor, angles: Angles, past: Past, mlp: Feedforward | None = None) -> Tensor:
         """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions. `mlp`
         stands for the layer's own."""
-        y = self.attention.forward(rms_norm(x, self.attention_norm, self.eps), angles, past)
-        if self.attention_out_norm is not None:
-            y = rms_norm(y, self.attention_out_norm, self.eps)
-        x = x + y
-        y = (mlp or self.mlp).forward(rms_norm(x, self.mlp_norm, self.eps))
-        if self.mlp_out_norm is not None:
-            y = rms_norm(y, self.mlp_out_norm, self.eps)
-        return x + y
+        mlp = mlp or self.mlp
+        if self.positions is not None:
+            x = x + self.positions.index_select(0, past.positions)
+        normed = x if self.attention_norm is None else self.attention_norm(x)
+        y = self.attention.forward(normed, angles if self.turns else None, past)
+        if self.parallel:
+            return self._added(x, y.add_(mlp.forward(normed if self.mlp_norm is None else self.mlp_norm(x))))
+        x = self._added(x, y if self.attention_out_norm is None else self.attention_out_norm(y))
+        y = mlp.forward(x if self.mlp_norm is None else self.mlp_norm(x))
+        return self._added(x, y if self.mlp_out_norm is None else self.mlp_out_norm(y))
+
+    def _added(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y if self.multiplier is None else x.add(y, alpha=self.multiplier)
+
+
+def _mlp(weights: Mapping[str, Any], gate: Gate) -> Mlp:
+    return Mlp(weights["gate_up"], weights["down"], gate, weights.get("gate_up_bias"), weights.get("down_bias"))
 
 
 class Layers:
@@ -95,9 +107,9 @@ class Layers:
 
     def run(self, x: Tensor, past: Past) -> Tensor:
         """Hidden states [n, width] of the past's rows after the last layer."""
-        full = sliding = self.full.at(past.positions)
+        full = sliding = self.full.at(past.angles)
         if self.sliding is not self.full:
-            sliding = self.sliding.at(past.positions)
+            sliding = self.sliding.at(past.angles)
         if len(x) == 1 and isinstance(past, Chain) and x.dtype == torch.float32:
             return self._step(x, full, sliding, past)
         for layer in self.layers:
@@ -112,9 +124,9 @@ class Layers:
 
     def captured(self, x: Tensor, past: Past) -> Tensor:
         """`run`, in operations that depend on nothing but the shapes of tensors."""
-        full = sliding = self.full.at(past.positions)
+        full = sliding = self.full.at(past.angles)
         if self.sliding is not self.full:
-            sliding = self.sliding.at(past.positions)
+            sliding = self.sliding.at(past.angles)
         for layer in self.layers:
             mlp = AllAtOnce(layer.mlp) if isinstance(layer.mlp, Mixture) else layer.mlp
             x = layer.forward(x, sliding if layer.slides else full, past, mlp)

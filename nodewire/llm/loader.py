@@ -99,26 +99,41 @@ def _read(piece: Piece, flat: Tensor, fill: Fill) -> None:
         _transposed(piece, flat, fill)
     elif piece.form == "paired":
         _halved(piece, flat, fill)
+    elif piece.form == "grouped":
+        _ungrouped(piece, flat, fill)
     else:
         _unpacked(piece, flat, fill)
 
 
 def _transposed(piece: Piece, flat: Tensor, fill: Fill) -> None:
-    """Matrices [experts, in, out] to [experts, out, in], one at a time."""
-    count, inner, outer = piece.shape
+    """Matrices [..., in, out] to [..., out, in], one at a time."""
+    inner, outer = piece.shape[-2:]
     matrix = torch.empty(inner, outer, dtype=flat.dtype, device=flat.device)
-    for number, target in enumerate(flat.view(count, outer, inner)):
+    for number, target in enumerate(flat.view(-1, outer, inner)):
         fill(piece.name, matrix, number * inner * outer)
         target.copy_(matrix.T)
 
 
 def _halved(piece: Piece, flat: Tensor, fill: Fill) -> None:
     """Rows of one head at a time: of each pair the first in one half, the second in the other."""
-    rows, width = piece.shape
+    width = piece.count // (piece.heads * piece.head_dim)
     head = torch.empty(piece.head_dim, width, dtype=flat.dtype, device=flat.device)
-    for number, target in enumerate(flat.view(rows // piece.head_dim, 2, -1, width)):
+    for number, target in enumerate(flat.view(piece.heads, 2, -1, width)):
         fill(piece.name, head, number * head.numel())
         target.copy_(head.view(-1, 2, width).transpose(0, 1))
+
+
+def _ungrouped(piece: Piece, flat: Tensor, fill: Fill) -> None:
+    """Each key's queries, then itself, then its value, to where their kind is kept."""
+    every = piece.shape[0] // piece.head_dim
+    group, unit = every // piece.heads - 2, piece.count // every
+    queries = flat[: piece.heads * group * unit].view(piece.heads, -1)
+    keys, values = flat[queries.numel() :].view(2, piece.heads, unit)
+    for number in range(piece.heads):
+        at = number * (group + 2) * unit
+        for target in (queries[number], keys[number], values[number]):
+            fill(piece.name, target, at)
+            at += len(target)
 
 
 def _unpacked(piece: Piece, flat: Tensor, fill: Fill) -> None:

@@ -7,18 +7,15 @@ https://github.com/openai/tiktoken (lines of base64 and rank) and https://github
 from __future__ import annotations
 
 import base64
-import math
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from nodewire.errors import BadTask
+from nodewire.llm.sentencepiece import MAX_PIECES, NORMAL, Piece, tokenizer_of
 
-MAX_PIECES = 2**20
-
-_SPLIT = (
+LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -37,7 +34,6 @@ _SPECIAL = (
 )
 _SPECIALS = 256
 _ENDS = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
-_SPACE = "\u2581"
 
 
 def converted(data: bytes) -> tuple[bytes, list[int]]:
@@ -82,7 +78,7 @@ def _of_ranks(data: bytes) -> tuple[Tokenizer, list[int]]:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(LLAMA_3), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -113,22 +109,13 @@ def _begins_with(tokenizer: Tokenizer, name: str) -> None:
     )
 
 
-class _Piece(NamedTuple):
-    text: str
-    score: float
-    kind: int
-
-
-_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
-
-
 def _of_sentencepiece(data: bytes) -> tuple[Tokenizer, list[int]]:
     """A model of byte pairs, such as Llama 2's: of neighbours that make a piece, the best-scored are joined first."""
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     kind = 1
     for number, value in _message(data):
         if number == 1 and isinstance(value, bytes):
-            text, score, sort = "", 0.0, _NORMAL
+            text, score, sort = "", 0.0, NORMAL
             for inner, part in _message(value):
                 if inner == 1 and isinstance(part, bytes):
                     text = _text(part)
@@ -136,43 +123,15 @@ def _of_sentencepiece(data: bytes) -> tuple[Tokenizer, list[int]]:
                     score = float(struct.unpack("<f", part)[0])
                 elif inner == 3 and isinstance(part, int):
                     sort = part
-            pieces.append(_Piece(text, score, sort))
+            pieces.append(Piece(text, score, sort))
         elif number == 2 and isinstance(value, bytes):
             kind = next((part for inner, part in _message(value) if inner == 3 and isinstance(part, int)), 1)
         if len(pieces) > MAX_PIECES:
             raise BadTask("tokenizer.model", f"more than {MAX_PIECES} pieces")
     if kind != 2:
         raise BadTask("tokenizer.model", "a sentencepiece model of another kind than byte pairs")
+    tokenizer = tokenizer_of(pieces, "tokenizer.model")
     ids = {piece.text: i for i, piece in enumerate(pieces)}
-    if not all(math.isfinite(piece.score) for piece in pieces):
-        raise BadTask("tokenizer.model", "a score is not finite")
-    if len(ids) != len(pieces) or max(map(len, ids), default=0) > 512:
-        raise BadTask("tokenizer.model", "a piece stands twice, is no text or too long")
-    merges = []
-    for i, piece in enumerate(pieces):
-        if piece.kind != _NORMAL:
-            continue
-        for cut in range(1, len(piece.text)):
-            left, right = ids.get(piece.text[:cut]), ids.get(piece.text[cut:])
-            if left is not None and right is not None:
-                merges.append((-piece.score, left, right, i))
-    merges.sort()
-    unknown = next((piece.text for piece in pieces if piece.kind == _UNKNOWN), None)
-    tokenizer = Tokenizer(
-        models.BPE(
-            ids,
-            [(pieces[left].text, pieces[right].text) for _, left, right, _ in merges],
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=any(piece.kind == _BYTE for piece in pieces),
-        )
-    )
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    special = [piece.text for piece in pieces if piece.kind in (_UNKNOWN, _CONTROL)]
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     if "<s>" in ids:
         _begins_with(tokenizer, "<s>")
     return tokenizer, [ids["</s>"]] if "</s>" in ids else []

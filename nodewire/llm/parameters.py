@@ -44,9 +44,11 @@ def lies_in_columns(role: str, parameter: Parameter) -> bool:
 
 
 def of_layer(config: DecoderConfig, layer: int) -> Parameters:
-    """One layer's: attention, then the MLP or the experts."""
+    """One layer's: attention, then the MLP or the experts; the first one's learned positions, too."""
     mixture = config.experts_of(layer)
     found = _attention(config) | (_mlp(config) if mixture is None else _mixture(config, mixture))
+    if config.learned_positions and layer == 0:
+        found["positions"] = Parameter((config.max_position_embeddings, config.hidden_size))
     if config.quantization is None or config.quantization.scheme == "nvfp4":
         return found
     return {role: replace(one, blocks=config.blocks_of(layer, role, one.shape[-1])) for role, one in found.items()}
@@ -71,7 +73,7 @@ def of_ends(config: DecoderConfig, ends: Ends = BOTH) -> Parameters:
     if ends.embedding or (ends.head and tied):
         found["embedding"] = table
     if ends.head:
-        found["norm"] = _norm(config, config.hidden_size)
+        found |= _norms(config, "norm")
     return found | {"head": table} if ends.head and not tied else found
 
 
@@ -79,10 +81,33 @@ def _norm(config: DecoderConfig, width: int) -> Parameter:
     return Parameter((width,), exact=config.norm_plus_one, offset=int(config.norm_plus_one))
 
 
+def _norms(config: DecoderConfig, *roles: str) -> Parameters:
+    """Norms of the model's width, with their biases."""
+    width = config.hidden_size
+    biases = {f"{role}_bias": Parameter((width,)) for role in roles if config.norm_bias}
+    return {role: _norm(config, width) for role in roles} | biases
+
+
+def norm_roles(config: DecoderConfig) -> tuple[str, ...]:
+    """The norms of a layer's attention and MLP."""
+    before: tuple[str, ...] = ("attention_norm", "mlp_norm") if config.pre_norms else ()
+    if config.parallel == "one_norm":
+        before = ("attention_norm",)
+    return (*before, "attention_out_norm", "mlp_out_norm") if config.sandwich_norms else before
+
+
+def _query_and_key(config: DecoderConfig) -> Parameters:
+    """Their norms."""
+    dim, found = config.head_dim, {}
+    for role, heads in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
+        shape = {"head": (dim,), "each_head": (heads, dim), "heads": (heads * dim,)}[config.qk_norm_of]
+        found[role] = Parameter(shape, exact=config.norm_plus_one, offset=int(config.norm_plus_one))
+    return found
+
+
 def _attention(config: DecoderConfig) -> Parameters:
     width, heads = config.hidden_size, config.num_attention_heads * config.head_dim
-    found = {
-        "attention_norm": _norm(config, width),
+    found = _norms(config, *norm_roles(config)) | {
         "qkv": Parameter((config.qkv_rows, width)),
         "o": Parameter((width, heads)),
     }
@@ -91,27 +116,23 @@ def _attention(config: DecoderConfig) -> Parameters:
     if config.output_bias:
         found["o_bias"] = Parameter((width,))
     if config.qk_norm:
-        found |= {"q_norm": _norm(config, config.head_dim), "k_norm": _norm(config, config.head_dim)}
+        found |= _query_and_key(config)
     if config.attention_sinks:
         found["sinks"] = Parameter((config.num_attention_heads,), exact=True)
-    if config.sandwich_norms:
-        found["attention_out_norm"] = _norm(config, width)
     return found
 
 
 def _mlp(config: DecoderConfig) -> Parameters:
+    """`gate_up`: of an MLP without a gate, up alone."""
     width, inner = config.hidden_size, config.intermediate_size
-    return _mlp_norms(config) | {"gate_up": Parameter((2 * inner, width)), "down": Parameter((width, inner))}
-
-
-def _mlp_norms(config: DecoderConfig) -> Parameters:
-    found = {"mlp_norm": _norm(config, config.hidden_size)}
-    return found | {"mlp_out_norm": _norm(config, config.hidden_size)} if config.sandwich_norms else found
+    rows = 2 * inner if config.gated else inner
+    found = {"gate_up": Parameter((rows, width)), "down": Parameter((width, inner))}
+    return found | {"gate_up_bias": Parameter((rows,)), "down_bias": Parameter((width,))} if config.mlp_bias else found
 
 
 def _mixture(config: DecoderConfig, mixture: Experts) -> Parameters:
     width, count, inner = config.hidden_size, mixture.num_experts, mixture.moe_intermediate_size
-    found = _mlp_norms(config) | {
+    found = {
         "router": Parameter((count, width), exact=True),
         "experts_gate_up": Parameter((count, 2 * inner, width)),
         "experts_down": Parameter((count, width, inner)),

@@ -14,9 +14,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from nodewire.errors import BadInput, BadTask
 from nodewire.llm.config import MAX_LAYERS, MAX_POSITIONS, DecoderConfig
-from nodewire.llm.families import end_tensors, stage_tensors
-from nodewire.llm.families.naming import NUMBERS, Piece
-from nodewire.llm.parameters import BOTH, NEITHER, Ends
+from nodewire.llm.families import end_pieces, end_tensors, layer_pieces, stage_tensors
+from nodewire.llm.families.naming import NUMBERS, Piece, Pieces
+from nodewire.llm.parameters import BOTH, NEITHER, Ends, Parameters, of_ends, of_layer
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.schema import Name, Schema
 from nodewire.protocol.stored_dtypes import DTYPE_OF
@@ -94,6 +94,9 @@ class StageProgram(Schema):
         _check_positions(self.positions, self.config)
         ends = end_tensors(self.config, self.ends)
         _check_table(self.tensors, chain(ends, stage_tensors(self.config, self.first, self.last)))
+        for layer in range(self.first, self.last):
+            _check_parameters(self.config, layer_pieces(self.config, layer), of_layer(self.config, layer))
+        _check_parameters(self.config, end_pieces(self.config), of_ends(self.config, self.ends))
         return self
 
 
@@ -138,6 +141,7 @@ class DriverProgram(Schema):
             raise ValueError("edge_tokens: edges share a name")
         _check_positions(self.positions, self.config)
         _check_table(self.tensors, end_tensors(self.config, self.ends))
+        _check_parameters(self.config, end_pieces(self.config), of_ends(self.config, self.ends))
         return self
 
 
@@ -149,6 +153,13 @@ def _said(document: dict[str, Any], *flags: str) -> dict[str, Any]:
 def _check_positions(positions: int, config: DecoderConfig) -> None:
     if positions > config.max_position_embeddings:
         raise ValueError(f"positions: {positions}, the model was made for {config.max_position_embeddings}")
+
+
+def _check_parameters(config: DecoderConfig, pieces: Pieces, parameters: Parameters) -> None:
+    """Raises ValueError: the family's tensors do not make up a parameter. What nothing fills would be stale memory."""
+    for role, parameter in parameters.items():
+        if sum(piece.count for piece in pieces.get(role, ())) != parameter.count:
+            raise ValueError(f"config: the tensors of a {config.family} make up no such {role}")
 
 
 def stored_type(stored: Stored) -> tuple[str, tuple[int, ...]]:

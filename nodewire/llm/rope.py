@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -64,24 +65,32 @@ def _interpolated(config: DecoderConfig, frequencies: Tensor, scaling: Yarn) -> 
 
 
 class Rope:
-    """The angles of all positions."""
+    """The angles of all positions, in one table or in several, one after the other: of each the radians per position,
+    what cosines and sines are times, and how many positions it has."""
 
-    def __init__(self, frequencies: Tensor, scale: float, positions: int, device: torch.device) -> None:
-        angles = torch.arange(positions).float()[:, None] * frequencies
-        self._cos = (angles.cos() * scale)[:, None, None].to(device)
-        self._sin = (angles.sin() * scale)[:, None, None].to(device)
+    def __init__(self, tables: Sequence[tuple[Tensor, float, int]], device: torch.device) -> None:
+        cos, sin = [], []
+        for frequencies, scale, positions in tables:
+            angles = torch.arange(positions).float()[:, None] * frequencies
+            cos.append(angles.cos() * scale)
+            sin.append(angles.sin() * scale)
+        self._cos, self._sin = (torch.cat(parts)[:, None, None].to(device) for parts in (cos, sin))
 
-    def at(self, positions: Tensor) -> Angles:
-        sin = self._sin.index_select(0, positions)
-        return self._cos.index_select(0, positions), torch.cat((-sin, sin), 2)
+    def at(self, rows: Tensor) -> Angles:
+        """Those in these rows (Past.angles)."""
+        sin = self._sin.index_select(0, rows)
+        return self._cos.index_select(0, rows), torch.cat((-sin, sin), 2)
 
 
 def ropes(config: DecoderConfig, positions: int, device: torch.device) -> list[Rope]:
-    """The tables of full layers and of sliding ones, the same unless the model tells them apart."""
-    full = Rope(*inverse_frequencies(config, positions), positions, device)
+    """The tables of full layers and of sliding ones, the same unless the model tells them apart. Where short sessions
+    turn otherwise than long ones, theirs come first."""
+    lengths = [length for length in (config.short_positions(positions), positions) if length]
+    full = Rope([(*inverse_frequencies(config, length), length) for length in lengths], device)
     if config.rope_local_base_freq is None:
         return [full, full]
-    return [full, Rope(_plain(config, float(config.rope_local_base_freq)), 1.0, positions, device)]
+    local = _plain(config, float(config.rope_local_base_freq))
+    return [full, Rope([(local, 1.0, length) for length in lengths], device)]
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:

@@ -70,6 +70,7 @@ def split_decoder(
     checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config
     dtype = dtype or config.arithmetic
+    checkpoint = checkpoint.for_arithmetic(dtype)
     positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
 
     def ends_of(first: int, last: int) -> Ends:
@@ -165,6 +166,7 @@ def split_decoder(
     )
     of = f" of {_mb(target_bytes)}" if target_bytes is not None else ""
     report = tuple(f"{task.name}: {_mb(task.memory_bytes)}{of} MB; {task.limit}" for task in tasks)
+    report += (checkpoint.note,) if checkpoint.note else ()
     needs = [
         ("driver", driver_bytes, ()),
         *((f"stage.{k}", stage_bytes(*cut), (_layers(*cut),)) for k, cut in enumerate(cuts)),

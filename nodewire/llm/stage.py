@@ -42,8 +42,9 @@ class _Session:
 
 class Stage:
     """An Actor that batches (nodewire.kind). Of a session's parameters it reads `positions`: how many there will be at
-    most, the program's unless given; they have their memory from then on, so the fewer, the more sessions fit. And
-    `prefixes`: among whose prompts it keeps and finds beginnings of this one's, nobody's unless given."""
+    most, the program's unless given; they have their memory from then on, so the fewer, the more sessions fit, and
+    LongRoPE turns by them. And `prefixes`: among whose prompts it keeps and finds beginnings of this one's, nobody's
+    unless given."""
 
     def __init__(
         self, program: StageProgram, fill: Fill, device: torch.device, graphing: Graphing | None = None
@@ -86,7 +87,8 @@ class Stage:
         if not isinstance(whose, str) or len(whose) > opening.MAX_SESSION_NAME:
             raise BadInput("prefixes", "not a name")
         opening.check(session, self._sessions)
-        self._sessions[session] = _Session(self._lanes.open(most), self._prefixes.chain(whose) if whose else None)
+        lane = self._lanes.open(most)
+        self._sessions[session] = _Session(lane, self._prefixes.chain(whose, lane) if whose else None)
 
     def close(self, session: str) -> None:
         state = self._sessions.pop(session, None)

@@ -15,37 +15,50 @@ from torch.nn import functional as F
 from nodewire.llm.attention import Attention
 from nodewire.llm.kv.rows import Chain
 from nodewire.llm.mlp import Mlp, silu
+from nodewire.llm.norm import Norm
 from nodewire.llm.rope import Angles
 
 
 class LayerParts(Protocol):
-    """The parts of a layer that its step reads. A norm that a layer lacks is None."""
+    """The parts of a layer that its step reads. What a layer lacks is None."""
 
     @property
     def attention(self) -> Attention: ...
     @property
     def mlp(self) -> object: ...
     @property
-    def eps(self) -> float: ...
+    def attention_norm(self) -> Norm | None: ...
     @property
-    def attention_norm(self) -> Tensor: ...
+    def mlp_norm(self) -> Norm | None: ...
     @property
-    def mlp_norm(self) -> Tensor: ...
+    def attention_out_norm(self) -> Norm | None: ...
     @property
-    def attention_out_norm(self) -> Tensor | None: ...
+    def mlp_out_norm(self) -> Norm | None: ...
     @property
-    def mlp_out_norm(self) -> Tensor | None: ...
+    def parallel(self) -> bool: ...
+    @property
+    def multiplier(self) -> float | None: ...
+    @property
+    def positions(self) -> Tensor | None: ...
 
 
 class Step:
     """A layer's own; made by `step_of`. What it works in is taken once, so only one step is computed at a time."""
 
-    def __init__(self, layer: LayerParts, qkv: Tensor, o: Tensor, gate_up: Tensor, down: Tensor) -> None:
-        attention = layer.attention
+    def __init__(
+        self,
+        attention: Attention,
+        attention_norm: Norm,
+        mlp_norm: Norm,
+        qkv: Tensor,
+        o: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+    ) -> None:
         kv_heads, head_dim = attention.turning - attention.heads, attention.head_dim
-        self._place, self._how, self._eps = attention.place, attention.how, layer.eps
+        self._place, self._how, self._eps = attention.place, attention.how, attention_norm.eps
         self._qkv, self._qkv_bias, self._o, self._gate_up, self._down = qkv, attention.qkv_bias, o, gate_up, down
-        self._attention_norm, self._mlp_norm = layer.attention_norm, layer.mlp_norm
+        self._attention_norm, self._mlp_norm = attention_norm.weight, mlp_norm.weight
         self._zero, self._normed = torch.zeros(2, qkv.shape[1])
         self._row = torch.empty(len(qkv))
         self._pairs = self._row[: attention.turning * head_dim].view(attention.turning, 2, -1)
@@ -78,14 +91,23 @@ class Step:
 
 def step_of(layer: LayerParts) -> Step | None:
     """None where a layer has what only `Layer.forward` knows: experts, blocks, further norms, other dtypes."""
-    attention, mlp = layer.attention, layer.mlp
-    if not isinstance(mlp, Mlp) or mlp.gate is not silu or layer.eps <= 0:
+    attention, mlp, before, between = layer.attention, layer.mlp, layer.attention_norm, layer.mlp_norm
+    if not isinstance(mlp, Mlp) or mlp.gate is not silu or layer.parallel or before is None or between is None:
         return None
-    further = (layer.attention_out_norm, layer.mlp_out_norm, attention.q_norm, attention.k_norm, attention.o_bias)
+    further = (
+        *(layer.attention_out_norm, layer.mlp_out_norm, attention.q_norm, attention.k_norm, attention.o_bias),
+        *(mlp.gate_up_bias, mlp.down_bias, layer.multiplier, layer.positions),
+    )
     if any(one is not None for one in further) or attention.how.softcap or attention.how.sinks is not None:
         return None
     matrices = [one for one in (attention.qkv, attention.o, mlp.gate_up, mlp.down) if isinstance(one, Tensor)]
-    norms = (layer.attention_norm, layer.mlp_norm)
-    if len(matrices) < 4 or any(one.dtype != torch.float32 or one.device.type != "cpu" for one in (*matrices, *norms)):
+    if len(matrices) < 4 or not (_is_plain(before) and _is_plain(between)):
         return None
-    return Step(layer, *matrices)
+    tensors = (*matrices, before.weight, between.weight)
+    if any(one.dtype != torch.float32 or one.device.type != "cpu" for one in tensors):
+        return None
+    return Step(attention, before, between, *matrices)
+
+
+def _is_plain(norm: Norm) -> bool:
+    return not norm.centred and norm.eps > 0

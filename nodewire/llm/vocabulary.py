@@ -12,7 +12,7 @@ from nodewire.llm.families import end_pieces
 from nodewire.llm.footprint import HEAD_ROWS
 from nodewire.llm.frames import check_finite
 from nodewire.llm.loader import Fill, load
-from nodewire.llm.norm import rms_norm
+from nodewire.llm.norm import norm_of
 from nodewire.llm.parameters import BOTH, Ends, of_ends
 
 
@@ -25,7 +25,8 @@ class Vocabulary:
     ) -> None:
         self.weights = load(of_ends(config, ends), end_pieces(config), fill, dtype, device)
         self._head = "embedding" if config.tie_word_embeddings else "head"
-        self.eps = float(config.rms_norm_eps)
+        self.norm = norm_of(config, self.weights, "norm")
+        self.logit_scale = None if config.logit_scale is None else float(config.logit_scale)
         self.scale = None if config.embedding_scale is None else float(config.embedding_scale)
         self.softcap = None if config.final_logit_softcapping is None else float(config.final_logit_softcapping)
 
@@ -54,6 +55,8 @@ class Vocabulary:
 
     def every_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [1, n, width] after the last layer to float32 [1, n, vocab]."""
-        weights = self.weights
-        found = F.linear(rms_norm(hidden, weights["norm"], self.eps), weights[self._head]).float()
+        assert self.norm is not None
+        found = F.linear(self.norm(hidden), self.weights[self._head]).float()
+        if self.logit_scale is not None:
+            found.mul_(self.logit_scale)
         return found if self.softcap is None else found.div_(self.softcap).tanh_().mul_(self.softcap)

@@ -62,7 +62,8 @@ class Whole:
             config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill
         )
         self._grammars = Grammars(self.tokenizer, config.vocab_size, config.eos_token_id)
-        self._lane = Lanes(config, count, 1, self.positions, kind, where).open()
+        self._lanes = Lanes(config, count, 1, self.positions, kind, where)
+        self._lane = self._lanes.open()
         self._held: list[int] = []
         """The ids whose keys and values stand in the lane."""
 
@@ -101,6 +102,7 @@ class Whole:
             raise TooLarge("prompt", f"{len(prompt)} tokens, the context is {self.positions}")
         sampler = sampler or self.sampler(sampling)
         sampler.begin(torch.tensor(prompt, dtype=torch.int64))
+        self._reach(len(prompt) + sampling.max_tokens)
         start = min(_in_common(self._held, prompt), len(prompt) - 1) if reuse else 0
         feed = prompt[start:]
         for pos in range(len(prompt), min(len(prompt) + sampling.max_tokens, self.positions)):
@@ -113,6 +115,14 @@ class Whole:
             if token in self.config.eos_token_id or sampler.ended:
                 return
             feed, start = [token], pos
+
+    def _reach(self, most: int) -> None:
+        """Have a lane for a session of so many positions: one that stays within the first context turns otherwise."""
+        short = self.config.short_positions(self.positions)
+        if (most > short) != (self._lane.positions > short):
+            self._lanes.close(self._lane)
+            self._lane = self._lanes.open(self.positions if most > short else short)
+            self._held.clear()
 
     def steps(
         self,

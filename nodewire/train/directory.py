@@ -11,7 +11,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from nodewire.errors import BadInput, BadTask
+from nodewire.errors import BadInput, BadTask, NotFound
+from nodewire.gguf import model as gguf
 from nodewire.graph import encoder_directory
 from nodewire.llm.checkpoint import open_checkpoint
 from nodewire.llm.config import DecoderConfig, Llama3
@@ -39,8 +40,7 @@ def family_of(directory: Path) -> Decoder | Encoder:
     Raises:
         NotFound, BadTask, BadInput, TooLarge: it does not hold a model that nodewire trains.
     """
-    config = encoder_directory.config_of(directory)
-    if config.get("model_type") == "bert":
+    if not gguf.is_one(directory) and encoder_directory.config_of(directory).get("model_type") == "bert":
         return open_encoder(directory).family
     family = open_decoder(directory).family
     if family.tokenizer == _cited(vocabulary.of_bytes()):  # its ids are bytes
@@ -65,7 +65,7 @@ def open_decoder(directory: Path) -> Opened:
     Raises:
         NotFound, BadTask, BadInput, TooLarge: it does not hold a model that nodewire decodes.
     """
-    checkpoint = open_checkpoint(directory)
+    checkpoint = open_checkpoint(directory, in_blocks=False)
     config = checkpoint.config
     scaling = _trainable(config)
     family = Decoder(
@@ -96,6 +96,8 @@ def open_encoder(directory: Path) -> Opened:
         NotFound, BadTask, BadInput, TooLarge: it does not hold a BERT that is pooled by its mean and normalized.
     """
     found = encoder_directory.read(directory)
+    if not found.weights.is_file():
+        raise NotFound(found.weights.name, f"not in {directory.name}, whose weights are in several files")
     config = found.config
     for field, value, wanted in (
         ("model_type", config.get("model_type"), "bert"),

@@ -1,17 +1,20 @@
 """What a recipe's model starts from, read from its customer's files: weights and tokenizer, checked by their hashes.
 
 Weights are safetensors files in a folder as Hugging Face lays it out (model.safetensors, or shards with an index), or
-one file; the tokenizer is the tokenizer.json there or beside it. Nothing is executed, and every size is checked before
-memory is taken.
+one file; the tokenizer is the tokenizer.json there or beside it. A GGUF file holds both. Nothing is executed, and every
+size is checked before memory is taken.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from nodewire.errors import BadHash, BadInput, NotFound, TooLarge
+from nodewire.gguf import model as gguf
+from nodewire.llm.checkpoint import open_checkpoint
 from nodewire.protocol import start
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
@@ -64,6 +67,9 @@ def cited(tensors: State) -> BlobRef:
 
 
 def _tokenizer(path: Path, ref: BlobRef) -> bytes:
+    if gguf.is_one(path):
+        _compare("family.tokenizer", path, hashlib.sha256(data := open_checkpoint(path).tokenizer).hexdigest(), ref)
+        return data
     file = path / TOKENIZER if path.is_dir() else path.with_name(TOKENIZER)
     if not file.is_file():
         raise NotFound("family.tokenizer", f"no {TOKENIZER} in {file.parent}")
@@ -75,7 +81,11 @@ def _tokenizer(path: Path, ref: BlobRef) -> bytes:
 
 
 def _weights(recipe: Recipe, path: Path, ref: BlobRef) -> State:
-    stored: dict[str, Stored] = stored_tensors(path) if path.is_dir() else read_header(path)
+    stored: Mapping[str, Stored]
+    if gguf.is_one(path):
+        stored = open_checkpoint(path, in_blocks=False).tensors
+    else:
+        stored = stored_tensors(path) if path.is_dir() else read_header(path)
     tensors = state.of_stored(stored, recipe.family.shapes())
     _compare("family.start", path, cited(tensors).sha256, ref)
     return tensors

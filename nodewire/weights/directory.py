@@ -21,7 +21,7 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
         NotFound, BadTask, BadInput, TooLarge: a file is missing or malformed, or a tensor stands in two.
     """
     tensors: dict[str, Stored] = {}
-    for path in _weight_files(directory):
+    for path in weight_files(directory):
         try:
             header = read_header(path)
         except BadTask as error:
@@ -61,7 +61,8 @@ def read_tokenizer(directory: Path, max_bytes: int) -> bytes:
     raise BadInput("tokenizer.json", "not a tokenizer: it has no model")
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
+    """model.safetensors, or the shards that its index names. Raises as `stored_tensors`."""
     index = directory / INDEX
     if not index.exists():
         if not (directory / SINGLE).exists() and any(directory.glob(_PICKLED)):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, overload
@@ -36,13 +36,33 @@ _OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor in a file: `nbytes` from byte `start`. `dtype` is a key of DTYPES, or the file's own code."""
+    """One tensor in a file: `nbytes` from byte `start`. `dtype` is a key of DTYPES, or the file's own code.
+
+    Of a file that stores it otherwise (nodewire.weights.gguf_rows) both count the bytes that are made of what is there.
+    """
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
     start: int
     nbytes: int
+
+    def octets(self) -> Iterator[memoryview]:
+        """Its bytes in pieces of whole elements, each to be used before the next is asked for.
+
+        Raises:
+            BadTask: the file ends early.
+        """
+        buffer = bytearray(min(PIECE_BYTES, self.nbytes))
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.start)
+            left = self.nbytes
+            while left:
+                view = memoryview(buffer)[:left]
+                if file.readinto(view) != len(view):
+                    raise BadTask("weights", "the file ends within a tensor")
+                left -= len(view)
+                yield view
 
 
 def read_header(path: Path) -> dict[str, Stored]:
@@ -96,20 +116,13 @@ def read_into(stored: Stored, target: Tensor) -> None:
     Raises:
         BadTask: the file ends early, or holds a number that is not finite.
     """
-    flat, dtype, done = target.view(-1), _dtype(stored), 0
-    buffer = bytearray(min(PIECE_BYTES, stored.nbytes))
-    with stored.path.open("rb", buffering=0) as file:
-        file.seek(stored.start)
-        while done < stored.nbytes:
-            view = memoryview(buffer)[: stored.nbytes - done]
-            if file.readinto(view) != len(view):
-                raise BadTask("weights", "the file ends within a tensor")
-            piece = torch.frombuffer(view, dtype=dtype)
-            at = done // dtype.itemsize
-            copied = flat[at : at + len(piece)].copy_(piece)
-            if not bool(torch.isfinite(copied).all()):
-                raise BadTask("weights", "a weight is not finite")
-            done += len(view)
+    flat, dtype, at = target.view(-1), _dtype(stored), 0
+    for view in stored.octets():
+        piece = torch.frombuffer(view, dtype=dtype)
+        copied = flat[at : at + len(piece)].copy_(piece)
+        if not bool(torch.isfinite(copied).all()):
+            raise BadTask("weights", "a weight is not finite")
+        at += len(piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +147,7 @@ def elements(part: Stored | Tensor, first: int, last: int) -> Stored | Tensor:
     if isinstance(part, Tensor):
         return part.detach().reshape(-1)[first:last]
     size = _dtype(part).itemsize
-    return Stored(part.path, part.dtype, (last - first,), part.start + first * size, (last - first) * size)
+    return replace(part, shape=(last - first,), start=part.start + first * size, nbytes=(last - first) * size)
 
 
 def laid_out(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes, int]:
@@ -249,23 +262,11 @@ def _tensor_bytes(made: Assembled) -> Iterable[bytes | memoryview]:
         if isinstance(part, Tensor):
             own, pieces = part.dtype, _held_bytes(part)
         else:
-            own, pieces = _dtype(part), _stored_bytes(part)
+            own, pieces = _dtype(part), part.octets()
         for piece in pieces:
             if own != made.dtype:
                 piece = _bytes(torch.frombuffer(bytearray(piece), dtype=own).to(made.dtype))
             yield piece
-
-
-def _stored_bytes(stored: Stored) -> Iterable[bytes | memoryview]:
-    with stored.path.open("rb") as file:
-        file.seek(stored.start)
-        left = stored.nbytes
-        while left:
-            data = file.read(min(PIECE_BYTES, left))
-            if not data or len(data) < min(PIECE_BYTES, left):
-                raise BadTask("weights", "the file ends within a tensor")
-            left -= len(data)
-            yield data
 
 
 def _held_bytes(tensor: Tensor) -> Iterable[bytes | memoryview]:

@@ -12,6 +12,7 @@ from typing import Self
 
 from nodewire import extras
 from nodewire.errors import NotAllowed, TimedOut, WorkerFailed, from_dict
+from nodewire.gguf import model as gguf
 from nodewire.kind import Limits, Params, Turn
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.worker.arena import aligned
@@ -93,10 +94,11 @@ class WorkerProcess:
             BadConfig: PyTorch is not installed; or the entry cannot be imported or has no `load`.
             TimedOut: not ready within `start_timeout_s`.
             WorkerFailed: it died while starting.
+            NotFound: of a draft's file a shard is missing.
         """
         extras.check("torch")
         roots = [_resolved(path) for path in readable]
-        seen = [*roots, *(_resolved(Path(folder)) for folder in (limits.compiled, limits.draft) if folder)]
+        seen = [*roots, *map(_resolved, _beside(limits))]
         spawned = await spawn(entry, limits, seen, aligned(arena_bytes))
         try:
             async with asyncio.timeout(start_timeout_s):
@@ -212,6 +214,12 @@ async def _discard(spawned: Spawned) -> None:
     spawned.channel.close()
     await spawned.log_output()
     await spawned.process.wait()
+
+
+def _beside(limits: Limits) -> list[Path]:
+    """What a worker reads besides what is loaded: a folder or a file each, and of a file in shards all of them."""
+    paths = [Path(one) for one in (limits.compiled, limits.draft) if one]
+    return [one for path in paths for one in (gguf.files_of(path) if path.is_file() else [path])]
 
 
 def _resolved(path: Path) -> Path:

@@ -9,11 +9,13 @@ from safetensors.torch import load_file
 
 from nodewire.errors import BadInput, NotFound, OverMemory
 from nodewire.graph import bert, encoder_directory, whole
+from nodewire.graph.families.checkpoint import Checkpoint
 from nodewire.graph.format import Program
 from nodewire.graph.interpret import Interpreter
 from nodewire.graph.liveness import walk
 from nodewire.graph.split_encoder import split_encoder
 from nodewire.protocol.sizes import parse_size
+from nodewire.weights.directory import stored_tensors
 
 TEXTS = [
     "A man is eating food.",
@@ -208,10 +210,15 @@ def test_a_directory_without_weights_or_of_another_family_is_refused_by_name(tin
         bert.build(encoder_directory.read(tmp_path))
 
 
-def test_a_missing_weight_is_refused_by_name():
+def test_a_missing_weight_is_refused_by_name(tiny_directory):
+    module, _ = bert.build(encoder_directory.read(tiny_directory))
+    stored = stored_tensors(tiny_directory)
+    word = "embeddings.word_embeddings.weight"
+    lacking = {name: one for name, one in stored.items() if not name.endswith(word)}
     with pytest.raises(BadInput, match=r"embeddings\.word"):
-        bert.weight_name("model.embeddings.word", {"bert.embeddings.other"})
-    assert bert.weight_name("model.embeddings.word", {"bert.embeddings.word"}) == "bert.embeddings.word"
+        Checkpoint(module.model, lacking, {}).parts(word)
+    headed = {f"bert.{name.removeprefix('bert.')}": one for name, one in stored.items()}
+    assert Checkpoint(module.model, headed, {}).parts(word) == (headed[f"bert.{word}"],)
 
 
 def measured_bytes(call):

@@ -1,6 +1,7 @@
 """Every family says what transformers says: whole, in a ring, beyond its sliding window, a prompt in parts."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -14,7 +15,15 @@ from nodewire.errors import BadTask
 from nodewire.llm import footprint
 from nodewire.llm.actor import load
 from nodewire.llm.checkpoint import open_checkpoint
-from nodewire.llm.families import ARCHITECTURES, end_tensors, layer_pieces, parse_config, stage_tensors
+from nodewire.llm.config import LATER, DecoderConfig
+from nodewire.llm.families import (
+    ARCHITECTURES,
+    end_tensors,
+    layer_pieces,
+    multimodal,
+    parse_config,
+    stage_tensors,
+)
 from nodewire.llm.parameters import of_layer
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.split import split_decoder
@@ -121,36 +130,6 @@ def test_a_prompt_in_parts_is_a_prompt_and_an_earlier_pos_rewinds(made, name, tm
     assert (torch.cat(parts, 1) - expected).abs().max() < 1e-4
 
 
-@torch.inference_mode()
-def test_longrope_uses_the_long_factors_where_the_context_is_long(tmp_path):
-    longer = {"rope_parameters": LONG, "original_max_position_embeddings": 32}
-    directory = make_family(tmp_path, "phi3, longrope, short", **longer)
-    model = reference("phi3, longrope, short", directory)
-    logits = model(torch.tensor([PROMPT])).logits[0, -1]
-    assert (Whole(directory).logits(PROMPT) - logits).abs().max() <= 1e-4
-    logits = model(torch.tensor([PROMPT[:20]])).logits[0, -1]
-    assert (Whole(directory, context=32).logits(PROMPT[:20]) - logits).abs().max() <= 1e-4
-
-
-@torch.inference_mode()
-def test_longrope_where_a_text_grows_beyond_the_first_context(tmp_path):
-    """transformers goes by the position that is reached: up to the first context its `generate` is what a short task
-    computes, and from the first position beyond, where it reads all again, a long one's. A decode step by itself lets
-    the keys stand that the short factors have turned, which is neither."""
-    longer = {"rope_parameters": LONG, "original_max_position_embeddings": 32}
-    directory = make_family(tmp_path, "phi3, longrope, short", **longer)
-    model, short, long = reference("phi3, longrope, short", directory), Whole(directory, context=32), Whole(directory)
-    wish = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    said = model.generate(torch.tensor([PROMPT[:30]]), output_logits=True, return_dict_in_generate=True, **wish)
-    ids = said.sequences[0].tolist()
-    for n, logits in zip(range(30, 36), said.logits, strict=True):
-        assert ((short if n <= 32 else long).logits(ids[:n]) - logits[0]).abs().max() <= 1e-4
-    assert (short.logits(ids[:32]) - long.logits(ids[:32])).abs().max() > 1e-2
-    past = model(torch.tensor([ids[:32]]), use_cache=True).past_key_values
-    mixed = model(torch.tensor([ids[32:33]]), past_key_values=past).logits[0, -1]
-    assert (long.logits(ids[:33]) - mixed).abs().max() > 1e-2
-
-
 def packed(matrices):
     """[experts, in, out] as MXFP4: blocks along `in`, the nearest numbers under a power of two below the largest."""
     rows = matrices.transpose(1, 2).unflatten(-1, (-1, mxfp4.GROUP))
@@ -205,7 +184,7 @@ def test_a_scale_of_mxfp4_that_is_no_number_and_one_too_large_are_refused():
 
 
 def test_every_family_is_tried():
-    assert {classes(stem)[1].__name__ for stem, _ in FAMILIES.values()} == ARCHITECTURES
+    assert {classes(stem)[1].__name__ for stem, _ in FAMILIES.values()} == ARCHITECTURES - multimodal.ARCHITECTURES
 
 
 def saved(made, name):
@@ -266,6 +245,22 @@ HOSTILE = [
     ("glm4_moe", "topk_group", 5),
     ("glm4_moe", "n_shared_experts", 0),
     ("glm4_moe", "quantization_config", {"quant_method": "fp8"}),
+    ("smollm3", "no_rope_layers", [1]),
+    ("smollm3", "layer_types", ["chunked_attention"] * 4),
+    ("granite", "logits_scaling", 0.0),
+    ("granite", "attention_multiplier", -1.0),
+    ("stablelm", "layer_norm_eps", 0.0),
+    ("starcoder2", "mlp_type", "gated"),
+    ("starcoder2", "norm_epsilon", "small"),
+    ("cohere", "logit_scale", 0.0),
+    ("cohere2", "sliding_window_pattern", 0),
+    ("gpt_neox", "hidden_act", "relu"),
+    ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+    ("gpt2", "n_embd", 10**9),
+    ("gpt2", "hidden_size", 32),
+    ("falcon, few keys", "alibi", True),
+    ("falcon, in groups", "parallel_attn", False),
+    ("falcon, in groups", "num_kv_heads", 3),
 ]
 
 
@@ -305,3 +300,82 @@ def test_older_files_say_the_same_as_newer_ones(made):
         "experts_per_token": 2,
     }
     assert parse_config(json.dumps(older).encode()) == parse_config(json.dumps(oss).encode())
+
+
+GEMMA_2_9B = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": 1,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 3_584,
+    "initializer_range": 0.02,
+    "intermediate_size": 14_336,
+    "max_position_embeddings": 8_192,
+    "model_type": "gemma2",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 42,
+    "num_key_value_heads": 8,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10_000.0,
+    "sliding_window": 4_096,
+    "sliding_window_size": 4_096,
+    "torch_dtype": "float32",
+    "transformers_version": "4.42.0.dev0",
+    "use_cache": True,
+    "vocab_size": 256_000,
+}
+
+
+def test_the_configuration_of_gemma_2_9b_is_read_as_its_authors_wrote_it():
+    assert parse_config(json.dumps(GEMMA_2_9B).encode()).sliding_window == 4_096
+    with pytest.raises(BadTask, match="sliding_window_size: another value than sliding_window"):
+        parse_config(json.dumps(GEMMA_2_9B | {"sliding_window_size": 2_048}).encode())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_flags_of_older_and_newer_libraries_that_change_nothing_are_read_over(made, name):
+    """Those that every config.json of transformers 4 was saved with, and those of transformers 5."""
+    flags = {
+        "is_encoder_decoder": False,
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "cross_attention_hidden_size": None,
+        "pruned_heads": {},
+        "tie_encoder_decoder": False,
+        "torchscript": False,
+        "output_hidden_states": False,
+        "do_sample": True,
+        "temperature": 0.6,
+        "max_length": 20,
+        "hidden_dropout": 0.1,
+        "task_specific_params": None,
+        "attn_implementation": "sdpa",
+    }
+    config = saved(made, name)
+    assert parse_config(json.dumps(config | flags).encode()) == parse_config(json.dumps(config).encode())
+    with pytest.raises(BadTask, match="add_cross_attention"):
+        parse_config(json.dumps(config | {"add_cross_attention": True}).encode())
+
+
+def test_a_llama_s_document_has_no_field_that_came_later(made):
+    document = open_checkpoint(made("llama, yarn")).config.document()
+    assert set(document) == set(DecoderConfig.model_fields) - set(LATER)
+    assert DecoderConfig.from_document(document).document() == document
+
+
+def test_files_of_gpt_2_without_their_prefix_are_the_same_model(made, tmp_path):
+    again = shutil.copytree(made("gpt2"), tmp_path / "again")
+    stored = load_file(again / "model.safetensors")
+    first = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
+    first |= {"h.0.attn.bias": torch.ones(1, 1, 8, 8)}
+    save_file(first, again / "model.safetensors")
+    assert torch.equal(Whole(again).logits(PROMPT), Whole(made("gpt2")).logits(PROMPT))

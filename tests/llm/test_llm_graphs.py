@@ -290,7 +290,7 @@ def test_experts_all_at_once_say_what_they_say_one_by_one(made, name, rows):
     """Copied side by side, and all of them."""
     layers = Whole(made(name))._layers.layers
     (mixture, *_) = [layer.mlp for layer in layers if isinstance(layer.mlp, Mixture)]
-    x = torch.randn(rows, layers[0].attention_norm.shape[0], generator=torch.Generator().manual_seed(rows))
+    x = torch.randn(rows, layers[0].attention_norm.weight.shape[0], generator=torch.Generator().manual_seed(rows))
     chosen, weights = mixture.route(x)
     once, expected = AllAtOnce(mixture), mixture.forward(x)
     assert_close(once.forward(x), expected)

@@ -46,6 +46,8 @@ SIZES = {
     "head_dim": 32,
     "max_position_embeddings": 1024,
 }
+SHARED = {"head_dim": None}
+"""Of models whose heads share the width."""
 EXPERTS = {"num_experts": 8, "moe_intermediate_size": 256}
 
 
@@ -59,13 +61,22 @@ EXPERTS = {"num_experts": 8, "moe_intermediate_size": 256}
         ("mixtral", {}),
         ("qwen2_moe", {"decoder_sparse_step": 2, **EXPERTS}),
         ("gpt_oss", {}),
+        ("smollm3", SHARED),
+        ("olmo2", SHARED),
+        ("granite", SHARED),
+        ("stablelm, parallel, normed", SHARED),
+        ("starcoder2", SHARED),
+        ("cohere, normed, biased", SHARED),
+        ("gpt_neox", SHARED | {"num_key_value_heads": None}),
+        ("gpt2", SHARED | {"num_key_value_heads": None, "intermediate_size": None, "n_inner": 256}),
+        ("falcon, in groups", SHARED | {"num_key_value_heads": None, "ffn_hidden_size": 256}),
         ("glm4_moe", {"first_k_dense_replace": 1, "n_routed_experts": 8, "moe_intermediate_size": 256}),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_so_does_a_stage_of_every_kind_of_layer(tmp_path, family, more, dtype):
-    directory = make_family(tmp_path / "model", family, torch.bfloat16, **SIZES, **more)
+    directory = make_family(tmp_path / "model", family, torch.bfloat16, **SIZES | more)
     assert_covered(directory, dtype, tmp_path)
 
 

@@ -12,7 +12,7 @@ from nodewire.llm.kv.lanes import Lanes
 from nodewire.llm.kv.pages import Pages
 from nodewire.protocol.pages import PAGE
 
-CONFIG = SimpleNamespace(num_key_value_heads=2, head_dim=4)
+CONFIG = SimpleNamespace(num_key_value_heads=2, head_dim=4, short_positions=lambda positions: 0)
 
 
 @given(st.integers(1, 30), st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=50))

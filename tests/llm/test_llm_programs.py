@@ -11,7 +11,10 @@ from safetensors.torch import load_file, save_file
 from nodewire.errors import BadHash, BadInput, BadTask, BadVersion, OverMemory, TooLarge
 from nodewire.kind import Limits
 from nodewire.llm.actor import load
+from nodewire.llm.config import DecoderConfig
+from nodewire.llm.families import stage_tensors
 from nodewire.llm.programs import DriverProgram, StageProgram
+from nodewire.llm.split import split_decoder
 from nodewire.protocol import canonical
 from nodewire.weights.tensorfile import read_header
 
@@ -92,6 +95,14 @@ HOSTILE = {
     },
     "more experts than there are": {"config__experts": {**EXPERTS, "num_experts": 1}},
     "a norm less one": {"config__norm_plus_one": 1},
+    "a mean taken away from what is scaled": {"config__norm_bias": True},
+    "an MLP without the gate that its tensors have": {"config__gated": False},
+    "positions that no tensor holds": {"config__learned_positions": True},
+    "no norm at all": {"config__pre_norms": False},
+    "a norm of heads that are not normed": {"config__qk_norm_of": "heads"},
+    "layers that are none and do not turn": {"config__nope_layers": [7]},
+    "a multiplier that is none": {"config__residual_multiplier": "nan"},
+    "at once, with norms behind": {"config__parallel": "one_norm", "config__sandwich_norms": True},
     "a ring that does not close": {"closes": True},
     "an edge to itself": {"edge_out": "hidden.0"},
     "no tensors": {"tensors": {}},
@@ -250,3 +261,29 @@ def test_a_header_over_its_cap_is_not_read(tmp_path):
     (tmp_path / "w").write_bytes(safetensors_bytes(b"{}", length=2**40))
     with pytest.raises(TooLarge):
         read_header(tmp_path / "w")
+
+
+UNFILLED = {
+    "a gate of GPT-2": ("gpt2", {"gated": True}, "gate_up"),
+    "a gate of StarCoder2": ("starcoder2", {"gated": True}, "gate_up"),
+    "experts of a Falcon": ("falcon, in groups", {"gated": True, "experts": EXPERTS | {"num_experts": 4}}, "router"),
+    "norms of a GPT-NeoX's queries": ("gpt_neox", {"qk_norm": True}, "q_norm"),
+    "sinks of GPT-2": ("gpt2", {"attention_sinks": True}, "sinks"),
+    "positions of a Command": ("cohere", {"learned_positions": True}, "positions"),
+    "biases of a Falcon": ("falcon, few keys", {"norm": "rms", "norm_bias": False, "qk_norm": True}, "q_norm"),
+}
+
+
+@pytest.mark.parametrize(("name", "part", "role"), UNFILLED.values(), ids=UNFILLED)
+def test_a_parameter_that_a_familys_tensors_do_not_make_up_is_refused(made, name, part, role, tmp_path):
+    """Though the table lists just these tensors: what nothing fills would be stale memory."""
+    found = split_decoder(made(name), 2**30, tmp_path, slots=1)
+    program = canonical.decode(found.blobs[found.manifest.tasks[1].program.sha256].read_bytes(), max_bytes=2**24)
+    config = DecoderConfig.from_document({**program["config"], **part})
+    kept = {
+        stored: {"dtype": "float32", "shape": list(one.shape)}
+        for piece in stage_tensors(config, 0, config.num_hidden_layers)
+        for stored, one in piece.stored().items()
+    }
+    with pytest.raises(BadTask, match=f"make up no such {role}"):
+        StageProgram.from_document({**program, "config": config.document(), "tensors": kept})

@@ -53,7 +53,8 @@ def build(config: Mapping[str, Any], largest: Largest = LARGEST, most: Mapping[s
     name = str(names[0]) if isinstance(names, list) and names else ""
     family = ARCHITECTURES.get(name)
     if family is None:
-        raise Unsupported("architectures", f"{name[:60]!r} is not one of {', '.join(sorted(ARCHITECTURES))}")
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise Unsupported("architectures", f"{name[:60]!r} is not one of those cut by their operators: {known}")
     wanted: dict[str, Any] = {"attn_implementation": family.attention} if family.attention else {}
     with taken(), _without_tokens():
         settings = transformers.AutoConfig.for_model(**plain(config))
@@ -65,7 +66,7 @@ def build(config: Mapping[str, Any], largest: Largest = LARGEST, most: Mapping[s
         called = family.called(settings, largest)
         if most:
             called = widened(called, most, family.called(settings, ANY).dims)
-        return Built(module, _values(module), called, family)
+        return Built(module, values(module), called, family)
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _values(module: Any) -> dict[str, torch.Tensor]:
+def values(module: Any) -> dict[str, torch.Tensor]:
     """Values of buffers that no checkpoint holds, as the module's own initialization makes them. Raises BadInput."""
     places = {}
     for parameter in (*module.parameters(), *module.buffers()):

@@ -1,17 +1,20 @@
 """Where a checkpoint keeps a module's weights, which its names and its layout may have older forms of.
 
 The library's own table of conversions says so. Renamings are followed; of what joins tensors, only what puts them end
-to end: experts stacked, and of each expert the matrices that stand above each other.
+to end: experts stacked, and of each expert the matrices that stand above each other; and of what parts them, only what
+cuts one into parts of the same size that stand above each other.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 from nodewire.errors import BadInput, Unsupported
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import Stored, elements
 
 
 class Checkpoint:
@@ -25,12 +28,21 @@ class Checkpoint:
         renaming: Any = [one for one in transforms if not isinstance(one, core_model_loading.WeightConverter)]
         self._stored, self._tied = stored, tied
         self._found: dict[str, list[tuple[str | None, str]]] = {}
+        self._chunks: dict[str, tuple[str, int, int]] = {}
+        chunked: dict[str | None, list[str]] = {
+            one.source_patterns[0]: list(one.target_patterns)
+            for one in joining
+            if [(type(step).__name__, getattr(step, "dim", None)) for step in one.operations] == [("Chunk", 0)]
+        }
         own = module.state_dict()
         for name in stored:
             found, pattern = core_model_loading.rename_source_key(
                 name, renaming, joining, module.base_model_prefix, own
             )
             self._found.setdefault(found, []).append((pattern, name))
+            targets = chunked.get(pattern, [])
+            for place, target in enumerate(targets):
+                self._chunks[found.replace(targets[0], target)] = (name, place, len(targets))
         self._orders = {pattern: tuple(one.source_patterns) for one in joining for pattern in one.source_patterns}
         self._operations = {
             pattern: tuple((type(step).__name__, getattr(step, "dim", None)) for step in one.operations)
@@ -45,6 +57,12 @@ class Checkpoint:
             BadInput: the checkpoint lacks it.
             Unsupported: it is made of others in another way.
         """
+        if weight in self._chunks:
+            name, place, of = self._chunks[weight]
+            rows, *rest = self._stored[name].shape
+            each = rows // of * prod(rest)
+            part = elements(self._stored[name], place * each, (place + 1) * each)
+            return (replace(part, shape=(rows // of, *rest)),)
         names = (weight, *self._tied.get(weight, ()))
         found = next((self._found[name] for name in names if name in self._found), None)
         if found is None:

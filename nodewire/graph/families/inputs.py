@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput
+from nodewire.graph.encoder_directory import AFTER_PADDING
 from nodewire.graph.examples import BATCH, Leaf, Signature
 from nodewire.graph.format import Input, Shape
 
@@ -105,7 +106,7 @@ def _called(types: Mapping[str, tuple[torch.dtype, Shape]], dims: Mapping[str, i
 def _positions(config: Any, largest: Largest) -> int:
     """The longest text; positions of some families begin after that of padding."""
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or _LENGTH
-    if config.model_type in ("roberta", "xlm-roberta", "camembert"):
+    if config.model_type in AFTER_PADDING:
         most -= config.pad_token_id + 1
     if not isinstance(most, int) or most < 1:
         raise BadInput("max_position_embeddings", f"{most!r} is no length")

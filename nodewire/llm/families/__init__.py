@@ -7,32 +7,45 @@ the other fields of DecoderConfig, so a family that computes what no field says 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from nodewire.errors import BadInput, BadTask, TooLarge
 from nodewire.llm.config import QUANTIZED, DecoderConfig
 from nodewire.llm.families import (
+    cohere,
+    cohere2,
     compressed,
+    falcon,
     gemma,
     gemma2,
     gemma3,
     glm4_moe,
+    gpt2,
+    gpt_neox,
     gpt_oss,
+    granite,
     llama,
     meta,
     mistral,
     mixtral,
+    multimodal,
     naming,
+    olmo2,
+    olmo3,
     phi3,
     qwen2,
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    smollm3,
+    stablelm,
+    starcoder2,
 )
 from nodewire.llm.families.fields import Fields
 from nodewire.llm.families.naming import Piece, Pieces
 from nodewire.llm.parameters import BOTH, Ends, of_ends
+from nodewire.weights.tensorfile import Stored
 
 MAX_CONFIG_BYTES = 1_048_576
 
@@ -63,9 +76,23 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": qwen3_moe,
     "gpt_oss": gpt_oss,
     "glm4_moe": glm4_moe,
+    "smollm3": smollm3,
+    "olmo2": olmo2,
+    "olmo3": olmo3,
+    "granite": granite,
+    "stablelm": stablelm,
+    "starcoder2": starcoder2,
+    "cohere": cohere,
+    "cohere2": cohere2,
+    "gpt_neox": gpt_neox,
+    "gpt2": gpt2,
+    "falcon": falcon,
 }
 """Those of Hugging Face's layout; Meta's own (`meta`) names no architecture."""
-ARCHITECTURES = frozenset(family.ARCHITECTURE for family in FAMILIES.values())
+_ENDS = {"meta": meta.ENDS, "gpt2": gpt2.ENDS, "gpt_neox": gpt_neox.ENDS, "falcon": falcon.ENDS}
+"""Names of embedding, final norm and head that are not Llama's."""
+_NAMED = {"gpt2": gpt2.own_name, "gpt_neox": gpt_neox.own_name}
+ARCHITECTURES = frozenset(family.ARCHITECTURE for family in FAMILIES.values()) | multimodal.ARCHITECTURES
 
 
 def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
@@ -76,18 +103,29 @@ def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
         BadTask: no known family, or a field missing, unknown, out of bounds or not supported (it is named).
     """
     config = json_object(data, "config.json")
+    if multimodal.sees(config):
+        config = multimodal.language(config)
+    ends = json_object(generation, "generation_config.json").get("eos_token_id") if generation is not None else None
+    return parse_document(config, ends)
+
+
+def parse_document(config: Mapping[str, Any], ends: Any = None) -> DecoderConfig:
+    """As `parse_config`, of an object; `ends` are tokens that end a text, in place of those that it names."""
     architectures = config.get("architectures")
     name = next((name for name, family in FAMILIES.items() if architectures == [family.ARCHITECTURE]), None)
     if name is None:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise BadTask("architectures", f"{str(architectures)[:80]} is not one of {known}")
+        raise BadTask("architectures", f"{str(architectures)[:80]} is not one of those that generate text: {known}")
     blocks = compressed.said_of(config)
     fields = Fields(config if blocks is None else {**config, "quantization_config": None})
     document = FAMILIES[name].parse(fields)
     if "quantization_config" in fields:
-        raise BadTask("quantization_config", f"only of the method {compressed.METHOD}, or mxfp4 of gpt-oss")
+        raise BadTask(
+            "quantization_config",
+            f"only of the method {compressed.METHOD}, or mxfp4 of gpt-oss: take the model unquantized, "
+            "which `nodewire quantize` makes smaller",
+        )
     fields.end()
-    ends = json_object(generation, "generation_config.json").get("eos_token_id") if generation is not None else None
     if ends is None:
         ends = config.get("eos_token_id")
     document |= {"family": name, "eos_token_id": [] if ends is None else ends if isinstance(ends, list) else [ends]}
@@ -119,7 +157,21 @@ def _stored(config: DecoderConfig, layer: int, role: str, pieces: tuple[Piece, .
 
 
 def end_pieces(config: DecoderConfig) -> Pieces:
-    return meta.end_pieces(config) if config.family == "meta" else naming.of_ends(config)
+    return naming.of_ends(config, *_ENDS.get(config.family, ()))
+
+
+def own_tensors(config: DecoderConfig, stored: Mapping[str, Stored], *, sees: bool) -> dict[str, Stored]:
+    """A checkpoint's tensors by the names that `layer_pieces` and `end_pieces` have.
+
+    Of one that `sees` those of the language model; GPT-2's own files, and those of GPT-NeoX that newer libraries write,
+    have other names.
+    """
+    found = {}
+    for name, one in stored.items():
+        own = multimodal.own_name(name) if sees else name
+        if own is not None:
+            found[_NAMED[config.family](own) if config.family in _NAMED else own] = one
+    return found
 
 
 def stage_tensors(config: DecoderConfig, first: int, last: int) -> Iterator[Piece]:

@@ -8,6 +8,7 @@ symmetric whole numbers of 4 and 8 bits in blocks or in rows, and NVFP4, whose a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,9 +49,9 @@ def parse(said: Mapping[str, Any], modules: Iterable[tuple[int, str, Sequence[Pi
         {"scheme": schemes.pop(), "group_size": sizes[0], "back_off": sizes[1] if len(sizes) > 1 else 0}
     )
     chosen = _Chosen(said, groups)
-    plain, layers = [], dict[str, int]()
+    plain, every = [], []
     for layer, role, pieces in modules:
-        layers[role] = layers.get(role, 0) + 1
+        every.append((layer, role))
         found = {chosen.size(piece.stem) for piece in pieces}
         if found == {None}:
             plain.append((layer, role))
@@ -58,9 +59,16 @@ def parse(said: Mapping[str, Any], modules: Iterable[tuple[int, str, Sequence[Pi
             raise _bad(
                 "config_groups", f"{pieces[0].stem} is stored in blocks of {found}, which are not supported there"
             )
-    everywhere = {role for role, count in layers.items() if sum(one == role for _, one in plain) == count}
-    rest = [f"{layer}.{role}" for layer, role in plain if role not in everywhere]
-    return how.document() | {"plain": [*sorted(everywhere), *rest]}
+    return how.document() | {"plain": named(plain, every)}
+
+
+def named(plain: Iterable[tuple[int, str]], every: Iterable[tuple[int, str]]) -> list[str]:
+    """A Quantization's `plain`, of `every` layer and parameter those: a parameter that is so in all of its layers is
+    named once."""
+    plain = list(plain)
+    layers, own = (Counter(role for _, role in some) for some in (every, plain))
+    everywhere = {role for role, count in own.items() if count == layers[role]}
+    return [*sorted(everywhere), *(f"{layer}.{role}" for layer, role in plain if role not in everywhere)]
 
 
 def document(how: Quantization, modules: Iterable[tuple[int, str, Sequence[Piece]]], others: Iterable[str]) -> Any:

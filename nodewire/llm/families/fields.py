@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,25 +13,43 @@ SILENT = frozenset(
     {
         # What the file is and who wrote it.
         *("_name_or_path", "architectures", "auto_map", "model_type", "transformers_version", "transformers.js_config"),
-        *("_attn_implementation_autoset", "unsloth_fixed", "unsloth_version", "is_llama_config"),
+        *("_attn_implementation_autoset", "unsloth_fixed", "unsloth_version", "is_llama_config", "is_decoder"),
+        *("_commit_hash", "finetuning_task", "task_specific_params", "tokenizer_class", "model_max_length", "prefix"),
         # Of training, and of what `transformers` returns beside the logits.
-        *("attention_dropout", "embd_pdrop", "resid_pdrop", "initializer_range", "router_aux_loss_coef"),
+        *("initializer_range", "router_aux_loss_coef", "gradient_checkpointing", "label_smoothing", "z_loss_weight"),
         *("router_jitter_noise", "output_router_logits", "output_attentions", "output_hidden_states", "return_dict"),
         *("problem_type", "id2label", "label2id", "num_labels", "chunk_size_feed_forward", "use_return_dict"),
         # Of storage and execution; the order of sums is no part of a model.
         *("dtype", "torch_dtype", "use_cache", "cache_implementation", "pretraining_tp", "_experts_implementation"),
+        *("attn_implementation", "_attn_implementation", "torchscript", "use_bfloat16", "tf_legacy_loss"),
         # Of the tokenizer. Ends are read apart, from two files.
-        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
+        # Of how text is drawn from logits, which who asks for it says.
+        *("do_sample", "temperature", "top_k", "top_p", "typical_p", "min_length", "max_length", "max_new_tokens"),
+        *("num_beams", "num_beam_groups", "diversity_penalty", "length_penalty", "repetition_penalty"),
+        *("early_stopping", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"),
+        *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+        *("output_scores", "return_dict_in_generate", "remove_invalid_values", "exponential_decay_length_penalty"),
     }
 )
 """Fields that do not change what a decoder computes."""
+_DROPS = re.compile(r"dropout|(^|_)pdrop$")
+"""In the names of shares that training leaves out."""
+_OFF: Mapping[str, Any] = {
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+    "tie_encoder_decoder": False,
+    "cross_attention_hidden_size": None,
+    "pruned_heads": {},
+}
+"""Fields that every older file has, of what a decoder has only if it says so."""
 
 
 class Fields:
     """The fields of a config.json, or of an object in it, each taken once."""
 
     def __init__(self, document: Mapping[str, Any], silent: frozenset[str] = SILENT) -> None:
-        self._left = {name: value for name, value in document.items() if name not in silent}
+        self._left = {name: value for name, value in document.items() if name not in silent and not _DROPS.search(name)}
 
     def take(self, name: str, default: Any = None) -> Any:
         """A field's value; `default` if it is missing or null."""
@@ -76,6 +95,22 @@ class Fields:
             raise BadTask(name, f"another number than {other}")
         found = max(first, second)
         return found if found >= 0 else default
+
+    def alias(self, name: str, other: str) -> None:
+        """Have what some files call `other` be called `name`; where they use both, they must agree."""
+        value = self._left.pop(other, None)
+        if value is None:
+            return
+        if self._left.get(name) not in (None, value):
+            raise BadTask(other[:80], f"another value than {name}: one of the two is wrong, and may be left out")
+        self._left[name] = value
+
+    def choice(self, name: str, meanings: Mapping[str, str], default: str) -> str:
+        """What one of several words means."""
+        value = self.take(name, default)
+        if not isinstance(value, str) or value not in meanings:
+            raise BadTask(name, f"{str(value)[:40]} is not supported, only {' or '.join(meanings)}")
+        return meanings[value]
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
         """A whole number, or None for null; `default` stands for a field that is missing."""
@@ -126,9 +161,15 @@ class Fields:
 
     def end(self) -> None:
         """Raises BadTask for the first field that nothing has taken; null says nothing."""
+        for name, value in _OFF.items():
+            self.only(name, value)
         for name, value in sorted(self._left.items()):
             if value is not None:
-                raise BadTask(name[:80], "an unknown field: it could change what the model computes")
+                raise BadTask(
+                    name[:80],
+                    "a field that is not known, and could change what the model computes: take it out of the model's "
+                    "description if it does not",
+                )
 
 
 def as_real(name: str, value: Any) -> str:

@@ -17,6 +17,7 @@ ARCHITECTURE = "Gemma2ForCausalLM"
 def parse(fields: Fields) -> dict[str, Any]:
     fields.only("hidden_act", GELU)
     found = gemma(fields)
+    fields.alias("sliding_window", "sliding_window_size")
     window = fields.optional_integer("sliding_window", 4_096)
     return found | {
         "sandwich_norms": True,

@@ -10,9 +10,9 @@ from typing import Any
 from nodewire.errors import BadTask
 from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families.fields import Fields
-from nodewire.llm.families.naming import Piece, Pieces, of_ends
+from nodewire.llm.families.naming import Piece, Pieces, interleaved
 
-EMBEDDING, FINAL_NORM, HEAD = "tok_embeddings.weight", "norm.weight", "output.weight"
+ENDS = EMBEDDING, FINAL_NORM, HEAD = "tok_embeddings.weight", "norm.weight", "output.weight"
 
 _LLAMA2_CONTEXT, _LLAMA3_CONTEXT, _STRETCHED_CONTEXT = 4_096, 8_192, 131_072
 
@@ -74,11 +74,11 @@ def _inner(fields: Fields, width: int) -> int:
 def pieces(config: DecoderConfig, layer: int) -> Pieces:
     at, width, inner = f"layers.{layer}", config.hidden_size, config.intermediate_size
     queries, keys = (count * config.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
-    return {
+    found: dict[str, tuple[Piece, ...]] = {
         "attention_norm": (Piece(f"{at}.attention_norm.weight", (width,)),),
         "qkv": (
-            Piece(f"{at}.attention.wq.weight", (queries, width), "paired", head_dim=config.head_dim),
-            Piece(f"{at}.attention.wk.weight", (keys, width), "paired", head_dim=config.head_dim),
+            Piece(f"{at}.attention.wq.weight", (queries, width)),
+            Piece(f"{at}.attention.wk.weight", (keys, width)),
             Piece(f"{at}.attention.wv.weight", (keys, width)),
         ),
         "o": (Piece(f"{at}.attention.wo.weight", (width, queries)),),
@@ -86,7 +86,4 @@ def pieces(config: DecoderConfig, layer: int) -> Pieces:
         "gate_up": tuple(Piece(f"{at}.feed_forward.{which}.weight", (inner, width)) for which in ("w1", "w3")),
         "down": (Piece(f"{at}.feed_forward.w2.weight", (width, inner)),),
     }
-
-
-def end_pieces(config: DecoderConfig) -> Pieces:
-    return of_ends(config, EMBEDDING, FINAL_NORM, HEAD)
+    return interleaved(config, found)

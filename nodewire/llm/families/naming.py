@@ -8,6 +8,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from nodewire.llm.config import Blocks, DecoderConfig, Experts
+from nodewire.llm.parameters import norm_roles
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -29,9 +30,11 @@ class Kept(NamedTuple):
 class Piece:
     """A stored tensor whose numbers are the next of a parameter's.
 
-    `form`: "plain", in their order; "transposed", matrices [experts, in, out] that are kept [experts, out, in];
-    "mxfp4", blocks of packed bytes whose scales are the tensor `scales`, one for each; "paired", rows of heads of
-    `head_dim` in which the two that turn together lie beside each other, and are kept half a head apart.
+    `form`: "plain", in their order; "transposed", matrices [..., in, out] that are kept [..., out, in];
+    "mxfp4", blocks of packed bytes whose scales are the tensor `scales`, one for each; "paired", rows of `heads` of
+    `head_dim` in which the two that turn together lie beside each other, and are kept half a head apart; "grouped",
+    rows of `heads` of keys, each after its queries and before its value, of which all queries are kept before the keys,
+    and those before the values.
 
     With `blocks` it is stored in these, as the compressed-tensors library lays them out
     (https://github.com/vllm-project/compressed-tensors); `shape` is that of the numbers, rows last.
@@ -39,8 +42,9 @@ class Piece:
 
     name: str
     shape: tuple[int, ...]
-    form: Literal["plain", "transposed", "mxfp4", "paired"] = "plain"
+    form: Literal["plain", "transposed", "mxfp4", "paired", "grouped"] = "plain"
     scales: str = ""
+    heads: int = 0
     head_dim: int = 0
     blocks: Blocks | None = None
 
@@ -52,7 +56,14 @@ class Piece:
     @property
     def width(self) -> int:
         """Numbers of a row."""
-        return self.shape[1 if self.form == "transposed" else -1]
+        return self.shape[-2 if self.form == "transposed" else -1]
+
+    @property
+    def beside(self) -> int:
+        """Numbers that lie beside the parameter while it is read."""
+        if self.form == "transposed":
+            return self.shape[-1] * self.shape[-2]
+        return self.count // self.heads if self.form == "paired" else 0
 
     @property
     def stem(self) -> str:
@@ -94,7 +105,7 @@ def of_ends(
     table = (config.vocab_size, config.hidden_size)
     found: dict[str, tuple[Piece, ...]] = {
         "embedding": (Piece(embedding, table),),
-        "norm": (Piece(norm, (config.hidden_size,)),),
+        **_norm(config, "norm", norm.removesuffix(".weight")),
     }
     return found if config.tie_word_embeddings else found | {"head": (Piece(head, table),)}
 
@@ -109,15 +120,28 @@ def of_layer(config: DecoderConfig, layer: int) -> dict[str, tuple[Piece, ...]]:
     return found | experts(config, mixture, f"{at}.mlp")
 
 
-def norms(config: DecoderConfig, at: str) -> dict[str, tuple[Piece, ...]]:
-    names = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    if config.sandwich_norms:
-        names |= {
-            "attention_out_norm": "post_attention_layernorm",
-            "mlp_norm": "pre_feedforward_layernorm",
-            "mlp_out_norm": "post_feedforward_layernorm",
-        }
-    return {role: (Piece(f"{at}.{name}.weight", (config.hidden_size,)),) for role, name in names.items()}
+NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+SANDWICH = {
+    "attention_norm": "input_layernorm",
+    "attention_out_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_out_norm": "post_feedforward_layernorm",
+}
+
+
+def norms(config: DecoderConfig, at: str, names: Mapping[str, str] | None = None) -> dict[str, tuple[Piece, ...]]:
+    """Those of a layer's attention and MLP; `names` if they are not Llama's or Gemma's."""
+    names = names or (SANDWICH if config.sandwich_norms else NORMS)
+    found: dict[str, tuple[Piece, ...]] = {}
+    for role in norm_roles(config):
+        found |= _norm(config, role, f"{at}.{names.get(role, SANDWICH[role])}")
+    return found
+
+
+def _norm(config: DecoderConfig, role: str, stem: str) -> dict[str, tuple[Piece, ...]]:
+    width = (config.hidden_size,)
+    found: dict[str, tuple[Piece, ...]] = {role: (Piece(f"{stem}.weight", width),)}
+    return found | {f"{role}_bias": (Piece(f"{stem}.bias", width),)} if config.norm_bias else found
 
 
 def attention(config: DecoderConfig, at: str) -> dict[str, tuple[Piece, ...]]:
@@ -133,8 +157,9 @@ def attention(config: DecoderConfig, at: str) -> dict[str, tuple[Piece, ...]]:
     if config.output_bias:
         found["o_bias"] = (Piece(f"{at}.o_proj.bias", (width,)),)
     if config.qk_norm:
-        for which in ("q", "k"):
-            found[f"{which}_norm"] = (Piece(f"{at}.{which}_norm.weight", (config.head_dim,)),)
+        for which, count in (("q", queries), ("k", keys)):
+            rows_of_norm = config.head_dim if config.qk_norm_of == "head" else count
+            found[f"{which}_norm"] = (Piece(f"{at}.{which}_norm.weight", (rows_of_norm,)),)
     if config.attention_sinks:
         found["sinks"] = (Piece(f"{at}.sinks", (config.num_attention_heads,)),)
     return found
@@ -143,10 +168,76 @@ def attention(config: DecoderConfig, at: str) -> dict[str, tuple[Piece, ...]]:
 def mlp(config: DecoderConfig, at: str, inner: int, role: str = "") -> dict[str, tuple[Piece, ...]]:
     """A gated MLP; `role` begins the parameters' names."""
     width = config.hidden_size
-    return {
+    found: dict[str, tuple[Piece, ...]] = {
         f"{role}gate_up": tuple(Piece(f"{at}.{which}_proj.weight", (inner, width)) for which in ("gate", "up")),
         f"{role}down": (Piece(f"{at}.down_proj.weight", (width, inner)),),
     }
+    if config.mlp_bias and not role:
+        found["gate_up_bias"] = tuple(Piece(f"{at}.{which}_proj.bias", (inner,)) for which in ("gate", "up"))
+        found["down_bias"] = (Piece(f"{at}.down_proj.bias", (width,)),)
+    return found
+
+
+def ungated(
+    config: DecoderConfig, up: str, down: str, form: Literal["plain", "transposed"] = "plain"
+) -> dict[str, tuple[Piece, ...]]:
+    """An MLP without a gate, of two modules."""
+    width, inner = config.hidden_size, config.intermediate_size
+    found: dict[str, tuple[Piece, ...]] = {
+        "gate_up": (matrix(f"{up}.weight", inner, width, form),),
+        "down": (matrix(f"{down}.weight", width, inner, form),),
+    }
+    if config.mlp_bias:
+        found |= {"gate_up_bias": (Piece(f"{up}.bias", (inner,)),), "down_bias": (Piece(f"{down}.bias", (width,)),)}
+    return found
+
+
+def matrix(name: str, rows: int, width: int, form: Literal["plain", "transposed"] = "plain") -> Piece:
+    return Piece(name, (width, rows) if form == "transposed" else (rows, width), form)
+
+
+def fused(
+    config: DecoderConfig,
+    qkv: str,
+    o: str,
+    form: Literal["plain", "transposed", "grouped"] = "plain",
+) -> dict[str, tuple[Piece, ...]]:
+    """Attention of two modules: query, key and value in one, and the output."""
+    width, queries = config.hidden_size, config.num_attention_heads * config.head_dim
+    rows, is_grouped = config.qkv_rows, form == "grouped"
+
+    def ordered(piece: Piece) -> Piece:
+        grouping = replace(piece, form="grouped", heads=config.num_key_value_heads, head_dim=config.head_dim)
+        return grouping if is_grouped else piece
+
+    kind: Literal["plain", "transposed"] = "transposed" if form == "transposed" else "plain"
+    found: dict[str, tuple[Piece, ...]] = {
+        "qkv": (ordered(matrix(f"{qkv}.weight", rows, width, kind)),),
+        "o": (matrix(f"{o}.weight", width, queries, kind),),
+    }
+    if config.attention_bias:
+        found["qkv_bias"] = (ordered(Piece(f"{qkv}.bias", (rows,))),)
+    if config.output_bias:
+        found["o_bias"] = (Piece(f"{o}.bias", (width,)),)
+    return found
+
+
+def interleaved(config: DecoderConfig, pieces: Pieces) -> dict[str, tuple[Piece, ...]]:
+    """The same, of a checkpoint in which the two dimensions that turn together lie beside each other."""
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+
+    def paired(piece: Piece, which: str) -> Piece:
+        return replace(piece, form="paired", heads=heads[which], head_dim=config.head_dim)
+
+    found = dict(pieces)
+    for role in ("qkv", "qkv_bias"):
+        if role in found:
+            q, k, v = found[role]
+            found[role] = (paired(q, "q"), paired(k, "k"), v)
+    for which in heads:
+        if f"{which}_norm" in found:
+            found[f"{which}_norm"] = tuple(paired(piece, which) for piece in found[f"{which}_norm"])
+    return found
 
 
 def experts(

@@ -13,28 +13,31 @@ _ORIGINAL = "original_max_position_embeddings"
 _NAMELESS = frozenset({"rope_type", "type"})
 
 
-def rope(fields: Fields, positions: Any, head_dim: Any, theta: float = 10_000.0) -> dict[str, Any]:
+def rope(fields: Fields, positions: Any, head_dim: Any, theta: float = 10_000.0, part: float = 1.0) -> dict[str, Any]:
     """`rope_theta`, `rope_scaling` and `rotary_dim`, from `rope_parameters` or the older fields beside each other.
 
     Raises:
         BadTask: another kind of scaling than the layers compute, or a field of it that they do not know.
     """
     said, older = fields.within("rope_parameters"), fields.within("rope_scaling")
-    base, part = fields.take("rope_theta"), fields.take("partial_rotary_factor")
+    base, turning = fields.take("rope_theta"), fields.take("partial_rotary_factor")
     original = fields.take(_ORIGINAL)
     if said and any(said.get(name) != value for name, value in older.items()):
         raise BadTask("rope_scaling", "not what rope_parameters say")
-    document = {"rope_theta": base, "partial_rotary_factor": part, **(said or older)}
+    document = {"rope_theta": base, "partial_rotary_factor": turning, **(said or older)}
     if original is not None:  # a Phi-3's own field goes before what stands within
         document[_ORIGINAL] = original
-    return described(document, positions, head_dim, theta)
+    return described(document, positions, head_dim, theta, part)
 
 
-def described(document: dict[str, Any], positions: Any, head_dim: Any, theta: float) -> dict[str, Any]:
+def described(
+    document: dict[str, Any], positions: Any, head_dim: Any, theta: float, whole: float = 1.0
+) -> dict[str, Any]:
+    """As `rope`, of an object; `theta` and `whole`, the part that turns, are for one that does not say them."""
     kind = str(document.get("rope_type", document.get("type", "default")))
     inner = Fields(document, _NAMELESS)
     found: dict[str, Any] = {"rope_theta": inner.number("rope_theta", theta)}
-    part = float(as_real("partial_rotary_factor", inner.take("partial_rotary_factor", 1.0)))
+    part = float(as_real("partial_rotary_factor", inner.take("partial_rotary_factor", whole)))
     if part != 1.0 and type(head_dim) is int:
         if not 0 < part <= 1:
             raise BadTask("partial_rotary_factor", "not above 0 and at most 1")
@@ -45,7 +48,8 @@ def described(document: dict[str, Any], positions: Any, head_dim: Any, theta: fl
         found["rope_scaling"] = _SCALINGS[kind](inner, positions)
     else:
         known = ", ".join(_SCALINGS)
-        raise BadTask("rope_scaling", f"{kind[:40]} is not supported, only default, {known}")
+        remedy = "; leave it out where no text is longer than max_position_embeddings" if kind == "dynamic" else ""
+        raise BadTask("rope_scaling", f"{kind[:40]} is not supported, only default, {known}{remedy}")
     inner.take(_ORIGINAL)  # which some files state where it changes nothing
     try:
         inner.end()

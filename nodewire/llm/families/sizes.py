@@ -29,12 +29,13 @@ def sizes(
     head_dim: int | None = None,
     grouped: bool = True,
     rotary: bool = True,
+    part: float = 1.0,
 ) -> dict[str, Any]:
     """The common fields of a DecoderConfig, unchecked.
 
     The defaults are those of the family's class in `transformers`, for files that leave them out; without `head_dim`
     the heads share the width. `grouped`: the file must say num_key_value_heads; else every head has its own by default.
-    Without `rotary` the caller reads the angles.
+    Without `rotary` the caller reads the angles; `part` is how much of a head turns.
 
     Raises:
         BadTask: a field is missing, or is no number.
@@ -52,7 +53,7 @@ def sizes(
         "rms_norm_eps": fields.number("rms_norm_eps", eps),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", tied),
     }
-    return found | rope(fields, found["max_position_embeddings"], dim, theta) if rotary else found
+    return found | rope(fields, found["max_position_embeddings"], dim, theta, part) if rotary else found
 
 
 def layer_kinds(

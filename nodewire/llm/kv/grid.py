@@ -75,7 +75,7 @@ class Shape:
     @property
     def numbers(self) -> int:
         """Of a grid's buffer."""
-        return 3 * (self.lanes + self.lanes * self.rows) + self.lanes * self.live * (1 + self.rows)
+        return 3 * self.lanes + 4 * self.lanes * self.rows + self.lanes * self.live * (1 + self.rows)
 
 
 def shape_of(spans: Sequence[Span]) -> Shape | None:
@@ -101,8 +101,9 @@ class Grid:
         self._numbers = torch.zeros(shape.numbers, dtype=torch.int64, device=lanes.numbers.device)
         count, live = shape.lanes, shape.live
         rows = count * shape.rows
-        sizes = [rows, rows, rows, count, count, count, count * live, rows * live]
-        self.positions, self._slots, seen, starts, ends, bases, stands, leads = torch.split(self._numbers, sizes)
+        sizes = [rows, rows, rows, rows, count, count, count, count * live, rows * live]
+        parts = torch.split(self._numbers, sizes)
+        self.positions, self.angles, self._slots, seen, starts, ends, bases, stands, leads = parts
         self._seen, self._leads = seen.view(count, shape.rows, 1), leads.view(count, shape.rows, live)
         self._starts, self._ends, self._bases = starts[:, None], ends[:, None], bases[:, None]
         self._stands = stands.view(count, live)
@@ -111,14 +112,15 @@ class Grid:
         """The rows of each span are a lane's last ones."""
         shape, zeros = self.shape, self._lanes.beyond
         empty, unwritten = shape.lanes - len(spans), zeros + 1
-        positions, slots, seen = [], [], []
+        positions, angles, slots, seen = [], [], [], []
         for span in spans:
             spare, start = shape.rows - len(span.positions), span.lane.start
             positions += [0] * spare + list(span.positions)
+            angles += [0] * spare + [span.lane.angles + at for at in span.positions]
             slots += [unwritten] * spare + list(range(start + span.first, start + span.end))
             seen += [1] * spare + list(span.seen)
         filled = empty * shape.rows
-        said = [*positions, *[0] * filled, *slots, *[unwritten] * filled, *seen, *[1] * filled]
+        said = [*positions, *[0] * filled, *angles, *[0] * filled, *slots, *[unwritten] * filled, *seen, *[1] * filled]
         said += [*(span.lane.start for span in spans), *[zeros] * empty]
         said += [*(span.end for span in spans), *[0] * empty]
         said += [*(span.base for span in spans), *[shape.cells] * empty]

@@ -51,7 +51,8 @@ class Lanes:
         shape = (2, config.num_key_value_heads, self.beyond + PAGE * beyond, config.head_dim)
         self.cells = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.keys, self.values = ([both[which] for both in self.cells] for which in (0, 1))
-        self.numbers = torch.arange(positions, device=device)
+        self._short = config.short_positions(positions)
+        self.numbers = torch.arange(self._short + positions, device=device)
         self.positions = positions
         self._pages = Pages(slots * size)
         self._lanes: list[Lane] = []
@@ -68,7 +69,7 @@ class Lanes:
             self._gather()
             pages = self._pages.take(count)
             assert pages is not None
-        lane = Lane(self, pages, most)
+        lane = Lane(self, pages, most, self._short if most > self._short else 0)
         self._lanes.append(lane)
         return lane
 
@@ -127,10 +128,11 @@ class Lanes:
 
 
 class Lane:
-    """At most `positions` cells in `pages` of `lanes`: `length` committed ones, then those of `tree`."""
+    """At most `positions` cells in `pages` of `lanes`: `length` committed ones, then those of `tree`. The angles of its
+    first position are in row `angles` of their tables."""
 
-    def __init__(self, lanes: Lanes, pages: range, positions: int) -> None:
-        self.lanes, self.pages, self.positions = lanes, pages, positions
+    def __init__(self, lanes: Lanes, pages: range, positions: int, angles: int) -> None:
+        self.lanes, self.pages, self.positions, self.angles = lanes, pages, positions, angles
         self.length = 0
         self.tree = Tree()
 

@@ -31,6 +31,8 @@ class Past(Protocol):
 
     positions: Tensor
     """int64 [n]: where in its sequence each row stands."""
+    angles: Tensor
+    """int64 [n]: where in the tables of angles (nodewire.llm.rope) each row's are."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
         """Keep `k` and `v` [n, kv_heads, head_dim] as the rows' own, and attend with `q` [n, heads, head_dim] to all

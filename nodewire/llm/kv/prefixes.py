@@ -63,10 +63,11 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def chain(self, whose: str) -> Chain:
-        """The beginning of a prompt of a session that is opened now."""
+    def chain(self, whose: str, lane: Lane) -> Chain:
+        """The beginning of a prompt of a session that is opened now; keys that turn otherwise are others'."""
         self._now += 1
-        return Chain(hashlib.sha256(_TAG + whose.encode()).digest(), self._now)
+        key = hashlib.sha256(_TAG + whose.encode()).digest()
+        return Chain(hashlib.sha256(key + b"%d" % lane.angles).digest() if lane.angles else key, self._now)
 
     def find(self, chain: Chain, lane: Lane) -> Tensor | None:
         """Put the chain's newest page into its place in a lane and say what was answered, [n, width]; None: it is not

@@ -17,7 +17,9 @@ class Chain:
     """Rows at positions pos .. pos + n - 1 of a lane, each after the one before it: they overwrite what stood there."""
 
     def __init__(self, lane: Lane, pos: int, n: int) -> None:
-        self.positions = lane.lanes.numbers[pos : pos + n]
+        self.positions = self.angles = lane.lanes.numbers[pos : pos + n]
+        if lane.angles:
+            self.angles = lane.lanes.numbers[lane.angles + pos : lane.angles + pos + n]
         self._lane, self._pos, self._end = lane, pos, pos + n
         self._masks: dict[int, Tensor] = {}
 
@@ -58,6 +60,7 @@ class Branches:
         cells = first + n
         self._stand = torch.tensor(tree.positions[:cells], device=lane.lanes.numbers.device)
         self.positions = self._stand[first:]
+        self.angles = self.positions + lane.angles if lane.angles else self.positions
         self._lane, self._first, self._end = lane, lane.length + first, lane.length + cells
         self._lowest, self._highest = min(tree.positions[first:cells]), max(tree.positions[first:cells])
         self._leads = bits(tree.seen[first:cells], cells).to(lane.lanes.numbers.device)
@@ -89,7 +92,9 @@ class Several:
     """The rows of several pasts, one after the other: what is computed of each row alone is computed at once."""
 
     def __init__(self, pasts: Sequence[Past]) -> None:
-        self.positions = torch.cat([past.positions for past in pasts])
+        self.positions = self.angles = torch.cat([past.positions for past in pasts])
+        if any(past.angles is not past.positions for past in pasts):
+            self.angles = torch.cat([past.angles for past in pasts])
         self._pasts, self._counts = pasts, [len(past.positions) for past in pasts]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:

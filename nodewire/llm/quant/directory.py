@@ -14,21 +14,20 @@ from typing import BinaryIO, Literal
 import torch
 from torch import Tensor
 
-from nodewire.errors import BadInput, BadTask, Unsupported
+from nodewire.errors import BadInput, Unsupported
 from nodewire.llm import meta_directory
 from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.config import QUANTIZED, Blocks, DecoderConfig, Quantization
 from nodewire.llm.families import compressed, json_object, layer_pieces, modules_of
 from nodewire.llm.families.naming import Piece
 from nodewire.llm.quant.rounding import packed, rounded
-from nodewire.weights.directory import INDEX, read_bounded
+from nodewire.weights.directory import INDEX, SINGLE, read_bounded
 from nodewire.weights.tensorfile import MAX_HEADER_BYTES, Assembled, Stored, elements, laid_out, read_into
 
 GROUP, BACK_OFF = 64, 32
 _NUMBERS = 4_194_304
 """Of a matrix, read at once."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
-_COPIED = 1_048_576
 
 Say = Callable[[int, int], None]
 """How many bytes of how many have been read."""
@@ -48,7 +47,7 @@ class Made:
 def quantize(directory: Path, out: Path, to: Literal["int8", "int4", "w8a8"], say: Say = lambda done, of: None) -> Made:
     """Write the model in `directory` to the folder `out`, the matrices of its layers in blocks of 64 numbers, or of 32
     in rows that 64 does not divide; rows that 32 does not divide are left as they are, as is all else. Files of weights
-    keep their names and what they hold of the model.
+    keep their names and what they hold of the model; of a GGUF file all becomes one, its blocks widened before.
 
     Raises:
         BadInput: `out` is there already, or has no room.
@@ -57,7 +56,7 @@ def quantize(directory: Path, out: Path, to: Literal["int8", "int4", "w8a8"], sa
     """
     if meta_directory.is_one(directory):
         raise Unsupported("directory", "is in Meta's layout; take the model's folder in Hugging Face's")
-    source = open_checkpoint(directory)
+    source = open_checkpoint(directory, in_blocks=False)
     config, plan = _plan(source, to)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput("out", f"{out} is there already: name a folder that is not, or an empty one")
@@ -73,7 +72,7 @@ def quantize(directory: Path, out: Path, to: Literal["int8", "int4", "w8a8"], sa
             for read in _written(partial / path.name, tensors, plan, source):
                 done += read
                 say(done, total)
-        _beside(directory, partial, config, files)
+        _beside(directory, partial, config, files, source)
         partial.chmod(0o755)
         partial.replace(out)
     except BaseException:
@@ -108,7 +107,7 @@ def _files(source: Checkpoint, plan: Plan) -> dict[Path, dict[str, Stored | Asse
     found: dict[Path, dict[str, Stored | Assembled]] = {}
     source.pick(was for was, _ in plan.values())  # that they are what they should be
     for name, stored in source.tensors.items():
-        tensors = found.setdefault(stored.path, {})
+        tensors = found.setdefault(stored.path if source.beside is None else Path(SINGLE), {})
         if name in plan:
             for made, (dtype, shape) in plan[name][1].stored().items():
                 tensors[made] = Assembled(getattr(torch, dtype, torch.bfloat16), shape, ())
@@ -133,17 +132,12 @@ def _written(path: Path, tensors: Mapping[str, Stored | Assembled], plan: Plan, 
 
 
 def _copied(stored: Stored, file: BinaryIO, start: int) -> Iterator[int]:
-    with stored.path.open("rb") as source:
-        source.seek(stored.start)
-        left, at = stored.nbytes, start
-        while left:
-            data = source.read(min(_COPIED, left))
-            if not data:
-                raise BadTask("weights", "the file ends within a tensor")
-            file.seek(at)
-            file.write(data)
-            left, at = left - len(data), at + len(data)
-            yield len(data)
+    at = start
+    for data in stored.octets():
+        file.seek(at)
+        file.write(data)
+        at += len(data)
+        yield len(data)
 
 
 def _quantized(stored: Stored, was: Piece, then: Piece, file: BinaryIO, starts: Mapping[str, int]) -> Iterator[int]:
@@ -172,20 +166,29 @@ def _in_blocks(rows: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
 
 
 def _beside(
-    directory: Path, out: Path, config: DecoderConfig, files: Mapping[Path, Mapping[str, Stored | Assembled]]
+    directory: Path,
+    out: Path,
+    config: DecoderConfig,
+    files: Mapping[Path, Mapping[str, Stored | Assembled]],
+    source: Checkpoint,
 ) -> None:
-    """config.json with what has been done, the index of shards, and copies of all else that is no weights."""
-    for path in sorted(directory.iterdir()):
-        if path.is_file() and not path.name.startswith(".") and not path.name.endswith((*_WEIGHTS, INDEX)):
-            shutil.copyfile(path, out / path.name)
-    said = json_object(read_bounded(directory / "config.json", MAX_HEADER_BYTES), "config.json")
+    """config.json with what has been done, the index of shards, and copies of all else that is no weights; of a
+    GGUF file what it says in their place."""
+    if source.beside is not None:
+        for name, data in source.beside.items():
+            (out / name).write_bytes(data)
+    else:
+        for path in sorted(directory.iterdir()):
+            if path.is_file() and not path.name.startswith(".") and not path.name.endswith((*_WEIGHTS, INDEX)):
+                shutil.copyfile(path, out / path.name)
+    said = json_object(read_bounded(out / "config.json", MAX_HEADER_BYTES), "config.json")
     how = config.quantization
     assert how is not None
     plain = config.model_copy(update={"quantization": None})
     others = [piece.stem for layer in range(config.num_hidden_layers) for piece in _unquantized(plain, layer)]
     said["quantization_config"] = compressed.document(how, modules_of(plain), ["lm_head", *others])
     (out / "config.json").write_text(json.dumps(said, indent=1) + "\n")
-    if (directory / INDEX).exists():
+    if source.beside is None and (directory / INDEX).exists():
         names = {name: path.name for path, tensors in files.items() for name in tensors}
         size = sum(laid_out(tensors.items())[1] for tensors in files.values())
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(names.items()))}

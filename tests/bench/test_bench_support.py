@@ -1,0 +1,32 @@
+"""The configurations that `bench.support` tries: decoders are read, or refused with a cause and a remedy."""
+
+import json
+
+import pytest
+
+from bench.support import _REMEDIES, CONFIGS
+from nodewire.errors import BadTask
+from nodewire.llm.families import ARCHITECTURES, parse_config
+
+SAID = {path.stem: path.read_bytes() for path in sorted(CONFIGS.glob("*.json"))}
+DECODERS = [name for name, data in SAID.items() if json.loads(data)["architectures"][0] in ARCHITECTURES]
+REFUSED = ("falcon-rw-1b", "llama-2-7b-dynamic", "llama-2-7b-gptq")
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name not in REFUSED])
+def test_what_people_ask_for_is_read_as_its_authors_wrote_it(name):
+    config = parse_config(SAID[name])
+    assert config.vocab_size > 30_000
+    assert type(config).from_document(config.document()) == config
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_told_why_and_what_to_do(name):
+    with pytest.raises(BadTask) as refusal:
+        parse_config(SAID[name])
+    assert _REMEDIES.search(refusal.value.reason)
+
+
+def test_there_are_as_many_as_the_bench_wants():
+    assert len(SAID) >= 40
+    assert len(DECODERS) >= 36
