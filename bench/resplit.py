@@ -65,7 +65,7 @@ class Run:
 
     @property
     def moved(self) -> bool:
-        return any(move["outcome"] in ("moved", "saved") for move in self.moves)
+        return any(move["outcome"] == "moved" for move in self.moves)
 
     @property
     def went_to_joiner(self) -> bool:

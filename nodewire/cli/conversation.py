@@ -199,7 +199,7 @@ class Conversation(Talk):
                 await follow(pieces, made, told, lambda: _cost_msat(purchases))
         finally:
             begun = [one for one in purchases if one.is_underway]
-            lost = {move["request"] for move in made.moves if move["outcome"] not in ("moved", "saved")}
+            lost = {move["request"] for move in made.moves if move["outcome"] != "moved"}
             self.last = next((one for one in reversed(begun) if one.request.id not in lost), self.last)
             made.cost_msat, made.requests = _cost_msat(begun), [one.request.id for one in begun]
 

@@ -161,7 +161,7 @@ def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled:
 
 def told_of(move: Mapping[str, Any]) -> str:
     """A move to another ring, for people."""
-    if move["outcome"] in ("moved", "saved"):
+    if move["outcome"] == "moved":
         return f"from token {move['overtook_at']} on another ring went on, which was expected to be quicker"
     if move["outcome"] == "ended":
         return "another ring was begun, and not needed any more"

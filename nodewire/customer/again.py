@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.rejected import BEGINS_ANEW, Rejected, is_one_word
+from nodewire.customer.session import Session
 from nodewire.errors import LinkLost, NodeFailed, NodewireError, PaymentRequired, TimedOut
 from nodewire.protocol.plan import MAX_EXCLUDED, Terms
 
@@ -60,6 +61,16 @@ class SecondChances:
     _had: set[str] = field(default_factory=set)
     _words: dict[str, str] = field(default_factory=dict)
     """By code, who was the first to say it."""
+
+    async def left_out(self, error: NodewireError, purchase: Purchase, session: Session) -> set[str]:
+        """The providers that the next job does without, after `purchase` broke off with `error`."""
+        self.rejected(error)
+        whom = blamed(error, purchase)
+        self.lost(error, whom)
+        if late := silent(error, purchase, whom):
+            self.late(late)
+            whom |= {*late}
+        return await session.settler.still_owed(whom) if isinstance(error, PaymentRequired) else whom
 
     def rejected(self, error: NodewireError) -> None:
         """Who refused is taken for no liar yet; nobody who sent this customer itself what it could not use."""

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from nodewire.customer.again import SecondChances, blamed, may_begin, silent, without
+from nodewire.customer.again import SecondChances, may_begin, without
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
-from nodewire.errors import NodewireError, NoProvider, PaymentRequired
+from nodewire.errors import NodewireError, NoProvider
 from nodewire.kind import JobKind
 from nodewire.plan.codec import EdgeCodec, Wish
 from nodewire.protocol.frame import Array, Frame
@@ -103,14 +103,7 @@ class Called(ABC):
                     raise
                 self.session.log.info("job %s ended (%s), beginning anew", made.request.id[:8], error)
                 failure, failures, self.begun_anew = error, failures + 1, self.begun_anew + 1
-                self._chances.rejected(error)
-                whom = blamed(error, made)
-                self._chances.lost(error, whom)
-                if late := silent(error, made, whom):
-                    self._chances.late(late)
-                    whom |= {*late}
-                if isinstance(error, PaymentRequired):
-                    whom = await self.session.settler.still_owed(whom)
+                whom = await self._chances.left_out(error, made, self.session)
                 self._without(bought, whom)
         self.finish()
 

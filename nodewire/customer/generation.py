@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nodewire.customer.again import SecondChances, blamed, may_begin, silent, without
+from nodewire.customer.again import SecondChances, may_begin, without
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
 from nodewire.customer.leg import Leg
 from nodewire.customer.likely import Likely
@@ -23,7 +23,7 @@ from nodewire.customer.race import Outcome, Race
 from nodewire.customer.session import Session
 from nodewire.customer.token_reader import TokenReader
 from nodewire.customer.verified import Verified
-from nodewire.errors import NodewireError, NoProvider, PaymentRequired
+from nodewire.errors import NodewireError, NoProvider
 from nodewire.kind import JobKind
 from nodewire.plan.codec import CHARS_PER_TOKEN, EdgeCodec, Wish
 from nodewire.protocol.frame import Array, Frame
@@ -105,14 +105,7 @@ class Generation:
                     # A new job begins where this one ended.
                     self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)
                     failure, again, self.begun_anew = error, again + 1, self.begun_anew + 1
-                    self._chances.rejected(error)
-                    whom = blamed(error, purchase)
-                    self._chances.lost(error, whom)
-                    if late := silent(error, purchase, whom):
-                        self._chances.late(late)
-                        whom |= {*late}
-                    if isinstance(error, PaymentRequired):
-                        whom = await self.session.settler.still_owed(whom)
+                    whom = await self._chances.left_out(error, purchase, self.session)
                     self._without(bought, whom)
                     if self.terms.max_total_msat < purchase.plan.chunk_msat or self.left() <= 0:
                         raise

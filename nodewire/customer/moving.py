@@ -122,7 +122,7 @@ class Moving:
             moved.request = leg.bought.purchase.request.id
             moved.started_ms = round(leg.started_s * 1_000, 1) if leg.started_s else None
         self._pause_s, self._next_s = LOOK_S, time.monotonic() + LOOK_S
-        if outcome in ("moved", "saved"):
+        if outcome == "moved":
             moved.overtook_at = len(self._made.ids)
             self._avoided |= {*moved.slow}
         elif outcome != "ended":

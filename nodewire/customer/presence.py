@@ -20,7 +20,7 @@ LATE_S = 0.25
 class Presence:
     """Asks providers for a sign of life: before others say that one is gone, if an output is late.
 
-    One that has stopped is noticed by its neighbours after 1.5 s of silence, and their word is not believed before the
+    One that has stopped is noticed by its neighbours after 1 s of silence, and their word is not believed before the
     customer has asked it, too. A question that was put when the output became late has its answer by then. Providers
     with a link to the customer are watched by its heartbeats, and are asked only when others name them.
     """

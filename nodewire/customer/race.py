@@ -16,9 +16,9 @@ from nodewire.customer.leg import Leg
 from nodewire.customer.piece import Piece
 from nodewire.errors import NodewireError
 
-Outcome = Literal["moved", "saved", "slower", "differs", "failed", "ended"]
-"""Of a second job: it overtook the first, or went on when that failed; it did not overtake it, said something else, or
-failed itself; the generation was over before that."""
+Outcome = Literal["moved", "slower", "differs", "failed", "ended"]
+"""Of a second job: it overtook the first; it did not overtake it, said something else, or failed itself; the first was
+over before that, at its end or by a failure."""
 LEAVING_S = 10.0
 """How long a job that is left may take to complete the chunk that is under way."""
 _LEEWAY = 1.2
@@ -45,8 +45,6 @@ class Race:
         self._second: _Second | None = None
         self._lead: Leg | None = None
         self._left: set[Leg] = set()
-        self._failure: NodewireError | None = None
-        """Of a job that led, where the other went on."""
 
     @property
     def lead(self) -> Leg:
@@ -76,7 +74,7 @@ class Race:
         """The token after `ids`; None if there is none.
 
         Raises:
-            NodewireError: what ended the job that leads, and none is beside it.
+            NodewireError: what ended the job that leads. One beside it ends, too: whoever goes on begins anew.
         """
         while True:
             if self._second is not None and self._second.leg.is_ready:
@@ -85,15 +83,10 @@ class Race:
             elif self.lead.is_ready:
                 try:
                     piece = self.lead.take()
-                except NodewireError as error:
-                    if self._second is None:
-                        raise
-                    self._go_on(error)
-                    continue
-                if piece is not None and self.lead.at <= len(ids):
-                    if not _same(self.lead, piece, ids) and self._failure is not None:
-                        raise self._failure
-                    continue
+                except NodewireError:
+                    if self._second is not None:
+                        self._out(self._second.leg, "ended")
+                    raise
                 if self._second is not None and (piece is None or piece.end):
                     self._out(self._second.leg, "ended")
                 return piece
@@ -140,14 +133,6 @@ class Race:
         here_s, there_s = self.lead.pace.step_s, second.leg.pace.step_s
         slower = here_s is not None and there_s is not None and here_s < _LEEWAY * there_s
         return slower or second.leg.at - second.leg.bought.first > second.most
-
-    def _go_on(self, error: NodewireError) -> None:
-        """The job that led has failed; the other one repeats what it has said, and goes on."""
-        assert self._second is not None
-        self._failure = error
-        before, self._lead, self._second = self.lead, self._second.leg, None
-        self._ended(before)
-        self._decided(self.lead, "saved")
 
     def _out(self, leg: Leg, outcome: Outcome) -> None:
         self._second = None

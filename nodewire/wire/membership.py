@@ -130,8 +130,8 @@ class Membership:
 
     def _keep(self, peer: str) -> None:
         """Dial a member whose address is known, and again whenever its link is lost."""
-        if peer in self._addresses and peer not in self._kept:
-            addresses = self._addresses[peer]
+        addresses = self._addresses.get(peer)
+        if addresses and peer not in self._kept:
             self._kept[peer] = self._node.keep(peer, addresses, lambda error: self._lost(peer, error))
 
     def _lost(self, peer: str, error: NodewireError) -> None:

@@ -15,7 +15,7 @@ from nodewire.wire.frames import Document
 from nodewire.wire.link import Link
 
 MAX_KEPT = 256
-"""More than may wait unread at the other end."""
+"""As many as may wait unread at the other end."""
 
 
 @dataclass(slots=True)

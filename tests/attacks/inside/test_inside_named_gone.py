@@ -10,6 +10,7 @@ import pytest
 
 from nodewire.customer.again import SecondChances
 from nodewire.customer.payments import most_units
+from nodewire.customer.presence import Presence
 from nodewire.customer.running import Running
 from nodewire.errors import BadInput, LinkLost
 from nodewire.protocol.frame import Array, Frame
@@ -59,7 +60,7 @@ class Market:
         running.answers = SimpleNamespace(blamed=set(), failed=set())
         running.request, running.plan = SimpleNamespace(id=REQUEST), job()[0]._plan
         running._session = SimpleNamespace(node=self.customer, log=logging.getLogger("nodewire.customer"))
-        running.drawn = SimpleNamespace(ads={HONEST.public: SimpleNamespace(wire=(where,))})
+        running._presence = Presence(self.customer, {HONEST.public: (where,)})
         return self
 
     async def __aexit__(self, *_):
