@@ -41,10 +41,6 @@ class Step:
     parents: tuple[int, ...] | None = None
     keep: tuple[int, ...] = ()
 
-    @property
-    def is_tree(self) -> bool:
-        return self.parents is not None or bool(self.keep)
-
     def answers(self, sent: Step) -> bool:
         """Whether this may come back for what a driver sent: the same, of a prompt its last position, or no rows."""
         if sent.seq == 0:

@@ -56,3 +56,19 @@ async def test_what_a_lost_link_does(case):
     following.cancel()
     assert [(one.code, one.field) for one in node.ended] == ([(case["ended"], PEER)] if case["ended"] else [])
     assert (PEER in member.missed) == case["gone"]
+
+
+@pytest.mark.parametrize("held", [True, None])
+async def test_a_member_without_an_address_is_waited_for_and_not_dialled(held):
+    """It ends the job only if it is lost and does not come back."""
+    node = Asked([held])
+    node.keep = lambda *_: pytest.fail("dialled")
+    member = Membership(job_id("job"), plan(), manifest(), node, {PEER: ()}, grace_s=5.0, tape=None)
+    await member.link(PEER)
+    following = asyncio.create_task(member.follow_losses())
+    node.lost(PEER, LinkLost(PEER, "closed"))
+    await until(member._losses.empty)
+    for _ in range(8):
+        await asyncio.sleep(0)
+    following.cancel()
+    assert bool(node.ended) == (held is None)
