@@ -11,6 +11,7 @@ from nodewire.customer.answers import Answers
 from nodewire.customer.payments import JobPayments
 from nodewire.customer.receipts import receipts_for
 from nodewire.customer.shares import Shares
+from nodewire.errors import NodewireError
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import receipt
@@ -64,11 +65,18 @@ async def give_receipts(
     answers: Answers,
     publish: Callable[[Event], Awaitable[None]],
 ) -> list[Event]:
-    """Publish the customer's receipts for a job."""
-    given = []
+    """Publish the customer's receipts for a job, as far as relays take them; `closings` gives the others.
+
+    All is made and paid: a job that is over does not fail by its relays.
+    """
+    given: list[Event] = []
     for provider in plan.providers():
         for one in receipts_for(provider, request, plan, payments.paid, answers.zap_receipts):
             event = receipt.build(keys, one, created_at=int(time.time()))
-            await publish(event)
+            try:
+                await publish(event)
+            except NodewireError as error:
+                log.warning("job %s: its receipts are not all given yet: %s", request[:8], error)
+                return given
             given.append(event)
     return given

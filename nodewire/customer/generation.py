@@ -88,6 +88,8 @@ class Generation:
                         moving.look()
                     return
                 except NodewireError as error:
+                    if race.is_whole:  # nothing is lacking
+                        raise
                     await race.clear()
                     bought = race.lead.bought
                     purchase = bought.purchase
@@ -128,7 +130,7 @@ class Generation:
 
     def _decided(self, leg: Leg, outcome: Outcome) -> None:
         if leg.is_begun:
-            (self.jobs if leg is self._race.lead else self.lost).append(leg.bought)
+            (self.jobs if outcome == "moved" else self.lost).append(leg.bought)
         self.moved(self._moving.decided(leg, outcome))
 
     async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> AsyncGenerator[Piece, None]:

@@ -105,7 +105,7 @@ class Moving:
         if step_s is None or lead.at % _EVERY:
             return
         best_s = self._best_s = step_s if self._best_s is None else min(step_s, self._best_s)
-        if self._left_msat <= 0 or len(self._moves) >= MAX_MOVES or self._race.has_second:
+        if self._left_msat <= 0 or len(self._moves) >= MAX_MOVES or self._race.has_second or self._race.is_whole:
             return
         if self._looking is not None:
             if not self._looking.done():
@@ -144,7 +144,7 @@ class Moving:
         found = await self._found(lead, terms, before, here)
         self._pause_s = min(2 * self._pause_s, MAX_LOOK_S)
         self._next_s = time.monotonic() + self._pause_s
-        if found is None or self._race.lead is not lead or lead.task.done():
+        if found is None or self._race.lead is not lead or lead.task.done() or self._race.is_whole:
             return
         plan, move, left_msat = found
         self._left_msat -= move.extra_msat

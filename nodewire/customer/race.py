@@ -45,6 +45,8 @@ class Race:
         self._second: _Second | None = None
         self._lead: Leg | None = None
         self._left: set[Leg] = set()
+        self.is_whole = False
+        """Whether the last token has been given: what still runs is being settled."""
 
     @property
     def lead(self) -> Leg:
@@ -62,20 +64,25 @@ class Race:
 
     def begin(self, leg: Leg) -> None:
         """The job that leads, where none does any more."""
-        assert self._second is None
+        assert self._second is None and not self.is_whole
         self._lead = leg
 
     def second(self, leg: Leg, overtaking: int) -> None:
         """Another job of the same text, which is expected to have overtaken the first after so many tokens."""
-        assert self._second is None
+        assert self._second is None and not self.is_whole
         self._second = _Second(leg, 2 * overtaking + _MORE)
 
     async def next(self, ids: Sequence[int]) -> Piece | None:
-        """The token after `ids`; None if there is none.
+        """The token after `ids`; None if there is none: then the job that leads is settled.
 
         Raises:
             NodewireError: what ended the job that leads. One beside it ends, too: whoever goes on begins anew.
         """
+        piece = await self._next(ids)
+        self.is_whole = piece is None or piece.end
+        return piece
+
+    async def _next(self, ids: Sequence[int]) -> Piece | None:
         while True:
             if self._second is not None and self._second.leg.is_ready:
                 if (piece := self._of_second(self._second, ids)) is not None:
@@ -104,6 +111,7 @@ class Race:
         """Nothing more is wanted; returns when all jobs are settled."""
         if self._second is not None:
             self._out(self._second.leg, "ended")
+        self._caught_up("ended")
         if self._lead is not None:
             self._lead.task.cancel()
             await self._lead.over()

@@ -29,7 +29,7 @@ class Scripted:
         self._given = asyncio.Queue()
 
     def put(self, *given):
-        """Token ids; an error ends it; None is the end."""
+        """Token ids, or pieces; an error ends it; None is the end."""
         for one in given:
             self._given.put_nowait(one)
 
@@ -48,11 +48,15 @@ class Scripted:
             if isinstance(given, Exception):
                 raise given
             self.timing.output()
-            yield piece(given)
+            yield given if isinstance(given, Piece) else piece(given)
 
 
 def piece(token):
     return Piece(str(token), (token,), False, "")
+
+
+def last(token):
+    return Piece(str(token), (token,), True, "stop")
 
 
 def leg(first=0, *, tokens=100, begun=lambda leg: None, **changes):

@@ -10,9 +10,9 @@ import pytest
 
 from nodewire.customer.again import MAX_AGAIN
 from nodewire.customer.generation import Generation
-from nodewire.errors import LinkLost, NoProvider
+from nodewire.errors import LinkLost, NoProvider, TimedOut
 from nodewire.protocol.plan import Terms
-from tests.customer.scripted import CHUNK, TOKENS, Scripted
+from tests.customer.scripted import CHUNK, TOKENS, Scripted, last
 from tests.protocol import documents
 
 _, FIRST, SECOND = (keys.public for keys in documents.PROVIDERS)
@@ -143,6 +143,21 @@ async def test_a_job_that_brought_a_whole_chunk_is_begun_anew_however_often_it_f
     made.params["max_tokens"] = at + 1
     assert await ids(made) == TOKENS[: at + 1]
     assert len(bought) == len(jobs) + 1
+
+
+class Unsettled(Job):
+    """It gives all of its text, and what follows that fails."""
+
+    async def __aexit__(self, *exception):
+        await super().__aexit__(*exception)
+        raise TimedOut("event", "no relay answered")
+
+
+async def test_a_text_that_is_whole_is_not_gone_on_with_whatever_fails_after_it(generating):
+    made, bought = generating(Unsettled([*TOKENS[:4], last(TOKENS[4])]), Job(TOKENS[5:20]))
+    with pytest.raises(TimedOut):
+        await ids(made)
+    assert made.ids == TOKENS[:5] and len(bought) == 1
 
 
 async def test_less_than_a_chunk_is_no_reason_to_go_on(generating):

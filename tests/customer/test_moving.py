@@ -13,7 +13,7 @@ from nodewire.customer.moving import MAX_MOVES, Moving
 from nodewire.customer.race import Race
 from nodewire.errors import NoProvider
 from nodewire.protocol.plan import Terms
-from tests.customer.scripted import CHUNK, TOKENS, leg
+from tests.customer.scripted import CHUNK, TOKENS, last, leg
 from tests.protocol import documents
 
 STEP_S, SLOW_S = 0.01, 1.0
@@ -220,6 +220,28 @@ async def test_a_generation_moves_only_so_often(make, monkeypatch):
         if made.race.has_second:
             made.race._out(made.race._second.leg, "slower")
     assert len(made.moves) == MAX_MOVES
+
+
+async def test_a_session_whose_last_token_comes_while_it_looks_goes_over_to_nobody(make):
+    """Its job is settled for seconds after that, and the other ring would go on with the text beyond its end."""
+    made = await make()
+    made.tokens(SLOW_S)
+    draw, drawing, ended = made.market.draw, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*given, **fields):
+        drawing.set()
+        await ended.wait()
+        return await draw(*given, **fields)
+
+    made.market.draw = slowly
+    looking = asyncio.create_task(made.look())
+    await asyncio.wait_for(drawing.wait(), 5)
+    made.lead.bought.purchase.put(last(TOKENS[40]))
+    assert (await asyncio.wait_for(made.race.next(made.ids), 5)).end
+    ended.set()
+    await looking
+    assert made.market.asked and not made.lead.task.done()
+    assert made.bought == []
 
 
 async def test_where_there_is_nothing_to_see_it_looks_more_and_more_seldom(make):

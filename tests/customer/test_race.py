@@ -8,7 +8,7 @@ import pytest
 
 from nodewire.customer.race import Race
 from nodewire.errors import LinkLost, WorkerFailed
-from tests.customer.scripted import CHUNK, TOKENS, leg
+from tests.customer.scripted import CHUNK, TOKENS, last, leg
 
 LATE_S = 0.05
 
@@ -152,6 +152,15 @@ async def test_a_generation_that_ends_in_mid_move_needs_no_other_ring(session):
     assert session.told == [(new, "ended")]
     await session.race.end()
     assert new.bought.purchase.closed.is_set()
+
+
+async def test_after_the_last_token_there_is_none_though_its_job_is_still_settled(session):
+    lead = session.lead(*TOKENS[:10], last(TOKENS[10]))
+    await session.read(11)
+    assert session.race.is_whole and not lead.task.done()
+    lead.bought.purchase.put(None)
+    assert await asyncio.wait_for(session.race.next(session.ids), 5) is None
+    assert lead.task.done()
 
 
 async def test_a_job_is_read_no_further_than_its_tokens_are_taken(session):

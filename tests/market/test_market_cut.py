@@ -13,6 +13,7 @@ import pytest
 from running_market import STALLS, WIRE
 from test_market_failures import whole_tokens
 
+from nodewire.errors import LinkLost
 from tests.faults.cut import Way
 
 PROMPT = "the cat sat on the mat"
@@ -76,3 +77,32 @@ async def test_a_generation_goes_on_when_all_ways_were_cut_for_two_seconds(marke
     assert "requests" not in done  # it is one job
     gaps_s = [b - a for a, b in pairwise(at_s)]
     assert CUT_S / 2 < max(gaps_s) < 2 * CUT_S + 1 + 20 * median(gaps_s)
+
+
+async def test_a_customer_that_cannot_reach_its_driver_goes_on_elsewhere_and_keeps_nobodys_slot(market, monkeypatch):
+    """All others reach it, and would wait for the prompt of the first job as long as for any."""
+    ada = market.public["ada"]
+    await market.until(market.is_free(*STALLS))
+    async with market.customer("walled-off") as customer:
+        node = customer.session.node
+        link = node.link
+
+        async def walled(public, addresses):
+            if public == ada:
+                raise LinkLost(public, "no route")
+            return await link(public, addresses)
+
+        monkeypatch.setattr(node, "link", walled)
+        async with asyncio.timeout(200):
+            ids = [
+                one
+                async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=16)
+                for one in piece.ids
+            ]
+        assert ids == whole_tokens(market, PROMPT, 16)
+        first, second = customer.purchases
+        assert ada in first.plan.providers() and ada not in second.plan.providers()
+        ended_s = time.monotonic()
+        await market.until(market.is_free(*STALLS))
+        took_s = time.monotonic() - ended_s
+    assert took_s < STALLS["ada"].patience_s  # who hears nothing waits for that, and for a first result besides

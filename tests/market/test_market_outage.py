@@ -1,12 +1,16 @@
-"""A provider whose disk is full leaves plans, and comes back when there is room: seen from outside, by real processes.
+"""A part of the market is out, and comes back: seen from outside, by real processes.
 
-The kernel's limit on file sizes stands for the full disk: it needs no mount, and can be lifted again.
+The kernel's limit on file sizes stands for a full disk: it needs no mount, and can be lifted again. A relay that is
+stopped stands for one that is down.
 """
 
 from __future__ import annotations
 
+import asyncio
 import resource
+import signal
 
+from nodewire.customer import ending
 from nodewire.protocol.snapshot import Snapshot
 
 NOWHERE = resource.RLIM_INFINITY
@@ -36,3 +40,27 @@ async def test_a_provider_whose_disk_is_full_leaves_plans_and_comes_back_by_itse
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (NOWHERE, NOWHERE))
     await market.until(offers(market, public, some=True), after=sick.body.epoch)
     market.stop_one("isa")
+
+
+async def test_a_generation_whose_relays_are_lost_at_its_last_token_is_whole_and_no_longer(market, monkeypatch):
+    """It is paid and settled when they are back. Its text ends where it ends."""
+    monkeypatch.setattr(ending, "SETTLE_S", 2.0)
+    address, prompt, relay = market.decoder["address"], "the cat sat on the mat", market.processes["relay"]
+    async with market.customer("lost-relays") as customer:
+        whole = [piece.text async for piece in customer.generate(address, prompt, max_tokens=120)]
+        stop = "".join(whole[90:96])
+        texts, ends = [], []
+        try:
+            async with asyncio.timeout(120):
+                async for piece in customer.generate(address, prompt, max_tokens=120, stop=[stop]):
+                    texts.append(piece.text)
+                    ends.append(piece.end)
+                    if piece.end:
+                        relay.send_signal(signal.SIGSTOP)
+                        asyncio.get_running_loop().call_later(18.0, relay.send_signal, signal.SIGCONT)
+        finally:
+            relay.send_signal(signal.SIGCONT)
+        assert "".join(texts) == "".join(whole).partition(stop)[0]
+        assert ends.index(True) == len(ends) - 1
+        assert customer.last["begun_anew"] == 0 and "requests" not in customer.last
+        await market.settled("lost-relays")
