@@ -163,6 +163,8 @@ class Purchase:
         try:
             await self._begin()
         except BaseException as error:
+            if self._running is not None and self._running.is_open:  # relays may have taken the request all the same
+                self.running.cancel()
             await self._end(error, pays=True)
             raise
         return self

@@ -111,7 +111,6 @@ class Race:
         """Nothing more is wanted; returns when all jobs are settled."""
         if self._second is not None:
             self._out(self._second.leg, "ended")
-        self._caught_up("ended")
         if self._lead is not None:
             self._lead.task.cancel()
             await self._lead.over()

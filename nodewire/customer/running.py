@@ -113,7 +113,7 @@ class Running:
         self.is_open = True
 
     async def start(self) -> None:
-        """Publish the request, send the tickets and the inputs. Raises as `Pool.publish` and `JobMailbox.put`."""
+        """Publish the request, and send tickets and inputs from now on. Raises as `Pool.publish`."""
         session, spawn = self._session, self.background.spawn
         session.settler.requests(self.request.id)
         neighbours = set(self._mailbox.neighbours)
@@ -132,11 +132,7 @@ class Running:
         await self.publish(self.request)
         for provider in self.plan.providers():
             spawn(self._tickets.send(self.request.id, provider, self.answers.heard, session.pool))
-        if self._manifest.mode == "run":
-            spawn(self._unless_told(self._send()))
-        else:
-            for frame in self._inputs:
-                await self._mailbox.put(frame)
+        spawn(self._unless_told(self._send()))
         if self._local is not None:
             serving = session.serve_locally(
                 self._kind,

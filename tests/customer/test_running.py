@@ -15,6 +15,7 @@ from nodewire.customer.timing import Timing
 from nodewire.errors import LinkLost, NotAllowed, RelayRefused, TimedOut, WorkerFailed
 from nodewire.nostr.event import sign
 from nodewire.protocol.frame import Array, Frame
+from nodewire.wire.edges import INITIAL_WINDOW_BYTES
 from nodewire.wire.node import Node
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
@@ -59,8 +60,8 @@ async def running(tmp_path):
     node, spool, before = Node(documents.CUSTOMER), Spool(tmp_path, 1_000_000), asyncio.all_tasks()
     made = []
 
-    def make(pool, at=MappingProxyType({})):
-        plan, manifest = documents.plan(), documents.manifest()
+    def make(pool, at=MappingProxyType({}), manifest=None, prompt=b"x"):
+        plan, manifest = documents.plan(), manifest or documents.manifest()
         session = SimpleNamespace(
             keys=documents.CUSTOMER, pool=pool, payer=None, holder=None, relays=("ws://r",), network="bcrt", node=node,
             spool=spool, settler=Settler(), private_endpoints=False, withdraw=lambda *_: None,
@@ -68,7 +69,7 @@ async def running(tmp_path):
         )  # fmt: skip
         ads = {public: SimpleNamespace(wire=(at.get(public, NOBODY),), lnurl="") for public in plan.providers()}
         edge = next(e for e in manifest.edges if e.source == "customer")
-        inputs = [Frame(edge.name, 0, (Array("uint8", (1,), b"x"),), {"chunk": 0})]
+        inputs = [Frame(edge.name, 0, (Array("uint8", (len(prompt),), prompt),), {"chunk": 0})]
         request = sign(documents.CUSTOMER, 8843, created_at=1)
         drawn = SimpleNamespace(plan=plan, ads=ads, holders={})
         tickets = Tickets(documents.CUSTOMER, {}, inputs)
@@ -89,9 +90,9 @@ async def running(tmp_path):
 async def test_a_request_whose_providers_nobody_reaches_is_published_and_leaves_nothing(running):
     pool = Pool()
     one = running(pool)
+    await one.start()
     with pytest.raises(LinkLost):
-        async with asyncio.timeout(60):
-            await one.start()
+        await one.next(60)
     assert pool.published[0] is one.request
     assert one._session.settler.under_way == [one.request.id]
     assert one.spent_msat() == 0 and one.is_open
@@ -102,6 +103,24 @@ async def test_a_request_that_no_relay_takes_leaves_nothing_either(running):
     one = running(Pool(refuses=True))
     with pytest.raises(RelayRefused):
         await one.start()
+
+
+async def test_a_driver_that_is_there_and_takes_no_prompt_is_waited_for_as_for_an_output(running):
+    """It answers every PING and never opens the job. More than the first window has room for waits for its word."""
+    prompt, manifest = bytes(INITIAL_WINDOW_BYTES), documents.manifest()
+    wide = manifest.edges[0].model_copy(update={"dims": {"s": len(prompt)}})
+    driver = Node(documents.PROVIDERS[0])
+    try:
+        at = {driver.public: await driver.listen("127.0.0.1")}
+        one = running(Pool(), at, manifest.model_copy(update={"edges": (wide, *manifest.edges[1:])}), prompt)
+        assert one.plan.node_of("driver") == driver.public
+        async with asyncio.timeout(30):
+            await one.start()
+            with pytest.raises(TimedOut):
+                await one.next(1.0)
+        assert one._session.node.open_link(driver.public) is not None
+    finally:
+        await driver.close()
 
 
 async def test_later_calls_are_sent_when_those_before_them_have_come_back(running):
