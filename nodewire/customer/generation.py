@@ -129,7 +129,6 @@ class Generation:
             self.jobs.append(leg.bought)
 
     def _decided(self, leg: Leg, outcome: Outcome) -> None:
-        self.jobs = [one for one in self.jobs if one is not leg.bought]  # it may have begun when it led in need
         if leg.is_begun:
             (self.jobs if outcome == "moved" else self.lost).append(leg.bought)
         self.moved(self._moving.decided(leg, outcome))
