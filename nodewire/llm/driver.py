@@ -152,10 +152,15 @@ class Driver:
         self._check_ids(ids)
         self._check_ids(history)
         state.sampler.begin(ids)
-        for token in history.tolist():
+        for number, token in enumerate(history.tolist()):
             if state.text is not None:
                 state.text.push(token)
-            state.sampler.accept(token)
+            try:
+                state.sampler.accept(token)
+            except BadInput as error:  # the schema is not at fault: who made this token had it, too
+                raise BadInput(
+                    "history", f"token {number} does not follow its {error.field}: {error.reason}"[:200]
+                ) from error
         ids = torch.cat((ids, history))
         state.prompt = n
         tree, lookahead = state.router is not None, state.sampling.lookahead

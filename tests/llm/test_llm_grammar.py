@@ -97,8 +97,9 @@ def test_only_so_many_texts_under_schemas_are_under_way(plain):
 
 def test_a_history_that_is_none_of_the_schema_is_refused(ring):
     ring.open("s", json_schema=SCHEMA)
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput) as caught:
         next(ring.frames("s", PROMPT, [7, 8, 9]))
+    assert caught.value.field == "history"  # whoever made that is at fault, and not who wrote the schema
 
 
 @pytest.mark.parametrize(
