@@ -370,12 +370,7 @@ class Market:
         """
         if digest is not None and digest in self._manifests:
             return self._manifests[digest]
-        event = await _addressed(self._pool, address, kinds.MANIFEST)
-        blob = None
-        if not event.content:
-            path = await self.blobs.get(event.tag("blob") or "", max_bytes=Manifest.MAX_BYTES)
-            blob = await asyncio.to_thread(path.read_bytes)
-        manifest = publish.parse(event, blob)
+        manifest = await read_manifest(await _addressed(self._pool, address, kinds.MANIFEST), self.blobs)
         found = manifest.digest()
         self._manifests[found] = manifest
         if digest is not None and found != digest:
@@ -394,6 +389,20 @@ async def open_market(stack: AsyncExitStack, role: Role) -> tuple[Keys, Pool, Ma
     pool = await stack.enter_async_context(Pool(role.relays, keys=keys))
     blobs = await stack.enter_async_context(Blobs(role.blossom, role.blobs, keys=keys))
     return keys, pool, await Market.open(pool, blobs, role.committee, role.committee_digest)
+
+
+async def read_manifest(event: Event, blobs: Blobs) -> Manifest:
+    """The manifest that an event publishes, fetched where the event cites it.
+
+    Raises:
+        NotFound: no store has it.
+        BadManifest, BadHash ...: it is malformed, or not what the event says.
+    """
+    blob = None
+    if not event.content:
+        path = await blobs.get(event.tag("blob") or "", max_bytes=Manifest.MAX_BYTES)
+        blob = await asyncio.to_thread(path.read_bytes)
+    return publish.parse(event, blob)
 
 
 async def _addressed(pool: Pool, address: str, kind: int) -> Event:
