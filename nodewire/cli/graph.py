@@ -14,6 +14,7 @@ import typer
 
 from nodewire.cli.buying import can_write
 from nodewire.cli.manifest_file import read_manifest
+from nodewire.cli.model_choice import model_at
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json
 from nodewire.cli.roles import check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
@@ -31,7 +32,8 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 def graph(
     manifest: Annotated[
-        str, typer.Argument(help="Address of a manifest, its file (JSON or msgpack), or the folder that it is in.")
+        str,
+        typer.Argument(help="A model's name or address, its manifest's file (JSON or msgpack), or that one's folder."),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The SVG file (default: the model's name).")] = None,
     config: Annotated[
@@ -60,7 +62,8 @@ def graph(
         if role is None:
             raise BadInput("--config", "what is on the market is read from relays: name a role's TOML file")
         with naming(role.relays):
-            found, assigned = asyncio.run(_from_market(role, manifest, found, job if told is None else "", live=live))
+            request = job if told is None else ""
+            found, assigned = asyncio.run(_from_market(role, manifest, found, request, live=live, asks=not json))
     if told is not None:
         assigned = _of_report(found, told)
     path = out or Path(f"{found.name}.svg")
@@ -117,17 +120,21 @@ def _of_report(manifest: Manifest, said: Mapping[str, Any]) -> Assigned:
 
 
 async def _from_market(
-    role: AnyRole, address: str, manifest: Manifest | None, request: str, *, live: bool
+    role: AnyRole, model: str, manifest: Manifest | None, request: str, *, live: bool, asks: bool
 ) -> tuple[Manifest, Assigned | None]:
     async with AsyncExitStack() as stack:
-        _, pool, market = await enter_market(stack, role)
-        if request:
-            return await _of_job(pool, market, address, manifest, request)
-        found = manifest or await market.manifest(address)
-        if not live:
-            return found, None
+        keys, pool, market = await enter_market(stack, role)
         following = asyncio.create_task(market.follow())
         stack.callback(following.cancel)
+        found, address = manifest, ""
+        if found is None:
+            at = await model_at(role, keys, pool, market, model, asks=asks)
+            found, address = None if request else await market.manifest(at.address, at.digest), at.address
+        if request:
+            return await _of_job(pool, market, address, found, request)
+        assert found is not None
+        if not live:
+            return found, None
         return found, await _of_snapshot(market, found)
 
 

@@ -122,9 +122,8 @@ class Customer:
         return self._session
 
     async def find_model(self, model: str) -> ModelAt:
-        """The address and version of what is called `model`: an address, or a name, which is looked for among the
-        configuration's [names], then among what this key and those that it follows publish, then among what providers
-        hold by the committee's word. Every method finds its `model` so.
+        """The address and version of what is called `model`, an address or a name: as `ModelNames.find` has it. Every
+        method finds its `model` so.
 
         Raises:
             BadInput: it is no name and no address.

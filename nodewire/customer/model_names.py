@@ -253,7 +253,8 @@ class ModelNames:
         listed = ", ".join(one.address for one in found)
         return Ambiguous(
             "model",
-            f"{name!r} may be any of these: {listed}{more}. Say which by its address, or pin it: `nodewire models pin {name} ADDRESS --config FILE`",
+            f"{name!r} may be any of these: {listed}{more}. Say which by its address, or pin one:"
+            f" `nodewire models pin {name} ADDRESS --config FILE`",
             [asdict(one) for one in found],
         )
 
