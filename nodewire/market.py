@@ -88,7 +88,7 @@ class Market:
             NotFound: no relay has the committee.
             BadConfig: the address is not a committee's.
         """
-        found = committee.parse(await _addressed(pool, address, kinds.COMMITTEE))
+        found = committee.parse(await addressed(pool, address, kinds.COMMITTEE))
         if digest is not None and found.digest() != digest:
             raise NotFound("committee", f"{address} is now another one than {digest}")
         return cls(pool, blobs, found)
@@ -370,7 +370,7 @@ class Market:
         """
         if digest is not None and digest in self._manifests:
             return self._manifests[digest]
-        manifest = await read_manifest(await _addressed(self._pool, address, kinds.MANIFEST), self.blobs)
+        manifest = await read_manifest(await addressed(self._pool, address, kinds.MANIFEST), self.blobs)
         found = manifest.digest()
         self._manifests[found] = manifest
         if digest is not None and found != digest:
@@ -405,8 +405,14 @@ async def read_manifest(event: Event, blobs: Blobs) -> Manifest:
     return publish.parse(event, blob)
 
 
-async def _addressed(pool: Pool, address: str, kind: int) -> Event:
-    """The newest event at an address `kind:author:name`."""
+async def addressed(pool: Pool, address: str, kind: int) -> Event:
+    """The newest event at an address `kind:author:name`.
+
+    Raises:
+        NotFound: no relay has it.
+        BadConfig: the address is of another kind.
+        RelayRefused, TimedOut: no relay answers.
+    """
     number, _, rest = address.partition(":")
     author, _, name = rest.partition(":")
     if number != str(kind):

@@ -132,6 +132,11 @@ class Customer:
         """
         return ModelAt(model) if self.session.models is None else await self.session.models.find(model)
 
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """The names that the configuration pins."""
+        return () if isinstance(self._config, SwarmCustomer) else tuple(self._config.names)
+
     async def generate(
         self,
         model: str,

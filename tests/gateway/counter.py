@@ -39,9 +39,9 @@ TEMPLATE = (
     "{% if enable_thinking is false %}at once{% endif %}"
 )
 OFFERS = {
-    "talker": Offer("11" * 32, AUTHOR, "generate", 1_000, 64, ChatTemplate(template=TEMPLATE)),
-    "plain": Offer("22" * 32, AUTHOR, "generate", 1_000, 64, None),
-    "encoder": Offer("33" * 32, AUTHOR, "embed", 0, 64, None),
+    "talker": Offer("11" * 32, f"38840:{AUTHOR}:talker", "generate", 1_000, 64, ChatTemplate(template=TEMPLATE)),
+    "plain": Offer("22" * 32, f"38840:{AUTHOR}:plain", "generate", 1_000, 64, None),
+    "encoder": Offer("33" * 32, f"38840:{AUTHOR}:encoder", "embed", 0, 64, None),
 }
 
 
@@ -74,6 +74,10 @@ class StandIn:
     def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> StandInOrder:
         self.orders.append(StandInOrder(self, len(self.orders) + 1, terms, announced))
         return self.orders[-1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("pet",)
 
     async def epoch(self) -> int:
         return 7
