@@ -33,7 +33,7 @@ MAX_HELD = 2_048
 MAX_PUBLICATIONS = 128
 """Of an answer. They are 8 MiB at most, so that no relay's answer drops any."""
 MAX_READ = 64
-"""Manifests that are fetched and parsed for one name."""
+"""Manifests of one name after which no more are fetched and parsed."""
 MAX_LISTED = 16
 """Models among which somebody is asked to choose."""
 _TRIES = 16
@@ -198,7 +198,7 @@ class ModelNames:
                 take(await self._fetched(authors={author}, about={"d": {name}}))
         for some in _parts(sorted({known.own, *known.followed})):
             take(await self._fetched(authors=some))
-        for some in _parts(_ranked(snapshot)[:MAX_HELD]):
+        for some in _held_parts(snapshot):
             if len(found) < most:
                 take(await self._fetched(about={"x": some}))
         take(await self._fetched())
@@ -262,14 +262,14 @@ class ModelNames:
         """The own key, and whom its newest follow list names.
 
         An event that cannot be read is one that is not there: so who follows more than fits would follow nobody, and
-        a stranger's model would be found in place of a friend's. An event holds fewer keys than a filter takes.
+        a stranger's model would be found in place of a friend's. What fits has fewer keys than a filter may have.
         """
         unread = self._unread
         lists = await self._pool.fetch([Filter(kinds=frozenset({FOLLOW_LIST}), authors=frozenset({self._public}))])
         if self._unread > unread:
             raise TooLarge(
                 "follow list",
-                "a relay has one of this key (kind 3) that cannot be read: at most 64 KiB and 2,000 tags are."
+                "a relay has one of this key (kind 3) that cannot be read: at most 128 KiB and 2,000 tags are."
                 " Name models by their addresses, or pin them",
             )
         newest = min(lists, key=newest_first, default=None)
@@ -302,27 +302,26 @@ class ModelNames:
         What is no manifest, or not the one that it cites, says nothing of the one that providers hold.
         """
         epoch = await self._market.epoch(timeout_s=_EPOCH_S)
-        digests = _ranked(await self._market.snapshot(epoch.body.snapshot))
-        is_all = len(digests) <= MAX_HELD
-        told: dict[str, list[Event]] = defaultdict(list)
-        for some in _parts(digests[:MAX_HELD]):
+        found, read, looked, is_all = list[Event](), 0, 0, True
+        for some in _held_parts(await self._market.snapshot(epoch.body.snapshot)):
+            if looked >= MAX_HELD or read >= MAX_READ or len(found) > MAX_LISTED:
+                return found, False
+            looked += len(some)
             events = await self._fetched(about={"d": {name}, "x": some})
             is_all &= len(events) < MAX_PUBLICATIONS
-            for event in _newest(events, name):
+            told: dict[str, list[Event]] = defaultdict(list)
+            for event in sorted(_newest(events, name), key=lambda one: (one.created_at, one.id)):
                 told[event.tag("x") or ""].append(event)
-        found, read = list[Event](), 0
-        for digest in (one for one in digests if one in told):
-            for tried, event in enumerate(sorted(told[digest], key=lambda one: (one.created_at, one.id))):
-                if tried == _TRIES or read == MAX_READ:
-                    is_all = False
-                    break
-                read += 1
-                await asyncio.sleep(0)  # a manifest takes milliseconds, and others wait
-                said = await self._read("", event)
-                if isinstance(said, Manifest):
-                    found.append(event)
-                    break
-                is_all &= isinstance(said, BadInput | NotFound)
+            for digest in (one for one in some if one in told):
+                is_all &= len(told[digest]) <= _TRIES
+                for event in told[digest][:_TRIES]:
+                    read += 1
+                    await asyncio.sleep(0)  # a manifest takes milliseconds, and others wait
+                    said = await self._read("", event)
+                    if isinstance(said, Manifest):
+                        found.append(event)
+                        break
+                    is_all &= isinstance(said, BadInput | NotFound)
         return found, is_all
 
     async def _fetched(
@@ -377,14 +376,17 @@ def _newest(events: Iterable[Event], name: str | None = None) -> list[Event]:
     return list(found.values())
 
 
-def _ranked(snapshot: Snapshot) -> list[str]:
-    """The digests of what nodes hold: those with the most bonds behind them first, then the most nodes."""
+def _held_parts(snapshot: Snapshot) -> Iterator[Sequence[str]]:
+    """The digests of what nodes hold, in parts that an answer has room for: those with the most bonds behind them
+    first, then the most nodes. What has no bond behind it is asked for apart, and so keeps nothing else out."""
     weights: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for node in snapshot.nodes:
         for held in node.held:
             weights[held.manifest][0] += node.bond_msat
             weights[held.manifest][1] += 1
-    return sorted(weights, key=lambda digest: (*(-weight for weight in weights[digest]), digest))
+    ranked = sorted(weights, key=lambda digest: (*(-weight for weight in weights[digest]), digest))
+    for is_bonded in (True, False):
+        yield from _parts([one for one in ranked if (weights[one][0] > 0) == is_bonded], MAX_PUBLICATIONS // 2)
 
 
 def _offers(snapshot: Snapshot, digests: Collection[str]) -> Mapping[str, _Offers]:
@@ -402,6 +404,6 @@ def _offers(snapshot: Snapshot, digests: Collection[str]) -> Mapping[str, _Offer
     return found
 
 
-def _parts(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    for start in range(0, len(values), _VALUES):
-        yield values[start : start + _VALUES]
+def _parts(values: Sequence[_T], size: int = _VALUES) -> Iterator[Sequence[_T]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
