@@ -34,14 +34,15 @@ def pin(path: Path, name: str, model: ModelPin, *, replace: bool = False) -> boo
         raise NotAllowed(name, f"is pinned to {_words(before)} in {path}; --replace has it stand for {_words(said)}")
     fields = ", ".join(f"{field} = {json.dumps(value)}" for field, value in said.items())
     line = f"{json.dumps(name)} = {{ {fields} }}"
-    lines = text.splitlines()
+    end = "\r\n" if "\r\n" in text else "\n"
+    lines = (text if not text or text.endswith("\n") else text + end).splitlines(keepends=True)
     if before is not None:
         at = line_of(name, TABLE, 0, text)
-        lines[at - 1 : at] = [line]
+        lines[at - 1 : at] = [line + end]
     elif at := line_of(TABLE, "", 0, text):
-        lines.insert(at, line)
+        lines.insert(at, line + end)
     else:
-        lines += ["", f"[{TABLE}]", line]
+        lines += [end, f"[{TABLE}]{end}", line + end]
     _write(path, lines, {**data, TABLE: {**data.get(TABLE, {}), name: said}}, f"[{TABLE}] {line}")
     return True
 
@@ -52,7 +53,7 @@ def unpin(path: Path, name: str) -> None:
     if name not in data.get(TABLE, {}):
         raise NotFound(name, f"is not pinned in {path}")
     at = line_of(name, TABLE, 0, text)
-    lines = text.splitlines()
+    lines = text.splitlines(keepends=True)
     lines[at - 1 : at] = []
     left = {one: model for one, model in data[TABLE].items() if one != name}
     _write(path, lines, {**data, TABLE: left}, f"no {name} in [{TABLE}]")
@@ -67,7 +68,7 @@ def _words(said: Any) -> str:
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text()
+        text = path.read_bytes().decode()
         return text, tomllib.loads(text)
     except OSError as error:
         raise BadConfig(str(path), f"cannot be read: {error.strerror}") from error
@@ -77,7 +78,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 def _write(path: Path, lines: list[str], data: dict[str, Any], by_hand: str) -> None:
     """The lines, if they say `data`; whole or as before, whatever happens meanwhile."""
-    text = "\n".join(lines) + "\n"
+    text = "".join(lines)
     try:
         is_right = tomllib.loads(text) == data
     except tomllib.TOMLDecodeError:
@@ -88,9 +89,9 @@ def _write(path: Path, lines: list[str], data: dict[str, Any], by_hand: str) -> 
     part: Path | None = None
     try:
         mode = place.stat().st_mode & 0o777
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, prefix=f".{place.name}.", delete=False) as file:
+        with tempfile.NamedTemporaryFile("wb", dir=place.parent, prefix=f".{place.name}.", delete=False) as file:
             part = Path(file.name)
-            file.write(text)
+            file.write(text.encode())
         part.chmod(mode)
         part.replace(place)
     except OSError as error:

@@ -68,7 +68,7 @@ class StandIn:
 
     async def offer(self, model: ModelConfig) -> Offer:
         if model.name not in OFFERS:
-            raise NotFound(model.manifest, "no relay has it")
+            raise NotFound(model.manifest or "model", "no relay has it")
         return OFFERS[model.name]
 
     def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> StandInOrder:
