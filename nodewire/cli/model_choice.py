@@ -8,7 +8,6 @@ import sys
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from nodewire.cli.output import notes, one_line, sats
@@ -82,7 +81,7 @@ def _table(candidates: tuple[Mapping[str, Any], ...]) -> Table:
         price = "-" if one["price_msat"] is None else f"{sats(one['price_msat'])}"
         who = f"{npub(one['publisher'])[:14]}… {one['standing']}"
         table.add_row(
-            str(number), escape(one["name"]), who, size, str(one["providers"]), price, warning(one, "[yellow]{}[/]")
+            str(number), one_line(one["name"]), who, size, str(one["providers"]), price, warning(one, "[yellow]{}[/]")
         )
     return table
 

@@ -123,7 +123,7 @@ class Customer:
 
     async def find_model(self, model: str) -> ModelAt:
         """The address and version of what is called `model`, an address or a name: as `ModelNames.find` has it. Every
-        method finds its `model` so.
+        method finds its `model` so, and asks relays for a name in each call: who makes many finds its address once.
 
         Raises:
             BadInput: it is no name and no address.

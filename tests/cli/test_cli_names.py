@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from nodewire import cli
-from nodewire.cli import pins
+from nodewire.cli import doctor, pins
 from nodewire.config import CustomerConfig, ModelPin
 from nodewire.errors import BadConfig, NotAllowed, NotFound
 from nodewire.nostr.pool import Pool
@@ -131,6 +131,19 @@ def test_models_say_whose_they_are_and_which_are_taken_for_others(say, config):
     assert found[address(STRANGER, "pyc0der")]["resembles"] == address(ME, "pycoder")
     assert found[address(STRANGER, "smollm2")]["resembles"] == address(FRIEND, "smollm2")
     assert [one["standing"] for one in said["models"]] == ["pinned", "own", "stranger", "stranger"]
+
+
+def test_doctor_tells_of_a_pin_whose_version_is_gone(config):
+    text = config.read_text()
+    config.write_text(
+        text + f'[names]\none = {{ manifest = "{address(FRIEND, "smollm2")}", digest = "{TWO.digest()}" }}\n'
+    )
+    assert asyncio.run(doctor._names(CustomerConfig.load(config))) == "one is smollm2"
+    config.write_text(
+        text + f'[names]\none = {{ manifest = "{address(FRIEND, "smollm2")}", digest = "{ONE.digest()}" }}\n'
+    )
+    with pytest.raises(NotFound, match=r"names\.one: .*another version.*models pin one"):
+        asyncio.run(doctor._names(CustomerConfig.load(config)))
 
 
 @pytest.mark.parametrize(("typed", "digest"), [("x\n0\n2\n", TWO.digest()), ("\n", None)])
