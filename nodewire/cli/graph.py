@@ -16,7 +16,7 @@ from nodewire.cli.buying import can_write
 from nodewire.cli.manifest_file import read_manifest
 from nodewire.cli.model_choice import model_at
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json
-from nodewire.cli.roles import check_model, enter_market, naming
+from nodewire.cli.roles import OR_NAMED, check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
 from nodewire.protocol.manifest import Manifest
@@ -60,6 +60,8 @@ def graph(
         if found is None:
             check_model(manifest, "MANIFEST", or_file=True)
         if role is None:
+            if found is None:
+                raise BadInput("MANIFEST", f"{manifest[:80]!r} is no such file{OR_NAMED}")
             raise BadInput("--config", "what is on the market is read from relays: name a role's TOML file")
         with naming(role.relays):
             request = job if told is None else ""

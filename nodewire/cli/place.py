@@ -15,7 +15,7 @@ from nodewire.cli import placing
 from nodewire.cli.manifest_file import read_manifest
 from nodewire.cli.model_choice import model_at
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json, steps
-from nodewire.cli.roles import check_model, enter_market, naming
+from nodewire.cli.roles import OR_NAMED, check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadInput, NoProvider, OverMemory
 from nodewire.protocol.sizes import in_units
@@ -63,6 +63,8 @@ def place(
     if not file.exists():
         check_model(model, "MODEL", or_file=True)
     if role is None and (nodes is None or not file.exists()):
+        if not file.exists():
+            raise BadInput("MODEL", f"{model[:80]!r} is no such file{OR_NAMED}")
         raise BadInput("--config", "a role's TOML file says where the market is; or a manifest's file and --nodes")
     manifest = read_manifest(file) if file.exists() else None
     if manifest is None or nodes is None:

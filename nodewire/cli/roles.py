@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nodewire.nostr.keys import Keys
     from nodewire.nostr.pool import Pool
 
+OR_NAMED = "; a name or an address needs --config, a role's TOML file, which says where the market is"
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
