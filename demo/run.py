@@ -405,8 +405,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         out.print(
             "[bold]The market stays up[/] (Ctrl-C ends it). Try, in another terminal:\n"
             f"  . .venv/bin/activate\n"
-            f"  nodewire generate 'import os' --config {options.folder}/customer/customer.toml"
-            f' --model "$(cat {options.folder}/pycoder.address)"',
+            f"  nodewire generate 'import os' --config {options.folder}/customer/customer.toml --model pycoder",
             soft_wrap=True,
         )
         await asyncio.Event().wait()

@@ -21,6 +21,7 @@ from nodewire.protocol.address import SPLICE_WORDS
 from nodewire.protocol.cached import WHOLE_PPM
 from nodewire.protocol.faults import in_words, shaped
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
+from nodewire.protocol.model_name import Alias
 from nodewire.protocol.schema import Hex32, Label, Msat, Name
 from nodewire.protocol.sizes import parse_size
 
@@ -104,6 +105,14 @@ class MetricsConfig(Section):
     listen: Address | Literal[""] = ""
 
 
+class ModelPin(Section):
+    """The model that a name stands for here."""
+
+    manifest: ManifestAt
+    digest: Hex32 | None = None
+    """Only this version of the manifest; whatever its author publishes if empty."""
+
+
 class Role(File):
     """What every role's file has."""
 
@@ -115,6 +124,8 @@ class Role(File):
     """Follow only this committee, whatever the author of the address publishes later."""
     state: Path
     """A folder for the role's database and cached blobs."""
+    names: dict[Alias, ModelPin] = Field(default={}, max_length=1_024)
+    """Models by the names that are pinned here."""
 
     @property
     def ledger(self) -> Path:
@@ -431,7 +442,7 @@ def _no_other_tables(path: Path, text: str, data: dict[str, Any]) -> None:
         is_list = isinstance(value, list) and any(isinstance(one, dict) for one in value)
         if name in known or not (is_list or isinstance(value, dict)):
             continue
-        line = _line_of(name, "", 0, text)
+        line = line_of(name, "", 0, text)
         close = get_close_matches(name, [name for name in known if _section(known[name].annotation)], n=1)
         said = f"unknown table {f'[[{name}]]' if is_list else f'[{name}]'}"
         said += f"; did you mean {headers[close[0]]}?" if close else ""
@@ -465,13 +476,13 @@ def _unknown(path: Path, text: str, where: tuple[int | str, ...]) -> BadConfig:
     *outer, name = where
     section = ".".join(part for part in outer if isinstance(part, str))
     index = next((part for part in outer if isinstance(part, int)), None)
-    line = _line_of(str(name), section, index or 0, text)
+    line = line_of(str(name), section, index or 0, text)
     header = f"[{section}]" if index is None else f"[[{section}]] number {index + 1}"
     said = f"unknown field {str(name)!r}" + (f" in {header}" if section else "")
     return BadConfig(f"{path}, line {line}" if line else str(path), said)
 
 
-def _line_of(name: str, section: str, index: int, text: str) -> int:
+def line_of(name: str, section: str, index: int, text: str) -> int:
     """The line of the field or table `name` in the `index`-th table `section`; 0 if it is written in another way."""
     here, seen = "", {"": 0}
     for number, line in enumerate(text.splitlines(), start=1):

@@ -7,7 +7,8 @@ may succeed later or elsewhere; `pays` says who bears what it cost.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 Payer = Literal["sender", "customer", "provider", "nobody"]
 
@@ -26,7 +27,7 @@ class NodewireError(Exception):
         self.by = ""
         """Whose word it is (a public key), of an error that a peer reported over the wire."""
 
-    def as_dict(self) -> dict[str, str | bool]:
+    def as_dict(self) -> dict[str, Any]:
         """The error as plain data, for `--json` and the wire."""
         return {
             "code": self.code,
@@ -180,6 +181,20 @@ class NotCarried(NotFound):
 
     code = "not-carried"
     pays = "nobody"
+
+
+class Ambiguous(NodewireError):
+    """A name may mean several models, and nobody but the customer can say which."""
+
+    code = "ambiguous"
+
+    def __init__(self, field: str, reason: str = "", candidates: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(field, reason)
+        self.candidates = tuple(candidates)
+        """What is known of each, its `address` among it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "candidates": list(self.candidates)}
 
 
 class NotAllowed(NodewireError):

@@ -88,7 +88,7 @@ class Market:
             NotFound: no relay has the committee.
             BadConfig: the address is not a committee's.
         """
-        found = committee.parse(await _addressed(pool, address, kinds.COMMITTEE))
+        found = committee.parse(await addressed(pool, address, kinds.COMMITTEE))
         if digest is not None and found.digest() != digest:
             raise NotFound("committee", f"{address} is now another one than {digest}")
         return cls(pool, blobs, found)
@@ -370,12 +370,7 @@ class Market:
         """
         if digest is not None and digest in self._manifests:
             return self._manifests[digest]
-        event = await _addressed(self._pool, address, kinds.MANIFEST)
-        blob = None
-        if not event.content:
-            path = await self.blobs.get(event.tag("blob") or "", max_bytes=Manifest.MAX_BYTES)
-            blob = await asyncio.to_thread(path.read_bytes)
-        manifest = publish.parse(event, blob)
+        manifest = await read_manifest(await addressed(self._pool, address, kinds.MANIFEST), self.blobs)
         found = manifest.digest()
         self._manifests[found] = manifest
         if digest is not None and found != digest:
@@ -396,8 +391,28 @@ async def open_market(stack: AsyncExitStack, role: Role) -> tuple[Keys, Pool, Ma
     return keys, pool, await Market.open(pool, blobs, role.committee, role.committee_digest)
 
 
-async def _addressed(pool: Pool, address: str, kind: int) -> Event:
-    """The newest event at an address `kind:author:name`."""
+async def read_manifest(event: Event, blobs: Blobs) -> Manifest:
+    """The manifest that an event publishes, fetched where the event cites it.
+
+    Raises:
+        NotFound: no store has it.
+        BadManifest, BadHash ...: it is malformed, or not what the event says.
+    """
+    blob = None
+    if not event.content:
+        path = await blobs.get(event.tag("blob") or "", max_bytes=Manifest.MAX_BYTES)
+        blob = await asyncio.to_thread(path.read_bytes)
+    return publish.parse(event, blob)
+
+
+async def addressed(pool: Pool, address: str, kind: int) -> Event:
+    """The newest event at an address `kind:author:name`.
+
+    Raises:
+        NotFound: no relay has it.
+        BadConfig: the address is of another kind.
+        RelayRefused, TimedOut: no relay answers.
+    """
     number, _, rest = address.partition(":")
     author, _, name = rest.partition(":")
     if number != str(kind):

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from nodewire.swarm.member import SwarmCustomer
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")]
-Model = Annotated[str, typer.Option("--model", "-m", help="Address of the manifest (38840:<author>:<name>).")]
+MODEL_HELP = (
+    "The model's name, or its address (38840:<author>:<name>). A name is looked for among those that you have pinned"
+    " (`nodewire models pin`), among what you and whom you follow publish, then among what providers hold."
+)
+Model = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
 Report = Annotated[Path | None, typer.Option(help="Write what happened and what it cost to this JSON file.")]
 Budget = Annotated[str, typer.Option(help="Most that the job may cost, such as 50sat (default: the configuration's).")]
 
@@ -74,7 +78,7 @@ async def buying(config: CustomerConfig | SwarmCustomer, *, show: bool) -> Async
     from nodewire.cli.shown import Watched, show_so_far
 
     with naming(config.relays):
-        async with Watched(config, show=show) as customer:
+        async with Watched(config, show=show, asks=show) as customer:
             try:
                 yield customer
             except asyncio.CancelledError:
@@ -127,6 +131,6 @@ def needs(config: Path | None, model: str) -> tuple[Path, CustomerConfig]:
     if config is None:
         raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER, for a model here)")
     if not model:
-        raise BadInput("--model", "the manifest's address is needed; `nodewire models --config FILE` lists them")
+        raise BadInput("--model", "a model's name or address is needed; `nodewire models --config FILE` lists them")
     check_model(model)
     return config, load_customer(config)

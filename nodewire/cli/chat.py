@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from nodewire.cli.buying import Config, Resplit, needs, only_here
+from nodewire.cli.buying import MODEL_HELP, Config, Resplit, needs, only_here
 from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.local import Local, Threads, model_folder
 from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats, steps
@@ -40,7 +40,7 @@ Ctrl-C breaks an answer off"""
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="Address of the manifest (38840:<author>:<name>).")] = "",
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = "",
     config: Config = None,
     local: Local = None,
     threads: Threads = 1,
@@ -98,7 +98,7 @@ def chat(
         if customer is not None:
             budget_msat = parse_msat(budget) if budget else None
             opening = Conversation.open(
-                stack, customer, model, template, params, system=system, budget_msat=budget_msat
+                stack, customer, model, template, params, asks=not json, system=system, budget_msat=budget_msat
             )
             with naming(customer.relays):
                 _talk(beside, beside.run(opening), face)

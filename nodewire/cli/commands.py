@@ -75,7 +75,6 @@ for room in (
     train,
     family,
     vocabulary,
-    models,
     quantize,
     register,
     graph,
@@ -106,6 +105,7 @@ def _nodewire(
     return
 
 
+app.add_typer(models.app, name="models", rich_help_panel=CUSTOMERS)
 app.add_typer(wallet.app, name="wallet", rich_help_panel=CUSTOMERS)
 app.add_typer(swarms.app, name="swarm", rich_help_panel=CUSTOMERS)
 app.add_typer(bond.app, name="bond", rich_help_panel=OPERATORS)

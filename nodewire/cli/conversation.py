@@ -151,6 +151,8 @@ class Conversation(Talk):
     """With the market's or a swarm's model at `address`; `budget_msat` is what all of it may cost."""
 
     customer: Watched
+    digest: str | None = None
+    """Of the manifest's version that is meant, if one is."""
     budget_msat: int | None = None
     last: Purchase | None = None
 
@@ -159,20 +161,27 @@ class Conversation(Talk):
         cls,
         stack: AsyncExitStack,
         config: CustomerConfig | SwarmCustomer,
-        address: str,
+        model: str,
         template: Path | None,
         params: Mapping[str, Any],
+        *,
+        asks: bool,
         **fields: Any,
     ) -> Self:
-        """`template` is a file, if there is one. Raises BadInput: the model has no template either."""
-        customer = await stack.enter_async_context(Watched(config, show=False))
+        """`template` is a file, if there is one; `asks`: a user at a terminal may be asked which model is meant.
+
+        Raises BadInput: the model has no template either; or as `Customer.find_model`.
+        """
+        customer = await stack.enter_async_context(Watched(config, show=False, asks=asks))
         renderer = Renderer()
         stack.push_async_callback(renderer.close)
-        known = template_for(template, await customer.chat_template(address))
+        found = await customer.find_model(model)
+        known = template_for(template, await customer.chat_template(found.address, found.digest))
         return cls(
             customer=customer,
             renderer=renderer,
-            address=address,
+            address=found.address,
+            digest=found.digest,
             template=known,
             params=params,
             is_paid=isinstance(config, CustomerConfig),
@@ -193,6 +202,7 @@ class Conversation(Talk):
                 terms=terms,
                 begun=purchases.append,
                 moved=lambda move: made.moves.append(asdict(move)),
+                digest=self.digest,
                 **params,
             )
             async with aclosing(pieces):

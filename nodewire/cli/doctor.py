@@ -77,6 +77,8 @@ async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str
             checks.append((f"metrics at {role.metrics.listen}", partial(_metrics, role.metrics.listen, role.state)))
         checks.append((f"disk at {role.state}", partial(doctor_disk.check, role)))
         checks.append(("committee and epochs", partial(_committee, role)))
+        if not isinstance(role, OracleConfig) and role.names:
+            checks.append(("[names]", partial(_names, role)))
         if isinstance(role, ProviderConfig):
             checks.append(("[worker] device", partial(_device, role.worker.device)))
             for number, one in enumerate(role.serve, start=1):
@@ -214,6 +216,19 @@ async def _committee(role: AnyRole) -> str:
         epoch = await market.epoch(timeout_s=15.0)
         snapshot = await market.snapshot(epoch.body.snapshot)
         return f"{market.committee.name}: epoch {epoch.body.epoch} certified, {len(snapshot.nodes)} nodes live"
+
+
+async def _names(role: CustomerConfig | ProviderConfig) -> str:
+    """Whether every pinned model is there, in the version that is pinned."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(naming(role.relays))
+        _, _, market = await enter_market(stack, role)
+        for alias, pin in role.names.items():
+            try:
+                await market.manifest(pin.manifest, pin.digest)
+            except NotFound as error:
+                raise NotFound(f"names.{alias}", f"{error}; `nodewire models pin {alias} ADDRESS --replace`") from error
+    return ", ".join(f"{alias} is {pin.manifest.split(':', 2)[2]}" for alias, pin in role.names.items())
 
 
 async def _serve(role: ProviderConfig, wanted: Serve) -> str:

@@ -14,8 +14,9 @@ import typer
 
 from nodewire.cli.buying import can_write
 from nodewire.cli.manifest_file import read_manifest
+from nodewire.cli.model_choice import model_at
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json
-from nodewire.cli.roles import check_model, enter_market, naming
+from nodewire.cli.roles import OR_NAMED, check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
 from nodewire.protocol.manifest import Manifest
@@ -31,7 +32,8 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 def graph(
     manifest: Annotated[
-        str, typer.Argument(help="Address of a manifest, its file (JSON or msgpack), or the folder that it is in.")
+        str,
+        typer.Argument(help="A model's name or address, its manifest's file (JSON or msgpack), or that one's folder."),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The SVG file (default: the model's name).")] = None,
     config: Annotated[
@@ -58,9 +60,12 @@ def graph(
         if found is None:
             check_model(manifest, "MANIFEST", or_file=True)
         if role is None:
+            if found is None:
+                raise BadInput("MANIFEST", f"{manifest[:80]!r} is no such file{OR_NAMED}")
             raise BadInput("--config", "what is on the market is read from relays: name a role's TOML file")
         with naming(role.relays):
-            found, assigned = asyncio.run(_from_market(role, manifest, found, job if told is None else "", live=live))
+            request = job if told is None else ""
+            found, assigned = asyncio.run(_from_market(role, manifest, found, request, live=live, asks=not json))
     if told is not None:
         assigned = _of_report(found, told)
     path = out or Path(f"{found.name}.svg")
@@ -117,17 +122,21 @@ def _of_report(manifest: Manifest, said: Mapping[str, Any]) -> Assigned:
 
 
 async def _from_market(
-    role: AnyRole, address: str, manifest: Manifest | None, request: str, *, live: bool
+    role: AnyRole, model: str, manifest: Manifest | None, request: str, *, live: bool, asks: bool
 ) -> tuple[Manifest, Assigned | None]:
     async with AsyncExitStack() as stack:
-        _, pool, market = await enter_market(stack, role)
-        if request:
-            return await _of_job(pool, market, address, manifest, request)
-        found = manifest or await market.manifest(address)
-        if not live:
-            return found, None
+        keys, pool, market = await enter_market(stack, role)
         following = asyncio.create_task(market.follow())
         stack.callback(following.cancel)
+        found, address = manifest, ""
+        if found is None:
+            at = await model_at(role, keys, pool, market, model, asks=asks)
+            found, address = None if request else await market.manifest(at.address, at.digest), at.address
+        if request:
+            return await _of_job(pool, market, address, found, request)
+        assert found is not None
+        if not live:
+            return found, None
         return found, await _of_snapshot(market, found)
 
 

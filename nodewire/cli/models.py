@@ -1,4 +1,4 @@
-"""`nodewire models`: what is on the market, who serves it, and for how much."""
+"""`nodewire models`: what is on the market, who serves it, for how much, and what you call it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json, sats
+from nodewire.cli.model_choice import warning
+from nodewire.cli.output import Json, console, notes, one_line, print_json, sats
 from nodewire.cli.roles import enter_market, naming
-from nodewire.config import AnyRole, load_role
-from nodewire.errors import NodewireError
+from nodewire.config import AnyRole, ModelPin, OracleConfig, load_role
+from nodewire.errors import BadConfig, BadInput, NodewireError
 
 if TYPE_CHECKING:
     from nodewire.protocol.manifest import Manifest
 
 
-def models(
-    config: Annotated[Path, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")],
-    json: Json = False,
-) -> None:
-    """List the models on the market: who serves what, at what price."""
+app = typer.Typer(help="List the models on the market, and give them names of your own.")
+_CONFIG = typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
+MAX_SHOWN = 200
+"""Models in the list: what is pinned, followed or held comes before what anybody publishes."""
+
+
+@app.callback(invoke_without_command=True)
+def models(ctx: typer.Context, config: Annotated[Path | None, _CONFIG] = None, json: Json = False) -> None:
+    """List the models on the market: who serves what, at what price; `pin` gives one a name of your own."""
+    if ctx.invoked_subcommand is not None:
+        if config is not None:
+            raise BadInput("--config", f"stands behind `{ctx.invoked_subcommand}`: it is an option of that")
+        return
+    if config is None:
+        raise BadInput("--config", "a role's TOML file says where the market is")
     role = load_role(config)
     with naming(role.relays):
         found = asyncio.run(_models(role))
@@ -34,8 +45,66 @@ def models(
         _show(found)
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel=CUSTOMERS)(models)
+@app.command()
+def pin(
+    name: Annotated[str, typer.Argument(help="What you call the model: a-z, 0-9, ., _ and -.")],
+    address: Annotated[str, typer.Argument(help="Its address (38840:<author>:<name>), or an naddr.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file, which gets a line.")],
+    any_version: Annotated[
+        bool,
+        typer.Option(
+            "--any-version", help="Pin whatever its author publishes there, and not only the version that is there now."
+        ),
+    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Even if the name stands for another model.")] = False,
+    json: Json = False,
+) -> None:
+    """Have a name stand for a model, and this version of it, whatever anybody publishes later."""
+    from nodewire.cli import pins
+    from nodewire.customer.model_names import address_in
+    from nodewire.protocol.model_name import name_in
+
+    alias, at, role = name_in(name, "NAME"), address_in(address, "ADDRESS"), load_role(config)
+    if at is None:
+        raise BadInput("ADDRESS", f"{address[:80]!r} is a name; `nodewire models --config FILE` lists addresses")
+    if isinstance(role, OracleConfig):
+        raise BadConfig(str(config), "this is an oracle's file, which has no [names]")
+    digest = None
+    if not any_version:
+        with naming(role.relays):
+            digest = asyncio.run(_digest(role, at))
+    model = ModelPin(manifest=at, digest=digest)
+    is_new = pins.pin(config, alias, model, replace=replace)
+    if json:
+        print_json({"name": alias, **model.model_dump(), "new": is_new})
+        return
+    version = f", version {digest[:12]}" if digest else ", any version"
+    console.print(f"[bold green]pinned[/] {alias} is {at}{version}", soft_wrap=True)
+
+
+@app.command()
+def unpin(
+    name: Annotated[str, typer.Argument(help="A name that is pinned.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file, which loses a line.")],
+    json: Json = False,
+) -> None:
+    """Take a name back."""
+    from nodewire.cli import pins
+    from nodewire.protocol.model_name import name_in
+
+    alias = name_in(name, "NAME")
+    load_role(config)
+    pins.unpin(config, alias)
+    if json:
+        print_json({"name": alias})
+        return
+    console.print(f"[bold green]unpinned[/] {alias}")
+
+
+async def _digest(role: AnyRole, address: str) -> str:
+    async with AsyncExitStack() as stack:
+        _, _, market = await enter_market(stack, role)
+        return (await market.manifest(address)).digest()
 
 
 def _show(found: Sequence[Mapping[str, Any]]) -> None:
@@ -55,10 +124,23 @@ def _show(found: Sequence[Mapping[str, Any]]) -> None:
         if any(task["measured"] for task in model["tasks"]):
             console.print("[dim]measured by providers: the most memory, and the least time, that one of them says[/]")
         console.print(f"[dim]served by {', '.join(node['public'][:8] for node in model['nodes']) or 'nobody'}[/]")
-        console.print(f"[dim]{model['address']}[/]\n", soft_wrap=True)
+        console.print(f"[dim]{model['address']}[/]", soft_wrap=True)
+        for line in _whose(model):
+            console.print(line, soft_wrap=True)
+        console.print()
     for node in {node["public"]: node for model in found for node in model["nodes"]}.values():
         work = f"{sats(node['passed_msat'])} of samples passed, {node['withheld']} withheld"
         console.print(f"[dim]{node['public'][:8]}: bond {sats(node['bond_msat'])}, {work}[/]", soft_wrap=True)
+
+
+def _whose(model: Mapping[str, Any]) -> list[str]:
+    """Whose the model is, and whether its name may be taken for another's, for people."""
+    lines = [f"pinned as {', '.join(model['pinned_as'])}"] if model["pinned_as"] else []
+    if model["standing"] in ("own", "followed"):
+        lines.append("published by you" if model["standing"] == "own" else "published by a key that you follow")
+    if odd := warning({**model, "fault": ""}, "[yellow]{}[/]"):
+        lines.append(odd)
+    return lines
 
 
 def _called_with(model: Mapping[str, Any]) -> list[str]:
@@ -100,25 +182,29 @@ def _measured(said: list[dict[str, int]]) -> tuple[str, str, str]:
 
 
 async def _models(role: AnyRole) -> list[dict[str, Any]]:
-    from nodewire.nostr.nip01 import Filter
-    from nodewire.protocol import account, kinds, publish
+    from nodewire.customer.model_names import ModelNames
+    from nodewire.market import read_manifest
+    from nodewire.protocol import account, publish
 
     async with AsyncExitStack() as stack:
-        _, pool, market = await enter_market(stack, role)
+        keys, pool, market = await enter_market(stack, role)
         following = asyncio.create_task(market.follow())
         stack.callback(following.cancel)
         epoch = await market.epoch(timeout_s=30.0)
         snapshot = await market.snapshot(epoch.body.snapshot)
         profiles = snapshot.profiles({node.pubkey for node in snapshot.nodes})
+        pinned = {} if isinstance(role, OracleConfig) else role.names
+        names = ModelNames(keys.public, pool, market, pinned)
+        known = await names.known()
         found = []
-        for event in await pool.fetch([Filter(kinds=frozenset({kinds.MANIFEST}), limit=200)], timeout_s=10.0):
+        for event in await names.market_events(known, snapshot, MAX_SHOWN):
             try:
-                manifest = await market.manifest(publish.address(event))
+                manifest = await read_manifest(event, market.blobs)
                 called_with = _signature(manifest)
             except NodewireError as error:
                 notes.print(f"[dim]{one_line(str(event.tag('d')))}: {one_line(str(error))}[/]", soft_wrap=True)
                 continue
-            digest = manifest.digest()
+            digest, address = manifest.digest(), publish.address(event)
             published = [one.tasks for one in profiles.values()]
             holders = [(n, h) for n in snapshot.nodes for h in n.held if h.manifest == digest]
             offers = [t for _, h in holders for t in h.tasks]
@@ -144,6 +230,12 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
                 }
                 for n, _ in holders
             ]
-            said = {"address": publish.address(event), "name": manifest.name, "mode": manifest.mode}
-            found.append({**said, "tasks": tasks, "nodes": nodes, **called_with})
+            whose = {
+                "publisher": event.pubkey,
+                "standing": known.standing(address),
+                "resembles": known.resembled(address),
+                "pinned_as": [alias for alias, one in pinned.items() if one.manifest == address],
+            }
+            said = {"address": address, "digest": digest, "name": manifest.name, "mode": manifest.mode, **whose}
+            found.append({**said, "bytes": manifest.weight_bytes, "tasks": tasks, "nodes": nodes, **called_with})
         return found

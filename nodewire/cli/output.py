@@ -72,6 +72,12 @@ def _advice(error: NodewireError) -> str:
         return "`nodewire models --config FILE` lists what is on the market."
     if error.code == "timed-out" and error.field.startswith("relay"):
         return f"Is it running, and is its address right? {_DOCTOR}"
+    if error.code == "not-found" and error.field == "manifest" and "another version" in error.reason:
+        return (
+            "If a name is pinned to that version, `nodewire models pin NAME ADDRESS --replace` takes what is there now."
+        )
+    if error.code == "not-found" and error.field == "model":
+        return "`nodewire models --config FILE` lists what is on the market; any model can be named by its address."
     if error.code == "no-provider" and error.field == "nodes":
         return "`nodewire swarm check FILE` asks every node; `nodewire provider --swarm FILE` starts one, there."
     if error.code == "no-provider" and error.field == "model":

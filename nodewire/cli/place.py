@@ -13,8 +13,9 @@ from rich.table import Table as Grid
 
 from nodewire.cli import placing
 from nodewire.cli.manifest_file import read_manifest
+from nodewire.cli.model_choice import model_at
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json, steps
-from nodewire.cli.roles import check_model, enter_market, naming
+from nodewire.cli.roles import OR_NAMED, check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadInput, NoProvider, OverMemory
 from nodewire.protocol.sizes import in_units
@@ -36,7 +37,8 @@ _ROOM = "Add machines or memory, or register the model anew with a smaller --tar
 
 def place(
     model: Annotated[
-        str, typer.Argument(help="Address of a manifest, its file (JSON or msgpack), or the folder that it is in.")
+        str,
+        typer.Argument(help="A model's name or address, its manifest's file (JSON or msgpack), or that one's folder."),
     ],
     nodes: Annotated[Path | None, typer.Option(help=_NODES)] = None,
     config: Annotated[
@@ -61,12 +63,14 @@ def place(
     if not file.exists():
         check_model(model, "MODEL", or_file=True)
     if role is None and (nodes is None or not file.exists()):
+        if not file.exists():
+            raise BadInput("MODEL", f"{model[:80]!r} is no such file{OR_NAMED}")
         raise BadInput("--config", "a role's TOML file says where the market is; or a manifest's file and --nodes")
     manifest = read_manifest(file) if file.exists() else None
     if manifest is None or nodes is None:
         assert role is not None
         with naming(role.relays):
-            manifest, snapshot, here = asyncio.run(_market(role, model, manifest))
+            manifest, snapshot, here = asyncio.run(_market(role, model, manifest, asks=not json))
     if nodes is None:
         pool, tables, holding = placing.of_snapshot(snapshot, manifest, here)
     else:
@@ -104,19 +108,20 @@ def _one_of(option: str, said: str, known: tuple[str, str]) -> Any:
 
 
 async def _market(
-    role: AnyRole, model: str, manifest: Manifest | None
+    role: AnyRole, model: str, manifest: Manifest | None, *, asks: bool
 ) -> tuple[Manifest, Snapshot, Coordinates | None]:
     """The manifest, unless it is there already, the newest snapshot, and where this role's daemon is."""
     from nodewire.wire import health_log
 
     async with AsyncExitStack() as stack:
-        _, _, market = await enter_market(stack, role)
+        keys, pool, market = await enter_market(stack, role)
         following = asyncio.create_task(market.follow())
         stack.callback(following.cancel)
         epoch = await market.epoch(timeout_s=30.0)
         snapshot = await market.snapshot(epoch.body.snapshot)
         if manifest is None:
-            manifest = await market.manifest(model)
+            at = await model_at(role, keys, pool, market, model, asks=asks)
+            manifest = await market.manifest(at.address, at.digest)
     claim, _ = health_log.read(role.state)
     return manifest, snapshot, claim.at if claim is not None else None
 

@@ -13,6 +13,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
+from nodewire.cli.model_choice import model_at
 from nodewire.cli.output import OPERATORS, Json, console, counted, notes, one_line, print_json, steps
 from nodewire.cli.roles import check_model, enter_market, load_provider, naming
 from nodewire.config import Device, ProviderConfig
@@ -33,7 +34,7 @@ def profile(
     manifest: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure all tasks of this manifest instead: an address (repeatable), or a folder that"
+            help="Measure all tasks of this model instead: a name or an address (repeatable), or a folder that"
             " `nodewire.register` wrote, for which no --config is needed."
         ),
     ] = None,
@@ -118,7 +119,7 @@ def _entry(manifest: Manifest) -> str:
 
 
 async def _of_role(
-    role: ProviderConfig, addresses: Sequence[str], caps: Sequence[int], say: Callable[[str], None]
+    role: ProviderConfig, models: Sequence[str], caps: Sequence[int], say: Callable[[str], None]
 ) -> tuple[Profile, list[str]]:
     """The profile, and what is said of it at the end. Raises Busy: the provider is running."""
     from nodewire.provider import profiling
@@ -132,15 +133,18 @@ async def _of_role(
                 error.field, f"{error.reason}; stop it first: beside it only what it leaves is measured"
             ) from error
         stack.enter_context(naming(role.relays))
-        _, _, market = await enter_market(stack, role)
+        keys, pool, market = await enter_market(stack, role)
 
         async def fetch(ref: BlobRef) -> Path:
             return await market.fetch_blob(ref.sha256, ref.bytes)
 
         asked: list[tuple[Manifest, Sequence[str]]] = []
         named: dict[tuple[str, str], int | None] = {}
-        if addresses:
-            found = [await market.manifest(address) for address in addresses]
+        if models:
+            following = asyncio.create_task(market.follow())
+            stack.callback(following.cancel)
+            at = [await model_at(role, keys, pool, market, model, asks=False) for model in models]
+            found = [await market.manifest(one.address, one.digest) for one in at]
             asked += [(one, [task.name for task in one.tasks]) for one in found]
         else:
             for one in role.serve:

@@ -18,6 +18,7 @@ from nodewire.cli.cutting import Asked, cut, told
 from nodewire.cli.local import check_model, model_name
 from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json, steps
 from nodewire.cli.registered import SOURCES, is_registered
+from nodewire.cli.replaced import Replace, check_replaced, published
 from nodewire.cli.roles import load_customer
 from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
 from nodewire.errors import BadHash, BadInput
@@ -109,6 +110,7 @@ def register(
             " `place`, and to be registered later; of a dry run the manifest alone.",
         ),
     ] = None,
+    replace_: Replace = False,
     json: Json = False,
 ) -> None:
     """Cut a model into pieces, upload them, publish the manifest."""
@@ -147,7 +149,7 @@ def register(
             "a customer's TOML file says where to publish; or --relay and --blossom do; or --out keeps it here",
         )
     author = key or (role.key if role is not None else Path("author.nsec"))
-    made, done = publish_folder(folder, asked, author, relays, servers, exact=exact, show=not json)
+    made, done = publish_folder(folder, asked, author, relays, servers, exact=exact, replaces=replace_, show=not json)
     if results is not None:
         note(results, {**trained(results), "registered": done})
     if json:
@@ -198,14 +200,25 @@ def size_of(text: str) -> int:
 
 
 def publish_folder(
-    folder: Path, asked: Asked, key: Path, relays: list[str], servers: list[str], *, exact: bool = False, show: bool
+    folder: Path,
+    asked: Asked,
+    key: Path,
+    relays: list[str],
+    servers: list[str],
+    *,
+    exact: bool = False,
+    replaces: bool,
+    show: bool,
 ) -> tuple[Registration, dict[str, Any]]:
-    """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it."""
+    """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it.
+
+    Raises NotAllowed: it would replace another model, and `replaces` does not say so; nothing is uploaded.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         with _saying(folder) as say:
             made = cut(folder, asked, Path(scratch), say)
         made = _exact(made) if exact else made
-        published = asyncio.run(_publish(made, key, relays, servers, show=show))
+        published = asyncio.run(_publish(made, key, relays, servers, replaces=replaces, show=show))
         return made, {**told(made), **published}
 
 
@@ -267,7 +280,7 @@ def _exact(made: Registration) -> Registration:
 
 
 async def _publish(
-    made: Registration, key: Path, relays: list[str], servers: list[str], *, show: bool
+    made: Registration, key: Path, relays: list[str], servers: list[str], *, replaces: bool, show: bool
 ) -> dict[str, Any]:
     from rich.progress import Progress
 
@@ -282,13 +295,15 @@ async def _publish(
         pool = await stack.enter_async_context(Pool(relays, keys=keys))
         cache = stack.enter_context(tempfile.TemporaryDirectory())
         blobs = await stack.enter_async_context(Blobs(servers, Path(cache), keys=keys))
+        there = await published(pool, keys.public, manifest.name)
+        if there is not None and not replaces:
+            await check_replaced(there, blobs, manifest)
         with Progress(console=notes, transient=True, disable=not show) as progress:
             for sha256, path in progress.track(list(made.blobs.items()), description="uploading"):
                 if (await blobs.put(path)).sha256 != sha256:
                     raise BadHash(str(path), "is not what the manifest cites: it has changed")
         packed = await blobs.put(manifest.pack())
-        event = publish.build(
-            keys, manifest, created_at=int(time.time()), blob_sha256=packed.sha256, servers=tuple(servers)
-        )
+        now_s = max(int(time.time()), there.created_at + 1 if there is not None else 0)  # of two in a second one stays
+        event = publish.build(keys, manifest, created_at=now_s, blob_sha256=packed.sha256, servers=tuple(servers))
         await pool.publish(event, timeout_s=30.0)
     return {"address": publish.address(event), "event": event.id, "digest": manifest.digest()}

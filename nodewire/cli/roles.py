@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from nodewire.nostr.keys import Keys
     from nodewire.nostr.pool import Pool
 
+OR_NAMED = "; a name or an address needs --config, a role's TOML file, which says where the market is"
 _ID = re.compile(r"[0-9a-f]{64}")
-_COORDINATE = re.compile(r"38840:[0-9a-f]{64}:.+", re.S)
 
 
 def load_customer(path: Path) -> CustomerConfig:
@@ -78,15 +78,19 @@ async def enter_market(stack: AsyncExitStack, role: AnyRole) -> tuple[Keys, Pool
     return keys, pool, Market(pool, blobs, committee)
 
 
-def check_model(address: str, where: str = "--model", *, or_file: bool = False) -> None:
-    """Raises BadInput for what is no address but, say, a bare name; `or_file`: nor is there a file of this name."""
-    if not _COORDINATE.fullmatch(address):
-        no_file = "no such file, and " if or_file else ""
+def check_model(text: str, where: str = "--model", *, or_file: bool = False) -> None:
+    """Raises BadInput for what is neither a model's address nor a name; `or_file`: nor is there a file of this name."""
+    from nodewire.customer.model_names import address_in
+    from nodewire.protocol.model_name import name_in
+
+    try:
+        if address_in(text, where) is None:
+            name_in(text, where)
+    except BadInput as error:
+        no_file = "; nor is there such a file" if or_file else ""
         raise BadInput(
-            where,
-            f"{address[:80]!r} is {no_file}no address (38840:<author, 64 hex digits>:<name>);"
-            " `nodewire models --config FILE` lists them",
-        )
+            where, f"{error.reason}{no_file}; `nodewire models --config FILE` lists what is on the market"
+        ) from error
 
 
 def event_id(text: str, what: str = "EVENT", where: str = "`generate` and `embed` print a request's") -> str:

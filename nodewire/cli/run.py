@@ -27,7 +27,7 @@ def run(
     manifest: Annotated[
         str,
         typer.Argument(
-            help="Address of the manifest (38840:<author>:<name>); or a folder that `register --out` or Python's"
+            help="The model's name or address, as --model of `generate`; or a folder that `register --out` or Python's"
             " `register` wrote, whose model is run here, without any market."
         ),
     ],

@@ -10,10 +10,12 @@ from typing import Any, Self
 from rich.table import Table
 from rich.text import Text
 
+from nodewire.cli.model_choice import resolved
 from nodewire.cli.output import counted, notes, one_line, plain, sats
 from nodewire.cli.ring_map import show_ring
 from nodewire.config import CustomerConfig
 from nodewire.customer.customer import Customer
+from nodewire.customer.model_names import ModelAt
 from nodewire.customer.session import PlannedJob
 from nodewire.customer.summary import spent
 from nodewire.pay.settlement import FLAT_UNITS, share_msat
@@ -24,18 +26,25 @@ _NAME_CHARS = 24
 
 
 class Watched(Customer):
-    """A customer whose purchases can be looked at while they run. `names` are the ads' of whom they went to."""
+    """A customer whose purchases can be looked at while they run. `names` are the ads' of whom they went to. With
+    `asks` a user at a terminal says which model a name means, once."""
 
-    def __init__(self, config: CustomerConfig | SwarmCustomer, *, show: bool) -> None:
+    def __init__(self, config: CustomerConfig | SwarmCustomer, *, show: bool, asks: bool) -> None:
         super().__init__(config)
         self.names: dict[str, str] = {}
-        self._show = show
+        self._show, self._asks = show, asks
+        self._found: dict[str, ModelAt] = {}
         self._shown = False
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         self.session.announce = self._planned
         return self
+
+    async def find_model(self, model: str) -> ModelAt:
+        if model not in self._found:
+            self._found[model] = await resolved(model, super().find_model(model), asks=self._asks)
+        return self._found[model]
 
     async def _planned(self, bought: PlannedJob) -> None:
         """Learn who the job's providers would be, and say so before it is requested."""

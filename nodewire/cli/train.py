@@ -16,6 +16,7 @@ import uvloop
 from nodewire.cli.cutting import Asked
 from nodewire.cli.output import CUSTOMERS, Json, console, end, notes, one_line, print_json, sats
 from nodewire.cli.register import TARGET_VRAM, publish_folder, size_of
+from nodewire.cli.replaced import Replace, check_free, published
 from nodewire.cli.roles import load_customer, naming
 from nodewire.cli.training_recipe import read_recipe
 from nodewire.config import AnyRole, CustomerConfig, load_role, parse_msat
@@ -69,6 +70,7 @@ def train(
     target_vram: Annotated[
         str, typer.Option(help="With --register: most memory that one piece may need.")
     ] = TARGET_VRAM,
+    replace: Replace = False,
     closed: Annotated[
         bool, typer.Option("--closed", help="Leave the keys out of the transcript: nobody can compute it again.")
     ] = False,
@@ -85,12 +87,17 @@ def train(
         return
     if budget_msat is None:
         raise BadInput("--budget", "most that the training may cost, such as 50000sat; --quote says what it would")
-    from nodewire.cli.training_results import model_of, note, place, write
+    from nodewire.cli.training_results import model_of, note, place, trained, write
 
     place(out := out or Path(read.name))
     model = model or model_of(out)
     if register:
         _can_register(model, target_vram)
+        if not replace:
+            with naming(customer.relays):
+                asyncio.run(_check_free(customer, read.name, trained(out)))
+    elif replace:
+        raise BadInput("--replace", "is for --register: nothing else is published under a name")
     ask = _Ask(
         customer,
         read,
@@ -104,7 +111,7 @@ def train(
     done = uvloop.run(_train(ask, show=not json))
     said = write(out, read, done, closed=closed)
     if register and model is not None:
-        said["registered"] = _registered(model, read.name, target_vram, customer, show=not json)
+        said["registered"] = _registered(model, read.name, target_vram, customer, replaces=replace, show=not json)
         note(out, said)
     if json:
         print_json(said)
@@ -169,10 +176,23 @@ def _can_register(model: Path | None, target_vram: str) -> None:
     size_of(target_vram)
 
 
-def _registered(model: Path, name: str, target_vram: str, customer: CustomerConfig, *, show: bool) -> dict[str, Any]:
+async def _check_free(customer: CustomerConfig, name: str, summary: dict[str, Any]) -> None:
+    """Known before anything is paid. Raises NotAllowed: another model than this training's stands under the name."""
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+
+    keys, before = Keys.from_file(customer.key), summary.get("registered")
+    async with Pool(customer.relays, keys=keys) as pool:
+        if (there := await published(pool, keys.public, name)) is not None:
+            check_free(there, str(before.get("digest")) if isinstance(before, dict) else "")
+
+
+def _registered(
+    model: Path, name: str, target_vram: str, customer: CustomerConfig, *, replaces: bool, show: bool
+) -> dict[str, Any]:
     """Put a trained model on the customer's own relays and blob servers."""
     where = customer.key, list(customer.relays), list(customer.blossom)
-    _, done = publish_folder(model, Asked(size_of(target_vram), name), *where, show=show)
+    _, done = publish_folder(model, Asked(size_of(target_vram), name), *where, replaces=replaces, show=show)
     return done
 
 

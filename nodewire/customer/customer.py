@@ -1,6 +1,7 @@
 """`nodewire.Customer`: the Python API.
 
 async with nodewire.Customer.open("customer.toml") as customer:
+    model = "smollm2"  # or an address: see `find_model`
     async for piece in customer.generate(model, "def main():"):
         print(piece.text, end="")
     vectors = await customer.embed(model, ["a sentence", "another"])
@@ -30,6 +31,7 @@ from nodewire.customer.called import Called
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.generation import Generation
+from nodewire.customer.model_names import ModelAt
 from nodewire.customer.model_text import ModelText
 from nodewire.customer.moving import MAX_MOVES, Moved
 from nodewire.customer.people import people
@@ -119,6 +121,22 @@ class Customer:
             raise NotAllowed("customer", "use it inside `async with`")
         return self._session
 
+    async def find_model(self, model: str) -> ModelAt:
+        """The address and version of what is called `model`, an address or a name: as `ModelNames.find` has it. Every
+        method finds its `model` so, and asks relays for a name in each call: who makes many finds its address once.
+
+        Raises:
+            BadInput: it is no name and no address.
+            Ambiguous: it may be several models; `candidates` has their addresses.
+            NotFound: nobody has such a model.
+        """
+        return ModelAt(model) if self.session.models is None else await self.session.models.find(model)
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """The names that the configuration pins."""
+        return () if isinstance(self._config, SwarmCustomer) else tuple(self._config.names)
+
     async def generate(
         self,
         model: str,
@@ -135,7 +153,7 @@ class Customer:
         moved: Callable[[Moved], None] = lambda move: None,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
-        """Continue `prompt` on the manifest at address `model`; `params` are those of kind 8843 (max_tokens ...).
+        """Continue `prompt` on the model that is called `model`; `params` are those of kind 8843 (max_tokens ...).
 
         With `wait` (and terms whose `verify` is "sampled") it ends when the committee has judged what was sampled of
         it. Tokens from a chunk that failed on are bought again, from others; `last` has the text as it is then, and in
@@ -150,17 +168,18 @@ class Customer:
 
         Raises:
             BadInput: a parameter or the prompt is out of range.
+            Ambiguous, NotFound: as `find_model`.
             NoQuorum, NoProvider, OverBudget, TimedOut, LinkLost ...: nothing, or no more, was bought.
         """
         _check(prompt)
-        manifest = await self._manifest(model, "generate", digest)
+        address, manifest = await self._manifest(model, "generate", digest)
         kind = self._kind(manifest)
         checked = dict(kind.check(manifest, params))
         terms = terms or self.terms
         made = Generation(
             self.session,
             kind,
-            model,
+            address,
             manifest,
             await self._text(manifest),
             prompt,
@@ -216,11 +235,11 @@ class Customer:
         `edge_codec`, `begun`, `ended`, `digest`, and what it raises, as `generate`. `last["tokens"]` is how many the
         texts are, by the driver's word.
         """
-        manifest = await self._manifest(model, "embed", digest)
+        address, manifest = await self._manifest(model, "embed", digest)
         made = Embedding(
             self.session,
             self._kind(manifest),
-            model,
+            address,
             manifest,
             terms or self.terms,
             self._telling(begun),
@@ -251,7 +270,7 @@ class Customer:
             BadInput, TooLarge: a name, dtype, shape or integer is not what the model takes; nothing was bought.
             NoQuorum, NoProvider, OverBudget, TimedOut, LinkLost ...: as `generate`.
         """
-        manifest = await self._manifest(model, "run")
+        address, manifest = await self._manifest(model, "run")
         one = isinstance(inputs, Mapping)
         given = [inputs] if isinstance(inputs, Mapping) else list(inputs)
         if not given:
@@ -264,7 +283,7 @@ class Customer:
         for calls in portions:
             made.append(
                 Evaluation(
-                    self.session, kind, model, manifest, terms, self.purchases.append, edge_codec, signature, calls
+                    self.session, kind, address, manifest, terms, self.purchases.append, edge_codec, signature, calls
                 )
             )
             await made[-1].buy()
@@ -276,7 +295,7 @@ class Customer:
         return found[0] if one else found
 
     async def chat_template(self, model: str, digest: str | None = None) -> ChatTemplate | None:
-        """How messages become a prompt for the manifest at address `model`; None if its author has not said.
+        """How messages become a prompt for the model that is called `model`; None if its author has not said.
 
         `nodewire.chat.rendering` makes the prompt, which is generated from with `special_tokens=False`.
 
@@ -284,7 +303,8 @@ class Customer:
             NotFound, BadHash, BadManifest ...: there is no such manifest, or what it cites is not to be had.
         """
         record = self.session.record
-        cited = (await self._manifest(model, "generate", digest)).chat
+        _, manifest = await self._manifest(model, "generate", digest)
+        cited = manifest.chat
         if cited is None:
             return None
         path = await record.fetch_blob(cited.sha256, cited.bytes)
@@ -348,11 +368,13 @@ class Customer:
             self._texts[digest] = await ModelText.of(manifest, self.session.record)
         return self._texts[digest]
 
-    async def _manifest(self, address: str, mode: str, digest: str | None = None) -> Manifest:
-        manifest = await self.session.record.manifest(address, digest)
+    async def _manifest(self, model: str, mode: str, digest: str | None = None) -> tuple[str, Manifest]:
+        """The address and the manifest of a model."""
+        found = await self.find_model(model)
+        manifest = await self.session.record.manifest(found.address, digest or found.digest)
         if manifest.mode != mode:
             raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}: {_USE[manifest.mode]}")
-        return manifest
+        return found.address, manifest
 
     def _kind(self, manifest: Manifest) -> JobKind:
         kinds = installed()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nodewire.customer.closings import Closings
+from nodewire.customer.model_names import ModelNames
 from nodewire.customer.planning import Planner
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.settler import Settler
@@ -76,10 +77,12 @@ class Session:
     make_worker: MakeWorker
     spool: Spool
     settler: Settler
+    models: ModelNames | None = None
+    """What names of models stand for; in a swarm its file names the one that there is."""
     closings: Closings | None = None
     refunds: Refunds | None = None
     holder: BondHolder | None = None
-    """Who keeps the committee's treasury. Where there is no committee there are none of the three."""
+    """Who keeps the committee's treasury. Where there is no committee there are none of the four."""
     named: Callable[[NodewireError], NodewireError] = lambda error: error
     """An error with people's names for the nodes that it is about, where there are such."""
     announce: Callable[[PlannedJob], Awaitable[None]] | None = None

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
 from nodewire.customer.closings import Closings
+from nodewire.customer.model_names import ModelNames
 from nodewire.customer.planning import MarketPlanner
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.session import Session
@@ -102,6 +103,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
         node=node,
         spool=spool,
         settler=settler,
+        models=ModelNames(keys.public, pool, market, config.names),
         closings=closings,
         refunds=refunds,
         holder=holder,

@@ -16,9 +16,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from nodewire import guests
 from nodewire.chat.rendering import Renderer
-from nodewire.errors import NodewireError, TooLarge, Unsupported
+from nodewire.errors import NodewireError, NotFound, TooLarge, Unsupported
 from nodewire.gateway import embedding, fields, generating, messages
-from nodewire.gateway.config import GatewayConfig, KeyConfig, ModelConfig
+from nodewire.gateway.config import ANY, MAX_CALLED_CHARS, GatewayConfig, KeyConfig, ModelConfig
 from nodewire.gateway.desk import Desk
 from nodewire.gateway.fields import Asked, Body
 from nodewire.gateway.figures import Figures
@@ -89,7 +89,10 @@ class Gateway:
         return web.Response(body=await self._scrapes.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def models(self, request: web.Request) -> web.Response:
-        allowed = [model for model in self._config.models if _may_use(request[_KEY], model.name)]
+        listed = [model for model in self._config.models if model.name != ANY]
+        if (any_model := self._models.get(ANY)) is not None:
+            listed += [any_model.called(name) for name in self._buyer.names if name not in self._models]
+        allowed = [model for model in listed if _may_use(request[_KEY], model)]
         return _json({"object": "list", "data": await asyncio.gather(*map(self._described, allowed))})
 
     async def model(self, request: web.Request) -> web.Response:
@@ -171,16 +174,22 @@ class Gateway:
         model = self._named(asked.model, key)
         self._desk.admit(key)
         guests.known(request)
-        offer = await self._buyer.offer(model)
+        try:
+            offer = await self._buyer.offer(model)
+        except NotFound as error:
+            if error.field != "model":
+                raise
+            raise _unknown(model.name, str(error)) from error
         if offer.mode != mode:
             raise bad_request(f"model: {model.name} is one to {offer.mode}, not to {mode}", "model")
         return model, offer
 
     def _named(self, name: str, key: KeyConfig) -> ModelConfig:
-        model = self._models.get(name)
-        if model is None or not _may_use(key, name):
-            message = f"The model {name[:128]!r} does not exist or you do not have access to it."
-            raise Refusal(404, "invalid_request_error", message, param="model", code="model_not_found")
+        model, any_model = self._models.get(name), self._models.get(ANY)
+        if model is None and any_model is not None and len(name) <= MAX_CALLED_CHARS:
+            model = any_model.called(name)
+        if model is None or name == ANY or not _may_use(key, model):
+            raise _unknown(name)
         return model
 
     def _within(self, model: ModelConfig, offer: Offer, params: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +199,7 @@ class Gateway:
         return params
 
     def _template(self, model: ModelConfig, offer: Offer) -> ChatTemplate:
-        own = self._templates.get(model.name)
+        own = self._templates.get(model.label)
         if own is not None:
             return own.model_copy(update={"tokens": offer.chat.tokens}) if offer.chat is not None else own
         if offer.chat is None:
@@ -220,11 +229,11 @@ class Gateway:
         about: dict[str, Any] = {"manifest": model.manifest}
         try:
             offer = await self._buyer.offer(model)
-            about |= {"digest": offer.digest, "mode": offer.mode, "context": offer.context}
-            about["chat"] = offer.chat is not None or model.name in self._templates
+            about |= {"manifest": offer.address, "digest": offer.digest, "mode": offer.mode, "context": offer.context}
+            about["chat"] = offer.chat is not None or model.label in self._templates
         except NodewireError as error:
             about["error"] = error.as_dict()
-        author = model.manifest.split(":")[1]
+        author = about["manifest"].split(":", 2)[1] if about["manifest"] else ""
         said = {"id": model.name, "object": "model", "created": self._began_s, "owned_by": author}
         return {**said, "nodewire": about}
 
@@ -287,8 +296,13 @@ class Gateway:
         return key
 
 
-def _may_use(key: KeyConfig, model: str) -> bool:
-    return not key.models or model in key.models
+def _may_use(key: KeyConfig, model: ModelConfig) -> bool:
+    return not key.models or model.name in key.models or model.label in key.models
+
+
+def _unknown(name: str, why: str = "") -> Refusal:
+    message = f"The model {name[:128]!r} does not exist or you do not have access to it." + (f" {why}" if why else "")
+    return Refusal(404, "invalid_request_error", message, param="model", code="model_not_found")
 
 
 def _refusal(error: web.HTTPException, request: web.Request) -> Refusal:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from nodewire.config import Address, File, ManifestAt, MetricsConfig, Section, Size
 from nodewire.errors import BadConfig
@@ -15,16 +15,27 @@ from nodewire.protocol.faults import shaped
 from nodewire.protocol.plan import Terms
 from nodewire.protocol.schema import Hex32, Label, Msat
 
-ModelName = Annotated[str, shaped(r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$", "a name: letters, digits and . _ : / -")]
+ModelName = Annotated[
+    str,
+    shaped(r"^([A-Za-z0-9][A-Za-z0-9._:/-]{0,127}|\*)$", "a name (letters, digits and . _ : / -), or * for all others"),
+]
 KeyName = Annotated[str, shaped(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$", "a name: letters, digits and . _ @ -")]
 Origin = Annotated[str, shaped(r"^https?://[A-Za-z0-9.\[\]:-]{1,255}$", "an origin, such as https://app.example")]
 
 
+ANY = "*"
+MAX_CALLED_CHARS = 512
+
+
 class ModelConfig(Section):
-    """What clients call by `name`: a manifest, and the terms under which its work is bought for one request."""
+    """What clients call by `name`: a manifest, and the terms under which its work is bought for one request.
+
+    Of the name `*` the terms are those of every model that is called by another name, or by its address.
+    """
 
     name: ModelName
-    manifest: ManifestAt
+    manifest: ManifestAt | None = None
+    """If not given, the name is looked for as the customer looks for it."""
     digest: Hex32 | None = None
     """Only this version of the manifest; whatever its author publishes if empty."""
     max_chunk_msat: Msat | None = None
@@ -42,6 +53,24 @@ class ModelConfig(Section):
     regions: tuple[Label, ...] = Field(default=(), max_length=16)
     template: Path | None = None
     """A file with the chat template, in place of the manifest's."""
+    _label: str = PrivateAttr(default="")
+
+    @model_validator(mode="after")
+    def _is_one_or_any(self) -> Self:
+        if self.name == ANY and (self.manifest is not None or self.digest is not None):
+            raise ValueError("manifest: * stands for every model, not for one")
+        return self
+
+    @property
+    def label(self) -> str:
+        """The name in the file, whatever a client has called the model."""
+        return self._label or self.name
+
+    def called(self, name: str) -> Self:
+        """These terms, for the model that a client calls `name`."""
+        copy = self.model_copy(update={"name": name})
+        copy._label = self.label
+        return copy
 
     def terms(self, own: Terms) -> Terms:
         """For one request; `own` are the customer's."""
@@ -111,7 +140,7 @@ class GatewayConfig(File):
             if len(set(names)) != len(names):
                 raise ValueError(f"{what}: a name stands twice")
         known = {model.name for model in self.models}
-        if unknown := {name for key in self.keys for name in key.models} - known:
+        if ANY not in known and (unknown := {name for key in self.keys for name in key.models} - known):
             raise ValueError(f"keys: no model is called {min(unknown)}")
         if not self.keys and not is_loopback(host_of(self.listen)):
             raise ValueError("listen: whoever reaches this address could spend; name [[keys]], or listen on 127.0.0.1")

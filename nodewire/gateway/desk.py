@@ -212,5 +212,5 @@ class Desk:
     def _settled(self, model: ModelConfig, reservation: Reservation, answer: Answer[T]) -> None:
         cost_msat = answer.order.cost_msat
         self._accounts.settle(reservation, cost_msat)
-        self._figures.settled(model.name, cost_msat, answer.failure)
-        self._figures.moved(model.name, answer.order.moves)
+        self._figures.settled(model.label, cost_msat, answer.failure)
+        self._figures.moved(model.label, answer.order.moves)

@@ -108,7 +108,7 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: W
 
     def seen(piece: Piece) -> tuple[str, Calls]:
         if not course.usage.completion:
-            figures.began(wanted.model.name, int((time.perf_counter() - began_s) * 1e6))
+            figures.began(wanted.model.label, int((time.perf_counter() - began_s) * 1e6))
         return course.take(piece)
 
     async with desk.answering(
@@ -140,7 +140,7 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: W
             whole = reply.whole(text, calls, course.finish, course.usage, course.likelihoods())
             return web.Response(body=orjson.dumps(whole), content_type="application/json")
         finally:
-            figures.said(wanted.model.name, course.usage.prompt, course.usage.completion)
+            figures.said(wanted.model.label, course.usage.prompt, course.usage.completion)
 
 
 class _Told:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from nodewire.bounded_dict import BoundedDict
 from nodewire.customer.customer import Customer
 from nodewire.customer.piece import Piece
 from nodewire.customer.purchase import Purchase
@@ -21,6 +22,7 @@ _Requested = Callable[[str, int], None]
 """Told a job's id and what a chunk of it costs (msat)."""
 _FRESH_S = 10.0
 """For so long what a manifest said is not asked for again."""
+_KEPT_OFFERS = 256
 _EPOCH_S = 5.0
 
 
@@ -29,7 +31,7 @@ class Buying:
 
     def __init__(self, customer: Customer) -> None:
         self._customer = customer
-        self._offers: dict[str, tuple[float, Offer]] = {}
+        self._offers = BoundedDict[str, tuple[float, Offer]](_KEPT_OFFERS)
         self._orders: dict[PlannedJob, _Requested] = {}
         """Who is told what of purchases that are under way."""
         customer.session.announce = self._announce
@@ -39,25 +41,31 @@ class Buying:
         return self._customer.terms
 
     async def offer(self, model: ModelConfig) -> Offer:
-        found = self._offers.get(model.name)
-        if found is not None and time.monotonic() - found[0] < _FRESH_S:
-            return found[1]
+        known = self._offers.get(model.name)
+        if known is not None and time.monotonic() - known[0] < _FRESH_S:
+            return known[1]
         market = self._customer.session.market
-        manifest = await market.manifest(model.manifest, model.digest)
+        found = await self._customer.find_model(model.manifest or model.name)
+        manifest = await market.manifest(found.address, model.digest or found.digest)
         digest, chat = manifest.digest(), None
         if manifest.chat is not None:
-            chat = await self._customer.chat_template(model.manifest, digest)
+            chat = await self._customer.chat_template(found.address, digest)
         offer = Offer(
             digest,
-            model.manifest.split(":")[1],
+            found.address,
             manifest.mode,
             manifest.context,
             manifest.chunk,
             chat,
             market.committee.verify_share_ppm,
         )
+        self._offers.pop(model.name, None)
         self._offers[model.name] = time.monotonic(), offer
         return offer
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._customer.pinned
 
     def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> Ordered:
         return Ordered(self._customer, self._orders, model, offer, terms, announced)
@@ -96,7 +104,7 @@ class Ordered:
 
     async def generate(self, prompt: str, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         made = self._customer.generate(
-            self._model.manifest,
+            self._offer.address,
             prompt,
             terms=self._terms,
             begun=self._begun,
@@ -115,7 +123,7 @@ class Ordered:
         done: dict[str, Any] = {}
         try:
             rows = await self._customer.embed(
-                self._model.manifest,
+                self._offer.address,
                 texts,
                 terms=self._terms,
                 begun=self._begun,

@@ -24,12 +24,16 @@ class Offer:
     one payment covers; `verify_share_ppm` comes on top of a job's price where it is verified."""
 
     digest: str
-    author: str
+    address: str
     mode: Literal["generate", "embed", "run"]
     context: int
     chunk: int
     chat: ChatTemplate | None
     verify_share_ppm: int = 0
+
+    @property
+    def author(self) -> str:
+        return self.address.split(":", 2)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,11 @@ class Order(Protocol):
 
 class Buyer(Protocol):
     async def offer(self, model: ModelConfig) -> Offer:
-        """Raises NotFound, BadManifest, TimedOut ...: as `Market.manifest`."""
+        """Raises BadInput, Ambiguous, NotFound, BadManifest ...: as `Customer.find_model` and `Market.manifest`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that the customer has pinned."""
 
     def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> Order: ...
 

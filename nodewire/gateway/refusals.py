@@ -43,6 +43,7 @@ SHAPES: dict[str, Shape] = {
     "too-large": _ASKED,
     "bad-config": Shape(500, "server_error"),
     "not-found": _LATER,
+    "ambiguous": _ASKED,
     "not-allowed": Shape(403, "permission_error"),
     "busy": _LATER,
     "no-quorum": _LATER,

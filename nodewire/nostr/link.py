@@ -100,6 +100,10 @@ class Link:
             self._request(sub_id, entry)
         self._is_up.set()
 
+    def exceed(self) -> None:
+        """A message was too long to be read, which ends the connection."""
+        self._invalid("a message that is too long to be read")
+
     def down(self, reason: str, *, final: bool = False) -> None:
         """The connection ended or could not be made; `final` if it will not be tried again."""
         self._is_up.clear()

@@ -23,7 +23,8 @@ from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.frames import CloseCode
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, RelayRefused, TimedOut, TooLarge
 from nodewire.nostr import event as _event
@@ -40,6 +41,7 @@ _OUTBOX_MESSAGES = 1_024  # per relay; one that reads none of so many is stuck
 _STEADY_S = 5.0  # a connection that lasted so long makes the next pause short again
 _OPEN_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 1.0
+_TOO_BIG = CloseCode.MESSAGE_TOO_BIG
 _T = TypeVar("_T")
 
 
@@ -304,6 +306,8 @@ class Pool:
                 reason = f"closed by the relay ({socket.close_code})"
             except (OSError, WebSocketException, LinkLost) as error:
                 reason = f"{type(error).__name__}: {error}"
+                if isinstance(error, ConnectionClosed) and error.sent is not None and error.sent.code == _TOO_BIG:
+                    link.exceed()
             link.down(reason)
             failures = 1 if clock() - started_s >= _STEADY_S else failures + 1
             pause_s = min(self._last_pause_s, self._first_pause_s * 2 ** min(failures - 1, 30))

@@ -132,6 +132,16 @@ class Manifest(Schema):
                 raise ValueError(f"edges: {edge.name} runs against the order of tasks")
         return self
 
+    def is_model_of(self, other: Manifest) -> bool:
+        """Whether both compute the same: the same tasks' programs, over the same weights."""
+        pieces = [{(task.engine, task.program, task.weights) for task in one.tasks} for one in (self, other)]
+        return self.mode == other.mode and pieces[0] == pieces[1]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all tasks, each blob once."""
+        return sum({blob.sha256: blob.bytes for task in self.tasks for blob in task.weights}.values())
+
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
 

@@ -44,8 +44,10 @@ def test_a_model_that_generates_is_called_with_text():
 def test_who_serves_several_models_is_said_once(capsys):
     node = {"public": "5a" * 32, "bond_msat": 7_000, "passed_msat": 3_000, "withheld": 1}
     task = {"name": "stage.0", "memory_bytes": 2_000_000, "providers": 1, "min_price_msat": 50, "measured": []}
-    for_all = {"mode": "generate", "tasks": [task], "nodes": [node]}
+    whose = {"pinned_as": ["mine"], "standing": "pinned", "resembles": ""}
+    for_all = {"mode": "generate", "tasks": [task], "nodes": [node], **whose}
     _show([{"name": name, "address": f"30{name}", **for_all} for name in ("one", "two")])
     said = capsys.readouterr().out
+    assert said.count("pinned as mine") == 2
     assert said.count("served by 5a5a5a5a") == 2
     assert said.count("5a5a5a5a: bond 7.000 sat, 3.000 sat of samples passed, 1 withheld") == 1

@@ -66,14 +66,16 @@ def test_people_see_nodes_tasks_and_figures(files):
     assert "parallax" in shown
 
 
-def test_a_model_that_is_no_file_and_no_address_is_told_as_such(files):
+def test_a_model_that_is_no_file_needs_a_market(files):
     for command in (
         ["place", "nofile", "--nodes", str(files / "nodes.json")],
         ["place", "nofile"],
         ["graph", "nofile"],
     ):
-        with pytest.raises(BadInput, match="'nofile' is no such file, and no address"):
+        with pytest.raises(BadInput, match="'nofile' is no such file; a name or an address needs --config"):
             CliRunner().invoke(app, command, catch_exceptions=False)
+        with pytest.raises(BadInput, match=r"neither a name nor an address.*nor is there such a file"):
+            CliRunner().invoke(app, [command[0], "no:file", *command[2:]], catch_exceptions=False)
 
 
 def test_a_file_of_machines_is_read_as_it_says(files):

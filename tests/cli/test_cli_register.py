@@ -43,17 +43,23 @@ LLAMA = {
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory):
+def relay(tmp_path_factory):
     """The options that name a relay and its store."""
     folder = tmp_path_factory.mktemp("relay")
     command = ["relay", "--port", "0", "--db", str(folder / "relay.db"), "--blobs", str(folder / "blobs"), "--json"]
     process = subprocess.Popen([*NODEWIRE, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout
     ready = json.loads(process.stdout.readline())
-    yield ["--relay", ready["url"], "--blossom", ready["blossom"], "--key", str(folder / "author.nsec")]
+    yield ["--relay", ready["url"], "--blossom", ready["blossom"]]
     process.terminate()
     process.wait(10)
     process.stdout.close()
+
+
+@pytest.fixture
+def servers(relay, tmp_path_factory):
+    """The same, and an author who has published nothing."""
+    return [*relay, "--key", str(tmp_path_factory.mktemp("author") / "author.nsec")]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +95,7 @@ def test_a_decoder_is_cut_at_its_operators_where_that_is_asked_for(register, fol
 def test_experts_are_in_as_many_tasks_as_is_asked_for(register, folders):
     counted = {}
     for groups in (1, 2, 4):
-        how = ["--as-tensors", "--target-vram", "2MB", "--expert-groups", str(groups)]
+        how = ["--as-tensors", "--target-vram", "2MB", "--expert-groups", str(groups), "--replace"]
         code, done = register(str(folders / "mixtral"), *how)
         assert code == 0, done
         counted[groups] = sum(task["name"].startswith("experts.") for task in done["tasks"])

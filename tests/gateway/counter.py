@@ -39,9 +39,9 @@ TEMPLATE = (
     "{% if enable_thinking is false %}at once{% endif %}"
 )
 OFFERS = {
-    "talker": Offer("11" * 32, AUTHOR, "generate", 1_000, 64, ChatTemplate(template=TEMPLATE)),
-    "plain": Offer("22" * 32, AUTHOR, "generate", 1_000, 64, None),
-    "encoder": Offer("33" * 32, AUTHOR, "embed", 0, 64, None),
+    "talker": Offer("11" * 32, f"38840:{AUTHOR}:talker", "generate", 1_000, 64, ChatTemplate(template=TEMPLATE)),
+    "plain": Offer("22" * 32, f"38840:{AUTHOR}:plain", "generate", 1_000, 64, None),
+    "encoder": Offer("33" * 32, f"38840:{AUTHOR}:encoder", "embed", 0, 64, None),
 }
 
 
@@ -68,12 +68,16 @@ class StandIn:
 
     async def offer(self, model: ModelConfig) -> Offer:
         if model.name not in OFFERS:
-            raise NotFound(model.manifest, "no relay has it")
+            raise NotFound(model.manifest or "model", "no relay has it")
         return OFFERS[model.name]
 
     def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> StandInOrder:
         self.orders.append(StandInOrder(self, len(self.orders) + 1, terms, announced))
         return self.orders[-1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("pet",)
 
     async def epoch(self) -> int:
         return 7

@@ -123,6 +123,8 @@ def test_keys_are_found_by_their_hash_or_an_environment_variable(monkeypatch):
         ('cors = ["*"]', "an origin"),
         ('[[keys]]\nname = "a"', "either it or env"),
         (f'[[keys]]\nname = "a"\nsha256 = "{"0" * 64}"\nmodels = ["other"]', "no model is called other"),
+        (f'[[models]]\nname = "*"\nmanifest = "38840:{AUTHOR}:m"', "stands for every model"),
+        ('[[models]]\nname = "*x"', "or \\* for all others"),
         ("max_requests = 0", "max_requests"),
         ("unknown = 1", "unknown field"),
     ],

@@ -16,7 +16,7 @@ from nodewire.gateway.config import KeyConfig
 from nodewire.gateway.fields import NEUTRAL, SAMPLING
 from nodewire.gateway.keys import sha256_of
 from nodewire.gateway.refusals import SHAPES, told
-from tests.gateway.counter import KEY, PRICE_MSAT, StandIn, opened
+from tests.gateway.counter import AUTHOR, KEY, PRICE_MSAT, StandIn, opened
 
 CHAT = {"model": "talker", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = {"model": "plain", "prompt": "hello"}
@@ -659,3 +659,28 @@ async def test_a_budget_covers_every_job_of_a_generation_that_moves_on_and_on(tm
         assert reserved("somebody") == six // 6 * 7 + other.msat == 10_000_000
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_any_model_is_sold_by_its_name_if_the_file_says_so(tmp_path):
+    models = [{"name": "plain", "manifest": f"38840:{AUTHOR}:plain"}, {"name": "*", "max_tokens": 2}]
+    keys = [{"name": "somebody", "sha256": sha256_of(KEY), "models": ["*"]}]
+    async with opened(tmp_path, models=models, keys=keys) as gateway:
+        async with gateway.client.get("models") as answer:
+            listed = (await answer.json())["data"]
+        assert [one["id"] for one in listed] == ["pet"]  # what is pinned; not what the key may not use
+        status, said = await gateway.post("completions", {"model": "talker", "prompt": "x", "max_tokens": 2})
+        assert (status, said["model"]) == (200, "talker")
+        status, _, param = await gateway.refused("completions", {"model": "talker", "prompt": "x"})
+        assert (status, param) == (400, "max_tokens")  # the terms of *
+        assert await gateway.refused("completions", {"model": "plain", "prompt": "x"}) == NOBODYS
+        for name in ("*", "nobodys", "x" * 600):
+            assert await gateway.refused("completions", {"model": name, "prompt": "x", "max_tokens": 2}) == NOBODYS
+        async with gateway.client.get("/metrics") as answer:
+            text = await answer.text()
+        assert 'nodewire_gateway_cost_msat_total{model="*"}' in text
+        assert "talker" not in text
+    async with opened(tmp_path) as gateway:
+        assert await gateway.refused("completions", {"model": "pet", "prompt": "x"}) == NOBODYS
+
+
+NOBODYS = (404, "model_not_found", "model")

@@ -79,7 +79,8 @@ def refused_port() -> int:
 
 MISTAKES = {
     "an unknown model": (["--model", ADDRESS], "not-found"),
-    "a model's bare name": (["--model", "pycoder"], "bad-input"),
+    "a name that no model has": (["--model", "pycoder"], "not-found"),
+    "a name with another alphabet's letters": (["--model", "pycоder"], "bad-input"),
     "an address of another kind": (["--model", "1:" + "ab" * 32 + ":x"], "bad-input"),
     "no model": ([], "bad-input"),
     "a model of the other mode": (["--model", "{encoder}"], "bad-input"),
@@ -217,8 +218,9 @@ def test_plan_price_and_names_are_said_before_the_output(market, config):
 
 
 def test_an_embedding_has_a_plan_and_a_price_but_no_rate(market, config, say):
-    exit_code, out, err = say("embed", "the cat", "--config", str(config), "--model", market.encoder["address"])
+    exit_code, out, err = say("embed", "the cat", "--config", str(config), "--model", "bert")
     assert exit_code == 0
+    assert f"bert is {market.encoder['address']} (a stranger's" in err
     assert "live holders" in err
     assert f"{3 * ENCODER_MSAT / 1000:.3f} sat a call" in err
     assert re.search(r"^request [0-9a-f]{64}$", err, re.MULTILINE)

@@ -50,6 +50,7 @@ async def running(market, name: str, budget_msat: int = 40_000) -> AsyncIterator
         models = [("coder", market.decoder["address"]), ("minilm", market.encoder["address"])]
         lines = ['customer = "role.toml"', 'state = "gateway"', 'listen = "127.0.0.1:0"']
         lines += [f"[[models]]\nname = {json.dumps(n)}\nmanifest = {json.dumps(at)}" for n, at in models]
+        lines += ['[[models]]\nname = "*"']
         lines += [f'[[keys]]\nname = "rich"\nsha256 = "{sha256_of(KEY)}"']
         lines += [f'[[keys]]\nname = "poor"\nsha256 = "{sha256_of(POOR)}"\nbudget_msat = {budget_msat}\nper_minute = 2']
         (folder / "gateway.toml").write_text("\n".join(lines) + "\n")
@@ -100,6 +101,19 @@ async def test_models_are_listed_as_their_manifests_describe_them(market, gatewa
     assert listed["coder"]["digest"] == market.decoder["digest"]
     assert (listed["coder"]["mode"], listed["coder"]["chat"]) == ("generate", True)
     assert (listed["minilm"]["mode"], listed["minilm"]["chat"]) == ("embed", False)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_model_that_the_file_does_not_name_is_found_by_its_name(market, gateway):
+    for name in ("bert", market.encoder["address"]):
+        async with gateway.post("embeddings", json={"model": name, "input": "the cat"}) as answer:
+            said = await answer.json()
+            assert (answer.status, said["model"]) == (200, name), said
+    async with gateway.get("models/bert") as answer:
+        assert (await answer.json())["nodewire"]["digest"] == market.encoder["digest"]
+    async with gateway.post("embeddings", json={"model": "nobodys", "input": "the cat"}) as answer:
+        said = await answer.json()
+        assert (answer.status, said["error"]["code"], said["error"]["param"]) == (404, "model_not_found", "model")
 
 
 @pytest.mark.asyncio(loop_scope="module")
