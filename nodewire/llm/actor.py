@@ -39,13 +39,9 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
     """
     device = _device(limits)
     if engine == REFERENCE_ENGINE:
-        return ReferenceStage(load("decoder.stage", _in_float32(program), weights, replace(limits, graphs=False)))
+        return ReferenceStage(_stage(_in_float32(program), weights, device, replace(limits, graphs=False)))
     if engine == "decoder.stage":
-        stage = StageProgram.unpack(program)
-        (tensors,) = _files(weights, 1)
-        need = stage_footprint(stage).total
-        _check_memory(need, limits)
-        return Stage(stage, open_weights(tensors, stage.tensors), device, _graphing(device, limits, need))
+        return _stage(StageProgram.unpack(program), weights, device, limits)
     if engine == "decoder.driver":
         driver = DriverProgram.unpack(program)
         *ends, tokenizer = _files(weights, 1 if driver.lends else 2)
@@ -74,10 +70,19 @@ class ReferenceStage:
         return self._stage.receive(session, replace(frame, tensors=wide))
 
 
-def _in_float32(program: bytes) -> bytes:
-    """The stage's program with float32 arithmetic. Raises BadTask: it has no such form."""
+def _stage(program: StageProgram, weights: Sequence[Path], device: torch.device, limits: Limits) -> Stage:
+    (tensors,) = _files(weights, 1)
+    need = stage_footprint(program).total
+    _check_memory(need, limits)
+    return Stage(program, open_weights(tensors, program.tensors), device, _graphing(device, limits, need))
+
+
+def _in_float32(program: bytes) -> StageProgram:
+    """The stage's program with float32 arithmetic. Keys and values are kept as it says, so that what is rounded there
+    is rounded in the reference, too. Raises BadTask: it has no such form."""
     narrow = StageProgram.unpack(program)
-    return StageProgram.from_document({**narrow.document(), "dtype": "float32"}).pack()
+    wide = StageProgram.from_document(narrow.model_copy(update={"dtype": "float32", "kv": None}).document())
+    return wide.model_copy(update={"kv": narrow.kv})
 
 
 def stage_footprint(program: StageProgram) -> Footprint:
@@ -89,6 +94,7 @@ def stage_footprint(program: StageProgram) -> Footprint:
         positions=program.positions,
         block=program.block,
         dtype=program.dtype,
+        kv=program.kv,
         ends=program.ends,
     )
 

@@ -3,12 +3,13 @@ file."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -37,6 +38,25 @@ class Checkpoint:
     """What of the directory is no part of this, if there is such."""
     beside: Mapping[str, bytes] | None = None
     """What a directory of the model would hold beside its weights, by file name, of one that lies in a GGUF file."""
+
+    @property
+    def arithmetic(self) -> Literal["float32", "bfloat16"]:
+        """What a task computes in unless it is said: bfloat16 if most numbers are stored so, or have been rounded to
+        few bits; else float32, which loses nothing."""
+        how = self.config.quantization
+        if how is not None:
+            return "float32" if how.scheme == "nvfp4" else "bfloat16"
+        counts = Counter[str]()
+        for one in self.tensors.values():
+            counts[one.dtype] += prod(one.shape) if one.dtype in DTYPES else 0
+        return "bfloat16" if 2 * counts["bfloat16"] > counts.total() else "float32"
+
+    def arithmetic_here(self, device: torch.device) -> Literal["float32", "bfloat16"]:
+        """The same for a model that runs on this machine alone: float32 where the processor has no bfloat16."""
+        narrow = self.arithmetic
+        if self.config.quantization is not None or device.type != "cpu" or _has_bfloat16():
+            return narrow
+        return "float32"
 
     def for_arithmetic(self, dtype: str) -> Checkpoint:
         """The same, what is widened as it is read widened to the dtype that is computed in, and no further."""
@@ -99,6 +119,12 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False, in_blocks: bool = 
     tokenizer = read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b""
     lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
     return Checkpoint(config, tensors, tokenizer, lacks, note)
+
+
+def _has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16: elsewhere PyTorch's products of many rows are slower in it."""
+    found = capabilities() if (capabilities := getattr(torch.cpu, "get_capabilities", None)) is not None else {}
+    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def _dtype(document: Mapping[str, Any]) -> str:

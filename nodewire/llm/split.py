@@ -32,6 +32,8 @@ from nodewire.weights.tensorfile import Stored
 
 BLOCK = 64
 """Positions of a prompt that a stage computes at once: its working memory, and shapes that all providers share."""
+CONTEXT = 8_192
+"""A session's positions, unless more are asked for or the model has fewer."""
 
 
 def split_decoder(
@@ -46,14 +48,16 @@ def split_decoder(
     context: int | None = None,
     chunk: int = 64,
     dtype: Literal["float32", "bfloat16"] | None = None,
+    kv: Literal["int8"] | None = None,
     lend: bool = False,
     license: str = "",
 ) -> Registration:
-    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each for `slots` sessions.
+    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each with pages for `slots`
+    sessions of `context` positions (8,192 or the model's own, unless given), which any that fit share.
 
     Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
-    `context` bounds a session's positions (the model's own, unless less is given), `dtype` is that of the arithmetic
-    (float32, of quantized models bfloat16, unless given).
+    `dtype` is that of the arithmetic (the checkpoint's, as `Checkpoint.arithmetic` has it, unless given), `kv` that of
+    keys and values (as the arithmetic's, unless given).
     With a `split` the stages are these layers, each given by its first and its last, or so many, as even as can be:
     then there need be no target.
     `kept`: of all others than these tasks the weights are only hashed, not written.
@@ -69,16 +73,20 @@ def split_decoder(
     """
     checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config
-    dtype = dtype or config.arithmetic
+    dtype = dtype or checkpoint.arithmetic
+    if kv is not None and dtype == "float32":
+        raise BadInput(
+            "kv", "8 bits are for arithmetic in bfloat16: what two nodes round apart is beyond float32's tolerance"
+        )
     checkpoint = checkpoint.for_arithmetic(dtype)
-    positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
+    positions = min(context or CONTEXT, config.max_position_embeddings)
 
     def ends_of(first: int, last: int) -> Ends:
         return Ends(lend and first == 0, lend and last == config.num_hidden_layers)
 
     def stage_bytes(first: int, last: int) -> Footprint:
         sizes = {"slots": slots, "positions": positions, "block": BLOCK}
-        return footprint.stage(config, first, last, **sizes, dtype=dtype, ends=ends_of(first, last))
+        return footprint.stage(config, first, last, **sizes, dtype=dtype, kv=kv, ends=ends_of(first, last))
 
     kept_ends = NEITHER if lend else BOTH
     driver_bytes = footprint.driver(
@@ -140,6 +148,7 @@ def split_decoder(
                 "takes_ids": ends.embedding,
                 "gives_ids": ends.head,
             }
+            | ({} if kv is None else {"kv": kv})
         )
         need = stage_bytes(first, last)
         tasks.append(

@@ -45,7 +45,7 @@ class Whole:
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        """`dtype`: of the arithmetic, float32, or of quantized models bfloat16, unless given.
+        """`dtype`: of the arithmetic, the checkpoint's where this machine has it, unless given.
 
         `threads`: CPU threads of this process from now on (torch's own choice unless given).
         """
@@ -55,7 +55,8 @@ class Whole:
         self.config = config = checkpoint.config
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
         self.positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
-        kind, where, count = DTYPES[dtype or config.arithmetic], torch.device(device), config.num_hidden_layers
+        where, count = torch.device(device), config.num_hidden_layers
+        kind = DTYPES[dtype or checkpoint.arithmetic_here(where)]
         fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, count))))
         self.vocabulary = Vocabulary(config, kind, where, fill)
         self._layers = Layers(
