@@ -44,6 +44,7 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
         return _stage(StageProgram.unpack(program), weights, device, limits)
     if engine == "decoder.driver":
         driver = DriverProgram.unpack(program)
+        driver = driver.model_copy(update={"slots": limits.slots or driver.slots})
         *ends, tokenizer = _files(weights, 1 if driver.lends else 2)
         _check_memory(driver_footprint(driver).total, limits)
         text = _tokenizer(driver, tokenizer)
@@ -72,17 +73,20 @@ class ReferenceStage:
 
 def _stage(program: StageProgram, weights: Sequence[Path], device: torch.device, limits: Limits) -> Stage:
     (tensors,) = _files(weights, 1)
+    program = program.model_copy(update={"slots": limits.slots or program.slots})
     need = stage_footprint(program).total
-    _check_memory(need, limits)
+    if need > limits.memory_bytes:
+        each = need - stage_footprint(program.model_copy(update={"slots": program.slots - 1})).total
+        fit = program.slots - -(-(need - limits.memory_bytes) // each)
+        said = f": {fit} would fit" if fit > 0 else ""
+        _check_memory(need, limits, f" with {program.slots} sessions of {program.positions} positions", said)
     return Stage(program, open_weights(tensors, program.tensors), device, _graphing(device, limits, need))
 
 
 def _in_float32(program: bytes) -> StageProgram:
-    """The stage's program with float32 arithmetic. Keys and values are kept as it says, so that what is rounded there
-    is rounded in the reference, too. Raises BadTask: it has no such form."""
+    """The stage's program with float32 arithmetic, keys and values included. Raises BadTask: it has no such form."""
     narrow = StageProgram.unpack(program)
-    wide = StageProgram.from_document(narrow.model_copy(update={"dtype": "float32", "kv": None}).document())
-    return wide.model_copy(update={"kv": narrow.kv})
+    return StageProgram.from_document(narrow.model_copy(update={"dtype": "float32", "kv": None}).document())
 
 
 def stage_footprint(program: StageProgram) -> Footprint:
@@ -109,9 +113,9 @@ def driver_footprint(program: DriverProgram) -> Footprint:
     )
 
 
-def _check_memory(need: int, limits: Limits, beside: str = "") -> None:
+def _check_memory(need: int, limits: Limits, beside: str = "", remedy: str = "") -> None:
     if need > limits.memory_bytes:
-        raise OverMemory("memory_bytes", f"the task{beside} needs {need}, the limit is {limits.memory_bytes}")
+        raise OverMemory("memory_bytes", f"the task{beside} needs {need}, the limit is {limits.memory_bytes}{remedy}")
 
 
 def _files(weights: Sequence[Path], count: int) -> Sequence[Path]:

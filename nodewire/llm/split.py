@@ -162,6 +162,7 @@ def split_decoder(
                 flops=footprint.stage_flops(config, first, last, positions=positions)
                 + (footprint.head_flops(config) if ends.head else 0),
                 limit=_limit(config, first, last, need, stage_bytes, target_bytes)[:128],
+                page_bytes=footprint.page_bytes(config, last - first, dtype=dtype, kv=kv),
             )
         )
     manifest = Manifest(

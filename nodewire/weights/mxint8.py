@@ -26,11 +26,8 @@ def row_bytes(width: int) -> int:
 def narrowed(rows: Tensor) -> Tensor:
     """Floating rows [..., width] as uint8 [..., row_bytes(width)]. Of a block with numbers that are not finite no code
     says anything: who may have such looks before."""
-    width, blocks = rows.shape[-1], -(-rows.shape[-1] // BLOCK)
-    matrix = rows.float()
-    if width % BLOCK:
-        matrix = F.pad(matrix, (0, -width % BLOCK))
-    matrix = matrix.unflatten(-1, (blocks, BLOCK))
+    width = rows.shape[-1]
+    matrix = _blocks(rows.float(), width)
     scales = matrix.abs().amax(-1).view(torch.int32) >> _MANTISSA_BITS
     scales = torch.where(scales < LEAST_SCALE, 0, scales)
     units = torch.where(scales == 0, 0, (_INVERSE - scales) << _MANTISSA_BITS).view(torch.float32)
@@ -44,10 +41,12 @@ def widened(raw: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     blocks = -(-width // BLOCK)
     scales = raw[..., :blocks].int()
     units = torch.where(scales == 0, 0, (scales - STEP) << _MANTISSA_BITS).view(torch.float32).to(dtype)
-    rows = raw[..., blocks:].view(torch.int8).to(dtype)
+    matrix = _blocks(raw[..., blocks:].view(torch.int8).to(dtype), width).mul_(units[..., None])
+    return matrix.flatten(-2)[..., :width]
+
+
+def _blocks(rows: Tensor, width: int) -> Tensor:
+    """[..., width] as [..., blocks, BLOCK], the last one filled up; not copied where nothing is to be filled."""
     if width % BLOCK:
-        return (F.pad(rows, (0, -width % BLOCK)).unflatten(-1, (blocks, BLOCK)) * units[..., None]).flatten(-2)[
-            ..., :width
-        ]
-    rows.unflatten(-1, (blocks, BLOCK)).mul_(units[..., None])
-    return rows
+        rows = F.pad(rows, (0, -width % BLOCK))
+    return rows.view(*rows.shape[:-1], -1, BLOCK)

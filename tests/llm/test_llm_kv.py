@@ -21,8 +21,9 @@ from nodewire.protocol.pages import PAGE
 from nodewire.weights.mxint8 import narrowed, widened
 
 POSITIONS = 4 * PAGE
-WITHIN = 0.02
-"""Of a row, how far 8 bits take it from where bfloat16 has it: rounding moves each number by a 64th at most."""
+WITHIN = 0.15
+"""Of a row, how far 8 bits take it from where bfloat16 has it, in layers of such large random numbers that bfloat16
+itself is 0.03 from the truth; rows of other tokens are off by all of it."""
 
 
 @pytest.fixture
@@ -117,18 +118,16 @@ def test_lanes_take_what_the_manifest_says_of_a_page(plain, stage_of):
         assert sum(cells.nbytes for cells in stage._lanes.cells) == 2 * 4 * page
 
 
-def test_a_reference_rounds_keys_as_the_program_does(stage_of):
-    """So what is rounded there is no part of how far an honest node is from it."""
-    far = {}
+def test_a_reference_keeps_them_as_it_computes(stage_of):
+    """In blocks its codes would be as far from honest ones as honest ones are from each other."""
+    assert stage_of("int8").program.kv == "int8"
+    reference = stage_of("int8", REFERENCE_ENGINE)
+    assert reference._stage.program.kv is None
+    reference.open("s", {})
+    exact = stage_of(None, REFERENCE_ENGINE)
+    exact.open("s", {})
     told = [frame([n % 50 for n in range(100)], 0), *steps(8, 100)]
-    for kv in ("int8", None):
-        stage = stage_of(kv)
-        stage.open("s", {})
-        exact = stage_of(kv, REFERENCE_ENGINE)
-        exact.open("s", {})
-        mine, reference = torch.cat(said(stage, told)), torch.cat(said(exact, told))
-        far[kv] = float((mine - reference).norm() / reference.norm())
-    assert 0 < far["int8"] < 1.5 * far[None]
+    assert all(map(torch.equal, said(reference, told), said(exact, told)))
 
 
 def test_8_bits_are_refused_where_judges_compare_finer(plain, stage_of, tmp_path):
