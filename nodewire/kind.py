@@ -68,6 +68,18 @@ class TaskSize:
 
 
 @dataclass(frozen=True, slots=True)
+class Fit:
+    """What a decoder comes to at a memory target: so many tasks, the smallest of which has room for `sessions` of
+    `context` positions. Without tasks one does not fit: `change` says what to ask for instead, if anything helps."""
+
+    target_bytes: int
+    context: int
+    sessions: int
+    tasks: int = 0
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """A model that was split: its manifest, the blobs it cites (sha256 -> file), what limited each cut.
 
@@ -80,6 +92,8 @@ class Registration:
     report: tuple[str, ...]
     pieces: Mapping[str, TaskSize] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
+    fits: tuple[Fit, ...] = ()
+    """Of a decoder: at targets that people have."""
 
     @property
     def upload_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -212,6 +212,7 @@ def told(made: Registration) -> dict[str, Any]:
         "upload_bytes": made.upload_bytes,
         "blobs": len(made.cited) + 1,
         "lacks": list(made.lacks),
+        **({"context": manifest.context, "fits": [asdict(fit) for fit in made.fits]} if made.fits else {}),
     }
 
 

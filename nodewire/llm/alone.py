@@ -18,8 +18,8 @@ from nodewire.llm.draft import Draft
 from nodewire.llm.driver import Driver
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.loader import filler
+from nodewire.llm.needs import BLOCK
 from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
-from nodewire.llm.split import BLOCK
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.protocol.frame import Frame

@@ -43,6 +43,12 @@ class Footprint:
     def total(self) -> int:
         return self.weights + self.caches + self.work + self.tokenizer
 
+    @property
+    def words(self) -> str:
+        """For people, in MB."""
+        parts = {"weights": self.weights, "KV": self.caches, "work": self.work, "tokenizer": self.tokenizer}
+        return " + ".join(f"{word} {size / 1e6:.1f}" for word, size in parts.items() if size)
+
 
 def stage(
     config: DecoderConfig,

@@ -20,9 +20,9 @@ from nodewire.llm.grammar import Grammars
 from nodewire.llm.kv.lanes import Lanes
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import filler
+from nodewire.llm.needs import BLOCK
 from nodewire.llm.sampler import Sampler
 from nodewire.llm.sampling import Sampling, parse_params
-from nodewire.llm.split import BLOCK
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
 from nodewire.text.stream import TextStream

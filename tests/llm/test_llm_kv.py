@@ -12,8 +12,9 @@ from test_llm_prefixes import PROMPT, pages
 from nodewire.errors import BadInput, BadTask
 from nodewire.llm import footprint
 from nodewire.llm.actor import load
+from nodewire.llm.needs import BLOCK
 from nodewire.llm.programs import StageProgram
-from nodewire.llm.split import BLOCK, split_decoder
+from nodewire.llm.split import split_decoder
 from nodewire.protocol.frame import MXINT8, Array, bytes_of
 from nodewire.protocol.manifest import REFERENCE_ENGINE
 from nodewire.protocol.mxint8 import numbers
