@@ -198,6 +198,7 @@ def told(made: Registration) -> dict[str, Any]:
                 "engine": task.engine,
                 "step": at[task.name],
                 "memory_bytes": task.memory_bytes,
+                "page_bytes": task.page_bytes,
                 "weights_bytes": sum(blob.bytes for blob in task.weights),
                 "program_bytes": task.program.bytes,
                 "flops": task.flops,

@@ -201,9 +201,7 @@ def serving(address: str, tasks: Sequence[str]) -> str:
     return f'[[serve]]\nmanifest = "{address}"\ntasks = [{named}]{more}\nprice_msat = 1000'
 
 
-_CUTTING = (
-    *("target_vram", "sessions", "context", "dtype", "kv", "split", "as_tensors", "expert_groups", "most", "lend"),
-)
+_CUTTING = ["target_vram", "sessions", "context", "dtype", "kv", "split", "as_tensors", "expert_groups", "most", "lend"]
 
 
 def _check_uncut(ctx: typer.Context) -> None:

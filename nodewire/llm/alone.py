@@ -17,6 +17,7 @@ from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.draft import Draft
 from nodewire.llm.driver import Driver
 from nodewire.llm.families import end_tensors, stage_tensors
+from nodewire.llm.here import arithmetic_here
 from nodewire.llm.loader import filler
 from nodewire.llm.needs import BLOCK
 from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
@@ -46,15 +47,15 @@ class Alone:
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        """`draft`: a model's folder to guess by, beside what the text itself says. `dtype`: of the arithmetic, the
-        checkpoint's where this machine has it, unless given. `threads`: CPU threads of this process from now on
+        """`draft`: a model's folder to guess by, beside what the text itself says. `dtype`: of the arithmetic, what
+        `here.arithmetic_here` says, unless given. `threads`: CPU threads of this process from now on
         (torch's own choice unless given)."""
         if threads is not None:
             torch.set_num_threads(threads)
         checkpoint, where = open_checkpoint(directory), torch.device(device)
         config, count = checkpoint.config, checkpoint.config.num_hidden_layers
         ends, layers = checkpoint.pick(end_tensors(config)), checkpoint.pick(stage_tensors(config, 0, count))
-        common = _common(checkpoint, dtype or checkpoint.arithmetic_here(where))
+        common = _common(checkpoint, dtype or arithmetic_here(checkpoint, where))
         driver = DriverProgram.from_document(
             common
             | {

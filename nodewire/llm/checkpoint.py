@@ -51,13 +51,6 @@ class Checkpoint:
             counts[one.dtype] += prod(one.shape) if one.dtype in DTYPES else 0
         return "bfloat16" if 2 * counts["bfloat16"] > counts.total() else "float32"
 
-    def arithmetic_here(self, device: torch.device) -> Literal["float32", "bfloat16"]:
-        """The same for a model that runs on this machine alone: float32 where the processor has no bfloat16."""
-        narrow = self.arithmetic
-        if self.config.quantization is not None or device.type != "cpu" or _has_bfloat16():
-            return narrow
-        return "float32"
-
     def for_arithmetic(self, dtype: str) -> Checkpoint:
         """The same, what is widened as it is read widened to the dtype that is computed in, and no further."""
         return replace(self, tensors={name: widened_to(stored, dtype) for name, stored in self.tensors.items()})
@@ -119,12 +112,6 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False, in_blocks: bool = 
     tokenizer = read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b""
     lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
     return Checkpoint(config, tensors, tokenizer, lacks, note)
-
-
-def _has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16: elsewhere PyTorch's products of many rows are slower in it."""
-    found = capabilities() if (capabilities := getattr(torch.cpu, "get_capabilities", None)) is not None else {}
-    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def _dtype(document: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from nodewire.errors import BadInput, TooLarge
 from nodewire.llm.checkpoint import open_checkpoint
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.grammar import Grammars
+from nodewire.llm.here import arithmetic_here
 from nodewire.llm.kv.lanes import Lanes
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import filler
@@ -45,7 +46,7 @@ class Whole:
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        """`dtype`: of the arithmetic, the checkpoint's where this machine has it, unless given.
+        """`dtype`: of the arithmetic, what `here.arithmetic_here` says, unless given.
 
         `threads`: CPU threads of this process from now on (torch's own choice unless given).
         """
@@ -56,7 +57,7 @@ class Whole:
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
         self.positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
         where, count = torch.device(device), config.num_hidden_layers
-        kind = DTYPES[dtype or checkpoint.arithmetic_here(where)]
+        kind = DTYPES[dtype or arithmetic_here(checkpoint, where)]
         fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, count))))
         self.vocabulary = Vocabulary(config, kind, where, fill)
         self._layers = Layers(

@@ -10,6 +10,7 @@ import torch
 from llm_models import PLAIN, make_model
 
 from nodewire.errors import OverMemory
+from nodewire.llm import here
 from nodewire.llm.checkpoint import open_checkpoint
 from nodewire.llm.needs import Needs
 from nodewire.llm.split import CONTEXT, split_decoder
@@ -124,11 +125,17 @@ def test_a_registration_computes_in_what_most_weights_are_stored_in(tmp_path):
     assert wide.tasks[1].memory_bytes > narrow.tasks[1].memory_bytes
 
 
-def test_alone_a_processor_without_bfloat16_computes_in_float32(tmp_path, monkeypatch):
+def test_alone_it_computes_in_float32_where_bfloat16_is_no_quicker(tmp_path, monkeypatch):
+    """On a processor that has none, and where a cache holds the model."""
     directory = make_model(tmp_path, PLAIN, torch.bfloat16)
-    for has, kind in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr("torch.cpu.get_capabilities", lambda has=has: {"avx512_bf16": has}, raising=False)
-        assert Whole(directory)._lanes.cells[0].dtype == kind
+
+    def kind(has, cache):
+        monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": has}, raising=False)
+        monkeypatch.setattr(here, "cache_bytes", lambda: cache)
+        return Whole(directory)._lanes.cells[0].dtype
+
+    assert kind(True, 0) == torch.bfloat16
+    assert kind(False, 0) == kind(True, 2**30) == torch.float32
     assert Whole(directory, dtype="bfloat16")._lanes.cells[0].dtype == torch.bfloat16
 
 

@@ -1,11 +1,14 @@
 """For how many sessions a provider loads what it serves: those that it says, the manifest's, or as many as fit."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from nodewire.config import Serve
+from nodewire.errors import NotAllowed
 from nodewire.protocol.manifest import BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.pages import PAGE
-from nodewire.provider.serving import slots_of
+from nodewire.provider.serving import slots_of, specialize
 
 BLOB = BlobRef(sha256="ab" * 32, bytes=1)
 AT = f"38840:{'cd' * 32}:model"
@@ -95,3 +98,33 @@ def test_two_of_most_share_and_of_one_manifest_the_fewest_count():
 
 def test_a_driver_alone_has_no_pages_that_most_could_count():
     assert found([serve("driver", slots="most")], [manifest(slots=4)], 10**12)[0] == [4]
+
+
+def test_a_manifest_says_nothing_of_pages_where_there_are_none():
+    assert all("page_bytes" not in task for task in manifest(mode="run").document()["tasks"])
+    assert [task.get("page_bytes") for task in manifest().document()["tasks"]] == [None, PAGE_BYTES, PAGE_BYTES]
+
+
+async def test_tasks_are_loaded_for_the_sessions_that_are_sold(tmp_path):
+    """And what is sold is counted by them."""
+    whole, loaded = manifest(), []
+
+    class Record:
+        async def manifest(self, address, digest=None):
+            return whole
+
+        async def fetch_blob(self, sha256, size):
+            return tmp_path / sha256
+
+    class Recorder:
+        async def load(self, task, engine, program, weights, slots=0):
+            loaded.append((task.split("/")[1], slots))
+            return {"memory_bytes": 1, "load_ms": 1}
+
+    kind = SimpleNamespace(worker_entry="any")
+    want = serve("driver", "stage.1", slots=9).model_copy(update={"us_per_position": 5})
+    (held,) = await specialize(Record(), (want,), {8843: kind}, lambda entry: Recorder(), {})
+    assert loaded == [("driver", 9), ("stage.1", 9)]
+    assert (held.slots, held.free, held.room.pages) == (9, 9, 9 * 8)
+    with pytest.raises(NotAllowed, match=r"no task stage\.7; it has driver, stage\.0, stage\.1"):
+        await specialize(Record(), (serve("stage.7"),), {8843: kind}, lambda entry: Recorder(), {})
