@@ -161,6 +161,8 @@ def split_decoder(
     )
     of = f" of {_mb(target_bytes)}" if target_bytes is not None else ""
     report = tuple(f"{task.name}: {_mb(task.memory_bytes)}{of} MB; {task.limit}" for task in tasks)
+    if context is None and positions < config.max_position_embeddings:
+        report += (f"sessions have {positions} of the model's {config.max_position_embeddings} positions",)
     report += (checkpoint.note,) if checkpoint.note else ()
     parts = [
         ("driver", driver_bytes, ()),

@@ -149,4 +149,7 @@ def test_the_context_is_8192_unless_more_is_asked_for_or_the_model_has_less(fold
         (2_048, 9_999, 2_048),
     ):
         (directory / "config.json").write_text(json.dumps(said | {"max_position_embeddings": own}))
-        assert split_decoder(directory, 24 * GB, None, slots=1, context=asked).manifest.context == context
+        made = split_decoder(directory, 24 * GB, None, slots=1, context=asked)
+        assert made.manifest.context == context
+        told = f"sessions have {context} of the model's {own} positions"
+        assert (told in made.report) == (asked is None and context < own)
