@@ -45,7 +45,7 @@ from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.sizes import parse_size
 from nodewire.worker import WorkerProcess
 from nodewire.worker.narrowing import of_blocks
-from processes.market import DECODER, DECODER_TARGET
+from processes.market import DECODER, DECODER_DTYPE, DECODER_TARGET
 from processes.saying import say
 
 KIB = 1_024
@@ -146,7 +146,7 @@ def narrowing(manifest: Manifest, codec: Codec) -> Codings:
 
 
 async def quality(report: Report) -> dict[str, Any]:
-    whole = Whole(DECODER, threads=1)
+    whole = Whole(DECODER, dtype=DECODER_DTYPE, threads=1)
     library = Path(sysconfig.get_paths()["stdlib"])
     texts = [
         whole.tokenizer.encode((library / name).read_text())[:WINDOW] for name in TEXTS[: 2 if report.quick else None]
@@ -158,7 +158,7 @@ async def quality(report: Report) -> dict[str, Any]:
     ]
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="nodewire-codecs-") as folder:
-        made = split_decoder(DECODER, parse_size(DECODER_TARGET), Path(folder), slots=2)
+        made = split_decoder(DECODER, parse_size(DECODER_TARGET), Path(folder), slots=2, dtype=DECODER_DTYPE)
         worker = await WorkerProcess.start("kinds.k8843_worker", Limits(2**30), readable=[Path(folder)])
         try:
             for task in made.manifest.tasks:

@@ -36,7 +36,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.decode_model import LAYER_WEIGHTS, cache_bytes, write_large, write_model
+from bench.decode_model import LAYER_WEIGHTS, write_large, write_model
 from bench.decoding.codec import prefilled
 from bench.decoding.crowd import measure_crowd
 from bench.decoding.lossless import QUICK_RUNS, RUNS, measured
@@ -47,6 +47,7 @@ from bench.lines import said, tell
 from bench.report import Report, percentile, run
 from bench.wan import unavailable
 from nodewire.errors import BadInput, OverMemory
+from nodewire.llm.here import cache_bytes
 from nodewire.llm.quant.directory import quantize
 from nodewire.llm.split import split_decoder
 from processes.saying import say

@@ -76,12 +76,6 @@ def write_large(folder: Path, layers: int) -> None:
     _write_tokenizer(folder)
 
 
-def cache_bytes() -> int:
-    """The largest cache of a core, as Linux has it; 0 if it does not say."""
-    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    return max((int(size[:-1]) * {"K": 2**10, "M": 2**20}[size[-1]] for size in sizes), default=0)
-
-
 def _write_tokenizer(folder: Path) -> None:
     """One token for each byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -45,7 +45,7 @@ class Ring:
     """A driver and all layers in this process, under a clock of their own."""
 
     def __init__(self, folder: Path) -> None:
-        found = split_decoder(MODEL, 200_000_000, folder, slots=1)
+        found = split_decoder(MODEL, 200_000_000, folder, slots=1, dtype="float32")
         driver, *stages = found.manifest.tasks
         room = Limits(memory_bytes=2**31)
         path = found.blobs[driver.program.sha256]

@@ -1,10 +1,11 @@
 """Honest providers on unlike machines, compared as verifiers compare: `python -m bench.honest [--json] [--quick]`.
 
-The demo's decoder, in float32 and in bfloat16, and all-MiniLM-L6-v2 run once in one process, written down frame by
-frame. Then every task is computed again from the very frames that it took, in processes with other thread counts, other
-instruction sets (AVX-512, AVX2, none, by the environment variables of torch, oneDNN and MKL), with and without oneDNN,
-and with frames merged as a verifier may merge them. Any two of these processes are a provider and its verifier: they
-make openings of each chunk of each task, and nodewire.protocol.compare says what the one is beside the other.
+The demo's decoder, in float32, in bfloat16 and with keys and values of 8 bits besides, and all-MiniLM-L6-v2 run once
+in one process, written down frame by frame. Then every task is computed again from the very frames that it took, in
+processes with other thread counts, other instruction sets (AVX-512, AVX2, none, by the environment variables of torch,
+oneDNN and MKL), with and without oneDNN, and with frames merged as a verifier may merge them. Any two of these
+processes are a provider and its verifier: they make openings of each chunk of each task, and nodewire.protocol.compare
+says what the one is beside the other.
 
 Then the same for cheats and for ever smaller perturbations, against an honest process of another configuration: in what
 share of chunks the comparison ends with fail, grey or pass. What passes is not detectable.
@@ -61,6 +62,7 @@ _ISA = {
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (torch.float32, torch.bfloat16, torch.int64)}
 EXACT = Tolerance(0, 1)
 """Of tokens: a driver that judges says another's as far as it excuses them, and then they are the same."""
+EIGHT = "decoder with keys in 8 bits"
 Key = tuple[str, str, int]
 """Session, task, chunk."""
 Recorded = tuple[list[Call], dict[str, torch.Tensor]]
@@ -217,13 +219,15 @@ class Model:
         )
 
     def kind(self, key: Key) -> str:
-        """What a chunk is counted as: its task's engine, and the dtype that its edges have."""
+        """What a chunk is counted as: its task's engine, the dtype that its edges have, and how keys are kept."""
         engine = self.manifest.task(key[1]).engine
         dtypes = {tensor.dtype for edge in self.manifest.outputs(key[1]) for tensor in edge.tensors}
         words = [engine, *sorted(dtypes & TOLERANCES.keys())]
         if engine == "decoder.driver":
             greedy = self.inputs[int(key[0][1:])][2]["temperature"] == 0.0
             words.append("greedy" if greedy else "sampling")
+        elif self.name == EIGHT:
+            words.append("kv in 8 bits")
         return " ".join(words)
 
 
@@ -324,15 +328,19 @@ class Tallies(defaultdict[str, Tally]):
 
 
 def models(folder: Path, *, quick: bool) -> list[Model]:
-    """The decoder in both dtypes and the encoder, cut as the demo cuts them."""
+    """The decoder in both dtypes and with keys in 8 bits, and the encoder, cut as the demo cuts them."""
     made = []
-    for dtype in ("float32", "bfloat16"):
-        where = folder / dtype
+    layers = tuple(range(0, 6, 2))
+    ways: dict[str, dict[str, Any]] = {
+        "decoder float32": {"dtype": "float32"},
+        "decoder bfloat16": {"dtype": "bfloat16"},
+        EIGHT: {"dtype": "bfloat16", "kv": "int8"},
+    }
+    for name, how in ways.items():
+        where = folder / name.replace(" ", "-")
         where.mkdir()
-        registered = split_decoder(DECODER, parse_size(DECODER_TARGET), where, slots=4, dtype=dtype)  # type: ignore[arg-type]
-        sessions = list(_sessions(quick=quick))
-        layers = tuple(range(0, 6, 2))
-        made.append(Model.of(f"decoder {dtype}", where, registered, sessions, layers))
+        registered = split_decoder(DECODER, parse_size(DECODER_TARGET), where, slots=4, **how)
+        made.append(Model.of(name, where, registered, list(_sessions(quick=quick)), layers))
     where = folder / "encoder"
     where.mkdir()
     registered = split_encoder(minilm(), parse_size("30MB"), where)
@@ -384,6 +392,8 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
                 continue
             recorded, computed = await _honest(model, honest, quick=report.quick)
             chunks += len(computed[Setting()])
+            if model.name == EIGHT:
+                narrower["honest, kv in 8 bits"] = (await _narrower(model, computed, {}))["honest"]
             if model.name == "decoder bfloat16":
                 narrower |= await _narrower(model, computed, {} if options.no_cheats else NARROWER)
             if not options.no_cheats:
@@ -397,9 +407,10 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     report.line("greys", outcomes["grey"], "==", 0)
     report.line("not_computed", outcomes["not computed"], "==", 0)
     if narrower:
-        dishonest = [arm for name, arm in narrower.items() if name not in ("honest", CACHE)]
-        report.line("honest_excess_ppm", narrower["honest"]["ppm"]["max"], "<", arithmetic.PASS_PPM)
-    if narrower and not options.no_cheats:
+        dishonest = [arm for name, arm in narrower.items() if not name.startswith("honest") and name != CACHE]
+        honestly = [arm["ppm"]["max"] for name, arm in narrower.items() if name.startswith("honest")]
+        report.line("honest_excess_ppm", max(honestly), "<", arithmetic.PASS_PPM)
+    if narrower and dishonest:
         report.line(
             "narrower_weights_found_in_20_chunks", min(arm["found_in_20_chunks"] for arm in dishonest), ">=", 0.95
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nodewire import Customer, NodewireError
-from processes.market import Market
+from processes.market import DECODER_DTYPE, Market
 
 PROMPTS = (
     "def read_config(path):\n    ",
@@ -75,6 +75,7 @@ async def references(
     """What one process generates alone (`nodewire generate --local` with `options`), by prompt."""
     alone = {}
     for prompt in prompts:
-        said = await market.command("generate", prompt, "--local", str(folder), "--max-tokens", str(tokens), *options)
+        how = ("--local", str(folder), "--dtype", DECODER_DTYPE, "--max-tokens", str(tokens), *options)
+        said = await market.command("generate", prompt, *how)
         alone[prompt] = [int(i) for i in said["ids"]]
     return alone

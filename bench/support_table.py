@@ -9,8 +9,9 @@ _HEAD = """# Models
 
 `python -m bench.support --table docs/models.md` writes this page: what `nodewire register --dry-run` makes of the
 configurations of models that people have (`bench/configs`), and how tiny random models of every family compare with
-`transformers`. Pieces are counted at a target of so much memory, for 4 sessions of the model's whole context each, in
-float32 unless the model is quantized; a smaller context or fewer sessions make fewer of them.
+`transformers`. Pieces are counted at a target of so much memory, for 4 sessions of 8192 positions each (fewer if the
+model has fewer), in the dtype that its weights are stored in, float16 in float32; a smaller context, fewer sessions or
+keys in 8 bits make fewer of them.
 
 A model *generates* text, *embeds* it, or is called with *tensors*. A class that is in neither table, and any module of
 one's own, is cut from Python by `nodewire.register`.

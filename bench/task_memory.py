@@ -7,6 +7,7 @@ run at the largest sizes it admits, twice:
 - in a worker as a provider starts it, capped at its warm baseline plus exactly the target.
 
 `live` leaves the weights out of both: what the model of liveness and workspaces (graph/workspace.py) has to answer for.
+`decoder` is another model's stages, of layers with sessions' pages (bench/stage_memory.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from bench import stage_memory
 from bench.cpu_allocator import Allocated
 from bench.report import Report, run
 from bench.task_models import MODELS, Built
@@ -38,6 +40,7 @@ from processes.saying import say
 
 WITHIN = 0.05
 QUICK = ("bert", "llama")
+DECODER = "decoder"
 
 
 def worst(made: Verified) -> dict[str, int]:
@@ -118,7 +121,12 @@ def split(built: Built) -> tuple[dict[str, Verified], int, dict[str, torch.Tenso
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
-    names = options.names or (QUICK if report.quick else MODELS)
+    names = list(options.names or (*(QUICK if report.quick else MODELS), DECODER))
+    if DECODER in names:
+        names.remove(DECODER)
+        await _stages(report)
+        if not names:
+            return
     worst_whole = worst_live = 0.0
     failed: list[str] = []
     tasks_run = 0
@@ -144,6 +152,23 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     report.line("peak_off_by", round(worst_whole, 4), "<=", WITHIN)
     report.line("live_off_by", round(worst_live, 4), "<=", WITHIN)
     report.line("over_the_target_in_a_capped_worker", len(failed), "==", 0)
+
+
+async def _stages(report: Report) -> None:
+    """What a decoder's stages are predicted to take, and take."""
+    said = {name: stage_memory.foreseen(name) for name in stage_memory.FORESEEN}
+    taken = await stage_memory.measured(quick=report.quick)
+    report.arms[DECODER] = {"foreseen": said, "measured": taken}
+    say(f"decoder: predicted of weights and KV {[one['of_weights_and_kv'] for one in said.values()]}")
+    say(f"decoder: measured of predicted {[one['measured_of_predicted'] for one in taken.values()]}")
+    first = said[stage_memory.FORESEEN[0]]
+    report.line("llama_8b_cards_of_8_gb", first["tasks"], "<=", 4)
+    report.line("llama_8b_of_weights_and_kv", first["of_weights_and_kv"], "<=", 1.15)
+    report.line("stages_that_failed", sum(bool(one["error"]) for one in taken.values()), "==", 0)
+    if not report.quick:
+        ratios = [one["measured_of_predicted"] for one in taken.values()]
+        report.line("stage_measured_of_predicted", max(ratios), "<=", 1 + WITHIN)
+        report.line("stage_predicted_of_measured", round(1 / max(min(ratios), 1e-9), 4), "<=", 1 + WITHIN)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

@@ -124,9 +124,10 @@ def specializations(decoder: dict, encoder: dict) -> list[list[tuple[str, str, i
     return plan
 
 
-async def register(market: Market, model: Path, name: str, target: str, where: list[str]) -> dict:
+async def register(market: Market, model: Path, name: str, target: str, where: list[str], *how: str) -> dict:
     key = str(market.folder / f"author-{name}.nsec")
-    return await market.command("register", str(model), "--target-vram", target, "--key", key, "--name", name, *where)
+    said = ("--target-vram", target, "--key", key, "--name", name, *how)
+    return await market.command("register", str(model), *said, *where)
 
 
 async def provider_config(

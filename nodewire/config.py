@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from nodewire.errors import BadConfig, BadInput
-from nodewire.kind import Limits
+from nodewire.kind import CAPTURED_BYTES, Limits
 from nodewire.protocol.address import SPLICE_WORDS
 from nodewire.protocol.cached import WHOLE_PPM
 from nodewire.protocol.faults import in_words, shaped
@@ -184,6 +184,12 @@ class WorkerConfig(Section):
         compiled, draft = (str(path.absolute()) if path else "" for path in (self.compiled, self.draft))
         return Limits(self.memory, self.threads, self.device, compiled, draft, self.graphs, self.sandbox)
 
+    @property
+    def for_sessions(self) -> int:
+        """Bytes that served tasks may take with `most` slots: as if all lay in one process, beside captured steps."""
+        captured = CAPTURED_BYTES if self.graphs and self.device.startswith("cuda") else 0
+        return max(0, self.memory - captured)
+
 
 def _limits(worker: WorkerConfig, *secrets: Path) -> Limits:
     """The limits of a role's workers, and the files that no worker may read."""
@@ -205,7 +211,9 @@ class Serve(Section):
     """Serve only this version of the manifest; whatever its author publishes if empty."""
     tasks: tuple[Name, ...] = Field(min_length=1, max_length=1_024)
     price_msat: Msat
-    slots: int = Field(default=4, ge=1, le=4_096)
+    slots: Annotated[int, Field(ge=1, le=4_096)] | Literal["most"] | None = None
+    """Sessions at once, of the whole context; as many as the manifest says if empty, and `most` as many as the worker's
+    memory has room for."""
     us_per_position: int | None = Field(default=None, ge=1, le=2**40)
     """The speed that the ad claims; if not given, what `nodewire profile` measured, or else the daemon at its start."""
 

@@ -41,8 +41,12 @@ class Limits:
     """What the kernel must be able to confine: a worker under "weak" starts with less than all layers, too."""
     secrets: tuple[str, ...] = ()
     """Files that no worker may read, as keys and wallet tokens are."""
+    slots: int = 0
+    """Sessions that a task whose sessions have pages has them for; 0: as many as its program says."""
 
 
+CAPTURED_BYTES = 2**30
+"""The most that a task's captured steps take of `Limits.memory_bytes` besides what it needs itself."""
 Say = Callable[[str], None]
 """Tells people what is being done, while it takes long."""
 
@@ -64,6 +68,18 @@ class TaskSize:
 
 
 @dataclass(frozen=True, slots=True)
+class Fit:
+    """What a decoder comes to at a memory target: so many tasks, the smallest of which has room for `sessions` of
+    `context` positions. Without tasks one does not fit: `change` says what to ask for instead, if anything helps."""
+
+    target_bytes: int
+    context: int
+    sessions: int
+    tasks: int = 0
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """A model that was split: its manifest, the blobs it cites (sha256 -> file), what limited each cut.
 
@@ -76,6 +92,8 @@ class Registration:
     report: tuple[str, ...]
     pieces: Mapping[str, TaskSize] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
+    fits: tuple[Fit, ...] = ()
+    """Of a decoder: at targets that people have."""
 
     @property
     def upload_bytes(self) -> int:
@@ -179,8 +197,11 @@ class Turn:
 class SharedWorker(Worker, Protocol):
     """A worker process as the daemon sees it (`nodewire.worker`): many jobs share it."""
 
-    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
-        """Verify and load a task; {"memory_bytes", "load_ms"}. Raises BadTask, BadHash, OverMemory, WorkerFailed."""
+    async def load(
+        self, task: str, engine: str, program: Path, weights: Sequence[Path], slots: int = 0
+    ) -> Mapping[str, int]:
+        """Verify and load a task; {"memory_bytes", "load_ms"}. With `slots` one whose sessions have pages has them for
+        so many, and not for as many as its manifest says. Raises BadTask, BadHash, OverMemory, WorkerFailed."""
 
     async def open(
         self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = Turn()

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import aiohttp
 
@@ -44,6 +44,8 @@ SIMNET = (sys.executable, "-m", "simnet")
 DECODER = ROOT / "demo" / "model" / "pycoder"
 DECODER_TARGET = "12MB"
 """A driver and three stages."""
+DECODER_DTYPE: Literal["float32", "bfloat16"] = "float32"
+"""So small a model decodes in it about as fast, and verification finds finer deviations."""
 PRICE_MSAT = 3_001
 EPOCH_S = 2.0
 READY_S = 90.0
@@ -54,12 +56,13 @@ _ENDING_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model that the market sells: its folder, the memory that a piece may need, its name; `as_tensors`: it is cut
-    without a tokenizer."""
+    without a tokenizer; `dtype`: of a decoder's arithmetic, its own unless given."""
 
     folder: Path = DECODER
     target: str = DECODER_TARGET
     name: str = "pycoder"
     as_tensors: bool = False
+    dtype: str = ""
 
 
 @dataclass(slots=True)
@@ -95,7 +98,7 @@ class Market:
         providers: int,
         holders: int = 2,
         fewer: Mapping[str, int] | None = None,
-        models: Sequence[Model] = (Model(),),
+        models: Sequence[Model] = (Model(dtype=DECODER_DTYPE),),
         dishonest: Mapping[int, Sequence[str]] | None = None,
         committee: Sequence[str] = (),
         provider_lines: Callable[[Provider], Sequence[str]] = lambda provider: (),
@@ -159,8 +162,9 @@ class Market:
             *(
                 self.command(
                     "register", str(model.folder), "--target-vram", model.target, "--name", model.name,
-                    "--slots", str(self._slots), "--key", self._at(f"author-{model.name}.nsec"), *where,
+                    "--sessions", str(self._slots), "--key", self._at(f"author-{model.name}.nsec"), *where,
                     *(("--as-tensors",) if model.as_tensors else ()),
+                    *(("--dtype", model.dtype) if model.dtype else ()),
                 )
                 for model in self._wanted
             ),

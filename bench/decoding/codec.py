@@ -30,7 +30,7 @@ from nodewire.llm.whole import Whole
 from nodewire.protocol.frame import MXINT8, Frame, bytes_of
 from nodewire.protocol.sizes import parse_size
 from nodewire.worker.narrowing import in_blocks, of_blocks
-from processes.market import DECODER, DECODER_TARGET
+from processes.market import DECODER, DECODER_DTYPE, DECODER_TARGET
 from processes.saying import say
 
 WINDOW, TEXTS, QUICK_WINDOW, QUICK_TEXTS = 440, 12, 40, 1
@@ -66,11 +66,11 @@ def row_bytes(codec: str, width: int) -> int:
 
 def prefilled(*, quick: bool) -> dict[str, Any]:
     """By codec: bytes of a position on an edge, and the perplexity of Python's library."""
-    whole = Whole(DECODER, threads=1)
+    whole = Whole(DECODER, dtype=DECODER_DTYPE, threads=1)
     texts = _texts(whole, QUICK_TEXTS if quick else TEXTS, QUICK_WINDOW if quick else WINDOW)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="nodewire-decode-") as folder:
-        made = split_decoder(DECODER, parse_size(DECODER_TARGET), Path(folder), slots=1)
+        made = split_decoder(DECODER, parse_size(DECODER_TARGET), Path(folder), slots=1, dtype=DECODER_DTYPE)
         stages = [
             actor.load(t.engine, made.blobs[t.program.sha256].read_bytes(), _paths(made.blobs, t), Limits(2**30))
             for t in made.manifest.tasks

@@ -241,11 +241,14 @@ def _ring(directory: Path, out: Path, chance: Random, *, lend: bool) -> Ring:
     while high - low > 1_024:
         middle = (low + high) // 2
         try:
-            many = len(split_decoder(directory, middle, out, slots=AT_ONCE, lend=lend).manifest.tasks) - 1 > STAGES
+            many = (
+                len(split_decoder(directory, middle, out, slots=AT_ONCE, lend=lend, dtype="float32").manifest.tasks) - 1
+                > STAGES
+            )
         except NodewireError:
             many = True
         low, high = (middle, high) if many else (low, middle)
-    made = split_decoder(directory, high, out, slots=AT_ONCE, lend=lend)
+    made = split_decoder(directory, high, out, slots=AT_ONCE, lend=lend, dtype="float32")
     return Ring(made.manifest, made.blobs, chance)
 
 
@@ -253,7 +256,7 @@ def _ring(directory: Path, out: Path, chance: Random, *, lend: bool) -> Ring:
 def _references(directory: Path, name: str, count: int, chance: Random) -> tuple[list[Reference], float]:
     """What transformers says of some prompts; and how far our logits after them are from its."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    whole = Whole(directory)
+    whole = Whole(directory, dtype="float32")
     references, difference = [], 0.0
     for number in range(count):
         if name == DEMO:

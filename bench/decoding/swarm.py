@@ -45,7 +45,13 @@ class Nodes:
         self._file = folder / "swarm.toml"
         self._env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
         npubs = {name: Keys.from_file(self._key(name)).npub for name in (*NAMES, "asks")}
-        lines = ['name = "shard"', f'model = "{MODEL}"', f"lookahead = {LOOKAHEAD}", f'customers = ["{npubs["asks"]}"]']
+        lines = [
+            'name = "shard"',
+            f'model = "{MODEL}"',
+            f"lookahead = {LOOKAHEAD}",
+            'dtype = "float32"',
+            f'customers = ["{npubs["asks"]}"]',
+        ]
         for layer, name in enumerate(NAMES):
             at = f"{wan.ip[name]}:{_PORT}"
             lines += ["[[nodes]]", f'name = "{name.lower()}"', f'npub = "{npubs[name]}"', f'address = "{at}"']

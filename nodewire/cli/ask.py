@@ -30,7 +30,7 @@ from nodewire.cli.buying import (
     only_here,
 )
 from nodewire.cli.drawing import MinP, Repetition, Seed, TopK, TopP, drawn
-from nodewire.cli.local import Local, Threads, encoder_folder, model_folder
+from nodewire.cli.local import Dtype, Local, Threads, dtype_of, encoder_folder, model_folder
 from nodewire.cli.output import CUSTOMERS, Json, console, counted, notes, one_line, print_json
 from nodewire.cli.output import steps as loading
 from nodewire.cli.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market, only_swarm
@@ -63,6 +63,7 @@ def generate(
     repetition: Repetition = 1.0,
     seed: Seed = 0,
     threads: Threads = 1,
+    dtype: Dtype = "",
     draft: Annotated[
         Path | None, typer.Option(help="With --local: a smaller model's folder to guess by, as `lookahead` lets it.")
     ] = None,
@@ -107,6 +108,8 @@ def generate(
         only_swarm(split=split, key=key, state=state)
     if draft is not None and local is None:
         raise BadInput("--draft", "is for --local: elsewhere who drives has its own")
+    if dtype and local is None:
+        raise BadInput("--dtype", "is for --local: elsewhere the registration says it")
     if lookahead is not None and local is None and swarm is None:
         raise BadInput("--lookahead", "is for --swarm and --local: of a market the configuration says it")
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -122,7 +125,8 @@ def generate(
         params["logprobs"] = logprobs
     if local is not None:
         params |= {"lookahead": lookahead} if lookahead is not None else {}
-        done = _generate_here(local, text, params, threads=threads, draft=draft, stream=not json)
+        how = {"dtype": dtype_of(dtype), "threads": threads}
+        done = _generate_here(local, text, params, how, draft=draft, stream=not json)
     elif swarm is not None:
         member = customer_of(swarm, split, key, state, lookahead)
         asked = Asked.said("", edge_codec, verify=False, wait=False)
@@ -221,12 +225,12 @@ async def _embed(config: CustomerConfig, model: str, texts: list[str], asked: As
 
 
 def _generate_here(
-    folder: Path, prompt: str, params: dict[str, Any], *, threads: int, draft: Path | None, stream: bool
+    folder: Path, prompt: str, params: dict[str, Any], how: dict[str, Any], *, draft: Path | None, stream: bool
 ) -> dict[str, Any]:
     from nodewire.cli.shown import GrowingText
 
     with loading(f"loading {escape(str(folder))}") if stream else nullcontext():
-        steps = _steps(folder, prompt, params, threads, draft)
+        steps = _steps(folder, prompt, params, how, draft)
     shown = GrowingText(prompt) if stream else None
     ids: list[int] = []
     texts: list[str] = []
@@ -261,19 +265,19 @@ def _generate_here(
 
 
 def _steps(
-    folder: Path, prompt: str, params: dict[str, Any], threads: int, draft: Path | None
+    folder: Path, prompt: str, params: dict[str, Any], how: dict[str, Any], draft: Path | None
 ) -> Callable[[Callable[[str], None]], Iterator[tuple[int, str]]]:
     """What makes the steps of a generation here: by the plain loop, or as a ring's driver, with guesses."""
     if draft is None and params.get("lookahead", 1) == 1:
         from nodewire.llm.sampling import parse_params
         from nodewire.llm.whole import Whole
 
-        whole = Whole(folder, threads=threads)
+        whole = Whole(folder, **how)
         sampling = parse_params(params, whole.positions)
         return lambda told: whole.steps(prompt, sampling, told)
     from nodewire.llm.alone import Alone
 
-    alone = Alone(folder, draft=draft, threads=threads)
+    alone = Alone(folder, draft=draft, **how)
     return lambda told: alone.steps(prompt, {"lookahead": _LOOKAHEAD, **params}, told)
 
 

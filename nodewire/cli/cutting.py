@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nodewire.cli.registered import is_registered, registration_in
 from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory, Unsupported
@@ -37,6 +37,27 @@ class Asked:
     """Of a decoder: its stages' layers, in place of a target."""
     lend: bool = False
     """Of a decoder: whether its end stages have embedding and head."""
+    context: int | None = None
+    """Of a decoder: a session's positions, if not those of `split_decoder`."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of a decoder: the arithmetic's, if not the checkpoint's."""
+    kv: Literal["int8"] | None = None
+    """Of a decoder: that of keys and values, if not the arithmetic's."""
+
+    @property
+    def of_decoders(self) -> str:
+        """The first option that only decoders have, if one is given."""
+        return next((name for name in _OTHERS if getattr(self, name.removeprefix("--"))), "")
+
+
+_OTHERS = {
+    "--lend": "others have no embedding and head to lend",
+    "--split": "others are cut by --target-vram",
+    "--context": "of what is called with tensors --most says how much a call holds",
+    "--dtype": "others compute in the dtypes of their own operators",
+    "--kv": "others keep no keys and values from call to call",
+}
+"""Options that only decoders have, and how it is with others."""
 
 
 def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None) -> Registration:
@@ -48,10 +69,8 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
         return registration_in(folder, asked.name)
     from nodewire.llm.families import ARCHITECTURES
 
-    if (asked.split or asked.lend) and (asked.as_tensors or not _is_decoder(folder)):
-        if asked.lend:
-            raise BadInput("--lend", "is for decoders that generate text: others have no embedding and head to lend")
-        raise BadInput("--split", "is for decoders that generate text: others are cut by --target-vram")
+    if (named := asked.of_decoders) and (asked.as_tensors or not _is_decoder(folder)):
+        raise BadInput(named, f"is for decoders that generate text: {_OTHERS[named]}")
     target, name, slots = asked.target_bytes, asked.name, asked.slots
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
         from nodewire.graph.classifier import split_classifier
@@ -106,8 +125,18 @@ def _remedy(architecture: str, field: str) -> str:
 def _decoder(folder: Path, asked: Asked, out: Path | None) -> Registration:
     from nodewire.llm.split import split_decoder
 
-    target, name = asked.target_bytes, asked.name
-    made = split_decoder(folder, target, out, slots=asked.slots, split=asked.split, name=name, lend=asked.lend)
+    made = split_decoder(
+        folder,
+        asked.target_bytes,
+        out,
+        slots=asked.slots,
+        split=asked.split,
+        name=asked.name,
+        context=asked.context,
+        dtype=asked.dtype,
+        kv=asked.kv,
+        lend=asked.lend,
+    )
     return _with_chat(made, folder, out)
 
 
@@ -169,6 +198,7 @@ def told(made: Registration) -> dict[str, Any]:
                 "engine": task.engine,
                 "step": at[task.name],
                 "memory_bytes": task.memory_bytes,
+                "page_bytes": task.page_bytes,
                 "weights_bytes": sum(blob.bytes for blob in task.weights),
                 "program_bytes": task.program.bytes,
                 "flops": task.flops,
@@ -183,6 +213,7 @@ def told(made: Registration) -> dict[str, Any]:
         "upload_bytes": made.upload_bytes,
         "blobs": len(made.cited) + 1,
         "lacks": list(made.lacks),
+        **({"context": manifest.context, "fits": [asdict(fit) for fit in made.fits]} if made.fits else {}),
     }
 
 

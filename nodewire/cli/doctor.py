@@ -33,6 +33,8 @@ from nodewire.config import (
 )
 from nodewire.errors import BadConfig, NodewireError, NotFound, OverMemory, PaymentFailed
 from nodewire.loopback import is_loopback
+from nodewire.protocol.manifest import Manifest
+from nodewire.provider.serving import slots_of
 from nodewire.store.held import is_held
 
 _ANSWER_S = 5.0
@@ -240,16 +242,29 @@ async def _serve(role: ProviderConfig, wanted: Serve) -> str:
     names = [task.name for task in manifest.tasks]
     if missing := [name for name in wanted.tasks if name not in names]:
         raise BadConfig("tasks", f"{manifest.name} has no {', '.join(missing)}; it has {', '.join(names)}")
-    tasks = [manifest.task(name) for name in wanted.tasks]
-    least, whole = max(task.memory_bytes for task in tasks), sum(task.memory_bytes for task in tasks)
+    slots = slots_of((wanted,), (manifest,), role.worker.for_sessions)[0][manifest.digest()]
+    sizes = [manifest.bytes_at(name, slots) for name in wanted.tasks]
+    least, whole = max(sizes), sum(sizes)
     if role.worker.memory < least:
         raise OverMemory(
             "worker.memory",
             f"{role.worker.memory / 1e6:.1f} MB; {' and '.join(wanted.tasks)} of {manifest.name} may need"
-            f' {whole / 1e6:.1f} MB: set [worker] memory = "{-(-whole // 10**6)}MB" or more',
+            f' {whole / 1e6:.1f} MB: set [worker] memory = "{-(-whole // 10**6)}MB" or more'
+            + _fewer(manifest, wanted, role.worker.memory),
         )
     has = role.worker.memory * role.worker.processes
-    return f"{manifest.name}: {', '.join(wanted.tasks)}, may need {whole / 1e6:.1f} of {has / 1e6:.1f} MB"
+    return (
+        f"{manifest.name}: {', '.join(wanted.tasks)}, {slots} slots, may need {whole / 1e6:.1f} of {has / 1e6:.1f} MB"
+    )
+
+
+def _fewer(manifest: Manifest, wanted: Serve, memory_bytes: int) -> str:
+    """What would fit instead, if anything does."""
+    each = manifest.slot_bytes(wanted.tasks)
+    if not each:
+        return ""
+    most = (memory_bytes - sum(manifest.bytes_at(name, 0) for name in wanted.tasks)) // each
+    return f", or slots = {most}" if most > 0 else ""
 
 
 async def _device(device: str) -> str:
@@ -276,12 +291,7 @@ async def _serve_all(role: ProviderConfig) -> str:
         stack.enter_context(naming(role.relays))
         _, _, market = await enter_market(stack, role)
         found = [await market.manifest(one.manifest, one.digest) for one in role.serve]
-    needed = {
-        (manifest.digest(), task.name): task.memory_bytes
-        for one, manifest in zip(role.serve, found, strict=True)
-        for task in manifest.tasks
-        if task.name in one.tasks
-    }
+    _, needed = slots_of(role.serve, found, role.worker.for_sessions)
     whole, has = sum(needed.values()), role.worker.memory * role.worker.processes
     said = f"all of [[serve]] may need {whole / 1e6:.1f} of {has / 1e6:.1f} MB"
     if whole > has:

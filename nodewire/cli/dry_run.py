@@ -46,6 +46,8 @@ def show(made: Registration) -> None:
         f" {in_units(largest.memory_bytes)} in {one_line(largest.name)}; MFLOP are of one position",
         soft_wrap=True,
     )
+    if made.fits:
+        _show_fits(made)
     console.print(
         f"[bold]{in_units(made.upload_bytes)}[/] to upload, in {counted(len(made.cited) + 1, 'blob')}", soft_wrap=True
     )
@@ -55,6 +57,23 @@ def show(made: Registration) -> None:
             " follows from the configuration alone",
             soft_wrap=True,
         )
+
+
+def _show_fits(made: Registration) -> None:
+    """What would come of it at other targets, and what to change where a piece would be too large."""
+    sessions = counted(made.manifest.driver.slots, "session")
+    console.print(f"at other targets, with {sessions} of {made.manifest.context} positions:")
+    table = Table(box=None, header_style="bold dim")
+    for title in ("--target-vram", "tasks", "room for", ""):
+        table.add_column(title, justify="left" if not title else "right", no_wrap=True)
+    for fit in made.fits:
+        size = in_units(fit.target_bytes).replace(" ", "")
+        if fit.tasks:
+            table.add_row(size, str(fit.tasks), f"{fit.sessions} x {fit.context}", "")
+        else:
+            said = f"{fit.change} would fit {size}" if fit.change else "no change of context or sessions would fit"
+            table.add_row(size, "-", "-", said)
+    console.print(table)
 
 
 def _limits(piece: TaskSize | None) -> list[str]:

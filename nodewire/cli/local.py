@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,6 +17,23 @@ Local = Annotated[
     ),
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)]
+
+Dtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype", help="Of a --local run: float32 or bfloat16 (default: the model's, where that is quicker)."
+    ),
+]
+
+
+def dtype_of(text: str) -> Literal["float32", "bfloat16"] | None:
+    """Of a decoder's arithmetic; None where nobody says it. Raises BadInput."""
+    match text:
+        case "":
+            return None
+        case "float32" | "bfloat16":
+            return text
+    raise BadInput("--dtype", f"{text[:40]!r} is neither float32 nor bfloat16")
 
 
 def model_folder(folder: Path) -> Path:

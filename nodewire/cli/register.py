@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
 from nodewire.cli.cutting import Asked, cut, told
-from nodewire.cli.local import check_model, model_name
+from nodewire.cli.local import check_model, dtype_of, model_name
 from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json, steps
 from nodewire.cli.registered import SOURCES, is_registered
 from nodewire.cli.replaced import Replace, check_replaced, published
@@ -60,7 +60,34 @@ def register(
         typer.Option(help="The author's key file, made if missing (default: --config's, or else author.nsec)."),
     ] = None,
     name: Annotated[str, typer.Option(help="The model's name (default: the recipe's, or else the folder's).")] = "",
-    slots: Annotated[int, typer.Option(help="Sessions that one piece must have room for.", min=1)] = 4,
+    sessions: Annotated[
+        int,
+        typer.Option(
+            help="Sessions that one piece must have room for at once; of a decoder, sessions of --context: of fewer "
+            "positions there may be more.",
+            min=1,
+            max=4_096,
+        ),
+    ] = 4,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a decoder: the most positions of a session, prompt and answer (default: 8192, or the model's own "
+            "if that is less).",
+            min=2,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Of a decoder: float32 or bfloat16, in which it is held and computed (default: what most of its "
+            "weights are stored in)."
+        ),
+    ] = "",
+    kv: Annotated[
+        str,
+        typer.Option(help="Of a decoder: int8 keeps keys and values in 8 bits, half of what bfloat16 takes."),
+    ] = "",
     split: Annotated[
         str, typer.Option(help="A decoder's stages by their layers, such as 0-7,8-15, in place of --target-vram.")
     ] = "",
@@ -123,12 +150,15 @@ def register(
     asked = Asked(
         size_of(target_vram),
         name,
-        slots,
+        sessions,
         as_tensors,
         expert_groups,
         _sizes(most or ()),
         borders.parse(split) if split else (),
         lend,
+        context,
+        dtype_of(dtype),
+        _kv(kv),
     )
     if dry_run or out is not None:
         made = _kept(folder, asked, out, exact=exact, dry_run=dry_run)
@@ -173,7 +203,7 @@ def serving(address: str, tasks: Sequence[str]) -> str:
     return f'[[serve]]\nmanifest = "{address}"\ntasks = [{named}]{more}\nprice_msat = 1000'
 
 
-_CUTTING = ("target_vram", "slots", "split", "as_tensors", "expert_groups", "most", "lend")
+_CUTTING = ["target_vram", "sessions", "context", "dtype", "kv", "split", "as_tensors", "expert_groups", "most", "lend"]
 
 
 def _check_uncut(ctx: typer.Context) -> None:
@@ -247,6 +277,13 @@ def _saying(folder: Path) -> Iterator[Say]:
     """Tells on standard error how far the cutting of a folder's model is."""
     with steps(f"cutting {one_line(folder.name)}", at_once=True) as tell:
         yield lambda step: tell(one_line(step))
+
+
+def _kv(text: str) -> Literal["int8"] | None:
+    """Raises BadInput."""
+    if text not in ("", "int8"):
+        raise BadInput("--kv", f"{text[:40]!r} is not int8; without it keys and values are kept as they are computed")
+    return "int8" if text else None
 
 
 def _sizes(said: Sequence[str]) -> dict[str, int]:

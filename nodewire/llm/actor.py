@@ -39,15 +39,12 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
     """
     device = _device(limits)
     if engine == REFERENCE_ENGINE:
-        return ReferenceStage(load("decoder.stage", _in_float32(program), weights, replace(limits, graphs=False)))
+        return ReferenceStage(_stage(_in_float32(program), weights, device, replace(limits, graphs=False)))
     if engine == "decoder.stage":
-        stage = StageProgram.unpack(program)
-        (tensors,) = _files(weights, 1)
-        need = stage_footprint(stage).total
-        _check_memory(need, limits)
-        return Stage(stage, open_weights(tensors, stage.tensors), device, _graphing(device, limits, need))
+        return _stage(StageProgram.unpack(program), weights, device, limits)
     if engine == "decoder.driver":
         driver = DriverProgram.unpack(program)
+        driver = driver.model_copy(update={"slots": limits.slots or driver.slots})
         *ends, tokenizer = _files(weights, 1 if driver.lends else 2)
         _check_memory(driver_footprint(driver).total, limits)
         text = _tokenizer(driver, tokenizer)
@@ -74,10 +71,22 @@ class ReferenceStage:
         return self._stage.receive(session, replace(frame, tensors=wide))
 
 
-def _in_float32(program: bytes) -> bytes:
-    """The stage's program with float32 arithmetic. Raises BadTask: it has no such form."""
+def _stage(program: StageProgram, weights: Sequence[Path], device: torch.device, limits: Limits) -> Stage:
+    (tensors,) = _files(weights, 1)
+    program = program.model_copy(update={"slots": limits.slots or program.slots})
+    need = stage_footprint(program).total
+    if need > limits.memory_bytes:
+        each = need - stage_footprint(program.model_copy(update={"slots": program.slots - 1})).total
+        fit = program.slots - -(-(need - limits.memory_bytes) // each)
+        said = f": {fit} would fit" if fit > 0 else ""
+        _check_memory(need, limits, f" with {program.slots} sessions of {program.positions} positions", said)
+    return Stage(program, open_weights(tensors, program.tensors), device, _graphing(device, limits, need))
+
+
+def _in_float32(program: bytes) -> StageProgram:
+    """The stage's program with float32 arithmetic, keys and values included. Raises BadTask: it has no such form."""
     narrow = StageProgram.unpack(program)
-    return StageProgram.from_document({**narrow.document(), "dtype": "float32"}).pack()
+    return StageProgram.from_document(narrow.model_copy(update={"dtype": "float32", "kv": None}).document())
 
 
 def stage_footprint(program: StageProgram) -> Footprint:
@@ -89,6 +98,7 @@ def stage_footprint(program: StageProgram) -> Footprint:
         positions=program.positions,
         block=program.block,
         dtype=program.dtype,
+        kv=program.kv,
         ends=program.ends,
     )
 
@@ -103,9 +113,9 @@ def driver_footprint(program: DriverProgram) -> Footprint:
     )
 
 
-def _check_memory(need: int, limits: Limits, beside: str = "") -> None:
+def _check_memory(need: int, limits: Limits, beside: str = "", remedy: str = "") -> None:
     if need > limits.memory_bytes:
-        raise OverMemory("memory_bytes", f"the task{beside} needs {need}, the limit is {limits.memory_bytes}")
+        raise OverMemory("memory_bytes", f"the task{beside} needs {need}, the limit is {limits.memory_bytes}{remedy}")
 
 
 def _files(weights: Sequence[Path], count: int) -> Sequence[Path]:

@@ -9,7 +9,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,9 +17,10 @@ from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.draft import Draft
 from nodewire.llm.driver import Driver
 from nodewire.llm.families import end_tensors, stage_tensors
+from nodewire.llm.here import arithmetic_here
 from nodewire.llm.loader import filler
+from nodewire.llm.needs import BLOCK
 from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
-from nodewire.llm.split import BLOCK
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.protocol.frame import Frame
@@ -38,16 +39,23 @@ class Alone:
     """
 
     def __init__(
-        self, directory: Path, *, draft: Path | None = None, device: str = "cpu", threads: int | None = None
+        self,
+        directory: Path,
+        *,
+        draft: Path | None = None,
+        dtype: Literal["float32", "bfloat16"] | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
     ) -> None:
-        """`draft`: a model's folder to guess by, beside what the text itself says. `threads`: CPU threads of this
-        process from now on (torch's own choice unless given)."""
+        """`draft`: a model's folder to guess by, beside what the text itself says. `dtype`: of the arithmetic, what
+        `here.arithmetic_here` says, unless given. `threads`: CPU threads of this process from now on
+        (torch's own choice unless given)."""
         if threads is not None:
             torch.set_num_threads(threads)
         checkpoint, where = open_checkpoint(directory), torch.device(device)
         config, count = checkpoint.config, checkpoint.config.num_hidden_layers
         ends, layers = checkpoint.pick(end_tensors(config)), checkpoint.pick(stage_tensors(config, 0, count))
-        common = _common(checkpoint)
+        common = _common(checkpoint, dtype or arithmetic_here(checkpoint, where))
         driver = DriverProgram.from_document(
             common
             | {
@@ -130,12 +138,12 @@ def spoken(stream: TextStream, token: int, reason: object) -> str:
     return text if reason is None or stream.stopped else text + stream.flush()
 
 
-def _common(checkpoint: Checkpoint) -> dict[str, Any]:
+def _common(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
     config = checkpoint.config
     return {
         "v": 1,
         "config": config.document(),
-        "dtype": config.arithmetic,
+        "dtype": dtype,
         "slots": 1,
         "positions": config.max_position_embeddings,
     }

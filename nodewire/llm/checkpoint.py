@@ -3,12 +3,13 @@ file."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -37,6 +38,18 @@ class Checkpoint:
     """What of the directory is no part of this, if there is such."""
     beside: Mapping[str, bytes] | None = None
     """What a directory of the model would hold beside its weights, by file name, of one that lies in a GGUF file."""
+
+    @property
+    def arithmetic(self) -> Literal["float32", "bfloat16"]:
+        """What a task computes in unless it is said: bfloat16 if most numbers are stored so, or have been rounded to
+        few bits; else float32, which loses nothing."""
+        how = self.config.quantization
+        if how is not None:
+            return "float32" if how.scheme == "nvfp4" else "bfloat16"
+        counts = Counter[str]()
+        for one in self.tensors.values():
+            counts[one.dtype] += prod(one.shape) if one.dtype in DTYPES else 0
+        return "bfloat16" if 2 * counts["bfloat16"] > counts.total() else "float32"
 
     def for_arithmetic(self, dtype: str) -> Checkpoint:
         """The same, what is widened as it is read widened to the dtype that is computed in, and no further."""

@@ -364,12 +364,6 @@ class DecoderConfig(Schema):
         return document
 
     @property
-    def arithmetic(self) -> Literal["float32", "bfloat16"]:
-        """What a task computes in unless it is said: where weights have been rounded to few bits, no more is gained."""
-        how = self.quantization
-        return "float32" if how is None or how.scheme == "nvfp4" else "bfloat16"
-
-    @property
     def qkv_rows(self) -> int:
         """Rows of the query, key and value projections stacked."""
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim

@@ -14,7 +14,9 @@ from nodewire.llm.config import DecoderConfig, Experts
 from nodewire.llm.families import layer_pieces
 from nodewire.llm.parameters import BOTH, NEITHER, Ends, Parameter, Parameters, lies_in_columns, of_ends, of_layer
 from nodewire.llm.quant import sizes
+from nodewire.protocol.frame import BLOCK
 from nodewire.protocol.pages import PAGE, pages_of
+from nodewire.weights.mxint8 import row_bytes
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """The dtypes that a task may compute in."""
@@ -41,6 +43,12 @@ class Footprint:
     def total(self) -> int:
         return self.weights + self.caches + self.work + self.tokenizer
 
+    @property
+    def words(self) -> str:
+        """For people, in MB."""
+        parts = {"weights": self.weights, "KV": self.caches, "work": self.work, "tokenizer": self.tokenizer}
+        return " + ".join(f"{word} {size / 1e6:.1f}" for word, size in parts.items() if size)
+
 
 def stage(
     config: DecoderConfig,
@@ -51,23 +59,24 @@ def stage(
     positions: int,
     block: int,
     dtype: str,
+    kv: str | None = None,
     ends: Ends = NEITHER,
 ) -> Footprint:
-    """A stage of layers [first, last), with all of their experts, and pages for `slots` lanes of `positions`; and with
-    `ends`, if it has any."""
+    """A stage of layers [first, last), with all of their experts, and pages for `slots` lanes of `positions`, `kv` as
+    programs say it; and with `ends`, if it has any."""
     item = ITEM_BYTES[dtype]
     block = min(block, positions)
     numbers = _numbers(config)
     quantized = [one for layer in range(first, last) for one in _quantized(config, layer)]
     each, fixed = sizes.while_multiplying(quantized, item)
     plain, exact = (sum(layer[which] for layer in numbers[first:last]) for which in (0, 1))
-    per_lane = 2 * PAGE * pages_of(positions) * config.num_key_value_heads * config.head_dim * item
     rows = positions + config.short_positions(positions)
     tables = rows * (config.rotary * 4 * (2 if config.rope_local_base_freq else 1) + 8)
     work = (
         block * (_work(config, first, last, positions, block, item) + each)
         + fixed
         + 2 * positions * config.hidden_size * item
+        + (_read(config, positions, item) if kv is not None else 0)
     )
     if ends.head:
         work = max(work, HEAD_ROWS * config.vocab_size * (item + _EXACT_BYTES))
@@ -75,9 +84,15 @@ def stage(
     plain, exact = plain + plain_ends, exact + exact_ends
     return Footprint(
         weights=plain * item + exact * _EXACT_BYTES + sum(_in_blocks(config, item)[first:last]),
-        caches=(last - first) * slots * per_lane + tables,
+        caches=slots * pages_of(positions) * page_bytes(config, last - first, dtype=dtype, kv=kv) + tables,
         work=max(work, _loading(config, item), sizes.while_loading(quantized)) + _LOAD_BYTES,
     )
+
+
+def page_bytes(config: DecoderConfig, layers: int, *, dtype: str, kv: str | None = None) -> int:
+    """A page of so many layers, 64 positions of keys and values."""
+    row = ITEM_BYTES[dtype] * config.head_dim if kv is None else row_bytes(config.head_dim)
+    return layers * 2 * PAGE * config.num_key_value_heads * row
 
 
 def captured(config: DecoderConfig, lanes: int, rows: int, cells: int, item: int) -> int:
@@ -196,6 +211,11 @@ def _inner(config: DecoderConfig, mixture: Experts | None, item: int) -> int:
     routing = 4 * mixture.num_experts * 4 + config.hidden_size * 4 + 40 * mixture.num_experts_per_tok
     widest = max(mixture.moe_intermediate_size, mixture.shared_intermediate_size)
     return tensors * widest * item + 4 * config.hidden_size * item + routing
+
+
+def _read(config: DecoderConfig, positions: int, item: int) -> int:
+    """Bytes of one layer's keys and values, widened as a session of so many positions reads them, and their units."""
+    return 2 * positions * config.num_key_value_heads * (config.head_dim * item + 8 * -(-config.head_dim // BLOCK))
 
 
 def _loading(config: DecoderConfig, item: int) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nodewire.bounded_dict import BoundedDict
+from nodewire.kind import CAPTURED_BYTES
 from nodewire.llm import footprint
 from nodewire.llm.capture import Capture, Replay
 from nodewire.llm.kv.grid import Grid, Shape, Span, shape_of
@@ -25,9 +26,6 @@ MOST = 24
 """Captured steps of one task."""
 MET = 3
 """With which meeting a shape is captured."""
-MAX_ROOM_BYTES = 2**30
-"""For what a task's captured steps take besides weights and lanes."""
-
 log = logging.getLogger("nodewire.llm")
 
 
@@ -59,7 +57,7 @@ Graphing = Callable[[Layers, Lanes, Around], "Graphs"]
 """Makes those of a task."""
 
 
-def graphing(capture: Capture, room_bytes: int = MAX_ROOM_BYTES) -> Graphing:
+def graphing(capture: Capture, room_bytes: int = CAPTURED_BYTES) -> Graphing:
     """`room_bytes`: what captured steps may take, as far as it can be told before."""
     return lambda layers, lanes, around: Graphs(layers, lanes, around, capture, room_bytes)
 
@@ -69,7 +67,7 @@ class Graphs:
 
     def __init__(self, layers: Layers, lanes: Lanes, around: Around, capture: Capture, room_bytes: int) -> None:
         self._layers, self._lanes, self._around, self._capture = layers, lanes, around, capture
-        self._room_bytes = min(room_bytes, MAX_ROOM_BYTES)
+        self._room_bytes = min(room_bytes, CAPTURED_BYTES)
         self._met: Counter[Shape] = Counter()
         self._captured = BoundedDict[Shape, _Captured](MOST)
         self.replays = 0

@@ -25,6 +25,7 @@ from nodewire.weights.tensorfile import DTYPES, Stored
 MAX_TENSORS = 32 * MAX_LAYERS
 
 ComputeDtype = Literal["float32", "bfloat16"]
+Kv = Literal["int8"]
 Slots = Annotated[int, Field(ge=1, le=4_096)]
 Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
 
@@ -53,7 +54,7 @@ class StageProgram(Schema):
     closes: bool
     """Whether these are the model's last layers: only the last position's hidden state goes out."""
     dtype: ComputeDtype
-    """Of the arithmetic, the caches and the edges; weights are converted to it."""
+    """Of the arithmetic and the edges; weights are converted to it."""
     slots: Slots
     positions: Positions
     """Most in one session."""
@@ -66,6 +67,8 @@ class StageProgram(Schema):
     """Whether it has the embedding: token ids come in, int64 [1, n, 1]."""
     gives_ids: bool = False
     """Whether it has the head: of each row the likeliest next token goes out, int64 [1, n, 1]."""
+    kv: Kv | None = None
+    """How keys and values are kept, if not as the arithmetic's numbers: `int8` is MXINT8."""
 
     @property
     def ends(self) -> Ends:
@@ -73,7 +76,7 @@ class StageProgram(Schema):
 
     @model_serializer(mode="wrap")
     def _without_ends_that_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _said(serialize(self), "takes_ids", "gives_ids")
+        return _said(serialize(self), "takes_ids", "gives_ids", "kv")
 
     @model_validator(mode="after")
     def _agrees_with_its_config(self) -> Self:
@@ -91,6 +94,8 @@ class StageProgram(Schema):
             raise ValueError(
                 "dtype: activations are rounded, which two nodes agree on within bfloat16's tolerance only"
             )
+        if self.kv is not None and self.dtype == "float32":
+            raise ValueError("kv: keys are rounded, which two nodes agree on within bfloat16's tolerance only")
         _check_positions(self.positions, self.config)
         ends = end_tensors(self.config, self.ends)
         _check_table(self.tensors, chain(ends, stage_tensors(self.config, self.first, self.last)))
@@ -145,9 +150,9 @@ class DriverProgram(Schema):
         return self
 
 
-def _said(document: dict[str, Any], *flags: str) -> dict[str, Any]:
-    """The document without those of the flags that are not set."""
-    return {name: value for name, value in document.items() if value or name not in flags}
+def _said(document: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The document without those of these fields that are not set."""
+    return {name: value for name, value in document.items() if value or name not in names}
 
 
 def _check_positions(positions: int, config: DecoderConfig) -> None:

@@ -1,14 +1,10 @@
-"""Cuts a checkpoint into a driver and stages, by a memory target or at given layers, and writes them as blobs.
-
-Fewest stages first, then even ones: where a model's layers are alike, stages differ by one layer at most; where they
-are not (experts in some only), the largest stage is as small as it can be.
-"""
+"""Cuts a checkpoint into a driver and stages, by a memory target or at given layers, and writes them as blobs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +13,12 @@ from nodewire.kind import Registration, TaskSize
 from nodewire.llm import footprint
 from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.config import DecoderConfig
+from nodewire.llm.cuts import cuts_at, even_cuts, plan_cuts
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.families.naming import Piece
 from nodewire.llm.footprint import Footprint
-from nodewire.llm.parameters import BOTH, NEITHER, Ends
+from nodewire.llm.needs import BLOCK, Needs
 from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
-from nodewire.protocol import borders
 from nodewire.protocol.borders import Border
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.schema import Schema
@@ -30,8 +26,8 @@ from nodewire.text.detokenizer import Detokenizer
 from nodewire.weights.blob_folder import BlobFolder, BlobSizes, blobs_in
 from nodewire.weights.tensorfile import Stored
 
-BLOCK = 64
-"""Positions of a prompt that a stage computes at once: its working memory, and shapes that all providers share."""
+CONTEXT = 8_192
+"""A session's positions, unless more are asked for or the model has fewer."""
 
 
 def split_decoder(
@@ -46,14 +42,16 @@ def split_decoder(
     context: int | None = None,
     chunk: int = 64,
     dtype: Literal["float32", "bfloat16"] | None = None,
+    kv: Literal["int8"] | None = None,
     lend: bool = False,
     license: str = "",
 ) -> Registration:
-    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each for `slots` sessions.
+    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each with pages for `slots`
+    sessions of `context` positions (8,192 or the model's own, unless given), which any that fit share.
 
     Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
-    `context` bounds a session's positions (the model's own, unless less is given), `dtype` is that of the arithmetic
-    (float32, of quantized models bfloat16, unless given).
+    `dtype` is that of the arithmetic (the checkpoint's, as `Checkpoint.arithmetic` has it, unless given), `kv` that of
+    keys and values (as the arithmetic's, unless given).
     With a `split` the stages are these layers, each given by its first and its last, or so many, as even as can be:
     then there need be no target.
     `kept`: of all others than these tasks the weights are only hashed, not written.
@@ -69,22 +67,17 @@ def split_decoder(
     """
     checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config
-    dtype = dtype or config.arithmetic
+    dtype = dtype or checkpoint.arithmetic
+    if kv is not None and dtype == "float32":
+        raise BadInput(
+            "kv", "8 bits are for arithmetic in bfloat16: what two nodes round apart is beyond float32's tolerance"
+        )
     checkpoint = checkpoint.for_arithmetic(dtype)
-    positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
+    positions = min(context or CONTEXT, config.max_position_embeddings)
 
-    def ends_of(first: int, last: int) -> Ends:
-        return Ends(lend and first == 0, lend and last == config.num_hidden_layers)
-
-    def stage_bytes(first: int, last: int) -> Footprint:
-        sizes = {"slots": slots, "positions": positions, "block": BLOCK}
-        return footprint.stage(config, first, last, **sizes, dtype=dtype, ends=ends_of(first, last))
-
-    kept_ends = NEITHER if lend else BOTH
-    driver_bytes = footprint.driver(
-        config, positions=positions, dtype=dtype, tokenizer_bytes=len(checkpoint.tokenizer), ends=kept_ends
-    )
-    cuts = _cuts(split, config.num_hidden_layers, target_bytes, driver_bytes, stage_bytes)
+    needs = Needs(config, slots, positions, dtype, kv, lend, len(checkpoint.tokenizer))
+    driver_bytes, stage_bytes = needs.driver, needs.stage
+    cuts = _cuts(split, config.num_hidden_layers, target_bytes, needs)
     blobs = blobs_in(out)
 
     def weights_of(task: str, pieces: Iterable[Piece]) -> tuple[dict[str, object], BlobRef]:
@@ -110,7 +103,7 @@ def split_decoder(
         }
     )
     has = "" if lend else "embedding, " if config.tie_word_embeddings else "embedding, head, "
-    limit = f"{has}tokenizer: {_parts(driver_bytes)}"
+    limit = f"{has}tokenizer: {driver_bytes.words}"
     tasks = [
         Task(
             name="driver",
@@ -124,7 +117,7 @@ def split_decoder(
         )
     ]
     for index, (first, last) in enumerate(cuts):
-        closes, ends = last == config.num_hidden_layers, ends_of(first, last)
+        closes, ends = last == config.num_hidden_layers, needs.ends(first, last)
         pieces = chain(end_tensors(config, ends), stage_tensors(config, first, last))
         tensors, weights = weights_of(f"stage.{index}", pieces)
         stage = StageProgram.from_document(
@@ -140,6 +133,7 @@ def split_decoder(
                 "takes_ids": ends.embedding,
                 "gives_ids": ends.head,
             }
+            | ({} if kv is None else {"kv": kv})
         )
         need = stage_bytes(first, last)
         tasks.append(
@@ -153,6 +147,7 @@ def split_decoder(
                 flops=footprint.stage_flops(config, first, last, positions=positions)
                 + (footprint.head_flops(config) if ends.head else 0),
                 limit=_limit(config, first, last, need, stage_bytes, target_bytes)[:128],
+                page_bytes=footprint.page_bytes(config, last - first, dtype=dtype, kv=kv),
             )
         )
     manifest = Manifest(
@@ -166,22 +161,19 @@ def split_decoder(
     )
     of = f" of {_mb(target_bytes)}" if target_bytes is not None else ""
     report = tuple(f"{task.name}: {_mb(task.memory_bytes)}{of} MB; {task.limit}" for task in tasks)
+    if context is None and positions < config.max_position_embeddings:
+        report += (f"sessions have {positions} of the model's {config.max_position_embeddings} positions",)
     report += (checkpoint.note,) if checkpoint.note else ()
-    needs = [
+    parts = [
         ("driver", driver_bytes, ()),
         *((f"stage.{k}", stage_bytes(*cut), (_layers(*cut),)) for k, cut in enumerate(cuts)),
     ]
-    task_sizes = {name: TaskSize(need.weights, need.total - need.weights, holds=holds) for name, need, holds in needs}
-    return Registration(manifest, blobs.paths, report, task_sizes, checkpoint.lacks)
+    task_sizes = {name: TaskSize(need.weights, need.total - need.weights, holds=holds) for name, need, holds in parts}
+    fits = needs.fits(*(() if target_bytes is None else (target_bytes,))) if out is None else ()
+    return Registration(manifest, blobs.paths, report, task_sizes, checkpoint.lacks, fits)
 
 
-def _cuts(
-    split: Sequence[Border] | int,
-    layers: int,
-    target_bytes: int | None,
-    driver: Footprint,
-    stage: Callable[[int, int], Footprint],
-) -> list[tuple[int, int]]:
+def _cuts(split: Sequence[Border] | int, layers: int, target_bytes: int | None, needs: Needs) -> list[tuple[int, int]]:
     if isinstance(split, int):
         if not 0 < split <= layers:
             raise BadInput("split", f"{split} stages of a model that has {layers} layers")
@@ -190,56 +182,11 @@ def _cuts(
         return cuts_at(split, layers)
     if target_bytes is None:
         raise BadInput("split", "neither this nor a target is given")
-    return plan_cuts(layers, target_bytes, driver, stage)
-
-
-def cuts_at(split: Sequence[Border], layers: int) -> list[tuple[int, int]]:
-    """The layer ranges of stages that are given by their first and last layer. Raises BadInput as `borders.check`."""
-    borders.check(split, layers)
-    return [(first, last + 1) for first, last in split]
-
-
-def even_cuts(layers: int, count: int) -> list[tuple[int, int]]:
-    """So many stages, as even as can be, the shorter ones first."""
-    return list(pairwise(layers * index // count for index in range(count + 1)))
-
-
-def plan_cuts(
-    layers: int, target_bytes: int, driver: Footprint, stage: Callable[[int, int], Footprint]
-) -> list[tuple[int, int]]:
-    """The stages' layer ranges: the fewest that all fit the target, as even as can be.
-
-    Raises:
-        OverMemory: the driver or one layer alone does not fit.
-    """
-    single = max((stage(layer, layer + 1).total, -layer) for layer in range(layers))
-    least = max(driver.total, single[0])
-    if driver.total > target_bytes:
-        raise OverMemory("driver", f"needs {driver.total} bytes ({_parts(driver)}); a target of {least} would do")
-    if single[0] > target_bytes:
-        worst = -single[1]
-        parts = _parts(stage(worst, worst + 1))
-        raise OverMemory(f"layer {worst}", f"needs {single[0]} bytes alone ({parts}); a target of {least} would do")
-    count = len(_filled(layers, target_bytes, stage))
-    cuts = even_cuts(layers, count)
-    if all(stage(first, last).total <= target_bytes for first, last in cuts):
-        return cuts
-    # Layers are unlike each other: the smallest target that needs no more stages makes their sizes even.
-    low, high = single[0], target_bytes
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if len(_filled(layers, middle, stage)) <= count else (middle + 1, high)
-    return _filled(layers, high, stage)
-
-
-def _filled(layers: int, target_bytes: int, stage: Callable[[int, int], Footprint]) -> list[tuple[int, int]]:
-    """Each stage as many layers as fit, which makes the fewest; single layers fit."""
-    cuts, first = [], 0
-    for last in range(1, layers + 1):
-        if last == layers or stage(first, last + 1).total > target_bytes:
-            cuts.append((first, last))
-            first = last
-    return cuts
+    try:
+        return plan_cuts(layers, target_bytes, needs.driver, needs.stage)
+    except OverMemory as error:
+        change = needs.change(target_bytes)
+        raise OverMemory(error.field, f"{error.reason}; {change} would fit" if change else error.reason) from None
 
 
 def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str, *, lend: bool) -> tuple[Edge, ...]:
@@ -296,7 +243,7 @@ def _limit(
     stage: Callable[[int, int], Footprint],
     target_bytes: int | None,
 ) -> str:
-    words = f"{_layers(first, last)}: {_parts(need)}"
+    words = f"{_layers(first, last)}: {need.words}"
     if target_bytes is None:
         return words
     longer = (first, last + 1) if last < config.num_hidden_layers else (first - 1, last)
@@ -308,11 +255,6 @@ def _limit(
 
 def _layers(first: int, last: int) -> str:
     return f"layer {first}" if last == first + 1 else f"layers {first}-{last - 1}"
-
-
-def _parts(need: Footprint) -> str:
-    parts = {"weights": need.weights, "KV": need.caches, "work": need.work, "tokenizer": need.tokenizer}
-    return " + ".join(f"{word} {_mb(size)}" for word, size in parts.items() if size)
 
 
 def _mb(size: int) -> str:

@@ -66,11 +66,18 @@ class Stage:
         )
         self._ends = Vocabulary(program.config, self._dtype, device, fill, program.ends)
         self._lanes = Lanes(
-            program.config, count, program.slots, program.positions, self._dtype, device, beyond=graphing is not None
+            program.config,
+            count,
+            program.slots,
+            program.positions,
+            self._dtype,
+            device,
+            in_blocks=program.kv is not None,
+            beyond=graphing is not None,
         )
         hidden = hidden_around(program.config.hidden_size, self._dtype, device)
         self._graphs = graphing(self._layers, self._lanes, hidden) if graphing is not None else None
-        self._prefixes = Prefixes(self._lanes, program.config.hidden_size)
+        self._prefixes = Prefixes(self._lanes, program.config.hidden_size, self._dtype)
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:

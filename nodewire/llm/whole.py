@@ -17,12 +17,13 @@ from nodewire.errors import BadInput, TooLarge
 from nodewire.llm.checkpoint import open_checkpoint
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.grammar import Grammars
+from nodewire.llm.here import arithmetic_here
 from nodewire.llm.kv.lanes import Lanes
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import filler
+from nodewire.llm.needs import BLOCK
 from nodewire.llm.sampler import Sampler
 from nodewire.llm.sampling import Sampling, parse_params
-from nodewire.llm.split import BLOCK
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
 from nodewire.text.stream import TextStream
@@ -45,7 +46,7 @@ class Whole:
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        """`dtype`: of the arithmetic, float32, or of quantized models bfloat16, unless given.
+        """`dtype`: of the arithmetic, what `here.arithmetic_here` says, unless given.
 
         `threads`: CPU threads of this process from now on (torch's own choice unless given).
         """
@@ -55,7 +56,8 @@ class Whole:
         self.config = config = checkpoint.config
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
         self.positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
-        kind, where, count = DTYPES[dtype or config.arithmetic], torch.device(device), config.num_hidden_layers
+        where, count = torch.device(device), config.num_hidden_layers
+        kind = DTYPES[dtype or arithmetic_here(checkpoint, where)]
         fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, count))))
         self.vocabulary = Vocabulary(config, kind, where, fill)
         self._layers = Layers(

@@ -7,11 +7,13 @@ do not count as dependencies, so that the rest is acyclic.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadManifest
+from nodewire.protocol.pages import pages_of
 from nodewire.protocol.schema import Count, Hex32, Label, Name, Schema
 
 CUSTOMER = "customer"
@@ -70,7 +72,8 @@ class Task(Schema):
     `program` is a canonical msgpack blob read by `engine`; `weights` are safetensors blobs of only this task's tensors
     (a decoder driver's second blob is its tokenizer.json).
     `memory_bytes` is the predicted peak of weights, caches for `slots` sessions and activations, in a loaded worker
-    above its empty baseline; `flops` is per position; `limit` says in words what bounded the cut.
+    above its empty baseline; `page_bytes` of them are each page's of 64 positions of a session (`Manifest.bytes_at`);
+    `flops` is per position; `limit` says in words what bounded the cut.
     """
 
     name: Name
@@ -81,6 +84,15 @@ class Task(Schema):
     slots: int = Field(ge=1, le=4_096)
     flops: Count
     limit: Label = ""
+    page_bytes: Count = 0
+    """Left out of a document if sessions have no pages."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if not self.page_bytes:
+            del said["page_bytes"]
+        return said
 
 
 class Manifest(Schema):
@@ -144,6 +156,16 @@ class Manifest(Schema):
 
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
+
+    def slot_bytes(self, tasks: Iterable[str]) -> int:
+        """What these tasks take for one session more of the whole `context`; 0 where their manifest fixes how many
+        there may be."""
+        return pages_of(self.context) * sum(self.task(name).page_bytes for name in tasks)
+
+    def bytes_at(self, name: str, slots: int) -> int:
+        """What a task takes with pages for so many sessions."""
+        task = self.task(name)
+        return max(0, task.memory_bytes + (slots - task.slots) * self.slot_bytes([name]))
 
     def inputs(self, task: str) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.target == task)

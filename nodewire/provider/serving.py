@@ -19,6 +19,8 @@ from nodewire.public_record import PublicRecord
 log = logging.getLogger("nodewire.provider")
 
 Fetch = Callable[[BlobRef], Awaitable[Path]]
+MAX_SLOTS = 4_096
+"""Of one manifest: what an ad may say."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,10 +75,12 @@ async def specialize(
     kinds: Mapping[int, JobKind],
     make_worker: MakeWorker,
     profiled: Mapping[str, Mapping[str, int]],
+    memory_bytes: int = 0,
 ) -> list[Served]:
     """Fetch, verify and load everything in `wanted`.
 
-    A task's speed is what its [[serve]] says; else what `profiled` (by digest and task) says; else it is measured.
+    `memory_bytes`: what all of it may take (`slots_of`). A task's speed is what its [[serve]] says; else what
+    `profiled` (by digest and task) says; else it is measured.
 
     Raises:
         NotFound, BadHash, BadManifest: a manifest or blob is not to be had or not what was cited.
@@ -89,20 +93,21 @@ async def specialize(
     async def fetch(ref: BlobRef) -> Path:
         return await record.fetch_blob(ref.sha256, ref.bytes)
 
-    for want in wanted:
-        manifest = await record.manifest(want.manifest, want.digest)
-        kind = kinds.get(manifest.kind)
-        if kind is None:
+    manifests = [await record.manifest(want.manifest, want.digest) for want in wanted]
+    for want, manifest in zip(wanted, manifests, strict=True):
+        if manifest.kind not in kinds:
             raise NotAllowed("kind", f"no installed package serves {manifest.kind}")
         names = {task.name for task in manifest.tasks}
         if missing := sorted(set(want.tasks) - names):
             raise NotAllowed("tasks", f"{manifest.name} has no task {missing[0]}; it has {', '.join(sorted(names))}")
-        digest = manifest.digest()
+    room, _ = slots_of(wanted, manifests, memory_bytes)
+    for want, manifest in zip(wanted, manifests, strict=True):
+        kind, digest = kinds[manifest.kind], manifest.digest()
         worker = entries.get(kind.worker_entry)
         if worker is None:
             worker = entries[kind.worker_entry] = make_worker(kind.worker_entry)
-        await load(manifest, want.tasks, worker, fetch)
-        slots = min(want.slots, *(manifest.task(name).slots for name in want.tasks))
+        slots = room[digest]
+        await load(manifest, want.tasks, worker, fetch, slots)
         prices = dict.fromkeys(want.tasks, want.price_msat)
         known_us = profiled.get(digest, {})
         speeds = {name: want.us_per_position or known_us.get(name, 0) for name in want.tasks}
@@ -121,8 +126,43 @@ async def specialize(
             known.tasks += want.tasks
             known.prices_msat = {**known.prices_msat, **prices}
             known.us_per_position = {**known.us_per_position, **speeds}
-            known.shrink(min(known.slots, slots))
     return list(served.values())
+
+
+def slots_of(
+    wanted: Sequence[Serve], manifests: Sequence[Manifest], memory_bytes: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """By digest, the sessions that each manifest's tasks are loaded for, and the bytes that they take then.
+
+    `manifests` are those of `wanted`, one each. Of several [[serve]] of one the fewest count; those of `most` share
+    what the others leave of `memory_bytes`, and have one session at least.
+    """
+    served: dict[str, list[Serve]] = {}
+    for want, manifest in zip(wanted, manifests, strict=True):
+        served.setdefault(manifest.digest(), []).append(want)
+    by_digest = {manifest.digest(): manifest for manifest in manifests}
+    tasks = {digest: sorted({name for want in wants for name in want.tasks}) for digest, wants in served.items()}
+    slots, growing = dict[str, int](), list[str]()
+    for digest, wants in served.items():
+        manifest = by_digest[digest]
+        own = min(manifest.task(name).slots for name in tasks[digest])
+        said = [want.slots for want in wants if isinstance(want.slots, int)]
+        if manifest.mode != "generate":
+            slots[digest] = min([own, *said])
+        elif not said and any(want.slots == "most" for want in wants) and manifest.slot_bytes(tasks[digest]):
+            slots[digest] = 1
+            growing.append(digest)
+        else:
+            slots[digest] = min(said, default=own)
+
+    def taken(digest: str) -> int:
+        return sum(by_digest[digest].bytes_at(name, slots[digest]) for name in tasks[digest])
+
+    left = max(0, memory_bytes - sum(map(taken, slots)))
+    for digest in growing:
+        more = left // len(growing) // by_digest[digest].slot_bytes(tasks[digest])
+        slots[digest] = min(MAX_SLOTS, 1 + more)
+    return slots, {digest: taken(digest) for digest in slots}
 
 
 def loaded_name(manifest_digest: str, task: str) -> str:
@@ -152,11 +192,11 @@ async def speed(manifest: Manifest, name: str, worker: Worker) -> int:
         return found.us_per_position
 
 
-async def load(manifest: Manifest, names: Sequence[str], worker: SharedWorker, fetch: Fetch) -> None:
-    """Fetch these tasks' blobs and load them, one after the other. Raises as `specialize`."""
+async def load(manifest: Manifest, names: Sequence[str], worker: SharedWorker, fetch: Fetch, slots: int) -> None:
+    """Fetch these tasks' blobs and load them for so many sessions, one after the other. Raises as `specialize`."""
     digest = manifest.digest()
     for name in names:
         task = manifest.task(name)
         program, *weights = await asyncio.gather(*(fetch(ref) for ref in (task.program, *task.weights)))
-        took = await worker.load(loaded_name(digest, name), task.engine, program, weights)
+        took = await worker.load(loaded_name(digest, name), task.engine, program, weights, slots)
         log.info("%s of %s loaded: %.1f MB in %d ms", name, manifest.name, took["memory_bytes"] / 1e6, took["load_ms"])

@@ -35,7 +35,7 @@ async def open_following(
         OverMemory: that leaves nothing of the memory.
     """
     wanted = config.auto
-    fixed = sum(one.manifest.task(name).memory_bytes for one in held.offered for name in one.tasks)
+    fixed = sum(one.manifest.bytes_at(name, one.slots) for one in held.offered for name in one.tasks)
     workers = config.worker.memory * config.worker.processes
     memory = wanted.memory if wanted.memory is not None else workers - fixed
     if memory <= 0:

@@ -191,7 +191,8 @@ async def _open_inference(
         return several(make_one, config.worker.processes)
 
     profiled = profiling.kept(config.state, config.limits)
-    served = await specialize(market, config.serve, job_kinds, workers_on(stack), profiled.speeds)
+    room = config.worker.for_sessions
+    served = await specialize(market, config.serve, job_kinds, workers_on(stack), profiled.speeds, room)
     held = Specializations(served)
     swept = asyncio.create_task(sweeping(config.blobs, None, but=lambda: held.blobs))
     stack.callback(swept.cancel)

@@ -83,13 +83,13 @@ class Windows:
             await self._make_room(manifest, tasks)
             async with AsyncExitStack() as stack:
                 worker = self._make(stack)(kind.worker_entry)
+                slots = min(self._slots, *(manifest.task(one).slots for one in tasks))
                 speeds = {}
                 for name in tasks:
-                    await serving.load(manifest, [name], worker, self._kept.get)
+                    await serving.load(manifest, [name], worker, self._kept.get, slots)
                     speeds[name] = await serving.speed(manifest, name, worker)  # it is warm from now on
                 speeds |= {one: us for one, us in self._profiled.get(digest, {}).items() if one in speeds}
                 self.measured.setdefault(digest, {}).update(speeds)
-                slots = min(self._slots, *(manifest.task(one).slots for one in tasks))
                 served = Served(manifest, digest, kind, tuple(tasks), dict(prices), speeds, slots, worker)
                 made = Loaded(address, served, stack.pop_all())
         except NodewireError as error:

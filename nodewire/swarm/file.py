@@ -73,11 +73,11 @@ class SwarmFile(File):
     manifest: Hex32 | None = None
     """The digest that the cut model must have; `nodewire swarm check` says it. Without it all nodes must agree."""
     context: int | None = Field(default=None, ge=2, le=2**24)
-    """A session's positions; the model's own if not given."""
+    """A session's positions; the model's own, 8,192 at most, if not given."""
     slots: int = Field(default=4, ge=1, le=64)
     """Generations at a time."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the arithmetic; the model's own if not given."""
+    """Of the arithmetic; that of the stored weights if not given."""
     lookahead: int = Field(default=LOOKAHEAD, ge=1, le=MAX_LOOKAHEAD)
     nodes: tuple[NodeEntry, ...] = Field(min_length=1, max_length=MAX_NODES)
     customers: tuple[Npub, ...] = Field(min_length=1, max_length=MAX_CUSTOMERS)

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from nodewire import extras
 from nodewire.errors import NotAllowed, TimedOut, WorkerFailed, from_dict
@@ -110,7 +110,9 @@ class WorkerProcess:
             raise
         return cls(spawned, hello, roots, call_timeout_s, load_timeout_s, batch)
 
-    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
+    async def load(
+        self, task: str, engine: str, program: Path, weights: Sequence[Path], slots: int = 0
+    ) -> Mapping[str, int]:
         """Load `task` from files below `readable`; what it took of the cap, and how long.
 
         Raises also NotAllowed: a file lies elsewhere, or the task is loaded already.
@@ -120,7 +122,8 @@ class WorkerProcess:
             if not any(path.is_relative_to(root) for root in self._readable):
                 raise NotAllowed("path", f"{path.name} is not below the folders that this worker reads")
         names = [str(path) for path in files]
-        fields = {"op": "load", "task": task, "engine": engine, "program": names[0], "weights": names[1:]}
+        fields: dict[str, Any] = {"op": "load", "task": task, "engine": engine, "program": names[0]}
+        fields |= {"weights": names[1:], "slots": slots}
         result, _ = await self._calls.ask(fields, self._load_timeout_s)
         if result["batches"] and self._batch > 1:
             self._batching[task] = int(result["batches"])

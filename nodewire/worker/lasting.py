@@ -52,7 +52,7 @@ class LastingWorker:
     def __init__(self, start: Start) -> None:
         self._start = start
         self._process: Mortal | None = None
-        self._loaded: dict[str, tuple[str, Path, Sequence[Path]]] = {}
+        self._loaded: dict[str, tuple[str, Path, Sequence[Path], int]] = {}
         self._starting: asyncio.Task[Mortal] | None = None
         self.starts = 0
         """Processes that have been started and had everything loaded."""
@@ -66,10 +66,12 @@ class LastingWorker:
         if self._process is not None:
             await self._living()
 
-    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
+    async def load(
+        self, task: str, engine: str, program: Path, weights: Sequence[Path], slots: int = 0
+    ) -> Mapping[str, int]:
         """As the port; what was loaded once is loaded again into every later process."""
-        took = await (await self._living()).load(task, engine, program, weights)
-        self._loaded[task] = engine, program, weights
+        took = await (await self._living()).load(task, engine, program, weights, slots)
+        self._loaded[task] = engine, program, weights, slots
         return took
 
     async def unload(self, task: str) -> None:
@@ -108,9 +110,9 @@ class LastingWorker:
             _log.warning("the worker has died; another loads its %d tasks", len(self._loaded))
         process = await self._start()
         try:
-            for task, (engine, program, weights) in list(self._loaded.items()):
+            for task, (engine, program, weights, slots) in list(self._loaded.items()):
                 if task in self._loaded:  # not unloaded meanwhile
-                    await process.load(task, engine, program, weights)
+                    await process.load(task, engine, program, weights, slots)
         except BaseException:
             await process.stop()
             raise

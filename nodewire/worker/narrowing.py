@@ -1,7 +1,7 @@
 """Tensors of a narrowed edge: out of their own dtypes as they leave the worker, back into them as they come.
 
-bfloat16 is torch's cast, to nearest even. MXINT8 is written here (its layout: `nodewire.protocol.mxint8`). What an
-actor is given, and what it gives, is in the edge's own dtypes.
+bfloat16 is torch's cast, to nearest even; MXINT8 is `nodewire.weights.mxint8`'s. What an actor is given, and what it
+gives, is in the edge's own dtypes.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ from math import prod
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from nodewire.errors import BadFrame
 from nodewire.protocol.codec import Coding
 from nodewire.protocol.frame import BLOCK, MXINT8, Array, Frame
-from nodewire.protocol.mxint8 import LEAST_SCALE, LIMIT, MOST_SCALE, STEP
+from nodewire.protocol.mxint8 import LEAST_SCALE, LIMIT, MOST_SCALE
+from nodewire.weights.mxint8 import narrowed, row_bytes, widened
 
 _AT_ONCE = 2**16
 """Numbers, about."""
-_MANTISSA_BITS = 23
-_INVERSE = 254 + STEP
-"""The biased exponent of 1 / 2^e is 254 less that of 2^e."""
 
 
 def check(frame: Frame[Array], coding: Coding | None) -> None:
@@ -59,13 +56,15 @@ def in_blocks(tensor: Tensor, into: Tensor | None = None) -> Tensor:
     Raises:
         BadFrame: a number is not finite.
     """
-    rows, blocks, width = _sizes(tensor.shape)
+    rows, width = _sizes(tensor.shape)
     if into is None:
-        into = torch.empty(rows * (blocks + width), dtype=torch.uint8, device=tensor.device)
-    into = into.view(rows, blocks + width)
+        into = torch.empty(rows * row_bytes(width), dtype=torch.uint8, device=tensor.device)
+    into = into.view(rows, row_bytes(width))
     matrix = tensor.detach().reshape(rows, width)
     for at in _stretches(rows, width):
-        _narrow(matrix[at].float(), into[at], blocks)
+        if not bool(torch.isfinite(matrix[at]).all()):
+            raise BadFrame("tensors", "holds numbers that are not finite: they cannot be narrowed to int8")
+        into[at] = narrowed(matrix[at])
     return into
 
 
@@ -75,18 +74,18 @@ def of_blocks(raw: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     Raises:
         BadFrame: a scale that no block has, or a number beyond float32.
     """
-    rows, blocks, width = _sizes(shape)
-    raw = raw.view(rows, blocks + width)
+    rows, width = _sizes(shape)
+    raw = raw.view(rows, row_bytes(width))
     found = torch.empty(rows, width, dtype=dtype, device=raw.device)
     for at in _stretches(rows, width):
-        _widen(raw[at], found[at], blocks)
+        _check_blocks(raw[at], width)
+        found[at] = widened(raw[at], width, torch.float32)
     return found.view(tuple(shape))
 
 
-def _sizes(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Rows, blocks of a row, numbers of a row."""
-    width = shape[-1] if shape else 1
-    return prod(shape[:-1]), -(-width // BLOCK), width
+def _sizes(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows, numbers of a row."""
+    return prod(shape[:-1]), shape[-1] if shape else 1
 
 
 def _stretches(rows: int, width: int) -> Iterator[slice]:
@@ -95,28 +94,10 @@ def _stretches(rows: int, width: int) -> Iterator[slice]:
     return (slice(first, first + step) for first in range(0, rows if width else 0, step))
 
 
-def _narrow(matrix: Tensor, into: Tensor, blocks: int) -> None:
-    rows, width = matrix.shape
-    matrix = F.pad(matrix, (0, blocks * BLOCK - width)).view(rows, blocks, BLOCK)
-    largest = matrix.abs().amax(2)
-    if not bool(torch.isfinite(largest).all()):
-        raise BadFrame("tensors", "holds numbers that are not finite: they cannot be narrowed to int8")
-    scales = largest.view(torch.int32) >> _MANTISSA_BITS
-    scales = torch.where(scales < LEAST_SCALE, 0, scales)
-    units = torch.where(scales == 0, 0, (_INVERSE - scales) << _MANTISSA_BITS).view(torch.float32)
-    # Times a power of two is exact; only the rounding loses. 127.5 and more would round to 128.
-    codes = (matrix * units[..., None]).round_().clamp_(-LIMIT, LIMIT).to(torch.int8)
-    into[:, :blocks] = scales
-    into[:, blocks:] = codes.view(rows, blocks * BLOCK)[:, :width].view(torch.uint8)
-
-
-def _widen(raw: Tensor, into: Tensor, blocks: int) -> None:
-    rows, width = into.shape
-    scales = raw[:, :blocks].int()
+def _check_blocks(raw: Tensor, width: int) -> None:
+    blocks = -(-width // BLOCK)
+    scales, codes = raw[:, :blocks], raw[:, blocks:].view(torch.int8)
     if not bool(((scales == 0) | ((scales >= LEAST_SCALE) & (scales <= MOST_SCALE))).all()):
         raise BadFrame("scales", "a block's scale is no power of two that may be")
-    units = torch.where(scales == 0, 0, (scales - STEP) << _MANTISSA_BITS).view(torch.float32)
-    codes = F.pad(raw[:, blocks:].view(torch.int8), (0, blocks * BLOCK - width)).reshape(rows, blocks, BLOCK)
-    if bool(((scales == MOST_SCALE)[..., None] & (codes < -LIMIT)).any()):
+    if bool(((scales == MOST_SCALE).repeat_interleave(BLOCK, 1)[:, :width] & (codes < -LIMIT)).any()):
         raise BadFrame("codes", "a number is beyond float32")
-    into.copy_((codes * units[..., None]).view(rows, blocks * BLOCK)[:, :width])

@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ class Server:
         op, task = call["op"], call["task"]
         if op == "load":
             weights = [Path(w) for w in call["weights"]]
-            return {"ok": self._load_task(task, call["engine"], Path(call["program"]), weights)}
+            return {"ok": self._load_task(task, call["engine"], Path(call["program"]), weights, call["slots"])}
         actor = self._actors.get(task)
         if actor is None:
             raise NotFound("task", f"{task} is not loaded")
@@ -264,13 +265,13 @@ class Server:
             self._put(call["id"], output, codings.get(output.edge))
         return {"ok": None} if last is None else {"ok": None, "frame": self._placed(last, codings.get(last.edge))}
 
-    def _load_task(self, task: str, engine: str, program: Path, weights: list[Path]) -> dict[str, int]:
+    def _load_task(self, task: str, engine: str, program: Path, weights: list[Path], slots: int = 0) -> dict[str, int]:
         if task in self._actors:
             raise NotAllowed("task", f"{task} is loaded already")
         if (size := program.stat().st_size) > MAX_PROGRAM_BYTES:
             raise TooLarge("program", f"{size} bytes, at most {MAX_PROGRAM_BYTES}")
         before, started = self._memory(), time.monotonic()
-        actor = self._load(engine, program.read_bytes(), weights, self._limits)
+        actor = self._load(engine, program.read_bytes(), weights, replace(self._limits, slots=slots))
         took = max(0, self._memory() - before)
         self._fits(task, (actor.held_bytes, actor.call_bytes) if isinstance(actor, Sized) else (took, 0))
         self._actors[task] = actor

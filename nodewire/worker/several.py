@@ -21,9 +21,11 @@ class Workers:
         self._loaded_bytes = {id(worker): 0 for worker in workers}
         self._homes: dict[str, SharedWorker] = {}
 
-    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
+    async def load(
+        self, task: str, engine: str, program: Path, weights: Sequence[Path], slots: int = 0
+    ) -> Mapping[str, int]:
         worker = self._homes.get(task) or min(self._workers, key=lambda one: self._loaded_bytes[id(one)])
-        took = await worker.load(task, engine, program, weights)
+        took = await worker.load(task, engine, program, weights, slots)
         self._homes[task] = worker
         self._loaded_bytes[id(worker)] += took["memory_bytes"]
         self._workers.remove(worker)

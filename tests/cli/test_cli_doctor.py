@@ -56,7 +56,7 @@ async def test_memory_below_what_a_task_needs_is_told_with_what_it_takes(serve):
 
 
 async def test_tasks_that_fit_are_told_with_what_they_may_need(serve):
-    assert await serve(("stage.0",), "2MB") == "tiny: stage.0, may need 0.0 of 2.0 MB"
+    assert await serve(("stage.0",), "2MB") == "tiny: stage.0, 2 slots, may need 0.0 of 2.0 MB"
 
 
 @pytest.mark.parametrize(("megabytes", "fits"), [(0.9, False), (1.1, True)])

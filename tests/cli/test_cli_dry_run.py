@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -263,3 +264,41 @@ def test_from_python_a_module_without_weights_is_told_as_one_with_them(tmp_path)
     assert not (tmp_path / "none").exists()
     with pytest.raises(BadInput, match="only a dry run"):
         register("cpu")
+
+
+def test_a_decoders_context_sessions_and_numbers_are_what_is_asked_for(said, folders):
+    def pages(done):
+        return {task["name"]: task["memory_bytes"] for task in done["tasks"] if task["name"].startswith("stage")}
+
+    folder, how = str(folders / "decoder"), ["--target-vram", "1GB", "--json"]
+    _, plain = said(folder, *how)
+    assert (plain["context"], {task["slots"] for task in plain["tasks"]}) == (160, {4})
+    _, asked = said(folder, *how, "--context", "64", "--sessions", "2", "--dtype", "bfloat16", "--kv", "int8")
+    assert (asked["context"], {task["slots"] for task in asked["tasks"]}) == (64, {2})
+    assert asked["edges"][1]["tensors"][0]["dtype"] == "bfloat16"
+    assert pages(asked)["stage.0"] < pages(plain)["stage.0"] / 2
+    code, refused = said(folder, *how, "--kv", "int8")
+    assert (code, refused["error"]["field"]) == (1, "kv") and "bfloat16" in refused["error"]["reason"]
+    for option in (["--kv", "int4"], ["--dtype", "float16"]):
+        code, refused = said(folder, *how, *option)
+        assert (code, refused["error"]["field"]) == (1, option[0])
+
+
+@pytest.mark.parametrize("option", [["--context", "64"], ["--dtype", "bfloat16"], ["--kv", "int8"]])
+def test_what_only_decoders_have_is_refused_of_others(said, folders, option):
+    code, refused = said(str(folders / "encoder"), *option, "--json")
+    assert (code, refused["error"]["field"]) == (1, option[0])
+    assert "decoders that generate text" in refused["error"]["reason"]
+
+
+def test_the_table_names_the_change_that_would_fit(said, tmp_path):
+    """Of a model that people have, with all of its context."""
+    shutil.copy(Path(__file__).parents[2] / "bench" / "configs" / "llama-3.1-8b.json", tmp_path / "config.json")
+    code, text = said(str(tmp_path), "--target-vram", "24GB", "--context", "131072")
+    assert code == 0
+    assert "with 4 sessions of 131072 positions" in text
+    assert re.search(r"^ +4GB +- +- +--context 65536 would fit 4GB", text, re.MULTILINE)
+    assert re.search(r"^ +24GB +\d+ +\d+ x 131072", text, re.MULTILINE)
+    code, done = said(str(tmp_path), "--target-vram", "4GB", "--context", "131072", "--json")
+    assert (code, done["error"]["code"]) == (1, "over-memory")
+    assert done["error"]["reason"].endswith("--context 65536 would fit")

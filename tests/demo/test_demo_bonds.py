@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
-from nodewire.config import Serve
+from nodewire.cli.register import register
 from nodewire.protocol.committee import STAKE
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -25,7 +26,7 @@ def demo(monkeypatch):
 
 def test_demo_bonds_count_for_every_slot(demo):
     market, cheating = demo
-    slots = Serve.model_fields["slots"].default
+    slots = signature(register).parameters["sessions"].default
     for serve in market.specializations(DECODER, ENCODER):
         assert market.BOND_MSAT // (STAKE * sum(price for _, _, price in serve)) >= slots
     assert slots <= cheating.BOND_MSAT // (STAKE * cheating.PRICE_MSAT)

@@ -99,7 +99,7 @@ class Direct:
         self.actors = actors
         self.open_sessions: set[tuple[str, str]] = set()
 
-    async def load(self, task, engine, program, weights):
+    async def load(self, task, engine, program, weights, slots=0):
         raise AssertionError("already loaded")
 
     async def open(self, task, session, params, codings=None, turn=None):

@@ -91,9 +91,14 @@ def test_so_does_a_quantized_stage(tmp_path, family, scheme, dtype):
     assert_covered(tmp_path / "model", dtype, tmp_path)
 
 
-def assert_covered(directory, dtype, tmp_path):
+def test_so_does_one_that_keeps_keys_and_values_in_8_bits(tmp_path):
+    directory = make_family(tmp_path / "model", "mistral, no window", torch.bfloat16, **SIZES)
+    assert_covered(directory, "bfloat16", tmp_path, kv="int8")
+
+
+def assert_covered(directory, dtype, tmp_path, **cut):
     """What loading and serving the longest prompt takes is what the manifest says, or somewhat less."""
-    registration = split_decoder(directory, 20_000_000, tmp_path / "out", slots=2, dtype=dtype)
+    registration = split_decoder(directory, 20_000_000, tmp_path / "out", slots=2, dtype=dtype, **cut)
     for task in registration.manifest.tasks[1:]:
         program = registration.blobs[task.program.sha256].read_bytes()
         weights = [registration.blobs[blob.sha256] for blob in task.weights]

@@ -83,10 +83,10 @@ def test_the_two_layouts_say_the_same(tmp_path, how):
     theirs = make_model(tmp_path / "theirs", shape, torch.bfloat16)
     params = {"rope_theta": 500_000.0, "use_scaled_rope": True} if new else {}
     ours = in_metas_layout(theirs, tmp_path / "ours", **params)
-    expected, whole = Whole(theirs, context=256), Whole(ours, context=256)
+    expected, whole = (Whole(one, context=256, dtype="float32") for one in (theirs, ours))
     assert torch.equal(expected.logits(PROMPT), whole.logits(PROMPT))
     tokens = list(whole.tokens(PROMPT, Sampling(40)))
-    registration = split_decoder(ours, 1_600_000, tmp_path / "out", slots=1, context=256)
+    registration = split_decoder(ours, 1_600_000, tmp_path / "out", slots=1, context=256, dtype="float32")
     assert len(registration.manifest.tasks) >= 3
     ids, _, _ = Ring(registration).generate(PROMPT, max_tokens=40)
     assert ids == tokens

@@ -27,12 +27,12 @@ def theirs(directory, prompt, count):
 def test_transformers_the_reference_and_the_ring_say_the_same_tokens(model, prompt, tmp_path):
     expected, logits = theirs(model, prompt, 80)
     assert len(set(expected)) > 10  # the model wanders, so that equality says something
-    whole = Whole(model)
+    whole = Whole(model, dtype="float32")
     assert (whole.logits(prompt) - logits).abs().max() <= 1e-4
     ends = [i for i, token in enumerate(expected) if token in whole.config.eos_token_id]
     expected = expected[: ends[0] + 1] if ends else expected
     assert list(whole.tokens(prompt, Sampling(80))) == expected
-    registration = split_decoder(model, 1_500_000, tmp_path, slots=1)
+    registration = split_decoder(model, 1_500_000, tmp_path, slots=1, dtype="float32")
     assert len(registration.manifest.tasks) >= 4
     ids, text, _ = Ring(registration).generate(prompt, max_tokens=80)
     assert ids == expected

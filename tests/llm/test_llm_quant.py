@@ -60,7 +60,7 @@ def test_a_quantized_family_says_what_its_weights_widened_say(made, name, scheme
     for length in (1, 20, len(PROMPT)):
         expected = wide.logits(PROMPT[:length])
         assert (exact.logits(PROMPT[:length]) - expected).abs().max() <= 1e-4
-    assert Whole(folder).config.arithmetic == "bfloat16"
+    assert open_checkpoint(folder).arithmetic == "bfloat16"
     if wide.config.experts is not None:
         return  # where a router is undecided, the last bits choose other experts
     narrow = Whole(widen(folder, made(name), tmp_path / "wide"), dtype="bfloat16").logits(PROMPT)

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from nodewire.errors import BadInput, BadTask, NotFound, OverMemory, TooLarge
 from nodewire.llm.checkpoint import open_checkpoint
 from nodewire.llm.config import DecoderConfig
+from nodewire.llm.cuts import plan_cuts
 from nodewire.llm.families import parse_config
 from nodewire.llm.footprint import Footprint
-from nodewire.llm.split import plan_cuts, split_decoder
+from nodewire.llm.split import split_decoder
 from nodewire.protocol import borders
 from nodewire.protocol.manifest import Manifest
 

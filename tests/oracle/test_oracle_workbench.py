@@ -50,7 +50,7 @@ class Worker:
             raise WorkerFailed("worker", "died")
         self.bench.done.append("ready")
 
-    async def load(self, task, engine, program, weights):
+    async def load(self, task, engine, program, weights, slots=0):
         assert task not in self.tasks, "it is loaded already"
         if len(self.tasks) == self.bench.room:
             raise OverMemory("task", "full")

@@ -62,7 +62,7 @@ class Engines(Direct):
         super().__init__({})
         self.stopped = False
 
-    async def load(self, task, engine, program, weights):
+    async def load(self, task, engine, program, weights, slots=0):
         self.actors[task] = actor.load(engine, program.read_bytes(), weights, Limits(10 * MB))
         return {"memory_bytes": MB, "load_ms": 1}
 

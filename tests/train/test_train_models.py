@@ -42,7 +42,7 @@ def test_a_trained_byte_decoder_is_served_by_nodewire_and_read_by_transformers(n
     text = bytes(held_out.tensors["ids"][: of.data.window].tolist()).decode()
     ids = torch.tensor([list(text.encode())])
     wanted = trainer.outputs(theta, (F.pad(ids, (0, 1)),))[0]
-    whole = Whole(tmp_path, context=of.family.positions)
+    whole = Whole(tmp_path, context=of.family.positions, dtype="float32")
     torch.testing.assert_close(whole.logits(ids[0].tolist()), wanted[-1], rtol=1e-3, atol=1e-4)
     assert list(whole.generate(text, parse_params({"max_tokens": 4}, of.family.positions)))
     with torch.no_grad():

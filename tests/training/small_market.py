@@ -71,7 +71,7 @@ class Local:
         self._feed = feed or (lambda edge, given: given)
         self._hold = hold
 
-    async def load(self, task, engine, program, weights):
+    async def load(self, task, engine, program, weights, slots=0):
         self.actors[task] = training_worker.load(engine, program.read_bytes(), weights, Limits(10**9))
         return {}
 

@@ -22,7 +22,7 @@ class Process:
         self.loaded: list[str] = []
         self.sessions: list[tuple[str, str]] = []
 
-    async def load(self, task, engine, program, weights):
+    async def load(self, task, engine, program, weights, slots=0):
         if self.refuses:
             raise OverMemory("task", "does not fit")
         self.loaded.append(task)

@@ -19,7 +19,7 @@ class Process:
     def __init__(self) -> None:
         self.tasks, self.sessions = [], []
 
-    async def load(self, task, engine, program, weights):
+    async def load(self, task, engine, program, weights, slots=0):
         self.tasks.append(task)
         return {"memory_bytes": int(task.rpartition(".")[2]), "load_ms": 1}
 

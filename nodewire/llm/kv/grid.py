@@ -157,8 +157,9 @@ class Grid:
         (_, heads, head_dim), kv_heads = q.shape, k.shape[1]
         lanes, rows, cells = self.shape.lanes, self.shape.rows, self.shape.cells
         kept, group = self._lanes.cells[layer], heads // kv_heads
-        kept.index_copy_(2, self._slots, torch.stack((k, v)).transpose(1, 2))
-        keys, values = kept.index_select(2, self._cells).view(2, kv_heads, lanes, cells, head_dim).transpose(1, 2)
+        kept.index_copy_(2, self._slots, self._lanes.stored(torch.stack((k, v))).transpose(1, 2))
+        read = self._lanes.widened(kept.index_select(2, self._cells))
+        keys, values = read.view(2, kv_heads, lanes, cells, head_dim).transpose(1, 2)
         # A group's queries see the same keys: they are the rows of one attention.
         queries = q.view(lanes, rows, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         queries = queries.reshape(lanes, kv_heads, group * rows, head_dim)

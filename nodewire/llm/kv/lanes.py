@@ -18,6 +18,7 @@ from nodewire.llm.config import DecoderConfig
 from nodewire.llm.kv.pages import Pages
 from nodewire.llm.kv.tree import Tree
 from nodewire.protocol.pages import PAGE, pages_of
+from nodewire.weights.mxint8 import narrowed, row_bytes, widened
 
 
 class Spare(Protocol):
@@ -30,7 +31,9 @@ class Spare(Protocol):
 class Lanes:
     """Cells for `slots` lanes of `positions`, or for more of fewer.
 
-    `cells`: per layer [2, kv_heads, cells, head_dim], of which `keys` are the first and `values` the second.
+    `cells`: per layer [2, kv_heads, cells, head_dim], of which `keys` are the first and `values` the second. With
+    `in_blocks` they are MXINT8, uint8 with a row's scales before its codes (nodewire.weights.mxint8), and are widened
+    as they are read.
     """
 
     def __init__(
@@ -42,14 +45,17 @@ class Lanes:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        in_blocks: bool = False,
         beyond: bool = False,
     ) -> None:
         """`beyond`: with a page more, which is no lane's (`kv/grid.py`)."""
+        self._dtype, self._width, self._in_blocks = dtype, config.head_dim, in_blocks
+        stored, width = (torch.uint8, row_bytes(config.head_dim)) if in_blocks else (dtype, config.head_dim)
         size = pages_of(positions)
         self.beyond = PAGE * slots * size
         """The first cell of that page."""
-        shape = (2, config.num_key_value_heads, self.beyond + PAGE * beyond, config.head_dim)
-        self.cells = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        shape = (2, config.num_key_value_heads, self.beyond + PAGE * beyond, width)
+        self.cells = [torch.zeros(shape, dtype=stored, device=device) for _ in range(layers)]
         self.keys, self.values = ([both[which] for both in self.cells] for which in (0, 1))
         self._short = config.short_positions(positions)
         self.numbers = torch.arange(self._short + positions, device=device)
@@ -93,9 +99,17 @@ class Lanes:
         return self._pages.left
 
     def page(self, number: int) -> list[Tensor]:
-        """A page's keys, layer by layer, then its values: each [kv_heads, PAGE, head_dim], not copied."""
+        """A page's keys, layer by layer, then its values: each as bytes [kv_heads, PAGE, bytes], not copied."""
         cells = slice(PAGE * number, PAGE * (number + 1))
-        return [kept[:, cells] for kept in (*self.keys, *self.values)]
+        return [kept[:, cells].view(torch.uint8) for kept in (*self.keys, *self.values)]
+
+    def stored(self, numbers: Tensor) -> Tensor:
+        """Keys or values [.., head_dim] as cells hold them."""
+        return narrowed(numbers) if self._in_blocks else numbers
+
+    def widened(self, cells: Tensor) -> Tensor:
+        """What is read of cells, [.., head_dim]: not copied, but for those in blocks."""
+        return widened(cells, self._width, self._dtype) if self._in_blocks else cells
 
     def lend(self) -> int:
         """A page for `spare`. Raises Busy: none is free."""
@@ -144,17 +158,17 @@ class Lane:
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
         """Put rows [n, kv_heads, head_dim] into the cells from `first` on."""
         place = slice(self.start + first, self.start + first + len(keys))
-        self.lanes.keys[layer][:, place] = keys.transpose(0, 1)
-        self.lanes.values[layer][:, place] = values.transpose(0, 1)
+        self.lanes.keys[layer][:, place] = self.lanes.stored(keys).transpose(0, 1)
+        self.lanes.values[layer][:, place] = self.lanes.stored(values).transpose(0, 1)
 
     def write_row(self, layer: int, cell: int, both: Tensor) -> None:
         """Put one row's keys and values [2, kv_heads, head_dim] into a cell."""
-        self.lanes.cells[layer].select(2, self.start + cell).copy_(both)
+        self.lanes.cells[layer].select(2, self.start + cell).copy_(self.lanes.stored(both))
 
     def read(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [kv_heads, end - first, head_dim], not copied."""
+        """Keys and values [kv_heads, end - first, head_dim]."""
         keys, values = self.lanes.cells[layer].narrow(2, self.start + first, end - first).unbind()
-        return keys, values
+        return self.lanes.widened(keys), self.lanes.widened(values)
 
     def keep(self, path: Sequence[int]) -> None:
         """Have live cells join the committed run; those that do not descend from the last of them are gone.

@@ -49,13 +49,14 @@ class _Kept:
 
 
 class Prefixes:
-    """Those of one stage, whose answers have rows of `width`, in the pages that its lanes leave free."""
+    """Those of one stage, whose answers have rows of `width` numbers of `dtype`, in the pages that its lanes leave
+    free."""
 
-    def __init__(self, lanes: Lanes, width: int) -> None:
-        self._lanes, self._width = lanes, width
-        heads, _, head_dim = lanes.keys[0].shape
-        self._slice = heads * head_dim  # numbers of a row in one layer's keys
-        self._each = 1 + -(-width // (self._slice * 2 * len(lanes.keys)))
+    def __init__(self, lanes: Lanes, width: int, dtype: torch.dtype) -> None:
+        self._lanes, self._dtype, self._bytes = lanes, dtype, width * dtype.itemsize
+        heads, _, row_bytes = lanes.page(0)[0].shape
+        self._slice = heads * row_bytes  # bytes of a row in one layer's keys
+        self._each = 1 + -(-self._bytes // (self._slice * 2 * len(lanes.keys)))
         self._kept: dict[bytes, _Kept] = {}
         self._now = 0
         lanes.spare = self
@@ -81,7 +82,7 @@ class Prefixes:
         ):
             there.copy_(here)
         slices = [one[:, : kept.rows].transpose(0, 1).reshape(kept.rows, -1) for one in self._slices(kept)]
-        return torch.cat(slices, dim=1)[:, : self._width]
+        return torch.cat(slices, dim=1)[:, : self._bytes].contiguous().view(self._dtype)
 
     def keep(self, chain: Chain, lane: Lane, answer: Tensor) -> None:
         """Keep the chain's newest page as it stands in a lane, with its answer [n, width], 64 rows at most, if there is
@@ -92,7 +93,7 @@ class Prefixes:
         kept = self._kept[chain.key] = _Kept(pages, chain.pages - 1, len(answer), chain.opened)
         for there, here in zip(self._lanes.page(pages[0]), self._lanes.page(lane.pages[kept.place]), strict=True):
             there.copy_(here)
-        whole = F.pad(answer, (0, -self._width % self._slice))
+        whole = F.pad(answer.contiguous().view(torch.uint8), (0, -self._bytes % self._slice))
         for there, part in zip(self._slices(kept), torch.split(whole, self._slice, dim=1), strict=False):
             there[:, : kept.rows] = part.view(kept.rows, len(there), -1).transpose(0, 1)
 
@@ -126,6 +127,6 @@ class Prefixes:
             self._lanes.take_back(page)
 
     def _slices(self, kept: _Kept) -> list[Tensor]:
-        """Where the answer's numbers are, each [kv_heads, PAGE, head_dim]."""
+        """Where the answer's bytes are, each [kv_heads, PAGE, bytes]."""
         slices = [one for page in kept.pages[1:] for one in self._lanes.page(page)]
-        return slices[: -(-self._width // self._slice)]
+        return slices[: -(-self._bytes // self._slice)]
