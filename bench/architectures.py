@@ -184,14 +184,6 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "decoder_hidden_size": 32,
         "num_labels": 5,
     },
-    "deberta": {
-        "model_type": "deberta",
-        "architectures": ["DebertaModel"],
-        **_BERT,
-        "relative_attention": True,
-        "pos_att_type": ["c2p", "p2c"],
-        "type_vocab_size": 0,
-    },
     "deberta-v2": {
         "model_type": "deberta-v2",
         "architectures": ["DebertaV2ForSequenceClassification"],
@@ -220,26 +212,9 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "fusion_hidden_size": 16,
         "is_hybrid": False,
     },
-    "upernet": {
-        "model_type": "upernet",
-        "architectures": ["UperNetForSemanticSegmentation"],
-        "hidden_size": 16,
-        "auxiliary_channels": 16,
-        "auxiliary_in_channels": 32,
-        "auxiliary_num_convs": 1,
-        "num_labels": 5,
-        "pool_scales": [1, 2],
-        "backbone_config": {
-            "model_type": "convnext",
-            "hidden_sizes": [8, 16, 32, 32],
-            "depths": [1, 1, 1, 1],
-            "out_features": ["stage1", "stage2", "stage3", "stage4"],
-            "image_size": 64,
-        },
-    },
 }
 """config.json by family."""
-APPROXIMATE = {"t5", "mixtral", "qwen2_moe", "qwen3_moe", "siglip_vision"}
+APPROXIMATE = {"t5", "mixtral", "qwen2_moe", "qwen3_moe", "siglip_vision", "siglip"}
 """Where the order of additions is not the eager model's; equal up to rounding."""
 
 

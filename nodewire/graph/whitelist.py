@@ -93,7 +93,7 @@ SAME_FLOAT = {f"aten.{name}" for name in _CONTRACT.split()}
 INDEXING = {f"aten.{name}" for name in _INDEX.split()}
 """Integer indices, which only a run can bound."""
 BITWISE = {"aten.bitwise_and.Tensor", "aten.bitwise_or.Tensor", "aten.__and__.Tensor", "aten.__or__.Tensor"}
-REMAINDERS = {f"aten.{name}" for name in "fmod.Scalar fmod.Tensor remainder.Scalar remainder.Tensor".split()}
+REMAINDERS = {"aten.fmod.Scalar", "aten.fmod.Tensor", "aten.remainder.Scalar", "aten.remainder.Tensor"}
 """Of floats alone: of whole numbers a processor stops at the least one over -1."""
 TRANSPOSED = ("aten.conv_transpose1d.default", "aten.conv_transpose2d.input")
 VIEW = "aten.view.default"
