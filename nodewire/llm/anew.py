@@ -14,7 +14,7 @@ from math import prod
 import torch
 
 from nodewire.errors import BadTask
-from nodewire.llm.config import REORDERED, DecoderConfig
+from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families import modules_of
 from nodewire.llm.families.compressed import named
 from nodewire.llm.families.methods import Eight, InGroups, Method
@@ -52,7 +52,7 @@ def made(
         for name, one in stored.items()
         if (stem := name.removesuffix(".qweight")) != name
     }
-    if in_blocks and config.family not in REORDERED:
+    if in_blocks:
         config = _in_blocks(method, config, found.keys())
     kept = {
         piece.stem

@@ -25,14 +25,12 @@ def changed(folder, **changes):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["llama, biased, linear rope", "phi3", "qwen3_moe", "falcon, in groups"])
+@pytest.mark.parametrize("name", ["llama, biased, linear rope", "phi3", "qwen3_moe", "falcon, in groups", "cohere"])
 def test_a_checkpoint_says_what_its_weights_widened_say(made, name, way, tmp_path):
     said, scheme = WAYS[way]
     packed, wide = write(made(name), tmp_path, said)
     checkpoint = open_checkpoint(packed)
     how = checkpoint.config.quantization
-    if name.startswith("falcon"):
-        scheme = None  # whose rows lie in another order than blocks are kept in
     assert (how.scheme if how else None) == scheme
     assert said["quant_method"].removeprefix("fbgemm_").replace("compressed-tensors", "fp8") in checkpoint.note
     expected = Whole(wide, dtype="float32").logits(PROMPT)
