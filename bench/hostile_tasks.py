@@ -33,6 +33,7 @@ WEIGHTS = (
     Weight("w", F32, (4, 4)),
     Weight("v", F32, (4,)),
     Weight("k", F32, (4, 2, 3, 3)),
+    Weight("turns", F32, (2, 4, 3, 2)),
     Weight("table", F32, (8, 4)),
     Weight("flags", torch.bool, (4,)),
     Weight("half", torch.bfloat16, (4, 4)),
@@ -50,8 +51,8 @@ PRELUDE = (
     Node("none", "aten.zeros.default", ([0, 4],)),
     Node("large", "py.mul", (Ref("b"), 2**20)),
 )
-TENSORS = ("x", "y", "ids", "mask", "w", "v", "k", "table", "flags", "half", "turned", "flat", "wide", "thin", "xh",
-           "xi", "grid", "one", "none")  # fmt: skip
+TENSORS = ("x", "y", "ids", "mask", "w", "v", "k", "turns", "table", "flags", "half", "turned", "flat", "wide", "thin",
+           "xh", "xi", "grid", "one", "none")  # fmt: skip
 _INTS = (0, 1, 2, 3, 4, -1, -2, 5, 8, 16, 255, 256, 257, -5, 2**20, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1,
          -(2**63))  # fmt: skip
 _FLOATS = (0.0, -0.0, 1.0, 0.5, -1.5, 1e-12, 1e30, 1e308, float("inf"), float("-inf"), float("nan"), 5e-324)
@@ -59,8 +60,10 @@ _TEXTS = ("none", "tanh", "mean", "same", "valid", "reflect", "floor", "trunc", 
 _LIKELY = {
     "input": ("x", "y", "turned", "flat"),
     "self": TENSORS,
-    "weight": ("w", "v", "k", "table"),
+    "weight": ("w", "v", "k", "turns", "table"),
     "bias": ("v",),
+    "mask": ("mask", "flags"),
+    "source": ("x", "y", "thin", "wide"),
     "query": ("y", "turned", "flat", "thin"),
     "key": ("y", "turned", "flat", "thin"),
     "value": ("y", "turned", "flat", "thin"),
@@ -179,6 +182,10 @@ def _huge(rng: random.Random) -> bytes:
             Node("evil", "aten.arange.start_step", (-n, n, rng.choice((1, 2, m, -1, 0, 1e-300)))),
             Node("evil", "aten.constant_pad_nd.default", (X, [rng.choice((n, -n)), m])),
             Node("evil", "aten.full_like.default", (Ref("wide"), n)),
+            Node("evil", "aten.upsample_nearest2d.vec", (Ref("y"), [n, m], None)),
+            Node("evil", "aten.upsample_bilinear2d.vec", (Ref("y"), None, False, [float(n), rng.choice((1e300, 1.0))])),
+            Node("evil", "aten.conv_transpose2d.input", (Ref("y"), Ref("turns"), None, [n, m])),
+            Node("evil", "aten.conv_transpose2d.input", (Ref("y"), Ref("turns"), None, 1, 0, 0, 1, [n, m])),
         )
     )
     return _program(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from bench import architectures, tiny_decoders, tiny_encoders
+from bench import architectures, tiny_decoders, tiny_encoders, tiny_packed
 from bench.carved import Carved
 from nodewire.cli.cutting import Asked, cut
 from nodewire.errors import NodewireError
@@ -26,7 +26,18 @@ TIED = 1e-5
 _PROMPT = [(7 * i * i + 3 * i) % 298 + 1 for i in range(70)]
 _TOKENS = 40
 _LARGEST = Largest(batch=4, length=40)
-_QUICK = ("llama, yarn", "olmo2", "granite", "cohere2", "gpt2", "falcon, in groups", "gemma3, seeing", "mpnet", "bert")
+_QUICK = (
+    "llama, yarn",
+    "mistral in awq",
+    "olmo2",
+    "granite",
+    "cohere2",
+    "gpt2",
+    "falcon, in groups",
+    "gemma3, seeing",
+    "mpnet",
+    "bert",
+)
 
 
 def measured(*, quick: bool, seen: Callable[[str], None]) -> dict[str, Any]:
@@ -37,6 +48,7 @@ def measured(*, quick: bool, seen: Callable[[str], None]) -> dict[str, Any]:
     decoders = {**tiny_decoders.FAMILIES, **tiny_decoders.SEEING}
     ways: list[tuple[str, Any, Callable[[str, Path], tuple[float, bool]]]] = [
         ("generate", decoders, _generated),
+        ("generate", [f"mistral in {way}" for way in tiny_packed.WAYS], _packed),
         ("embed", tiny_encoders.ENCODERS, _embedded),
         ("tensors", architectures.CONFIGS, _called),
     ]
@@ -64,8 +76,20 @@ def _generated(name: str, folder: Path) -> tuple[float, bool]:
     (tiny_decoders.make_seeing if sees else tiny_decoders.make_family)(folder, name)
     kind: Any = tiny_decoders.seeing_class(name) if sees else tiny_decoders.classes(tiny_decoders.FAMILIES[name][0])[1]
     model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    return _beside(model, folder)
+
+
+def _packed(name: str, folder: Path) -> tuple[float, bool]:
+    """As `_generated`, of a checkpoint whose numbers, multiplied out, the library has."""
+    plain = tiny_decoders.make_family(folder / "plain", "mistral")
+    packed, wide = tiny_packed.write(plain, folder, tiny_packed.WAYS[name.removeprefix("mistral in ")][0])
+    kind: Any = tiny_decoders.classes("Mistral")[1]
+    return _beside(kind.from_pretrained(wide, dtype=torch.float32).eval(), packed)
+
+
+def _beside(model: Any, folder: Path) -> tuple[float, bool]:
     split_decoder(folder, None, None, slots=1, split=2)  # as a registration says it
-    whole = Whole(folder)
+    whole = Whole(folder, dtype="float32")
     wanted = model(torch.tensor([_PROMPT])).logits[0]
     off = max(float((whole.logits(_PROMPT[:n]) - wanted[n - 1]).abs().max()) for n in (20, len(_PROMPT)))
     ours = list(whole.tokens(_PROMPT, Sampling(_TOKENS)))

@@ -43,6 +43,7 @@ FALCON = {"ffn_hidden_size": 96, "num_key_value_heads": None, "head_dim": None, 
 FAMILIES: dict[str, tuple[str, dict]] = {
     "llama, biased, linear rope": ("Llama", {"attention_bias": True, "rope_parameters": LINEAR}),
     "llama, yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama, dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}),
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
     "mistral, no window": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),

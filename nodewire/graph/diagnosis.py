@@ -34,7 +34,9 @@ _DRAWS = "it draws random numbers: take them as an input, or tell dropout traini
 _COMPLEX = "it computes with complex numbers: compute with real and imaginary parts"
 _WRITES = "it writes into a part of a tensor: make a new one by torch.where or torch.cat"
 _QUANTIZES = "it is of a quantized model: register the model as it was before"
-_CONVOLVES = "it is a transposed convolution, or one over volumes: express it by conv1d, conv2d and reshapes"
+_CONVOLVES = (
+    "it is a convolution over volumes: express it by conv2d, or by reshapes and linear where steps do not overlap"
+)
 _OTHERS = "express it by operators of the whitelist"
 
 _IS_NUMPY = re.compile(r"\bnp\.|numpy", re.IGNORECASE)

@@ -20,6 +20,7 @@ from nodewire.graph.whitelist import (
     MAX_INT,
     MAX_LIST,
     OPS,
+    REMAINDERS,
     SAME_FLOAT,
     SCATTER,
     SELECT,
@@ -133,6 +134,7 @@ def is_guarded(op: Op) -> bool:
         or op.name in BITWISE
         or op.name in INDEXING
         or op.name.startswith(("py.", "aten.split.", "aten.unbind."))
+        or op.name in REMAINDERS
         or op.name in (BATCH_NORM, POW)
     )
 
@@ -155,6 +157,9 @@ def check_values(node: Node, op: Op, given: Mapping[str, Value]) -> None:
     elif op.name in BITWISE:
         if any((isinstance(v, torch.Tensor) and v.is_floating_point()) or isinstance(v, float) for v in given.values()):
             raise BadTask(node.name, f"{op.name} of floats")
+    elif op.name in REMAINDERS:
+        if not any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in given.values()):
+            raise BadTask(node.name, f"{op.name} of whole numbers")
     elif op.name in INDEXING:
         _check_indices(node, op, given)
     elif op.name == POW:

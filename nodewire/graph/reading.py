@@ -24,7 +24,7 @@ from nodewire.graph.examples import Signature
 from nodewire.graph.format import DTYPES, Node, Output, Program, Shape, Weight
 from nodewire.graph.guards import Guard, failing
 from nodewire.graph.places import Place, own, traced
-from nodewire.graph.whitelist import Ref
+from nodewire.graph.whitelist import TRANSPOSED, Ref
 
 _DROPPED = ("aten._assert", "aten.sym_constrain")
 KNOWN = {
@@ -58,11 +58,13 @@ _RELATIONS: Mapping[Any, str] = {
 
 
 def _convolution(args: tuple[Any, ...], op: str) -> tuple[str, tuple[Any, ...]]:
-    """What a convolution is called whose padding was said in a word, and its arguments; one that is transposed, or over
-    volumes, stays as it is."""
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
-    if transposed or len(stride) > 2:
+    """What a convolution is called that is transposed, or whose padding was said in a word, and its arguments; one over
+    volumes stays as it is."""
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
+    if len(stride) > 2:
         return op, args
+    if transposed:
+        return TRANSPOSED[len(stride) - 1], (x, weight, bias, stride, padding, output_padding, groups, dilation)
     return f"aten.conv{len(stride)}d.default", (x, weight, bias, stride, padding, dilation, groups)
 
 

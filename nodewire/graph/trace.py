@@ -22,6 +22,7 @@ from nodewire.graph.diagnosis import check, check_exported, diagnosed
 from nodewire.graph.examples import Signature, named_tensors
 from nodewire.graph.format import Program
 from nodewire.graph.guards import Guard, guards
+from nodewire.graph.hooked import hook
 from nodewire.graph.reading import KNOWN, Reader, Traced
 from nodewire.graph.state import Held, leave, read_by_the_next
 from nodewire.graph.uncollected import uncollected
@@ -52,6 +53,7 @@ def trace(
             on `self`; the field is the path within the model where that is known, and the reason what to change.
     """
     check(module)
+    hook(module)
 
     def once() -> tuple[Traced, Sequence[str]]:
         whole = _Whole(module, said, outputs)
@@ -133,9 +135,20 @@ def _quiet() -> Iterator[None]:
 
 
 def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
-    """The library's, for operators that no task may use."""
+    """The library's, for operators that no task may use; its own of a roll computes places of whole numbers."""
     table = torch.export.default_decompositions()
-    return {op: table[op] for op in table if str(op) not in OPS and str(op) not in KNOWN}
+    found = {op: table[op] for op in table if str(op) not in OPS and str(op) not in KNOWN}
+    return {**found, torch.ops.aten.roll.default: _rolled}
+
+
+def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """Each dimension's end put before its beginning."""
+    if not dims:
+        return _rolled(x.flatten(), shifts, [0]).reshape(x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        if x.shape[dim] != 0 and (by := shift % x.shape[dim]) != 0:
+            x = torch.cat((x.narrow(dim, x.shape[dim] - by, by), x.narrow(dim, 0, x.shape[dim] - by)), dim)
+    return x
 
 
 @dataclass(slots=True)

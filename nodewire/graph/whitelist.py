@@ -64,6 +64,8 @@ eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar eq.Tensor ne.Tensor 
 logical_and.default logical_or.default bitwise_and.Tensor bitwise_or.Tensor __and__.Tensor __or__.Tensor
 where.self where.ScalarOther where.ScalarSelf masked_fill.Scalar _to_copy.default
 hardtanh.default hardsigmoid.default hardswish.default leaky_relu.default elu.default softplus.default
+sign.default ceil.default floor.default round.default fmod.Scalar fmod.Tensor remainder.Scalar remainder.Tensor
+masked_scatter.default
 """
 _REDUCE = """
 sum.default sum.dim_IntList mean.default mean.dim amax.default amin.default argmax.default cumsum.default any.dim
@@ -73,6 +75,7 @@ topk.default sort.default max_pool2d.default avg_pool2d.default adaptive_avg_poo
 _CONTRACT = """
 linear.default matmul.default mm.default bmm.default addmm.default scaled_dot_product_attention.default
 layer_norm.default group_norm.default _native_batch_norm_legit_no_training.default conv1d.default conv2d.default
+conv_transpose1d.default conv_transpose2d.input upsample_nearest2d.vec upsample_bilinear2d.vec
 """
 _RESHAPE = """
 view.default reshape.default transpose.int permute.default t.default unsqueeze.default squeeze.dim expand.default
@@ -90,6 +93,9 @@ SAME_FLOAT = {f"aten.{name}" for name in _CONTRACT.split()}
 INDEXING = {f"aten.{name}" for name in _INDEX.split()}
 """Integer indices, which only a run can bound."""
 BITWISE = {"aten.bitwise_and.Tensor", "aten.bitwise_or.Tensor", "aten.__and__.Tensor", "aten.__or__.Tensor"}
+REMAINDERS = {"aten.fmod.Scalar", "aten.fmod.Tensor", "aten.remainder.Scalar", "aten.remainder.Tensor"}
+"""Of floats alone: of whole numbers a processor stops at the least one over -1."""
+TRANSPOSED = ("aten.conv_transpose1d.default", "aten.conv_transpose2d.input")
 VIEW = "aten.view.default"
 RESHAPE = "aten.reshape.default"
 SLICE, SQUEEZE = "aten.slice.Tensor", "aten.squeeze.dim"

@@ -7,6 +7,9 @@
 | softmax, `layer_norm` | a contiguous operand; a converted one; mean and deviation of every row |
 | products of matrices | an operand whose strides BLAS does not take; batches spread out; oneDNN's reorders |
 | convolutions | oneDNN's blocked copies of operand, result and weight; hardly anything where channels are last |
+| transposed convolutions | columns of an image in float32, or blocked copies of operand and result |
+| resized images | operand and result with their channels last |
+| `masked_scatter` | the mask, and a contiguous source |
 | pools, `group_norm`, `sort`, `topk` | a contiguous operand; places of maxima; one row of an order |
 | attention, flash | a tile for each thread, log-sum-exp, a boolean mask as floats, bfloat16 keys and values reordered |
 | attention, otherwise | scores and their softmax, scaled queries and keys, the mask as floats |
@@ -26,7 +29,7 @@ from typing import Any
 
 import torch
 
-from nodewire.graph.whitelist import Op
+from nodewire.graph.whitelist import TRANSPOSED, Op
 
 Given = Mapping[str, Any]
 """Arguments by formal name: meta tensors, numbers, lists."""
@@ -36,10 +39,13 @@ _LOGICAL = ("aten.logical_and.default", "aten.logical_or.default")
 _PAIRS = """
 add.Tensor sub.Tensor mul.Tensor div.Tensor maximum.default minimum.default bitwise_and.Tensor bitwise_or.Tensor
 __and__.Tensor __or__.Tensor eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor
+fmod.Tensor remainder.Tensor
 """
-RELAID = {ATTENTION, *_LOGICAL, *(f"aten.{name}" for name in _PAIRS.split())}
+RELAID = {ATTENTION, *_LOGICAL, *TRANSPOSED, *(f"aten.{name}" for name in _PAIRS.split())}
 """Operators of whose results the meta device may say other strides than a CPU's kernels give them: `as_on_cpu`."""
 _HALVES = (torch.bfloat16, torch.float16)
+_BUFFERS = 98_304
+"""A thread's, of a transposed convolution; measured 68 kB."""
 _KEY_TILE = 512
 """Keys in a tile of flash attention (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)."""
 
@@ -60,7 +66,31 @@ def as_on_cpu(op: Op, given: Given, result: Any) -> Any:
     if op.name == ATTENTION:
         flash = isinstance(result, torch.Tensor) and is_flash(given)
         return result.transpose(1, 2).contiguous().transpose(1, 2) if flash else result
+    if op.name in TRANSPOSED:
+        if not _suggests_last(given["input"]):
+            return result
+        return torch.empty(result.shape, dtype=result.dtype, device="meta", memory_format=torch.channels_last)
     return _as_converted(op, given, result)
+
+
+def _is_last(operand: torch.Tensor) -> bool:
+    """Whether channels are last in an image, and not elsewhere as well."""
+    return (
+        operand.dim() == 4 and operand.is_contiguous(memory_format=torch.channels_last) and not operand.is_contiguous()
+    )
+
+
+def _suggests_last(operand: torch.Tensor) -> bool:
+    """Whether a kernel takes an image to have its channels last (c10/core/MemoryFormat.h)."""
+    if operand.dim() != 4 or 0 in operand.shape or not operand.stride(1):
+        return False
+    least = 0
+    for dim in (1, 3, 2, 0):
+        stride = operand.stride(dim)
+        if stride < least or (dim == 0 and least == operand.stride(1)):
+            return False
+        least = stride * operand.shape[dim]
+    return True
 
 
 def _as_converted(op: Op, given: Given, result: torch.Tensor) -> torch.Tensor:
@@ -267,11 +297,33 @@ def _convolution(given: Given, results: Sequence[torch.Tensor], threads: int) ->
     """oneDNN works on blocked copies: of the weight and, unless channels are last, of the operand and the result."""
     operand, weight, result = given["input"], given["weight"], results[0]
     reordered = 2 * _bytes(weight)
-    if operand.dim() == 4 and operand.is_contiguous(memory_format=torch.channels_last) and not operand.is_contiguous():
+    if _is_last(operand):
         return reordered
     if math.prod(weight.shape[2:]) == 1 and set(_many(given.get("stride", 1))) <= {1}:
         return reordered + _copied(operand)
     return max(_bytes(operand) + _bytes(weight), _bytes(result)) + _copied(operand)
+
+
+def _transposed(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
+    """Columns in float32, or oneDNN's blocked copies and its own buffers. Columns are an image's, unless oneDNN takes
+    no such padding, or might not take the dtype: then they are all images'."""
+    operand, weight, result = given["input"], given["weight"], results[0]
+    padded, steps = (_many(given.get(name, default)) for name, default in (("output_padding", 0), ("stride", 1)))
+    is_all = operand.dtype in _HALVES or max(padded, default=0) >= min(steps, default=1)
+    images = operand.shape[0] if is_all else 1
+    each = math.prod(weight.shape[1:]) * max(1, int(given.get("groups", 1))) * math.prod(operand.shape[2:])
+    copies = _bytes(result, 4) + 3 * _bytes(operand, 4)
+    held = _bytes(result, 4) + _copied(operand) + 4 * _bytes(weight, 4)
+    return int(max(4 * images * each, copies) + held + _BUFFERS * threads)
+
+
+def _upsampled(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
+    return _bytes(given["input"]) + _bytes(results[0])
+
+
+def _scattered_in(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
+    mask: torch.Tensor = given["mask"]
+    return _copied(given["source"]) + _bytes(mask)
 
 
 def _many(value: Any) -> list[Any]:
@@ -382,6 +434,11 @@ _MODELS: dict[str, Callable[[Given, Sequence[torch.Tensor], int], int]] = {
     "addmm": _product("mat1", "mat2", "self"),
     "conv1d": _convolution,
     "conv2d": _convolution,
+    "conv_transpose1d": _transposed,
+    "conv_transpose2d": _transposed,
+    "upsample_nearest2d": _upsampled,
+    "upsample_bilinear2d": _upsampled,
+    "masked_scatter": _scattered_in,
     "avg_pool2d": _pooled,
     "adaptive_avg_pool2d": _pooled,
     "max_pool2d": _max_pooled,

@@ -15,15 +15,23 @@ import torch
 
 from nodewire.errors import BadTask
 from nodewire.gguf import model as gguf
-from nodewire.llm import meta_directory
+from nodewire.llm import anew, meta_directory
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import end_tensors, json_object, multimodal, own_tensors, parse_config, stage_tensors
+from nodewire.llm.families import (
+    end_tensors,
+    json_object,
+    methods,
+    multimodal,
+    own_tensors,
+    parse_config,
+    stage_tensors,
+)
 from nodewire.llm.families.naming import NUMBERS, Piece
 from nodewire.llm.gguf.opened import opened
 from nodewire.protocol.stored_dtypes import CODE_OF
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors
-from nodewire.weights.gguf_rows import widened_to
+from nodewire.weights.drawn import Drawn, widened_to
 from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, Stored
 
 
@@ -51,6 +59,11 @@ class Checkpoint:
             counts[one.dtype] += prod(one.shape) if one.dtype in DTYPES else 0
         return "bfloat16" if 2 * counts["bfloat16"] > counts.total() else "float32"
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether tensors are made as they are read, which takes READING_BYTES."""
+        return any(isinstance(stored, Drawn) for stored in self.tensors.values())
+
     def for_arithmetic(self, dtype: str) -> Checkpoint:
         """The same, what is widened as it is read widened to the dtype that is computed in, and no further."""
         return replace(self, tensors={name: widened_to(stored, dtype) for name, stored in self.tensors.items()})
@@ -77,7 +90,8 @@ class Checkpoint:
 def open_checkpoint(directory: Path, *, is_dry: bool = False, in_blocks: bool = True) -> Checkpoint:
     """The model in `directory`, which may be a GGUF file instead; of its weights only headers are read.
 
-    Blocks of a GGUF file that tasks know, too, stay blocks; without `in_blocks` all of its weights are numbers.
+    Blocks of a GGUF file, and of GPTQ and AWQ, that tasks know, too, stay blocks; without `in_blocks` all of these
+    weights are numbers.
 
     For a dry run there may be no weights, whose tensors then have the shapes that config.json gives them and the dtype
     that it names, and no tokenizer, which is empty then.
@@ -103,11 +117,16 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False, in_blocks: bool = 
     document = json_object(said, "config.json")
     sees = multimodal.sees(document)
     note = multimodal.note(document) if sees else ""
+    method = methods.said_of(multimodal.language(document) if sees else document)
     found = stored_if_any(directory) if is_dry else stored_tensors(directory)
     if found is None:
         tensors = _foreseen(config, Path(SINGLE), _dtype(document))
+        tensors = tensors if method is None else anew.foreseen(method, config, tensors)
     else:
         tensors = own_tensors(config, found, sees=sees)
+    if method is not None:
+        config, tensors = anew.made(method, config, tensors, in_blocks=in_blocks)
+        note = "; ".join(filter(None, (note, anew.told(method, config))))
     has_tokenizer = not is_dry or (directory / "tokenizer.json").exists()
     tokenizer = read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b""
     lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))

@@ -182,7 +182,7 @@ class Quantization(Schema):
 
 
 REORDERED = frozenset(("meta", "cohere", "cohere2", "falcon", "gpt2", "gpt_neox"))
-"""Families whose checkpoints hold a layer's rows in another order than they are kept, which blocks cannot follow."""
+"""Families whose checkpoints hold a layer's rows in another order than they are kept."""
 LATER = (
     "quantization",
     "norm",
@@ -325,9 +325,10 @@ class DecoderConfig(Schema):
             raise ValueError("swiglu_limit: is a clamped_swiglu's")
         self._check_parts()
         if self.quantization is not None:
-            if self.family in REORDERED:
+            if self.family == "meta" or (self.family in REORDERED and self.quantization.scheme == "nvfp4"):
                 raise ValueError(
-                    f"quantization: none of {self.family}, whose rows are stored in another order: take it unquantized"
+                    f"quantization: none such of {self.family}, whose rows are stored in another order: take it "
+                    "unquantized"
                 )
             if self.experts is not None and self.experts.stored == "mxfp4":
                 raise ValueError("quantization: of what is stored as mxfp4")

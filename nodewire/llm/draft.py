@@ -27,7 +27,7 @@ from nodewire.llm.speculation.ngram import NgramDrafter
 from nodewire.llm.speculation.small_model import SmallModel, SmallModelDrafter
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
-from nodewire.weights.gguf_rows import READING_BYTES
+from nodewire.weights.drawn import READING_BYTES
 from nodewire.weights.tensorfile import DTYPES
 
 BLOCK = 64
@@ -66,7 +66,7 @@ class Draft:
         layers = footprint.stage(config, 0, count, slots=self._lanes, positions=positions, block=BLOCK, dtype=dtype)
         text = len(self._checkpoint.tokenizer) if self._compares else 0
         ends = footprint.driver(config, positions=positions, dtype=dtype, tokenizer_bytes=text)
-        work = layers.work + ends.work + (0 if self._checkpoint.beside is None else READING_BYTES)
+        work = layers.work + ends.work + (READING_BYTES if self._checkpoint.is_drawn else 0)
         return Footprint(layers.weights + ends.weights, layers.caches, work, ends.tokenizer)
 
     def load(self, tokenizer: Tokenizer, device: torch.device, graphing: Graphing | None = None) -> Drafters:

@@ -228,10 +228,10 @@ def _loading(config: DecoderConfig, item: int) -> int:
 @lru_cache(maxsize=8)
 def _decoding(config: DecoderConfig, item: int) -> int:
     """Bytes beside a parameter while its pieces are put in order."""
-    if config.quantization is not None:
-        return _MXFP4_BYTES if config.quantization.scheme == "nvfp4" else 0
+    if config.quantization is not None and config.quantization.scheme == "nvfp4":
+        return _MXFP4_BYTES
     if config.experts is not None and config.experts.stored == "mxfp4":
         return _MXFP4_BYTES
     layers = {0, config.num_hidden_layers - 1}
     pieces = (piece for layer in layers for found in layer_pieces(config, layer).values() for piece in found)
-    return max(piece.beside for piece in pieces) * item
+    return max(piece.beside for piece in pieces) * item  # of a head in blocks fewer, which are as wide

@@ -39,6 +39,7 @@ eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar eq.Tensor ne.Tensor 
 logical_and.default logical_or.default bitwise_and.Tensor bitwise_or.Tensor __and__.Tensor __or__.Tensor
 where.self where.ScalarOther where.ScalarSelf masked_fill.Scalar
 hardtanh.default hardsigmoid.default hardswish.default leaky_relu.default elu.default softplus.default
+sign.default ceil.default floor.default round.default fmod.Scalar fmod.Tensor remainder.Scalar remainder.Tensor
 """
 ELEMENTWISE = frozenset(f"aten.{name}" for name in _ELEMENTWISE.split())
 
@@ -145,6 +146,21 @@ def _convolved(input: Any, weight: Any, bias: Any = None) -> Value:
     if x.axis not in (0, None):
         raise Unproven("over the batch")
     return Value((x.shape[0], channels, *(None for _ in x.shape[2:])), x.axis)
+
+
+def _convolved_back(input: Any, weight: Any, bias: Any = None, groups: Any = 1) -> Value:
+    """Of a transposed one, whose weight says a group's channels second."""
+    made = _convolved(input, weight, bias)
+    channels = fixed(weight, len(made.shape)).shape[1]
+    known = type(channels) is int and type(groups) is int
+    return replace(made, shape=(made.shape[0], channels * groups if known else None, *made.shape[2:]))
+
+
+def _resampled(input: Any) -> Value:
+    x = of(input)
+    if x.axis not in (0, None):
+        raise Unproven("over the batch")
+    return replace(x, shape=(*x.shape[:2], *(None for _ in x.shape[2:])))
 
 
 def _matmul(self: Any, other: Any) -> Value:
@@ -492,6 +508,13 @@ _TABLE: tuple[tuple[str, str, Callable[..., Known]], ...] = (
     ("linalg_vector_norm", "self ord dim keepdim", _reduced),
     ("linear", "input weight bias", _linear),
     ("conv1d conv2d", "input weight bias stride padding dilation groups", _convolved),
+    (
+        "conv_transpose1d conv_transpose2d.input",
+        "input weight bias stride padding output_padding groups dilation",
+        _convolved_back,
+    ),
+    ("upsample_nearest2d.vec", "input output_size scale_factors", _resampled),
+    ("upsample_bilinear2d.vec", "input output_size align_corners scale_factors", _resampled),
     ("matmul", "self other", _matmul),
     ("mm", "self mat2", _mm),
     ("bmm", "self mat2", _bmm),

@@ -8,7 +8,7 @@ kept: those of Q8_0, Q5_0 and Q4_0 are whole numbers under one scale, 32 of a ro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, cast
 
@@ -20,7 +20,8 @@ from nodewire import extras
 from nodewire.errors import BadTask
 from nodewire.gguf.header import Placed
 from nodewire.protocol.stored_dtypes import CODE_OF
-from nodewire.weights.tensorfile import CODES, DTYPES, Stored
+from nodewire.weights.drawn import Drawn
+from nodewire.weights.tensorfile import DTYPES, Stored
 
 KEPT = {"Q8_0": 8, "Q5_0": 8, "Q4_0": 4}
 """The types whose numbers are whole ones under a scale, and in how many bits they fit."""
@@ -28,8 +29,6 @@ GROUP = 32
 """Numbers to a block of those, and of MXFP4."""
 _NUMBERS = 262_144
 """That are made at once, or as many as a head's rows have."""
-READING_BYTES = 8 * 1_048_576
-"""What widening takes besides what is made: rows as they are stored, numbers between, the library; measured 7 MB."""
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 Octets = np.ndarray[Any, np.dtype[np.uint8]]
@@ -60,6 +59,10 @@ class Rows:
             "int4": self.width // 8,
             "mxfp4": self.width // 2,
         }.get(self.form, self.width // GROUP)
+
+    @property
+    def widens(self) -> bool:
+        return self.form == "numbers" and self.sources[0].type.name not in _PLAIN
 
     def made(self, first: int, last: int, dtype: torch.dtype) -> Iterator[Tensor]:
         """Elements [first, last) of what is made of all rows, in pieces. Raises BadTask: a file ends early."""
@@ -98,19 +101,6 @@ class Rows:
         return torch.from_numpy(np.ascontiguousarray(made)).view(-1).view(dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn(Stored):
-    """A tensor that is made of rows as it is read."""
-
-    rows: Rows
-
-    def octets(self) -> Iterator[memoryview]:
-        dtype = DTYPES.get(self.dtype) or next(one for one, code in CODES.items() if code == self.dtype)
-        item = dtype.itemsize
-        for made in self.rows.made(self.start // item, (self.start + self.nbytes) // item, dtype):
-            yield memoryview(made.view(torch.uint8).numpy().data)
-
-
 def drawn(rows: Rows, shape: tuple[int, ...], dtype: str = "float32") -> Stored:
     """What is made of `rows`, of `dtype` if it is numbers; a stretch of the file where that is all that they are."""
     source = rows.sources[0]
@@ -125,13 +115,6 @@ def drawn(rows: Rows, shape: tuple[int, ...], dtype: str = "float32") -> Stored:
             name = "float32"
     nbytes = prod(shape) * cast(torch.dtype, getattr(torch, name)).itemsize
     return Drawn(source.path, name if name in DTYPES else CODE_OF[name], shape, 0, nbytes, rows)
-
-
-def widened_to(stored: Stored, dtype: str) -> Stored:
-    """The same, of `dtype`, where it is numbers that are made of blocks."""
-    if not isinstance(stored, Drawn) or stored.rows.form != "numbers" or stored.rows.sources[0].type.name in _PLAIN:
-        return stored
-    return replace(stored, dtype=dtype, nbytes=prod(stored.shape) * DTYPES[dtype].itemsize)
 
 
 def check_library(sources: tuple[Placed, ...]) -> None:

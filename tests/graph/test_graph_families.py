@@ -21,6 +21,7 @@ from nodewire.weights.directory import stored_tensors
 LARGEST = Largest(batch=4, length=40)
 COVERED = ("bert", "clip", "vit", "resnet", "t5", "whisper", "qwen3", "gemma2", "mixtral", "qwen2_moe")
 COVERED += ("gpt2", "cohere2", "mpnet", "modernbert", "nomic_bert", "siglip_vision")
+COVERED += ("swin", "swinv2", "segformer", "dpt", "deberta-v2", "siglip")
 """The others differ from one of these in sizes; bench.split has them all."""
 
 

@@ -253,7 +253,7 @@ def test_the_generation_config_may_name_other_ends():
         ("rms_norm_eps", "1e-5"),
         ("rope_theta", 1e300),
         ("rope_scaling", {"rope_type": "yarn"}),
-        ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
+        ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}),
         ("rope_scaling", {"rope_type": "llama3"}),
         ("rope_scaling", [1]),
         ("rope_parameters", "x"),

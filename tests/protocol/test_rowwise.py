@@ -68,6 +68,14 @@ SAFE = {
         Node("a", "py.getitem", (Ref("n"), 0)),
         Node("b1", "aten.group_norm.default", (Ref("a"), 2, BIAS, BIAS)),
     ],
+    "resized, and convolved back": [
+        Node("t", "aten.reshape.default", (X, [B, 1, S, WIDTH])),
+        Node("k", "aten.reshape.default", (W, [1, 1, WIDTH, WIDTH])),
+        Node("u", "aten.conv_transpose2d.input", (Ref("t"), Ref("k"))),
+        Node("v", "aten.upsample_nearest2d.vec", (Ref("u"), None, [2.0, 2.0])),
+        Node("f", "aten.upsample_bilinear2d.vec", (Ref("v"), [3, 2], False, None)),
+        Node("a", "aten.fmod.Scalar", (Ref("f"), 2.0)),
+    ],
     "heads apart": [
         Node("a", "aten.reshape.default", (X, [B, S, 2, 2])),
         Node("b1", "aten.transpose.int", (Ref("a"), 1, 2)),
@@ -153,6 +161,10 @@ SAFE = {
     "no gate but a hard one": [Node("a", "aten.hardswish.default", (X,))],
 }
 MIXING = {
+    "scattered by a mask": [
+        Node("m", "aten.gt.Scalar", (X, 0)),
+        Node("a", "aten.masked_scatter.default", (X, Ref("m"), X)),
+    ],
     "softmax over rows": [Node("a", "aten.softmax.int", (X, 0))],
     "a mean over rows, subtracted": [
         Node("m", "aten.mean.dim", (X, [0], True)),

@@ -29,6 +29,9 @@ ARCHITECTURES: Mapping[str, Family] = {
             "BertForSequenceClassification",
             "BertForTokenClassification",
             "BertForQuestionAnswering",
+            "DebertaV2Model",
+            "DebertaV2ForSequenceClassification",
+            "DebertaV2ForTokenClassification",
             "DistilBertModel",
             "DistilBertForSequenceClassification",
             "AlbertModel",
@@ -82,9 +85,14 @@ ARCHITECTURES: Mapping[str, Family] = {
     **dict.fromkeys(
         (
             *("ResNetModel", "ResNetForImageClassification", "ViTModel", "ViTForImageClassification", "BeitModel"),
-            *("ConvNextModel", "DeiTModel", "Dinov2Model", "SiglipVisionModel"),
+            *("ConvNextModel", "DeiTModel", "Dinov2Model", "SiglipVisionModel", "DPTForDepthEstimation"),
+            *("SegformerModel", "SegformerForImageClassification", "SegformerForSemanticSegmentation"),
+            *("SwinModel", "SwinForImageClassification", "Swinv2Model", "Swinv2ForImageClassification"),
         ),
         _IMAGE,
+    ),
+    "SiglipModel": Family(
+        inputs.image_and_text, outputs=("logits_per_image", "logits_per_text", "text_embeds", "image_embeds")
     ),
     "CLIPModel": Family(
         inputs.image_and_text, outputs=("logits_per_image", "logits_per_text", "text_embeds", "image_embeds")

@@ -27,6 +27,7 @@ from nodewire.llm.families import (
     granite,
     llama,
     meta,
+    methods,
     mistral,
     mixtral,
     multimodal,
@@ -98,6 +99,8 @@ ARCHITECTURES = frozenset(family.ARCHITECTURE for family in FAMILIES.values()) |
 def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
     """The decoder that a config.json describes; a generation_config.json beside it may name further end tokens.
 
+    Of matrices that are made anew as they are read (nodewire.llm.anew) it says nothing.
+
     Raises:
         TooLarge: longer than 1 MiB.
         BadTask: no known family, or a field missing, unknown, out of bounds or not supported (it is named).
@@ -116,14 +119,15 @@ def parse_document(config: Mapping[str, Any], ends: Any = None) -> DecoderConfig
     if name is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise BadTask("architectures", f"{str(architectures)[:80]} is not one of those that generate text: {known}")
-    blocks = compressed.said_of(config)
-    fields = Fields(config if blocks is None else {**config, "quantization_config": None})
+    anew = methods.said_of(config)
+    blocks = None if anew is not None else compressed.said_of(config)
+    fields = Fields(config if anew is None and blocks is None else {**config, "quantization_config": None})
     document = FAMILIES[name].parse(fields)
     if "quantization_config" in fields:
         raise BadTask(
             "quantization_config",
-            f"only of the method {compressed.METHOD}, or mxfp4 of gpt-oss: take the model unquantized, "
-            "which `nodewire quantize` makes smaller",
+            f"only of the methods {compressed.METHOD}, gptq, awq and fp8, or mxfp4 of gpt-oss: take the model "
+            "unquantized, which `nodewire quantize` makes smaller",
         )
     fields.end()
     if ends is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal, NamedTuple
@@ -24,6 +24,18 @@ class Kept(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """`count` rows that are kept from row `at` on, and stored from row `stored` on. With `pairs` these are a head of so
+    many, of which the rows from `begin` on are taken once those that turn together are half a head apart."""
+
+    at: int
+    stored: int
+    count: int
+    begin: int = 0
+    pairs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +85,31 @@ class Piece:
     def quantized(self, blocks: Blocks) -> Piece:
         """The same numbers stored in blocks. Of transposed matrices it is the rows as they are kept."""
         experts = self.shape[:-2]
-        rows, width = (self.shape[-1], self.shape[-2]) if self.form == "transposed" else self.shape[-2:]
-        return replace(self, shape=(*experts, rows, width), form="plain", blocks=blocks)
+        if self.form != "transposed":
+            return replace(self, blocks=blocks)
+        return replace(self, shape=(*experts, self.shape[-1], self.shape[-2]), form="plain", blocks=blocks)
+
+    def stretches(self, first: int, last: int) -> Iterator[Stretch]:
+        """Where rows [first, last), as they are kept, are stored."""
+        if self.form not in ("paired", "grouped"):
+            yield Stretch(0, first, last - first)
+            return
+        dim = self.head_dim
+        for unit in range(first // dim, -(-last // dim)):
+            begin, end = max(first, unit * dim), min(last, (unit + 1) * dim)
+            if self.form == "paired":
+                yield Stretch(begin - first, unit * dim, end - begin, begin - unit * dim, dim)
+            else:
+                yield Stretch(begin - first, self._grouped(unit) * dim + begin - unit * dim, end - begin)
+
+    def _grouped(self, unit: int) -> int:
+        """Which head of the tensor a kept one is: all queries, then the keys, then the values."""
+        group = self.shape[0] // self.head_dim // self.heads - 2
+        queries = self.heads * group
+        if unit < queries:
+            return unit // group * (group + 2) + unit % group
+        kind, number = divmod(unit - queries, self.heads)
+        return number * (group + 2) + group + kind
 
     def stored(self) -> dict[str, Kept]:
         """The tensors of the checkpoint, by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodewire.errors import BadTask
@@ -48,8 +49,7 @@ def described(
         found["rope_scaling"] = _SCALINGS[kind](inner, positions)
     else:
         known = ", ".join(_SCALINGS)
-        remedy = "; leave it out where no text is longer than max_position_embeddings" if kind == "dynamic" else ""
-        raise BadTask("rope_scaling", f"{kind[:40]} is not supported, only default, {known}{remedy}")
+        raise BadTask("rope_scaling", f"{kind[:40]} is not supported, only default, {known}")
     inner.take(_ORIGINAL)  # which some files state where it changes nothing
     try:
         inner.end()
@@ -107,5 +107,24 @@ def _longrope(inner: Fields, positions: Any) -> dict[str, Any]:
     }
 
 
-_SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope, "su": _longrope}
-"""Those that the layers compute. `dynamic` is none: its angles change while a session's keys are cached."""
+def _dynamic(inner: Fields, positions: Any) -> None:
+    """Nothing within the first context, and sessions stay there: beyond it angles change while keys are cached."""
+    inner.number("factor")
+    first = inner.take(_ORIGINAL, positions)
+    if type(first) is not int or type(positions) is not int or first < 1:
+        raise BadTask(_ORIGINAL, "not a whole number above 0")
+    if first < positions:
+        raise BadTask(
+            "rope_scaling",
+            f"dynamic is not supported beyond the first {first} positions: let max_position_embeddings be {first}",
+        )
+
+
+_SCALINGS: Mapping[str, Callable[[Fields, Any], dict[str, Any] | None]] = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
+    "dynamic": _dynamic,
+}

@@ -145,12 +145,12 @@ def _quantized(stored: Stored, was: Piece, then: Piece, file: BinaryIO, starts: 
     blocks, width = then.blocks, then.width
     assert blocks is not None
     count, item = then.count, stored.nbytes // then.count
-    step = was.shape[1] * was.shape[2] if was.form == "transposed" else max(1, _NUMBERS // width) * width
+    step = was.shape[-1] * was.shape[-2] if was.form == "transposed" else max(1, _NUMBERS // width) * width
     at = [starts[name] for name in then.stored()]
     for first in range(0, count, step):
         numbers = torch.empty(min(step, count - first))
         read_into(elements(stored, first, first + len(numbers)), numbers)
-        rows = numbers.view(was.shape[1:]).T if was.form == "transposed" else numbers.view(-1, width)
+        rows = numbers.view(was.shape[-2:]).T if was.form == "transposed" else numbers.view(-1, width)
         for place, data in enumerate(_in_blocks(rows, blocks)):
             octets = data.contiguous().view(torch.uint8).numpy().data
             file.seek(at[place])

@@ -63,6 +63,21 @@ def _read(pieces: Sequence[Piece], blocks: Blocks, first: int, last: int, fill: 
 
 
 def _fill(piece: Piece, blocks: Blocks, row: int, words: Tensor, scales: Tensor, fill: Fill) -> None:
+    """Rows from `row` on, as they are kept."""
+    for stretch in piece.stretches(row, row + len(words)):
+        some = slice(stretch.at, stretch.at + stretch.count)
+        if not stretch.pairs:
+            _fill_rows(piece, blocks, stretch.stored, words[some], scales[some], fill)
+            continue
+        own, scale = (one.new_empty(stretch.pairs, one.shape[1]) for one in (words, scales))
+        _fill_rows(piece, blocks, stretch.stored, own, scale, fill)
+        for target, one in ((words, own), (scales, scale)):
+            apart = one.view(-1, 2, one.shape[1]).transpose(0, 1).reshape(one.shape)
+            target[some] = apart[stretch.begin : stretch.begin + stretch.count]
+
+
+def _fill_rows(piece: Piece, blocks: Blocks, row: int, words: Tensor, scales: Tensor, fill: Fill) -> None:
+    """Rows from `row` on, as they are stored."""
     signed = blocks.scheme == "w8a8"
     name = f"{piece.stem}.weight"
     target = words.view(torch.int8) if signed else words
