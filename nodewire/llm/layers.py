@@ -127,7 +127,7 @@ class Layers:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """Of each role and shape of a matrix, what multiplies with it; a layer that differs from others is named last."""
+        """Of each role and shape of a matrix, what multiplies with it."""
         return {what: of for layer in self.layers for what, of in layer.kernels.items()}
 
     @property

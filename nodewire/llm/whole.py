@@ -48,8 +48,8 @@ class Whole:
     ) -> None:
         """`dtype`: of the arithmetic, float32, or of quantized models bfloat16, unless given.
 
-        `alone`: whether it need not say what a market's stages say to the last bit: then matrices in blocks whose inputs
-        are rounded go to ONNX Runtime's kernels, where they are quicker (quant/choice.py).
+        `alone`: whether it need not say what a market's stages say to the last bit: then matrices in blocks whose
+        inputs are rounded go to ONNX Runtime's kernels, where they are quicker (quant/choice.py).
 
         `threads`: CPU threads of this process from now on (torch's own choice unless given).
         """

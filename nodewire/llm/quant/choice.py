@@ -21,7 +21,7 @@ from nodewire.llm.quant.sizes import in_panels, loaded_rows, measured_rows
 
 _RUNS = 7
 _CLEARLY = 0.9
-"""A kernel is preferred to one before it if it takes less than so much of its time: two that are alike are not drawn."""
+"""A kernel is preferred to one before it if it takes less than so much of its time: of two alike it is the first."""
 
 Make = Callable[[tuple[int, int]], Kernel]
 
@@ -73,7 +73,7 @@ def _quickest(
 
 @torch.inference_mode()
 def _taken_ns(make: Make, shape: tuple[int, int], blocks: Blocks, dtype: torch.dtype) -> int:
-    """The shortest time of a row times the first rows of such a matrix: what else the machine does only lengthens it."""
+    """The shortest time of a row times the first rows of such a matrix: other work only lengthens it."""
     width, drawn = shape[1], torch.Generator().manual_seed(0)
     rows = measured_rows(shape)
     made = make((rows, width))
