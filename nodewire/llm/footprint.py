@@ -12,7 +12,17 @@ from functools import lru_cache
 
 from nodewire.llm.config import DecoderConfig, Experts
 from nodewire.llm.families import layer_pieces
-from nodewire.llm.parameters import BOTH, NEITHER, Ends, Parameter, Parameters, lies_in_columns, of_ends, of_layer
+from nodewire.llm.parameters import (
+    BOTH,
+    NEITHER,
+    TURNED,
+    Ends,
+    Parameter,
+    Parameters,
+    lies_in_columns,
+    of_ends,
+    of_layer,
+)
 from nodewire.llm.quant import sizes
 from nodewire.protocol.pages import PAGE, pages_of
 
@@ -70,7 +80,7 @@ def stage(
         + 2 * positions * config.hidden_size * item
     )
     if ends.head:
-        work = max(work, HEAD_ROWS * config.vocab_size * (item + _EXACT_BYTES))
+        work = max(work, HEAD_ROWS * config.vocab_size * (item + _EXACT_BYTES), _turned_ends(config, ends, item))
     plain_ends, exact_ends = _counted(of_ends(config, ends))
     plain, exact = plain + plain_ends, exact + exact_ends
     return Footprint(
@@ -107,7 +117,7 @@ def driver(config: DecoderConfig, *, positions: int, dtype: str, tokenizer_bytes
     return Footprint(
         weights=plain * item + exact * _EXACT_BYTES,
         caches=0,
-        work=frames + sampling + _LOAD_BYTES,
+        work=max(frames + sampling, _turned_ends(config, ends, item)) + _LOAD_BYTES,
         tokenizer=tokenizer_bytes * _TOKENIZER_FACTOR,
     )
 
@@ -196,6 +206,12 @@ def _inner(config: DecoderConfig, mixture: Experts | None, item: int) -> int:
     routing = 4 * mixture.num_experts * 4 + config.hidden_size * 4 + 40 * mixture.num_experts_per_tok
     widest = max(mixture.moe_intermediate_size, mixture.shared_intermediate_size)
     return tensors * widest * item + 4 * config.hidden_size * item + routing
+
+
+def _turned_ends(config: DecoderConfig, ends: Ends, item: int) -> int:
+    """Bytes beside a head that is kept in columns while it is read."""
+    found = of_ends(config, ends).items() if item == _EXACT_BYTES else ()
+    return max((min(one.count, TURNED) * item for role, one in found if lies_in_columns(role, one)), default=0)
 
 
 def _loading(config: DecoderConfig, item: int) -> int:

@@ -21,6 +21,7 @@ from nodewire.llm.mlp import Mlp, silu
 from nodewire.llm.norm import Norm
 from nodewire.llm.quant.matrix import InBlocks, Matrix
 from nodewire.llm.rope import Angles
+from nodewire.llm.row import Row
 
 
 class LayerParts(Protocol):
@@ -113,7 +114,7 @@ class _Narrow:
     """Products of a matrix of another dtype, or in blocks, whose inputs and outputs are narrower."""
 
     def __init__(self, matrix: Matrix) -> None:
-        self._matrix = matrix
+        self._matrix = matrix if isinstance(matrix, InBlocks) else Row(matrix)
 
     def times(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         out.copy_(self._of(x))
@@ -126,7 +127,7 @@ class _Narrow:
     def _of(self, x: Tensor) -> Tensor:
         if isinstance(self._matrix, InBlocks):
             return self._matrix.linear(x[None], None)[0]
-        return F.linear(x.to(self._matrix.dtype)[None], self._matrix)[0]
+        return self._matrix.times(x.to(self._matrix.matrix.dtype)[None])[0]
 
 
 def _product(matrix: Matrix) -> _Exact | _Narrow:

@@ -73,8 +73,10 @@ class Whole:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """Of each role and shape of a layer's matrices, what multiplies with them."""
-        return self._layers.kernels
+        """Of each role and shape of a matrix, what multiplies a row with it."""
+        assert self.vocabulary.row is not None
+        head = self.vocabulary.row
+        return {**self._layers.kernels, f"head {list(head.matrix.shape)}": head.name}
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from nodewire.llm.config import Blocks
 from nodewire.llm.quant.choice import kernel
 from nodewire.llm.quant.rounding import activations
+from nodewire.llm.row import Row
 
 
 class InBlocks:
@@ -38,8 +39,7 @@ def kernel_of(role: str, one: object) -> tuple[str, str] | None:
     if isinstance(one, InBlocks):
         return f"{role} {list(one.shape)}", one.kept.NAME
     if isinstance(one, Tensor) and one.ndim == 2:
-        how = "rows" if one.is_contiguous() else "columns"
-        return f"{role} {list(one.shape)}", f"PyTorch, {str(one.dtype).removeprefix('torch.')} in {how}"
+        return f"{role} {list(one.shape)}", Row(one).name
     return None
 
 
