@@ -268,7 +268,7 @@ def _steps(
         from nodewire.llm.sampling import parse_params
         from nodewire.llm.whole import Whole
 
-        whole = Whole(folder, threads=threads)
+        whole = Whole(folder, threads=threads, alone=True)
         sampling = parse_params(params, whole.positions)
         return lambda told: whole.steps(prompt, sampling, told)
     from nodewire.llm.alone import Alone

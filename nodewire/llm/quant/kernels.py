@@ -9,7 +9,7 @@ Where neither can be used (float32, another device, odd sizes), rows are widened
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ _SIGN = 128
 class Kernel(Protocol):
     """A matrix [out, in] in blocks, filled by `put`, rows in their order."""
 
-    NAME: ClassVar[str]
-    ROUNDS: ClassVar[bool]
+    NAME: str
+    ROUNDS: bool
     """Whether it rounds inputs to eight bits itself."""
 
     def put(self, first: int, octets: Tensor, scales: Tensor) -> None:

@@ -49,17 +49,14 @@ def measured_rows(shape: tuple[int, int]) -> int:
 
 
 def while_loading(parameters: Iterable[Parameter]) -> int:
-    """The most bytes besides the matrices: those read, codes apart, codes as int32; the part of one that kernels are
-    measured with, in a byte and a scale at most for each code."""
-    return max(
-        (
-            min(loaded_rows(p.shape[-1]), p.shape[-2]) * p.shape[-1] * (p.blocks.bits // 4) * 6
-            + 2 * measured_rows((p.shape[-2], p.shape[-1])) * p.shape[-1]
-            for p in parameters
-            if p.blocks is not None
-        ),
-        default=0,
-    )
+    """The most bytes besides the matrices: those read, codes apart, codes as int32, and where there is a
+    choice the part of one that kernels are measured with."""
+    return max((_while_loading(p.shape[-2], p.shape[-1], p.blocks) for p in parameters if p.blocks), default=0)
+
+
+def _while_loading(rows: int, width: int, blocks: Blocks) -> int:
+    read = min(loaded_rows(width), rows) * width * (blocks.bits // 4) * 6
+    return read + 2 * measured_rows((rows, width)) * width if blocks.scheme == "w8a8" else read
 
 
 def while_multiplying(parameters: Iterable[Parameter], item: int) -> tuple[int, int]:
