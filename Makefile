@@ -23,7 +23,7 @@ WORKERS ?= 2
 say = @printf '\033[1;36m»\033[0m %s\n'
 
 .PHONY: help install base demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
-  scale-train quality-train byzantine fraud honest matrix soak interop model-check constraints clean
+  scale-train quality-train byzantine fraud honest matrix single soak interop model-check constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +109,9 @@ honest: $(VENV)/.installed ## honest results of unlike machines compared, and wh
 
 matrix: $(VENV)/.installed ## every known cheat at numbers and tokens beside an honest judge (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.matrix $(ARGS)
+
+single: $(VENV)/.dev ## decoding on this machine beside transformers and llama.cpp (ARGS="--quick --llama PYTHON")
+	@$(VENV)/bin/python -m bench.single $(ARGS) || [ $$? -eq 77 ]
 
 soak: $(VENV)/.installed ## what grows while a market works, ten minutes of jobs (ARGS="--seconds 90")
 	@$(VENV)/bin/python -m bench.soak $(ARGS)

@@ -14,6 +14,8 @@ EXTRA_OF = {
     "llguidance": "json",
     "highspy": "place",
     "matplotlib": "plot",
+    "onnx": "fast",
+    "onnxruntime": "fast",
 }
 """By library, the extra that names it."""
 

@@ -272,7 +272,7 @@ def _steps(
         from nodewire.llm.sampling import parse_params
         from nodewire.llm.whole import Whole
 
-        whole = Whole(folder, **how)
+        whole = Whole(folder, alone=True, **how)
         sampling = parse_params(params, whole.positions)
         return lambda told: whole.steps(prompt, sampling, told)
     from nodewire.llm.alone import Alone

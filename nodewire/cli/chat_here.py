@@ -90,7 +90,7 @@ class TalkHere(Talk):
 def _load(folder: Path, threads: int, params: Mapping[str, Any]) -> Whole:
     from nodewire.llm.whole import Whole
 
-    whole = Whole(folder, threads=threads)
+    whole = Whole(folder, threads=threads, alone=True)
     _sampling(whole, params)
     return whole
 

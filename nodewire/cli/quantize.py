@@ -19,6 +19,7 @@ class Scheme(StrEnum):
     INT8 = "int8"
     INT4 = "int4"
     W8A8 = "w8a8"
+    W4A8 = "w4a8"
 
 
 def quantize(
@@ -27,7 +28,7 @@ def quantize(
     to: Annotated[
         Scheme,
         typer.Option(
-            help="Weights of 8 or 4 bits; or of 8, multiplied with activations that are rounded to 8 as they come."
+            help="Weights of 8 or 4 bits; or such, multiplied with activations that are rounded to 8 as they come."
         ),
     ],
     json: Json = False,

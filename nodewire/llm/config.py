@@ -137,7 +137,9 @@ class Experts(Schema):
         return self
 
 
-Scheme = Literal["int8", "int4", "w8a8", "nvfp4"]
+Scheme = Literal["int8", "int4", "w8a8", "w4a8", "nvfp4"]
+ROUNDING = frozenset(("w8a8", "w4a8"))
+"""Schemes in which what a matrix is multiplied with is rounded to 8 bits."""
 QUANTIZED = frozenset(
     ("qkv", "o", "gate_up", "down", "experts_gate_up", "experts_down", "shared_gate_up", "shared_down")
 )
@@ -157,12 +159,18 @@ class Blocks(NamedTuple):
     def bits(self) -> int:
         return 8 if self.scheme in ("int8", "w8a8") else 4
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether what a matrix is multiplied with is rounded to 8 bits first."""
+        return self.scheme in ROUNDING
+
 
 class Quantization(Schema):
     """How layers' matrices are stored: in blocks of numbers of a row that share a scale.
 
-    `int8` and `int4` are whole numbers of so many bits. `w8a8` are those of 8, and what a matrix is multiplied with is
-    rounded to as many, block by block, as it comes. `nvfp4` are numbers of E2M1 under scales of E4M3 and one float32.
+    `int8` and `int4` are whole numbers of so many bits. `w8a8` and `w4a8` are those of 8 and 4, and what a matrix is
+    multiplied with is rounded to 8 bits, block by block, as it comes. `nvfp4` are numbers of
+    E2M1 under scales of E4M3 and one float32.
     """
 
     scheme: Scheme

@@ -12,7 +12,17 @@ from functools import lru_cache
 
 from nodewire.llm.config import DecoderConfig, Experts
 from nodewire.llm.families import layer_pieces
-from nodewire.llm.parameters import BOTH, NEITHER, Ends, Parameter, Parameters, lies_in_columns, of_ends, of_layer
+from nodewire.llm.parameters import (
+    BOTH,
+    NEITHER,
+    TURNED,
+    Ends,
+    Parameter,
+    Parameters,
+    lies_in_columns,
+    of_ends,
+    of_layer,
+)
 from nodewire.llm.quant import sizes
 from nodewire.protocol.frame import BLOCK
 from nodewire.protocol.pages import PAGE, pages_of
@@ -79,7 +89,7 @@ def stage(
         + (_read(config, positions, item) if kv is not None else 0)
     )
     if ends.head:
-        work = max(work, HEAD_ROWS * config.vocab_size * (item + _EXACT_BYTES))
+        work = max(work, HEAD_ROWS * config.vocab_size * (item + _EXACT_BYTES), _turned_ends(config, ends, item))
     plain_ends, exact_ends = _counted(of_ends(config, ends))
     plain, exact = plain + plain_ends, exact + exact_ends
     return Footprint(
@@ -122,7 +132,7 @@ def driver(config: DecoderConfig, *, positions: int, dtype: str, tokenizer_bytes
     return Footprint(
         weights=plain * item + exact * _EXACT_BYTES,
         caches=0,
-        work=frames + sampling + _LOAD_BYTES,
+        work=max(frames + sampling, _turned_ends(config, ends, item)) + _LOAD_BYTES,
         tokenizer=tokenizer_bytes * _TOKENIZER_FACTOR,
     )
 
@@ -216,6 +226,12 @@ def _inner(config: DecoderConfig, mixture: Experts | None, item: int) -> int:
 def _read(config: DecoderConfig, positions: int, item: int) -> int:
     """Bytes of one layer's keys and values, widened as a session of so many positions reads them, and their units."""
     return 2 * positions * config.num_key_value_heads * (config.head_dim * item + 8 * -(-config.head_dim // BLOCK))
+
+
+def _turned_ends(config: DecoderConfig, ends: Ends, item: int) -> int:
+    """Bytes beside a head that is kept in columns while it is read."""
+    found = of_ends(config, ends).items() if item == _EXACT_BYTES else ()
+    return max((min(one.count, TURNED) * item for role, one in found if lies_in_columns(role, one)), default=0)
 
 
 def _loading(config: DecoderConfig, item: int) -> int:

@@ -25,6 +25,7 @@ from nodewire.llm.mlp import Gate, Mlp, gate_of
 from nodewire.llm.norm import norm_of
 from nodewire.llm.parameters import of_layer
 from nodewire.llm.quant import loading
+from nodewire.llm.quant.matrix import kernel_of
 from nodewire.llm.rope import Angles, ropes
 from nodewire.llm.step import step_of
 
@@ -45,9 +46,13 @@ class Layer:
         dtype: torch.dtype,
         device: torch.device,
         fill: Fill,
+        *,
+        alone: bool = False,
     ) -> None:
         how = (of_layer(config, layer), layer_pieces(config, layer), fill, dtype, device)
-        weights: dict[str, Any] = load(*how) | loading.load(*how)
+        weights: dict[str, Any] = load(*how) | loading.load(*how, alone=alone)
+        self.kernels = dict(filter(None, (kernel_of(role, one) for role, one in weights.items())))
+        """Of each matrix, by its role and shape, what multiplies with it."""
         mixture, gate = config.experts_of(layer), gate_of(config)
         self.slides, self.turns = config.slides(layer), config.turns(layer)
         self.attention = Attention(config, layer, place, weights)
@@ -100,9 +105,13 @@ class Layers:
         dtype: torch.dtype,
         device: torch.device,
         fill: Fill,
+        alone: bool = False,
     ) -> None:
+        """`alone`: of a model that this process decodes for itself (quant/choice.py)."""
         self.config, self.block, self.item = config, block, dtype.itemsize
-        self.layers = [Layer(config, first + place, place, dtype, device, fill) for place in range(last - first)]
+        self.layers = [
+            Layer(config, first + place, place, dtype, device, fill, alone=alone) for place in range(last - first)
+        ]
         self.full, self.sliding = ropes(config, positions, device)
 
     def run(self, x: Tensor, past: Past) -> Tensor:
@@ -110,11 +119,16 @@ class Layers:
         full = sliding = self.full.at(past.angles)
         if self.sliding is not self.full:
             sliding = self.sliding.at(past.angles)
-        if len(x) == 1 and isinstance(past, Chain) and x.dtype == torch.float32:
+        if len(x) == 1 and isinstance(past, Chain):
             return self._step(x, full, sliding, past)
         for layer in self.layers:
             x = layer.forward(x, sliding if layer.slides else full, past)
         return x
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """Of each role and shape of a matrix, what multiplies with it."""
+        return {what: of for layer in self.layers for what, of in layer.kernels.items()}
 
     @property
     def uncapturable(self) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nodewire.errors import BadTask
 from nodewire.llm.families.naming import Piece, Pieces
-from nodewire.llm.parameters import Parameters, lies_in_columns
+from nodewire.llm.parameters import TURNED, Parameters, lies_in_columns
 from nodewire.llm.programs import TensorType, stored_type
 from nodewire.weights import mxfp4, nvfp4
 from nodewire.weights.tensorfile import Stored, elements, read_header, read_into
@@ -67,6 +67,14 @@ def load(
         if parameter.blocks is not None:
             continue
         kind = torch.float32 if parameter.exact else dtype
+        turned = kind == torch.float32 and device.type == "cpu" and lies_in_columns(role, parameter)
+        if (
+            turned
+            and not parameter.offset
+            and all(piece.form == "plain" and piece.blocks is None for piece in pieces[role])
+        ):
+            found[role] = _filled_in_columns(parameter.shape, pieces[role], fill)
+            continue
         found[role] = target = torch.empty(parameter.shape, dtype=kind, device=device)
         flat, at = target.view(-1), 0
         for piece in pieces[role]:
@@ -74,8 +82,22 @@ def load(
             at += piece.count
         if parameter.offset:
             target += parameter.offset
-        if kind == torch.float32 and device.type == "cpu" and lies_in_columns(role, parameter):
+        if turned:
             found[role] = _in_columns(target)
+    return found
+
+
+def _filled_in_columns(shape: tuple[int, ...], pieces: Sequence[Piece], fill: Fill) -> Tensor:
+    """A matrix of float32, column after column, some rows at a time."""
+    rows, width = shape
+    found, at = torch.empty(width, rows).t(), 0
+    beside = torch.empty(min(rows, max(1, TURNED // width)), width)
+    for piece in pieces:
+        for first in range(0, piece.count // width, len(beside)):
+            some = beside[: piece.count // width - first]
+            fill(piece.name, some, first * width)
+            found[at : at + len(some)] = some
+            at += len(some)
     return found
 
 

@@ -15,13 +15,15 @@ from nodewire.llm.config import Blocks, DecoderConfig, Experts
 class Parameter:
     """`exact` ones are float32 whatever the task computes in: they are small, and much follows from them.
 
-    `offset` is added to what is stored. Those in `blocks` of whole numbers stay so (nodewire.llm.quant).
+    `offset` is added to what is stored. Those in `blocks` of whole numbers stay so (nodewire.llm.quant). Of those that
+    are `looked_up` rows are taken, and nothing is multiplied with them.
     """
 
     shape: tuple[int, ...]
     exact: bool = False
     offset: int = 0
     blocks: Blocks | None = None
+    looked_up: bool = False
 
     @property
     def count(self) -> int:
@@ -31,13 +33,15 @@ class Parameter:
 Parameters = dict[str, Parameter]
 
 NARROW = 1_024
+TURNED = 262_144
+"""Numbers that are read at once of a matrix that is kept in columns, or a row if it has more."""
 
 
 def lies_in_columns(role: str, parameter: Parameter) -> bool:
-    """Whether a layer's matrix of float32 is kept column after column on a CPU: a row times it is up to twice as quick
+    """Whether a matrix of float32 is kept column after column on a CPU: a row times it is up to twice as quick
     so where rows are short, for a sum over so few numbers is over before the kernel is at its best; but not where they
     are few."""
-    if role not in ("qkv", "o", "gate_up") or parameter.blocks is not None:
+    if role not in ("qkv", "o", "gate_up", "embedding", "head") or parameter.looked_up or parameter.blocks is not None:
         return False
     rows, width = parameter.shape
     return width <= min(NARROW, rows)
@@ -71,7 +75,7 @@ def of_ends(config: DecoderConfig, ends: Ends = BOTH) -> Parameters:
     table, tied = Parameter((config.vocab_size, config.hidden_size)), config.tie_word_embeddings
     found: Parameters = {}
     if ends.embedding or (ends.head and tied):
-        found["embedding"] = table
+        found["embedding"] = replace(table, looked_up=not (ends.head and tied))
     if ends.head:
         found |= _norms(config, "norm")
     return found | {"head": table} if ends.head and not tied else found

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadTask
-from nodewire.llm.config import MAX_LAYERS, MAX_POSITIONS, DecoderConfig
+from nodewire.llm.config import MAX_LAYERS, MAX_POSITIONS, ROUNDING, DecoderConfig
 from nodewire.llm.families import end_pieces, end_tensors, layer_pieces, stage_tensors
 from nodewire.llm.families.naming import NUMBERS, Piece, Pieces
 from nodewire.llm.parameters import BOTH, NEITHER, Ends, Parameters, of_ends, of_layer
@@ -90,7 +90,7 @@ class StageProgram(Schema):
         if self.edge_in == self.edge_out:
             raise ValueError("edge_out: the same as edge_in")
         how = self.config.quantization
-        if how is not None and how.scheme == "w8a8" and self.dtype == "float32":
+        if how is not None and how.scheme in ROUNDING and self.dtype == "float32":
             raise ValueError(
                 "dtype: activations are rounded, which two nodes agree on within bfloat16's tolerance only"
             )

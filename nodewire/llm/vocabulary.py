@@ -14,6 +14,7 @@ from nodewire.llm.frames import check_finite
 from nodewire.llm.loader import Fill, load
 from nodewire.llm.norm import norm_of
 from nodewire.llm.parameters import BOTH, Ends, of_ends
+from nodewire.llm.row import Row
 
 
 class Vocabulary:
@@ -25,6 +26,8 @@ class Vocabulary:
     ) -> None:
         self.weights = load(of_ends(config, ends), end_pieces(config), fill, dtype, device)
         self._head = "embedding" if config.tie_word_embeddings else "head"
+        self.row = Row(self.weights[self._head]) if self._head in self.weights and ends.head else None
+        """The head, of a single row."""
         self.norm = norm_of(config, self.weights, "norm")
         self.logit_scale = None if config.logit_scale is None else float(config.logit_scale)
         self.scale = None if config.embedding_scale is None else float(config.embedding_scale)
@@ -55,8 +58,9 @@ class Vocabulary:
 
     def every_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [1, n, width] after the last layer to float32 [1, n, vocab]."""
-        assert self.norm is not None
-        found = F.linear(self.norm(hidden), self.weights[self._head]).float()
+        assert self.norm is not None and self.row is not None
+        normed = self.norm(hidden)
+        found = (self.row.times(normed[0])[None] if hidden.shape[1] == 1 else F.linear(normed, self.row.matrix)).float()
         if self.logit_scale is not None:
             found.mul_(self.logit_scale)
         return found if self.softcap is None else found.div_(self.softcap).tanh_().mul_(self.softcap)

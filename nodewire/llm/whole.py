@@ -45,8 +45,12 @@ class Whole:
         dtype: Literal["float32", "bfloat16"] | None = None,
         device: str = "cpu",
         threads: int | None = None,
+        alone: bool = False,
     ) -> None:
         """`dtype`: of the arithmetic, what `here.arithmetic_here` says, unless given.
+
+        `alone`: whether it need not say what a market's stages say to the last bit: then matrices in blocks whose
+        inputs are rounded go to ONNX Runtime's kernels, where they are quicker (quant/choice.py).
 
         `threads`: CPU threads of this process from now on (torch's own choice unless given).
         """
@@ -61,13 +65,20 @@ class Whole:
         fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, count))))
         self.vocabulary = Vocabulary(config, kind, where, fill)
         self._layers = Layers(
-            config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill
+            config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill, alone=alone
         )
         self._grammars = Grammars(self.tokenizer, config.vocab_size, config.eos_token_id)
         self._lanes = Lanes(config, count, 1, self.positions, kind, where)
         self._lane = self._lanes.open()
         self._held: list[int] = []
         """The ids whose keys and values stand in the lane."""
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """Of each role and shape of a matrix, what multiplies a row with it."""
+        assert self.vocabulary.row is not None
+        head = self.vocabulary.row
+        return {**self._layers.kernels, f"head {list(head.matrix.shape)}": head.name}
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor:

@@ -81,7 +81,8 @@ def test_so_does_a_stage_of_every_kind_of_layer(tmp_path, family, more, dtype):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "dtype"), [("int8", None), ("int4", None), ("w8a8", None), ("int8", "float32"), ("int4", "float32")]
+    ("scheme", "dtype"),
+    [("int8", None), ("int4", None), ("w8a8", None), ("w4a8", None), ("int8", "float32"), ("int4", "float32")],
 )
 @pytest.mark.parametrize("family", ["llama, yarn", "qwen2_moe"])
 def test_so_does_a_quantized_stage(tmp_path, family, scheme, dtype):

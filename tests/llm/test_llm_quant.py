@@ -24,7 +24,7 @@ from nodewire.llm.whole import Whole
 
 DECODER = Path(__file__).parents[2] / "demo" / "model" / "pycoder"
 MIXES = {"num_experts", "num_local_experts", "n_routed_experts"}
-SCHEMES = ("int8", "int4", "w8a8")
+SCHEMES = ("int8", "int4", "w8a8", "w4a8")
 
 
 def widen(folder, plain, out):
@@ -67,18 +67,19 @@ def test_a_quantized_family_says_what_its_weights_widened_say(made, name, scheme
     assert off <= 2 * (narrow - expected).norm() / expected.norm() + 0.01  # no more than that arithmetic costs
 
 
+@pytest.mark.parametrize(("rounding", "plain"), [("w8a8", "int8"), ("w4a8", "int4")])
 @pytest.mark.parametrize("name", [name for name in FAMILIES if not MIXES & FAMILIES[name][1].keys()])
-def test_a_family_with_rounded_activations_says_about_what_it_says_without(made, name, tmp_path):
-    quantize(made(name), tmp_path / "w8a8", "w8a8")
-    quantize(made(name), tmp_path / "int8", "int8")
+def test_a_family_with_rounded_activations_says_about_what_it_says_without(made, name, rounding, plain, tmp_path):
+    quantize(made(name), tmp_path / rounding, rounding)
+    quantize(made(name), tmp_path / plain, plain)
     for length in (1, len(PROMPT)):
-        exact = Whole(tmp_path / "int8", dtype="float32").logits(PROMPT[:length])
-        off = (Whole(tmp_path / "w8a8", dtype="float32").logits(PROMPT[:length]) - exact).norm() / exact.norm()
-        assert 0 < off < 0.2
+        exact = Whole(tmp_path / plain, dtype="float32").logits(PROMPT[:length])
+        off = (Whole(tmp_path / rounding, dtype="float32").logits(PROMPT[:length]) - exact).norm() / exact.norm()
+        assert 0 < off < 0.25
 
 
 @pytest.mark.skipif(not DECODER.is_dir(), reason="is made by demo/model/make.py")
-@pytest.mark.parametrize(("scheme", "most"), [("int8", 0.005), ("w8a8", 0.01), ("int4", 0.06)])
+@pytest.mark.parametrize(("scheme", "most"), [("int8", 0.005), ("w8a8", 0.01), ("int4", 0.06), ("w4a8", 0.07)])
 @torch.inference_mode()
 def test_a_trained_decoder_loses_little(scheme, most, tmp_path):
     """Perplexity of Python's own library, fed as one text."""
@@ -154,10 +155,10 @@ def test_what_cannot_be_quantized_says_what_to_do(plain, tmp_path):
     with pytest.raises(Unsupported, match="the one that it was made of"):
         quantize(out, tmp_path / "again", "int4")
     assert not (tmp_path / "again").exists()
-    with pytest.raises(BadTask, match="tolerance"):
-        rounding = tmp_path / "w8a8"
-        quantize(plain, rounding, "w8a8")
-        split_decoder(rounding, 20_000_000, tmp_path / "blobs", slots=1, dtype="float32")
+    for scheme in ("w8a8", "w4a8"):
+        quantize(plain, tmp_path / scheme, scheme)
+        with pytest.raises(BadTask, match="tolerance"):
+            split_decoder(tmp_path / scheme, 20_000_000, tmp_path / "blobs", slots=1, dtype="float32")
 
 
 def test_a_file_cut_short_leaves_nothing_behind(plain, tmp_path):
@@ -194,6 +195,10 @@ def test_foreign_configurations_are_read(plain, tmp_path):
     assert said(plain, tmp_path, weights={"group_size": 32}) == Quantization(scheme="int4", group_size=32)
     rows = {"strategy": "channel", "group_size": None, "num_bits": 8}
     assert said(plain, tmp_path, weights=rows) == Quantization(scheme="int8", group_size=0)
+    numbers = NUMBERS | {"group_size": 32}
+    inputs = numbers | {"num_bits": 8, "dynamic": True}
+    group = {"targets": ["Linear"], "weights": numbers, "input_activations": inputs}
+    assert said(plain, tmp_path, config_groups={"group_0": group}) == Quantization(scheme="w4a8", group_size=32)
     mlp = ["lm_head", "re:.*mlp.*", "model.layers.2.self_attn.o_proj"]
     assert said(plain, tmp_path, ignore=mlp).plain == ("down", "gate_up", "2.o")
 

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from nodewire.llm.config import Blocks
-from nodewire.llm.quant import matrix
-from nodewire.llm.quant.matrix import InBlocks, _adds_bytes
+from nodewire.llm.quant import matrix, session
+from nodewire.llm.quant.choice import adds_bytes
+from nodewire.llm.quant.kernels import InColumns, InPanels
+from nodewire.llm.quant.matrix import InBlocks
 from nodewire.llm.quant.rounding import MOST, activations, packed, rounded, unpacked, widened
 
 CPU = torch.device("cpu")
@@ -79,16 +81,24 @@ def test_a_product_with_a_matrix_in_blocks_is_that_with_the_same_matrix_widened(
 
 @pytest.mark.parametrize("rows", [16, 208])
 @pytest.mark.parametrize(("size", "width"), [(32, 96), (64, 384)])
-@pytest.mark.parametrize("adds", [True, False])
-def test_a_product_in_eight_bits_is_that_of_what_both_are_rounded_to(monkeypatch, rows, size, width, adds):
-    """Block by block, or on a processor that cannot with inputs that are widened again."""
-    adds = adds and _adds_bytes()
-    monkeypatch.setattr(matrix, "_adds_bytes", lambda: adds)
+@pytest.mark.parametrize(
+    ("scheme", "kind"),
+    [
+        ("w8a8", InPanels),
+        ("w4a8", InPanels),
+        ("w8a8", session.InSession),
+        ("w4a8", session.InSession),
+        pytest.param("w8a8", InColumns, marks=pytest.mark.skipif(not adds_bytes(), reason="the processor lacks it")),
+    ],
+)
+def test_a_product_in_eight_bits_is_that_of_what_both_are_rounded_to(monkeypatch, rows, size, width, scheme, kind):
+    """Block by block, or with inputs that are widened again."""
+    blocks = Blocks(scheme, size)
+    monkeypatch.setattr(matrix, "kernel", lambda shape, blocks, *_, **__: kind(shape, blocks))
     torch.manual_seed(5)
-    codes, scales = rounded(torch.randn(rows, width), 8, size)
-    octets = packed(codes, 8).view(torch.uint8)
-    made = InBlocks((rows, width), Blocks("w8a8", size), torch.bfloat16, CPU)
-    assert isinstance(made.kept, matrix.InColumns) == adds
+    codes, scales = rounded(torch.randn(rows, width), blocks.bits, size)
+    octets = packed(codes, blocks.bits).view(torch.uint8)
+    made = InBlocks((rows, width), blocks, torch.bfloat16, CPU)
     for first in range(0, rows, 64):
         made.put(first, octets[first : first + 64], scales[first : first + 64].float())
     wide = widened(codes, scales.float()).double()
@@ -97,7 +107,7 @@ def test_a_product_in_eight_bits_is_that_of_what_both_are_rounded_to(monkeypatch
         x[0] = 0
         exact = activations(x.float(), size).double() @ wide.T
         found = made.linear(x, None).double()
-        assert (found - exact).norm() <= (2e-3 if adds else 1e-2) * exact.norm()
+        assert (found - exact).norm() <= (1e-2 if kind is InPanels else 2e-3) * exact.norm()
         assert torch.equal(found[0], torch.zeros(rows).double())
         x[-1, 5], x[-1, -1] = torch.nan, torch.inf
         assert not made.linear(x, None)[-1].isfinite().any()

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from llm_models import PLAIN, make_model
 
+from nodewire.llm.kv.rows import Chain
+from nodewire.llm.quant.directory import quantize
 from nodewire.llm.whole import Whole
 
 PROMPT = [(11 * i) % 290 + 1 for i in range(70)]  # beyond the sliding window of the models that have one
@@ -37,8 +38,37 @@ def test_layers_with_more_to_them_have_no_step(made, family):
     assert not any(_steps(Whole(made(family))))
 
 
-def test_bfloat16_has_no_step(tmp_path):
-    assert not any(_steps(Whole(make_model(tmp_path, PLAIN, torch.float32), dtype="bfloat16")))
+@pytest.mark.parametrize("scheme", [None, "int8", "w8a8", "int4"])
+def test_a_step_of_bfloat16_or_of_blocks_says_what_the_layer_says(made, scheme, tmp_path):
+    """Within that arithmetic's tolerance, beside the layer in bfloat16; and nearer to the numbers in float32."""
+    folder = made("qwen2")
+    if scheme is not None:
+        quantize(folder, tmp_path / scheme, scheme)
+        folder = tmp_path / scheme
+    whole = Whole(folder, dtype="bfloat16")
+    steps = _steps(whole)
+    assert all(step is not None for step in steps)
+    found, expected = _logits(whole, steps), _logits(whole, [None] * len(steps))
+    assert torch.equal(found[0], expected[0])
+    exact = _logits(Whole(folder, dtype="float32"), [None] * len(steps))
+    off, layers_off = ((one - exact).norm() / exact.norm() for one in (found, expected))
+    assert 0 < off < max(0.02, 1.25 * float(layers_off))
+
+
+def test_a_model_says_the_same_wherever_it_is_cut(made):
+    """A row of bfloat16 is rounded between any two layers, as it is on an edge."""
+    whole = Whole(made("qwen2"), dtype="bfloat16")
+    whole.logits(PROMPT)
+    layers = whole._layers
+    x = torch.randn(1, whole.config.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.inference_mode():
+        together = layers.run(x, Chain(whole._lane, len(PROMPT), 1))
+        apart = x
+        for layer in tuple(layers.layers):
+            layers.layers = [layer]
+            apart = layers.run(apart, Chain(whole._lane, len(PROMPT), 1))
+            assert apart.dtype == torch.bfloat16
+    assert torch.equal(together, apart)
 
 
 def test_two_sessions_steps_leave_each_other_alone(plain):

@@ -13,14 +13,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.config import Quantization
+from nodewire.llm.config import ROUNDING, Quantization
 from nodewire.llm.families.naming import Piece
 
 METHOD = "compressed-tensors"
 _FIELD = "quantization_config"
 _MAX_PATTERNS = 4_096
-_BITS = {"int8": 8, "int4": 4, "w8a8": 8, "nvfp4": 4}
-_FORMAT = {"int8": "pack-quantized", "int4": "pack-quantized", "w8a8": "int-quantized", "nvfp4": "nvfp4-pack-quantized"}
+_BITS = {"int8": 8, "int4": 4, "w8a8": 8, "w4a8": 4, "nvfp4": 4}
+_FORMAT = {
+    "int8": "pack-quantized",
+    "int4": "pack-quantized",
+    "w8a8": "int-quantized",
+    "w4a8": "pack-quantized",
+    "nvfp4": "nvfp4-pack-quantized",
+}
 
 
 def said_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -90,11 +96,12 @@ def document(how: Quantization, modules: Iterable[tuple[int, str, Sequence[Piece
 
 
 def _group(how: Quantization, size: int, targets: Sequence[str]) -> dict[str, Any]:
-    numbers = {"num_bits": _BITS[how.scheme], "type": "int", "symmetric": True, "strategy": "group", "group_size": size}
+    numbers = {"type": "int", "symmetric": True, "strategy": "group", "group_size": size}
+    inputs = numbers | {"num_bits": 8, "dynamic": True}
     return {
         "targets": list(targets),
-        "weights": numbers | {"dynamic": False},
-        "input_activations": numbers | {"dynamic": True} if how.scheme == "w8a8" else None,
+        "weights": numbers | {"num_bits": _BITS[how.scheme], "dynamic": False},
+        "input_activations": inputs if how.scheme in ROUNDING else None,
         "output_activations": None,
     }
 
@@ -120,8 +127,10 @@ def _scheme(form: object, group: Mapping[str, Any]) -> tuple[str, int]:
         raise _bad("weights", "in blocks or rows only, whose sizes are multiples of 8")
     if kind in ((_FORMAT["int4"], "int", 4), (_FORMAT["int8"], "int", 8)) and not inputs:
         return f"int{kind[2]}", size
-    if kind == (_FORMAT["w8a8"], "int", 8) and isinstance(inputs, dict) and _follow(inputs, size):
-        return "w8a8", size
+    if isinstance(inputs, dict) and _follow(inputs, size):
+        for scheme in ROUNDING:
+            if kind == (_FORMAT[scheme], "int", _BITS[scheme]):
+                return scheme, size
     raise _bad("format", f"{str(kind)[:80]} with such inputs is not supported")
 
 

@@ -29,6 +29,8 @@ _NUMBERS = 4_194_304
 """Of a matrix, read at once."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
 
+To = Literal["int8", "int4", "w8a8", "w4a8"]
+"""The schemes that a model is quantized to here."""
 Say = Callable[[int, int], None]
 """How many bytes of how many have been read."""
 
@@ -44,7 +46,7 @@ class Made:
     plain: int
 
 
-def quantize(directory: Path, out: Path, to: Literal["int8", "int4", "w8a8"], say: Say = lambda done, of: None) -> Made:
+def quantize(directory: Path, out: Path, to: To, say: Say = lambda done, of: None) -> Made:
     """Write the model in `directory` to the folder `out`, the matrices of its layers in blocks of 64 numbers, or of 32
     in rows that 64 does not divide; rows that 32 does not divide are left as they are, as is all else. Files of weights
     keep their names and what they hold of the model; of a GGUF file all becomes one, its blocks widened before.
@@ -92,7 +94,7 @@ Plan = dict[str, tuple[Piece, Piece]]
 """By the name of a tensor that is stored otherwise afterwards: as it is, as it will be."""
 
 
-def _plan(source: Checkpoint, to: Literal["int8", "int4", "w8a8"]) -> tuple[DecoderConfig, Plan]:
+def _plan(source: Checkpoint, to: To) -> tuple[DecoderConfig, Plan]:
     config = source.config
     if config.quantization is not None or (config.experts is not None and config.experts.stored == "mxfp4"):
         raise Unsupported("directory", "holds a model that is quantized already; take the one that it was made of")

@@ -17,9 +17,15 @@ from nodewire.llm.quant.sizes import loaded_rows
 
 
 def load(
-    parameters: Parameters, pieces: Pieces, fill: Fill, dtype: torch.dtype, device: torch.device
+    parameters: Parameters,
+    pieces: Pieces,
+    fill: Fill,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    alone: bool = False,
 ) -> dict[str, InBlocks | list[InBlocks]]:
-    """Those of the parameters that are in blocks; of experts, one of each.
+    """Those of the parameters that are in blocks; of experts, one of each. `alone`: as `choice.kernel` has it.
 
     Raises:
         BadTask: the file ends early, or holds a scale that is not finite.
@@ -31,7 +37,7 @@ def load(
         *experts, rows, width = parameter.shape
         made = []
         for number in range(experts[0] if experts else 1):
-            matrix = InBlocks((rows, width), parameter.blocks, dtype, device)
+            matrix = InBlocks((rows, width), parameter.blocks, dtype, device, alone=alone)
             for first, last in _steps(rows, width):
                 at = number * rows + first
                 matrix.put(first, *_read(pieces[role], parameter.blocks, at, at + last - first, fill))

@@ -14,6 +14,8 @@ PANEL = 64
 """Rows that the kernel's layout keeps together, or a multiple of how many."""
 LOADED = 262_144
 """Codes that are read at once, or a panel of rows if they are more."""
+MEASURED = 1_048_576
+"""Codes of the matrix that a kernel is measured with, or a panel of rows if they are more."""
 WIDENED = 262_144
 """Numbers that are widened at once, or a row if it has more."""
 TOGETHER = 2
@@ -41,16 +43,20 @@ def loaded_rows(width: int) -> int:
     return max(1, LOADED // width // PANEL) * PANEL
 
 
+def measured_rows(shape: tuple[int, int]) -> int:
+    """How many rows of such a matrix a kernel is measured with."""
+    return min(shape[0], max(1, MEASURED // shape[1] // PANEL) * PANEL)
+
+
 def while_loading(parameters: Iterable[Parameter]) -> int:
-    """The most bytes besides the matrices: those read, codes apart, codes as int32."""
-    return max(
-        (
-            min(loaded_rows(p.shape[-1]), p.shape[-2]) * p.shape[-1] * (p.blocks.bits // 4) * 6
-            for p in parameters
-            if p.blocks is not None
-        ),
-        default=0,
-    )
+    """The most bytes besides the matrices: those read, codes apart, codes as int32, and where there is a
+    choice the part of one that kernels are measured with."""
+    return max((_while_loading(p.shape[-2], p.shape[-1], p.blocks) for p in parameters if p.blocks), default=0)
+
+
+def _while_loading(rows: int, width: int, blocks: Blocks) -> int:
+    read = min(loaded_rows(width), rows) * width * (blocks.bits // 4) * 6
+    return read + 2 * measured_rows((rows, width)) * width if blocks.scheme == "w8a8" else read
 
 
 def while_multiplying(parameters: Iterable[Parameter], item: int) -> tuple[int, int]:
@@ -60,7 +66,7 @@ def while_multiplying(parameters: Iterable[Parameter], item: int) -> tuple[int, 
         blocks, width = parameter.blocks, parameter.shape[-1]
         if blocks is None:
             continue
-        own = (3 * 4 + TOGETHER) * width if blocks.scheme == "w8a8" else 0
+        own = (3 * 4 + TOGETHER) * width if blocks.rounds_inputs else 0
         if in_panels(parameter.shape[-2], blocks, item):
             own += (blocks.bits // 4) * width * item
             if blocks.scheme == "w8a8":  # in columns, sums of a few blocks; for one position those of all, twice
