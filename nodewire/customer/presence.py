@@ -14,15 +14,14 @@ PRESENCE_S = 1.25
 """Within which a provider must be reached, if others say that it is gone: three round trips of 300 ms, and a third of
 a second for a busy machine."""
 LATE_S = 0.25
-"""More than twice the longest wait between two outputs, after which a provider that has no link to here is asked."""
+"""More than twice the longest wait between two outputs, after which all providers are asked."""
 
 
 class Presence:
     """Asks providers for a sign of life: before others say that one is gone, if an output is late.
 
     One that has stopped is noticed by its neighbours after 1 s of silence, and their word is not believed before the
-    customer has asked it, too. A question that was put when the output became late has its answer by then. Providers
-    with a link to the customer are watched by its heartbeats, and are asked only when others name them.
+    customer has asked it, too. A question that was put when the output became late has its answer by then.
     """
 
     def __init__(self, node: Node, addresses: Mapping[str, Sequence[str]]) -> None:
@@ -39,7 +38,8 @@ class Presence:
         late_s = None if self._longest_s is None else LATE_S + 2 * self._longest_s
         done, _ = await asyncio.wait(ends, timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
-            self._ask_those_without_link()
+            for provider in self._addresses:
+                self._question(provider)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         waited_s = 0.0 if self._longest_s is None else asyncio.get_running_loop().time() - began
         self._longest_s = max(self._longest_s or 0.0, waited_s)
@@ -59,11 +59,6 @@ class Presence:
         """Those of `providers` that do not answer. One that answered an earlier question is asked again."""
         there = await asyncio.gather(*map(self._question, providers))
         return {provider for provider, is_there in zip(providers, there, strict=True) if not is_there}
-
-    def _ask_those_without_link(self) -> None:
-        for provider in self._addresses:
-            if self._node.open_link(provider) is None:
-                self._question(provider)
 
     def _question(self, provider: str) -> asyncio.Task[bool]:
         question = self._questions.get(provider)

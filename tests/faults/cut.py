@@ -24,6 +24,8 @@ class Way:
         self._tasks: set[asyncio.Task[None]] = set()
         self._full: list[socket.socket] = []
         self._accepting: asyncio.Task[None] | None = None
+        self._carries = asyncio.Event()
+        self._carries.set()
 
     @property
     def address(self) -> str:
@@ -63,6 +65,10 @@ class Way:
         self._socket.listen(64)
         self._accepting = asyncio.create_task(self._accept())
 
+    def stop(self) -> None:
+        """Carry nothing from now on, while connections stay: as of a process under SIGSTOP."""
+        self._carries.clear()
+
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -83,8 +89,8 @@ class Way:
         self._open |= writers
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_pour(near[0], far[1]))
-                group.create_task(_pour(far[0], near[1]))
+                group.create_task(self._pour(near[0], far[1]))
+                group.create_task(self._pour(far[0], near[1]))
         except* OSError:
             pass
         finally:
@@ -92,9 +98,9 @@ class Way:
             for writer in writers:
                 writer.transport.abort()
 
-
-async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(_CHUNK_BYTES):
-        writer.write(data)
-        await writer.drain()
-    raise ConnectionResetError  # an end of one is the end of both
+    async def _pour(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(_CHUNK_BYTES):
+            await self._carries.wait()
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionResetError  # an end of one is the end of both
