@@ -53,11 +53,6 @@ async def certified(url: str, requests: list[str]) -> dict[str, dict]:
     return found
 
 
-async def certificates(url: str) -> list[str]:
-    """The ids of the newest epochs' certificates (8852) on the relay."""
-    return [event["id"] for event in await events(url, kinds=[8852], limit=200)]
-
-
 async def held(simnet: str, path: str) -> dict:
     """What the holder says at `path`, such as `bonds/<public key>` or `cases/<case>`; empty if it knows no such."""
     async with aiohttp.ClientSession() as session, session.get(f"{simnet}/v1/{path}") as answer:
