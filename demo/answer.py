@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from pathlib import Path
 
 from market import NODEWIRE, Broken, Market
-from records import newest_plan
+from records import next_plan
 from screen import out
 
-KILL_AFTER = 100
+KILL_AFTER = 40
 """Characters of the answer that have come when a provider is killed."""
 Came = Callable[[str], Awaitable[None]]
 
@@ -66,27 +66,28 @@ async def bereave(
     `public`: the customer's key. `names`: of providers, by public key. `serving`: by task, who serves it.
     """
     text, came_s, silent_s = "", 0.0, 0.0
-    plan: dict = {}
     victim: dict = {}
 
     async def came(piece: str) -> None:
-        nonlocal text, came_s, silent_s, plan, victim
+        nonlocal text, came_s, silent_s, victim
+        now_s = time.monotonic()
         if victim:
-            silent_s, came_s = max(silent_s, time.monotonic() - came_s), time.monotonic()
+            silent_s = max(silent_s, now_s - came_s)
+        elif len(text) + len(piece) >= KILL_AFTER:
+            victim = _mortal(await planned, serving)
+            os.killpg(market.processes[names[victim["provider"]]].pid, signal.SIGKILL)
         if not text:
-            plan = await newest_plan(relay, public)
-            told = ", ".join(f"{names[a['provider']]} ({a['task']})" for a in plan["tasks"])
-            out.print(f"  [dim]computed by {told}; the relay has never seen the question[/]\n", soft_wrap=True)
-        text += piece
+            told = ", ".join(f"{names[a['provider']]} ({a['task']})" for a in (await planned)["tasks"])
+            out.print(f"  [dim]computed by {told}; the relay never sees question or answer[/]\n", soft_wrap=True)
         show(piece, "bold")
-        if not victim and len(text) >= KILL_AFTER:
-            victim = _mortal(plan, serving)
-            name = names[victim["provider"]]
-            os.killpg(market.processes[name].pid, signal.SIGKILL)
-            came_s = time.monotonic()
-            show(f" [{name} is killed here] ", "red")
+        if victim and not came_s:
+            show(f" [{names[victim['provider']]} is killed here] ", "red")
+        text += piece
+        came_s = time.monotonic() if victim else 0.0
 
-    done = await ask(question, arguments, tokens, market.folder / "answer.json", came)
+    async with next_plan(relay, public) as planned:
+        done = await ask(question, arguments, tokens, market.folder / "answer.json", came)
+    plan = await planned
     out.print()
     if not victim:
         raise Broken(f"the answer ended after {len(text)} characters, before anybody could die")

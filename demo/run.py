@@ -287,9 +287,9 @@ class Trade:
                 self.serving.setdefault(task, set()).add(line["name"])
             held_bytes = machines.weights_bytes(model, tasks)
             self.most_bytes = max(self.most_bytes, held_bytes)
-            part = f"{', '.join(tasks)} of {model['name']}, {held_bytes / 1e6:.0f} of {self.whole_bytes / 1e6:.0f} MB"
-            others = "; ".join(f"{', '.join(of)} of {name}" for name, of in line["serves"].items() if of != tasks)
-            out.print(f"  {line['name']} [dim]{line['public'][:8]}[/]  {part}; {others}", soft_wrap=True)
+            held = "; ".join(f"{', '.join(of)} of {name}" for name, of in line["serves"].items())
+            part = f"{held_bytes / 1e6:.0f} of {self.whole_bytes / 1e6:.0f} MB of {model['name']}"
+            out.print(f"  {line['name']} [dim]{line['public'][:8]}[/]  {part} ({held})", soft_wrap=True)
         self.opened_msat = await asyncio.gather(*(balance_msat(common, config.parent) for config in self.configs))
 
     async def first_act(self) -> None:
