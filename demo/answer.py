@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Set
 from pathlib import Path
 
+from machines import machine_bytes
 from market import NODEWIRE, Broken, Market
 from records import next_plan
 from screen import out
@@ -51,63 +52,74 @@ def show(text: str, style: str = "") -> None:
     sys.stdout.flush()
 
 
-async def bereave(
-    market: Market,
-    question: str,
-    arguments: list[str],
-    tokens: int,
-    public: str,
-    relay: str,
-    names: Mapping[str, str],
-    serving: Mapping[str, Set[str]],
-) -> dict:
-    """Ask on the market, and kill one of the providers when some of the answer has come. What then happened.
+class Bereaved:
+    """An answer that is shown as it comes, and one of whose providers is killed.
 
-    `public`: the customer's key. `names`: of providers, by public key. `serving`: by task, who serves it.
+    `arguments` are of `nodewire generate`. `public`: the customer's key. `names`: of providers, by public key.
+    `serving`: by task, who serves it.
     """
-    text, came_s, silent_s = "", 0.0, 0.0
-    victim: dict = {}
 
-    async def came(piece: str) -> None:
-        nonlocal text, came_s, silent_s, victim
+    def __init__(
+        self,
+        market: Market,
+        arguments: list[str],
+        public: str,
+        relay: str,
+        names: Mapping[str, str],
+        serving: Mapping[str, Set[str]],
+    ) -> None:
+        self._market, self._arguments, self._public, self._relay = market, arguments, public, relay
+        self._names, self._serving = names, serving
+        self._text = ""
+        self._victim: dict = {}
+        self._came_s = self._silent_s = 0.0
+        self._machine_bytes = 0
+
+    async def ask(self, question: str, tokens: int) -> dict:
+        """What `ask` says, and what became of it: `task`, `killed`, `went_on`, empty where the death came too late."""
+        async with next_plan(self._relay, self._public) as planned:
+            self._planned = planned
+            report = self._market.folder / "answer.json"
+            done = await ask(question, self._arguments, tokens, report, self._came)
+        out.print()
+        if not self._victim:
+            raise Broken(f"the answer ended after {len(self._text)} characters, before anybody could die")
+        task = self._victim["task"]
+        went_on = next(a["provider"] for a in done["tasks"] if a["task"] == task) if done["begun_anew"] else ""
+        return {
+            **done,
+            "task": task,
+            "killed": self._names[self._victim["provider"]],
+            "went_on": self._names.get(went_on, ""),
+            "first_providers": {a["task"]: self._names[a["provider"]] for a in (await planned)["tasks"]},
+            "failover_ms": round(self._silent_s * 1_000, 1),
+            "machine_bytes": self._machine_bytes,
+        }
+
+    async def _came(self, piece: str) -> None:
         now_s = time.monotonic()
-        if victim:
-            silent_s = max(silent_s, now_s - came_s)
-        elif len(text) + len(piece) >= KILL_AFTER:
-            victim = _mortal(await planned, serving)
-            os.killpg(market.processes[names[victim["provider"]]].pid, signal.SIGKILL)
-        if not text:
-            told = ", ".join(f"{names[a['provider']]} ({a['task']})" for a in (await planned)["tasks"])
+        is_first = not self._text
+        self._text += piece
+        plan = await self._planned
+        dies = not self._victim and len(self._text) >= KILL_AFTER
+        if dies:
+            self._kill(plan)
+        elif self._victim:
+            self._silent_s = max(self._silent_s, now_s - self._came_s)
+        if is_first:
+            told = ", ".join(f"{self._names[a['provider']]} ({a['task']})" for a in plan["tasks"])
             out.print(f"  [dim]computed by {told}; the relay never sees question or answer[/]\n", soft_wrap=True)
         show(piece, "bold")
-        if victim and not came_s:
-            show(f" [{names[victim['provider']]} is killed here] ", "red")
-        text += piece
-        came_s = time.monotonic() if victim else 0.0
+        if dies:
+            show(f" [{self._names[self._victim['provider']]} is killed here] ", "red")
+        self._came_s = time.monotonic()
 
-    async with next_plan(relay, public) as planned:
-        done = await ask(question, arguments, tokens, market.folder / "answer.json", came)
-    plan = await planned
-    out.print()
-    if not victim:
-        raise Broken(f"the answer ended after {len(text)} characters, before anybody could die")
-    killed = names[victim["provider"]]
-    if not done.get("begun_anew"):
-        raise Broken(f"{killed} died, and the answer did not need it any more")
-    went_on = next(a["provider"] for a in done["tasks"] if a["task"] == victim["task"])
-    return {
-        **done,
-        "task": victim["task"],
-        "killed": killed,
-        "went_on": names[went_on],
-        "first_providers": {a["task"]: names[a["provider"]] for a in plan["tasks"]},
-        "failover_ms": round(silent_s * 1_000, 1),
-    }
-
-
-def _mortal(plan: Mapping, serving: Mapping[str, Set[str]]) -> dict:
-    """A provider of the plan in the middle of the model, whose piece another has as well."""
-    mortal = [a for a in plan["tasks"] if len(serving[a["task"]]) > 1]
-    if not mortal:
-        raise Broken("every provider of the plan holds a piece of the model that nobody else has, so none can die")
-    return mortal[len(mortal) // 2]
+    def _kill(self, plan: Mapping) -> None:
+        """End a provider in the middle of the plan whose piece another has as well; memory is looked at before."""
+        daemons = {a["provider"]: self._market.processes[self._names[a["provider"]]] for a in plan["tasks"]}
+        self._machine_bytes = max(machine_bytes(one.pid) for one in daemons.values())
+        mortal = [a for a in plan["tasks"] if len(self._serving[a["task"]]) > 1]
+        if not mortal:
+            raise Broken("every provider of the plan holds a piece of the model that nobody else has, so none can die")
+        self._victim = mortal[len(mortal) // 2]
+        os.killpg(daemons[self._victim["provider"]].pid, signal.SIGKILL)

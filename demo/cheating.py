@@ -19,7 +19,7 @@ BOND_MSAT = 20_000_000
 """Twenty times another provider's: a newcomer's weight is lower, and so nine plans of ten name it."""
 PRICE_MSAT = 3
 MAX_TRIES = 12
-"""How often it is bought until the cheater has had a part in it."""
+"""How often it is bought until the cheater has had a part in it, and that was judged."""
 ALTERED = re.compile(r"a layer was left out; the first rows are off by ([0-9.]+) %")
 CHEAT = [sys.executable, str(Path(__file__).parent / "cheat.py")]
 
@@ -51,7 +51,7 @@ def altered_percent(market: Market, cheater: Cheater) -> float:
 
 
 async def buy(market: Market, question: str, arguments: list[str], cheater: Cheater) -> dict:
-    """Ask for verified work until the cheater has had a part in it, and wait for the verdicts and for its repair.
+    """Ask for verified work until the cheater's part in it is judged, and wait for the verdicts and for its repair.
 
     What `ask` says of it, with `first_text`: what the customer read before anything was judged, `requests`: of all jobs
     that it took, and `verdicts` of all that was bought.
@@ -69,9 +69,11 @@ async def buy(market: Market, question: str, arguments: list[str], cheater: Chea
         done["first_text"] = first_text(done["printed"], done)
         requests += done.get("requests", [done["request"]])
         before += done["verdicts"]
-        if any(verdict["provider"] == cheater.public for verdict in before):
+        hers = [verdict for verdict in before if verdict["provider"] == cheater.public]
+        if any(verdict["culprit"] == cheater.public for verdict in hers):
             break
-        note("the beacon drew honest providers only; the same is asked for again")
+        why = "nobody could judge it in time" if hers else "the beacon drew honest providers only"
+        note(f"{why}; the same is asked for again")
     return {**done, "requests": list(dict.fromkeys(requests)), "verdicts": before}
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
-def peak_bytes(pid: int) -> int:
-    """The most memory that a process ever had resident; 0 of one that has ended."""
+def memory_bytes(pid: int) -> int:
+    """What a process has in memory now, libraries included; 0 of one that has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
 
 def children(pid: int) -> list[int]:
@@ -25,8 +25,8 @@ def children(pid: int) -> list[int]:
 
 
 def machine_bytes(pid: int) -> int:
-    """A daemon's memory and its worker's, at most."""
-    return sum(peak_bytes(one) for one in (pid, *children(pid)))
+    """A daemon's memory and its worker's."""
+    return sum(memory_bytes(one) for one in (pid, *children(pid)))
 
 
 def weights_bytes(model: Mapping, tasks: Iterable[str]) -> int:

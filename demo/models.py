@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,6 +69,18 @@ async def register(market: Market, model: Model, kept: Path, where: list[str]) -
     key = str(market.folder / f"author-{model.name}.nsec")
     said = await market.command("register", str(folder), "--key", key, "--name", model.name, *where)
     return {**said, "was_kept": was_kept}
+
+
+async def vectors(market: Market, encoder: Model, kept: Path, sentences: list[str]) -> list[list[float]]:
+    """What one process makes of the sentences. It is kept like the pieces, for the same code makes it."""
+    asked = hashlib.sha256("\0".join(sentences).encode()).hexdigest()[:16]
+    file = kept / f"{encoder.name}-{_digest(encoder)}-{asked}.json"
+    if not file.is_file():
+        made = await market.command("embed", *sentences, "--local", str(encoder.source))
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(made["vectors"]))
+        part.rename(file)
+    return json.loads(file.read_text())
 
 
 def _digest(model: Model) -> str:

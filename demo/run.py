@@ -28,7 +28,7 @@ import cheating
 import ending
 import machines
 import models
-from answer import ask, bereave
+from answer import Bereaved, ask
 from listing import Listing
 from market import (
     CUSTOMER_MSAT,
@@ -53,18 +53,25 @@ from nodewire.nostr.keys import Keys
 QUESTION = "What is the capital of France, and what can a visitor see there?"
 TOKENS = 96
 """The most that an answer may have; it ends by itself before."""
+MOST_ASKED = 4
+"""Times, until somebody has died in the middle of an answer."""
+LEAST_EPOCH_MS = 2_000
+"""An epoch must do for an oracle to load a piece. Where the machine is busy it is as long as one process took to start.
+"""
 SENTENCES = [
     "The cat sleeps on the warm windowsill.",
     "A kitten is napping in the sunshine.",
     "Lightning payments settle in milliseconds.",
     "Paying over the Lightning network takes almost no time.",
 ]
-INTRODUCTION = """\
-You will see a language model (SmolLM2-135M) answer a question, one of the machines that compute the answer die in the \
-middle of it, and another machine cheat and be convicted.
-{providers} providers each hold a piece of the model and sell their work to a customer, four oracles judge them, and a relay \
-carries their messages: each is a process of its own on this computer, with a key of its own, and a stranger to the others.
-The money is play money: sats, bitcoin's small unit, on a simulated Lightning network."""
+INTRODUCTION = (
+    "You will see a language model (SmolLM2-135M) answer a question, one of the machines that compute the answer die in"
+    " the middle of it, and another machine cheat and be convicted.\n"
+    f"{PROVIDERS} providers each hold a piece of the model and sell their work to a customer, four oracles judge them,"
+    " and a relay carries their messages: each is a process of its own on this computer, with a key of its own, and a"
+    " stranger to the others.\n"
+    "The money is play money: sats, bitcoin's small unit, on a simulated Lightning network."
+)
 
 
 def nearest(vectors: list[list[float]]) -> list[int]:
@@ -102,17 +109,17 @@ def _pieces(registered: dict) -> str:
     return f"{registered['name']} {was} into {len(registered['tasks'])} pieces, which are uploaded"
 
 
-async def found(market: Market, where: list[str]) -> tuple[dict, dict]:
+async def found(market: Market, epoch_ms: int, where: list[str]) -> tuple[dict, dict]:
     """The committee, and the Lightning network that holds bonds for it."""
     folder = market.folder
     holder = Keys.from_file(folder / "holder.nsec").public
     created = await market.command(
         "committee", "create", str(folder / "committee"), "--oracles", "4",
-        "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000",
+        "--epoch-ms", str(epoch_ms), "--skew-ms", str(epoch_ms // 10), "--beat-ms", str(epoch_ms // 2),
         # Every chunk of a job that asks for it is computed again, where 5 % would do: one job shall show a catch.
         "--verify-rate", "100%", "--bond-holder", holder, *where,
     )  # fmt: skip
-    note(f"the committee of {len(created['oracles'])} is founded; it verifies every chunk of a job that asks for it")
+    note(f"a committee of {len(created['oracles'])} oracles is founded, with epochs of {epoch_ms / 1000:.1f} s")
     simnet = await market.daemon(
         "simnet", "--port", "0", "--db", str(folder / "simnet.db"), "--faucet", "--base-fee-msat", "0",
         "--key", str(folder / "holder.nsec"), "--committee", str(folder / "committee" / "committee.json"),
@@ -205,16 +212,16 @@ def _judged(
 
 
 async def _alone(model: models.Model, folder: Path) -> dict:
-    """The answer of one process that has the whole model, and the most memory that it took."""
+    """The answer of one process that has the whole model, and the most memory that it has while it answers."""
     pids: list[int] = []
-    peak_bytes = 0
+    most_bytes = 0
 
     async def came(_: str) -> None:
-        nonlocal peak_bytes
-        peak_bytes = max(peak_bytes, machines.peak_bytes(pids[0]))
+        nonlocal most_bytes
+        most_bytes = max(most_bytes, machines.memory_bytes(pids[0]))
 
     done = await ask(QUESTION, ["--local", str(model.source)], TOKENS, folder / "alone.json", came, pids)
-    return {**done, "peak_bytes": peak_bytes}
+    return {**done, "memory_bytes": most_bytes}
 
 
 class Trade:
@@ -225,7 +232,7 @@ class Trade:
         self.kept = Path(f"{options.folder}-pieces").resolve()
 
     async def run(self) -> int:
-        out.print(INTRODUCTION.format(providers=PROVIDERS), soft_wrap=True)
+        out.print(INTRODUCTION, soft_wrap=True)
         await self.found()
         await self.serve()
         await self.first_act()
@@ -243,11 +250,13 @@ class Trade:
         step("a relay with its blob store, a committee of four oracles, a Lightning network that holds bonds")
         self.smollm2, self.minilm = models.smollm2(), models.minilm()
         database, blobs = str(folder / "relay.db"), str(folder / "blobs")
+        begun_s = time.monotonic()
         relay = await market.daemon("relay", "relay", "--port", "0", "--db", database, "--blobs", blobs)
+        epoch_ms = max(LEAST_EPOCH_MS, round(1000 * (time.monotonic() - begun_s)))
         self.common = {"relay": self.options.relay or relay["url"], "blossom": relay["blossom"]}
         where = ["--relay", self.common["relay"], "--blossom", self.common["blossom"]]
         (self.created, simnet), self.decoder, self.encoder = await asyncio.gather(
-            found(market, where),
+            found(market, epoch_ms, where),
             saying(models.register(market, self.smollm2, self.kept, where), _pieces),
             saying(models.register(market, self.minilm, self.kept, where), _pieces),
         )
@@ -296,9 +305,15 @@ class Trade:
         """The question, and a death in the middle of its answer."""
         step(f"the customer asks: [bold]{QUESTION}[/]")
         self.bought = ["--config", str(self.customer), "--model", self.decoder["address"]]
-        self.answered = answered = await bereave(
-            self.market, QUESTION, self.bought, TOKENS, self.public, self.common["relay"], self.names, self.serving
-        )
+        for _ in range(MOST_ASKED):
+            one = Bereaved(self.market, self.bought, self.public, self.common["relay"], self.names, self.serving)
+            self.answered = answered = await one.ask(QUESTION, TOKENS)
+            if answered["went_on"]:
+                break
+            note(f"{answered['killed']} had done its part when it died; it is started and asked again")
+            await self.restart(answered["killed"])
+        else:
+            raise Broken(f"the answer needed nobody who died, {MOST_ASKED} times")
         note(
             f"{answered['killed']} computed {answered['task']}; {answered['went_on']} took its place, from the text so"
             f" far. For {answered['failover_ms'] / 1000:.1f} s at most nothing came."
@@ -307,8 +322,6 @@ class Trade:
             f"{len(answered['ids'])} tokens for {sats(answered['spent_msat'])},"
             f" paid by Lightning to {len(answered['paid_msat'])} providers while they came"
         )
-        alive = [self.market.processes[name] for name in self.names.values()]
-        self.machine_bytes = max(machines.machine_bytes(one.pid) for one in alive)
         step("the same question to one process that has the whole model; and sentences, to the second model")
         self.embedded, self.alone = await asyncio.gather(
             self.market.command(
@@ -330,17 +343,15 @@ class Trade:
         """A cheater."""
         market, decoder = self.market, self.decoder
         step("a cheater: one more provider joins, and leaves out a part of the work that it sells")
-        killed = self.answered["killed"]
-        again = self.configs[int(killed.removeprefix("provider-"))]
         self.cheater, _ = await asyncio.gather(
             cheating.enter(market, decoder, self.answered["task"], self.common, self.names),
-            market.daemon(killed, "provider", "--config", str(again)),  # its operator starts it again
+            self.restart(self.answered["killed"]),
         )
         where = (self.cheater.public, decoder["digest"], self.cheater.task)
         # What compares and audits the jobs before has time until the cheater is listed; later the committee needs it.
         unlisted, self.alone_vectors, *audits = await asyncio.gather(
             listing.until(*where, listed=True),
-            market.command("embed", *SENTENCES, "--local", str(self.minilm.source)),
+            models.vectors(market, self.minilm, self.kept, SENTENCES),
             *(self.audit(job["request"]) for job in (self.answered, self.embedding)),
         )
         if unlisted:
@@ -356,6 +367,11 @@ class Trade:
         seats = {oracle: f"oracle-{i}" for i, oracle in enumerate(self.created["oracles"], start=1)}
         cheating.tell(self.cheater, self.betrayed, self.came, seats, self.public, self.names)
         note(f"{self.cheater.name} is {'still listed' if self.still_listed else 'listed no more'}")
+
+    async def restart(self, name: str) -> None:
+        """As its operator does with a provider that has died."""
+        again = self.configs[int(name.removeprefix("provider-"))]
+        await self.market.daemon(name, "provider", "--config", str(again))
 
     def audit(self, request: str) -> Coroutine[None, None, dict]:
         return self.market.command("audit", request, "--config", str(self.customer))
@@ -380,15 +396,15 @@ class Trade:
             "weights_bytes": self.whole_bytes,
             "most_held_bytes": self.most_bytes,
             "most_held_percent": round(100 * self.most_bytes / self.whole_bytes, 1),
-            "machine_memory_bytes": self.machine_bytes,
-            "single_process_memory_bytes": alone["peak_bytes"],
+            "machine_memory_bytes": answered["machine_bytes"],
+            "single_process_memory_bytes": alone["memory_bytes"],
             "tokens": len(answered["ids"]),
             "killed": answered["killed"],
             "failover_ms": answered["failover_ms"],
             "tokens_identical_after_failover": answered["ids"] == alone["ids"],
             "embedding_max_abs_diff": max(
                 abs(a - b)
-                for v, w in zip(self.embedded["vectors"], self.alone_vectors["vectors"], strict=True)
+                for v, w in zip(self.embedded["vectors"], self.alone_vectors, strict=True)
                 for a, b in zip(v, w, strict=True)
             ),
             "provider_processes": sum(n.startswith("provider-") for n in self.market.processes),
