@@ -19,16 +19,16 @@ def table(report: Mapping) -> Table:
 
 def rows(report: Mapping) -> Iterator[tuple[str, str, str]]:
     whole, most = report["weights_bytes"], report["most_held_bytes"]
-    part = f"no: {report['most_held_percent']:.0f} % at most, {most / 1e6:.0f} of {whole / 1e6:.0f} MB"
-    yield "a machine held the whole model", part, f"yes: {whole / 1e6:.0f} MB"
+    part = f"nobody: {report['most_held_percent']:.0f} % at most, {most / 1e6:.0f} of {whole / 1e6:.0f} MB"
+    yield "holds the whole model", part, f"yes: {whole / 1e6:.0f} MB"
     memory = (report["machine_memory_bytes"], report["single_process_memory_bytes"])
-    yield "memory of a machine, at most", *(f"{one / 1e6:.0f} MB" for one in memory)
+    yield "memory of a machine", *(f"{one / 1e6:.0f} MB" for one in memory)
     same = report["tokens_identical_after_failover"]
     yield "the answer", f"{'the same' if same else 'ANOTHER'}, {report['tokens']} tokens", f"{report['tokens']} tokens"
     yield "its machine dies", f"goes on within {report['failover_ms'] / 1000:.1f} s", "nothing more comes"
     lost = sum(one["amount_msat"] for one in report["slashed"])
     yield "a machine cheats", f"convicted, loses {sats(lost)}" if lost else "NOT CONVICTED", "nobody looks"
-    yield "paid for answer and sentences", f"{sats(report['customer_spent_msat'])} of play money", "nothing"
+    yield "paid for answer and vectors", f"{sats(report['customer_spent_msat'])} of play money", "nothing"
     cost = report["msat_per_token"]
     yield "a token cost", f"{cost:.2f} msat, a million {cost * 1000:.0f} sat", "nothing"
     yield "tokens a second", f"{report['tokens_per_s']:.1f}", f"{report['single_process_tokens_per_s']:.1f}"
