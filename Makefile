@@ -35,7 +35,7 @@ base: $(VENV)/.base ## set up .venv for a customer, an oracle or a relay: nodewi
 demo: $(VENV)/.installed ## start a market on this machine and trade on it (ARGS="--stay" leaves it running)
 	@$(VENV)/bin/python demo/run.py $(ARGS)
 
-checkpoint: $(VENV)/.installed ## train the demo's two models anew, on a market of this machine (an hour)
+checkpoint: $(VENV)/.installed ## train pycoder and its draft model anew, on a market of this machine (an hour)
 	@$(VENV)/bin/python -m demo.model.make $(ARGS)
 
 test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")

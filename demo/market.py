@@ -24,7 +24,7 @@ BOND_MSAT = 1_000_000
 """The least that counts as a bond; more than a hundred times the price of all that may be in flight."""
 SLOTS = 2
 """Generations at a time, for which each piece has room."""
-CUSTOMER_MSAT = 1_000_000
+CUSTOMER_MSAT = 100_000_000
 """What the customer's wallet holds at first."""
 
 
