@@ -59,6 +59,9 @@ async def pieces(market: Market, model: Model, kept: Path) -> tuple[Path, bool]:
     shutil.rmtree(made, ignore_errors=True)
     kept.mkdir(parents=True, exist_ok=True)
     await market.command("register", str(model.source), "--name", model.name, *model.options, "--out", str(made))
+    for old in kept.glob(f"{model.name}-*"):
+        if old != made:
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
     made.rename(folder)
     return folder, False
 

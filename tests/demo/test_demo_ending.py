@@ -78,3 +78,4 @@ async def test_pieces_are_cut_again_where_the_models_file_is_another(demo, tmp_p
     file.write_bytes(b"two")
     second, was_kept = await models.pieces(running, model, kept)
     assert (second != first, was_kept, len(cut)) == (True, False, 2)
+    assert list(kept.iterdir()) == [second]
