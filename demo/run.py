@@ -459,7 +459,8 @@ class Trade:
         folder, address = self.options.folder, self.decoder["address"]
         out.print(
             "\n[bold]The market stays up[/] until Ctrl-C. Talk with the model, in another terminal in this folder:\n"
-            f"  {Path(sys.executable).with_name('nodewire')} chat {address} --config {folder}/customer/customer.toml",
+            f"  {Path(sys.executable).with_name('nodewire')} chat {address}"
+            f" --config {folder}/customer/customer.toml --temperature 0",
             soft_wrap=True,
         )
         await asyncio.Event().wait()
