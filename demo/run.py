@@ -2,11 +2,12 @@
 
     python demo/run.py [--relay URL] [--report demo-report.json] [--stay]
 
-Starts a relay with its blob store, a simulated Lightning network that also holds bonds, four oracles and eight
-providers, every one its own process with its own key; registers two real models; buys a generation and embeddings, and
-checks both against a single process. Second act: job A loses a provider in mid-generation (`failover`), job B meets a
-cheater (`cheating`). Audits every plan and writes what happened to `demo-report.json`. `--stay` leaves the market
-running to play with. `--relay` uses a relay that is already there for all events (blobs stay in ours).
+Starts a relay with its blob store, a simulated Lightning network that also holds bonds, four oracles and six providers,
+every one its own process with its own key; registers two real models: SmolLM2-135M-Instruct, which answers, and
+all-MiniLM-L6-v2, which embeds sentences. A question is asked; a provider is killed in the middle of the answer
+(`answer`), and another one cheats and is convicted (`cheating`). Everything is compared with a single process. Audits
+every plan and writes what happened to `demo-report.json`. `--stay` leaves the market running to talk with. `--relay`
+uses a relay that is already there for all events (blobs stay in ours).
 """
 
 from __future__ import annotations
@@ -24,39 +25,53 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cheating
-from failover import bereave
+import ending
+import machines
+import models
+from answer import Bereaved, ask
+from listing import Listing
 from market import (
+    CUSTOMER_MSAT,
     PROVIDERS,
     SIMNET,
     Broken,
     Market,
+    balance_msat,
     customer_config,
-    minilm,
+    key_of,
     provider_config,
-    register,
     specializations,
+    watcher_config,
 )
 from records import plaintext_hits, relay_events
 from rich.markup import escape
 from rich.table import Table
 from screen import STARTED, Progress, note, out, sats, saying, step
 
-HERE = Path(__file__).parent
-DECODER = HERE / "model" / "pycoder"
-DTYPE = ("--dtype", "float32")
-"""So small a model decodes in it about as fast, and verification finds finer deviations."""
-PROMPT = "def read_config(path):\n    "
-TOKENS = 160
+from nodewire.nostr.keys import Keys
+
+QUESTION = "What is the capital of France, and what can a visitor see there?"
+TOKENS = 96
+"""The most that an answer may have; it ends by itself before."""
+MOST_ASKED = 4
+"""Times, until somebody has died in the middle of an answer."""
+LEAST_EPOCH_MS = 2_000
+"""An epoch must do for an oracle to load a piece. Where the machine is busy it is as long as one process took to start.
+"""
 SENTENCES = [
     "The cat sleeps on the warm windowsill.",
     "A kitten is napping in the sunshine.",
     "Lightning payments settle in milliseconds.",
     "Paying over the Lightning network takes almost no time.",
-    "The orchestra rehearses Beethoven tonight.",
-    "Musicians are practising a symphony this evening.",
-    "Rain is expected across the northern coast.",
-    "The forecast says showers in the north.",
 ]
+INTRODUCTION = (
+    "You will see a language model (SmolLM2-135M) answer a question, one of the machines that compute the answer die in"
+    " the middle of it, and another machine cheat and be convicted.\n"
+    f"{PROVIDERS} providers each hold a piece of the model and sell their work to a customer, four oracles judge them,"
+    " and a relay carries their messages: each is a process of its own on this computer, with a key of its own, and a"
+    " stranger to the others.\n"
+    "The money is play money: sats, bitcoin's small unit, on a simulated Lightning network."
+)
 
 
 def nearest(vectors: list[list[float]]) -> list[int]:
@@ -84,27 +99,29 @@ async def run(options: argparse.Namespace) -> int:
         folder.mkdir(parents=True)
         market = Market(folder)
         try:
-            return await trade(market, options)
+            return await Trade(market, options).run()
         finally:
             await market.stop()
 
 
 def _pieces(registered: dict) -> str:
-    return f"{registered['name']} is cut into {len(registered['tasks'])} pieces and uploaded"
+    was = "had been cut before" if registered["was_kept"] else "is cut"
+    return f"{registered['name']} {was} into {len(registered['tasks'])} pieces, which are uploaded"
 
 
-async def found(market: Market, holder: str, where: list[str]) -> tuple[dict, dict]:
+async def found(market: Market, epoch_ms: int, where: list[str]) -> tuple[dict, dict]:
     """The committee, and the Lightning network that holds bonds for it."""
     folder = market.folder
+    holder = Keys.from_file(folder / "holder.nsec").public
     created = await market.command(
         "committee", "create", str(folder / "committee"), "--oracles", "4",
-        "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000",
+        "--epoch-ms", str(epoch_ms), "--skew-ms", str(epoch_ms // 10), "--beat-ms", str(epoch_ms // 2),
         # Every chunk of a job that asks for it is computed again, where 5 % would do: one job shall show a catch.
         "--verify-rate", "100%", "--bond-holder", holder, *where,
     )  # fmt: skip
-    note(f"the committee of {len(created['oracles'])} is founded; it verifies every chunk of a job that asks for it")
+    note(f"a committee of {len(created['oracles'])} oracles is founded, with epochs of {epoch_ms / 1000:.1f} s")
     simnet = await market.daemon(
-        "simnet", "--port", "0", "--db", str(folder / "simnet.db"), "--faucet",
+        "simnet", "--port", "0", "--db", str(folder / "simnet.db"), "--faucet", "--base-fee-msat", "0",
         "--key", str(folder / "holder.nsec"), "--committee", str(folder / "committee" / "committee.json"),
         program=SIMNET,
     )  # fmt: skip
@@ -125,14 +142,19 @@ def _apart(ours: list[int], theirs: list[int]) -> str:
     return f"{len(ours)} tokens came, {len(theirs)} were expected; they part at number {at}"
 
 
-def _bought(report: dict, generated: dict, alone: dict) -> list[Check]:
-    """What must hold of the first act."""
+def _answered(report: dict, answered: dict, alone: dict) -> list[Check]:
+    """What must hold of the answer that lost a provider."""
     spent_msat, came_msat = report["customer_spent_msat"], report["paid_total_msat"] + report["fees_msat"]
     return [
         Check(
-            "the split model's tokens equal the single process's",
-            report["tokens_identical"],
-            _apart(generated["ids"], alone["ids"]) + "; at least 128 must come",
+            f"after {answered['killed']}'s death the answer is, token by token, that of one machine",
+            report["tokens_identical_after_failover"],
+            _apart(answered["ids"], alone["ids"]),
+        ),
+        Check(
+            "no machine held the whole model",
+            report["most_held_percent"] < 100,
+            f"one held {report['most_held_percent']} % of it",
         ),
         Check(
             "the embeddings equal the single process's (1e-5)",
@@ -145,7 +167,7 @@ def _bought(report: dict, generated: dict, alone: dict) -> list[Check]:
             f"it spent {sats(spent_msat)}, they got {sats(came_msat)}",
         ),
         Check(
-            "no prompt, completion or ticket stands readable on the relay",
+            "no question, answer or ticket stands readable on the relay",
             report["relay_plaintext_hits"] == 0,
             f"{report['relay_plaintext_hits']} do",
         ),
@@ -160,11 +182,6 @@ def _judged(
     drawn = f"of {len(betrayed['verdicts'])} samples {len(hers)} were its work: {', '.join(hers) or 'none'}"
     slashed = [one["provider"] for one in came["slashed"]]
     return [
-        Check(
-            "after a provider's death the tokens are still the same",
-            report["tokens_identical_after_failover"],
-            "the generation that lost a provider has other tokens than the single process",
-        ),
         Check(
             f"the cheat altered numbers ({report['cheat_altered_percent']:.1f} %)",
             report["cheat_altered_percent"] > 0,
@@ -187,231 +204,266 @@ def _judged(
         ),
         Check("it is listed no more", not still_listed, still_listed),
         Check(
-            "what the customer has in the end are the same tokens",
+            "what others made again is, token by token, that of one machine",
             report["tokens_identical_after_repair"],
             _apart(betrayed["ids"], alone["ids"][: cheating.TOKENS]),
         ),
     ]
 
 
-async def trade(market: Market, options: argparse.Namespace) -> int:
-    folder = market.folder
-    step("a relay with its blob store; a committee of four oracles; a Lightning network that holds bonds; two models")
-    relay, holder = await asyncio.gather(
-        market.daemon(
-            "relay", "relay", "--port", "0", "--db", str(folder / "relay.db"), "--blobs", str(folder / "blobs")
-        ),
-        market.command("keys", "new", str(folder / "holder.nsec")),
-    )
-    common = {"relay": options.relay or relay["url"], "blossom": relay["blossom"]}
-    where = ["--relay", common["relay"], "--blossom", common["blossom"]]
+async def _alone(model: models.Model, folder: Path) -> dict:
+    """The answer of one process that has the whole model, and the most memory that it has while it answers."""
+    pids: list[int] = []
+    most_bytes = 0
 
-    (created, simnet), decoder, encoder = await asyncio.gather(
-        found(market, holder["npub"], where),
-        saying(register(market, DECODER, "pycoder", "12MB", where, *DTYPE), _pieces),
-        saying(register(market, minilm(), "minilm", "30MB", where), _pieces),
-    )
-    common |= {"committee": created["address"], "simnet": simnet["url"]}
-    notes = {
-        "relay.url": common["relay"],
-        "blossom.url": common["blossom"],
-        "simnet.url": common["simnet"],
-        "committee.address": created["address"],
-        "pycoder.address": decoder["address"],
-        "minilm.address": encoder["address"],
-    }
-    for name, text in notes.items():
-        (folder / name).write_text(text + "\n")
-    for model in (decoder, encoder):
-        table = Table("piece of " + model["name"], "memory", "what limits it", box=None, header_style="bold")
-        for task in model["tasks"]:
-            table.add_row(task["name"], f"{task['memory_bytes'] / 1e6:.1f} MB", task["limit"])
+    async def came(_: str) -> None:
+        nonlocal most_bytes
+        most_bytes = max(most_bytes, machines.memory_bytes(pids[0]))
+
+    done = await ask(QUESTION, ["--local", str(model.source), *models.DTYPE], TOKENS, folder / "alone.json", came, pids)
+    return {**done, "memory_bytes": most_bytes}
+
+
+class Trade:
+    """The demo from its first process to its last line. Every method goes on from what those above it have left."""
+
+    def __init__(self, market: Market, options: argparse.Namespace) -> None:
+        self.market, self.options, self.folder = market, options, market.folder
+        self.kept = Path(f"{options.folder}-pieces").resolve()
+
+    async def run(self) -> int:
+        out.print(INTRODUCTION, soft_wrap=True)
+        await self.found()
+        await self.serve()
+        await self.first_act()
+        async with Listing.open(watcher_config(self.market, self.common)) as listing:
+            await self.second_act(listing)
+        await self.books()
+        is_ok = self.end()
+        if self.options.stay:
+            await self.stay()
+        return 0 if is_ok else 1
+
+    async def found(self) -> None:
+        """Relay, committee, Lightning network, and two models on the market."""
+        market, folder = self.market, self.folder
+        step("a relay with its blob store, a committee of four oracles, a Lightning network that holds bonds")
+        self.smollm2, self.minilm = models.smollm2(), models.minilm()
+        database, blobs = str(folder / "relay.db"), str(folder / "blobs")
+        begun_s = time.monotonic()
+        relay = await market.daemon("relay", "relay", "--port", "0", "--db", database, "--blobs", blobs)
+        epoch_ms = max(LEAST_EPOCH_MS, round(1000 * (time.monotonic() - begun_s)))
+        self.common = {"relay": self.options.relay or relay["url"], "blossom": relay["blossom"]}
+        where = ["--relay", self.common["relay"], "--blossom", self.common["blossom"]]
+        (self.created, simnet), self.decoder, self.encoder = await asyncio.gather(
+            found(market, epoch_ms, where),
+            saying(models.register(market, self.smollm2, self.kept, where), _pieces),
+            saying(models.register(market, self.minilm, self.kept, where), _pieces),
+        )
+        self.common |= {"committee": self.created["address"], "simnet": simnet["url"]}
+        notes = {
+            "relay.url": self.common["relay"],
+            "blossom.url": self.common["blossom"],
+            "simnet.url": self.common["simnet"],
+            "committee.address": self.created["address"],
+            "smollm2.address": self.decoder["address"],
+            "minilm.address": self.encoder["address"],
+        }
+        for name, text in notes.items():
+            (folder / name).write_text(text + "\n")
+
+    async def serve(self) -> None:
+        """Oracles and providers, all of them ready."""
+        market, common, model = self.market, self.common, self.decoder
+        step(f"{PROVIDERS} providers load, verify and announce their pieces; no two pieces of one model on one machine")
+        seats, stalls = Progress("oracle", len(self.created["oracles"])), Progress("provider", PROVIDERS)
+        files = [str(self.folder / "committee" / f"oracle-{i}" / "oracle.toml") for i in range(1, seats.total + 1)]
+        oracles = [market.daemon(f"oracle-{i}", "oracle", "--config", file) for i, file in enumerate(files, start=1)]
+        self.serves = specializations(model, self.encoder)
+        configs = [provider_config(market, i, one, common) for i, one in enumerate(self.serves)]
+        self.configs = await asyncio.gather(*configs)
+        self.customer = await customer_config(market, common)
+        self.public = key_of(self.customer.parent)
+        providers = [market.daemon(f"provider-{i}", "provider", "--config", str(c)) for i, c in enumerate(self.configs)]
+        ready = await asyncio.gather(*map(seats.after, oracles), *map(stalls.after, providers))
+        self.names = {line["public"]: line["name"] for line in ready[seats.total :]}
+        self.whole_bytes = machines.weights_bytes(model, [task["name"] for task in model["tasks"]])
+        self.most_bytes = 0
+        self.serving: dict[str, set[str]] = {}
+        for line, one in zip(ready[seats.total :], self.serves, strict=True):
+            tasks = [task for address, task, _ in one if address == model["address"]]
+            for task in tasks:
+                self.serving.setdefault(task, set()).add(line["name"])
+            held_bytes = machines.weights_bytes(model, tasks)
+            self.most_bytes = max(self.most_bytes, held_bytes)
+            held = "; ".join(f"{', '.join(of)} of {name}" for name, of in line["serves"].items())
+            part = f"{held_bytes / 1e6:.0f} of {self.whole_bytes / 1e6:.0f} MB of {model['name']}"
+            out.print(f"  {line['name']} [dim]{line['public'][:8]}[/]  {part} ({held})", soft_wrap=True)
+        self.opened_msat = await asyncio.gather(*(balance_msat(common, config.parent) for config in self.configs))
+
+    async def first_act(self) -> None:
+        """The question, and a death in the middle of its answer."""
+        step(f"the customer asks: [bold]{QUESTION}[/]")
+        self.bought = ["--config", str(self.customer), "--model", self.decoder["address"]]
+        for _ in range(MOST_ASKED):
+            one = Bereaved(self.market, self.bought, self.public, self.common["relay"], self.names, self.serving)
+            self.answered = answered = await one.ask(QUESTION, TOKENS)
+            if answered["went_on"]:
+                break
+            note(f"{answered['killed']} had done its part when it died; it is started and asked again")
+            await self.restart(answered["killed"])
+        else:
+            raise Broken(f"the answer needed nobody who died, {MOST_ASKED} times")
+        note(
+            f"{answered['killed']} computed {answered['task']}; {answered['went_on']} took its place, from the text so"
+            f" far. For {answered['failover_ms'] / 1000:.1f} s at most nothing came."
+        )
+        note(
+            f"{len(answered['ids'])} tokens for {sats(answered['spent_msat'])},"
+            f" paid by Lightning to {len(answered['paid_msat'])} providers while they came"
+        )
+        step("the same question to one process that has the whole model; and sentences, to the second model")
+        self.embedded, self.alone = await asyncio.gather(
+            self.market.command(
+                "embed", *SENTENCES, "--config", str(self.customer), "--model", self.encoder["address"],
+                "--report", str(self.folder / "embed.json"),
+            ),
+            _alone(self.smollm2, self.folder),
+        )  # fmt: skip
+        self.embedding = json.loads((self.folder / "embed.json").read_text())
+        table = Table("sentence", "the nearest of the others", box=None, header_style="bold")
+        for i, j in enumerate(nearest(self.embedded["vectors"])):
+            table.add_row(SENTENCES[i], SENTENCES[j])
         out.print(table)
+        self.spent_msat = CUSTOMER_MSAT - await balance_msat(self.common, self.customer.parent)
+        held = await asyncio.gather(*(balance_msat(self.common, config.parent) for config in self.configs))
+        self.paid_msat = {n: b - a for n, a, b in zip(self.names.values(), self.opened_msat, held, strict=True)}
 
-    step(f"{PROVIDERS} providers load, verify and announce their pieces")
-    oracles = [
-        market.daemon(f"oracle-{i}", "oracle", "--config", str(folder / "committee" / f"oracle-{i}" / "oracle.toml"))
-        for i in range(1, 5)
-    ]
-    serve = specializations(decoder, encoder)
-    configs = await asyncio.gather(*(provider_config(market, i, serve[i], common) for i in range(PROVIDERS)))
-    customer = await customer_config(market, common)
-    seats, stalls = Progress("oracle", len(oracles)), Progress("provider", PROVIDERS)
-    providers = [market.daemon(f"provider-{i}", "provider", "--config", str(c)) for i, c in enumerate(configs)]
-    ready = await asyncio.gather(*map(seats.after, oracles), *map(stalls.after, providers))
+    async def second_act(self, listing: Listing) -> None:
+        """A cheater."""
+        market, decoder = self.market, self.decoder
+        step("a cheater: one more provider joins, and leaves out a part of the work that it sells")
+        self.cheater, _ = await asyncio.gather(
+            cheating.enter(market, decoder, self.answered["task"], self.common, self.names),
+            self.restart(self.answered["killed"]),
+        )
+        where = (self.cheater.public, decoder["digest"], self.cheater.task)
+        # What compares and audits the jobs before has time until the cheater is listed; later the committee needs it.
+        unlisted, self.alone_vectors, *audits = await asyncio.gather(
+            listing.until(*where, listed=True),
+            models.vectors(market, self.minilm, self.kept, SENTENCES),
+            *(self.audit(job["request"]) for job in (self.answered, self.embedding)),
+        )
+        if unlisted:
+            note(f"{self.cheater.name} is not listed: {unlisted}")
+        step(f"the customer asks again, for {cheating.TOKENS} tokens whose work is to be computed again by others")
+        self.betrayed = await cheating.buy(market, QUESTION, self.bought, self.cheater)
+        self.came, self.still_listed, *more = await asyncio.gather(
+            cheating.settled(self.cheater, self.betrayed, market, self.common, self.names),
+            listing.until(*where, listed=False),
+            *(self.audit(request) for request in self.betrayed["requests"]),
+        )
+        self.audits = [*audits, *more]
+        seats = {oracle: f"oracle-{i}" for i, oracle in enumerate(self.created["oracles"], start=1)}
+        cheating.tell(self.cheater, self.betrayed, self.came, seats, self.public, self.names)
+        note(f"{self.cheater.name} is {'still listed' if self.still_listed else 'listed no more'}")
 
-    names = {line["public"]: line["name"] for line in ready[len(oracles) :]}
-    for line in ready[len(oracles) :]:
-        held = "; ".join(f"{', '.join(tasks)} of {model}" for model, tasks in line["serves"].items())
-        out.print(f"  {line['name']} [dim]{line['public'][:8]}[/]  {held}", soft_wrap=True)
+    async def restart(self, name: str) -> None:
+        """As its operator does with a provider that has died."""
+        again = self.configs[int(name.removeprefix("provider-"))]
+        await self.market.daemon(name, "provider", "--config", str(again))
 
-    step(f"buying {TOKENS} tokens from {decoder['name']}")
-    await market.command(
-        "generate", PROMPT, "--config", str(customer), "--model", decoder["address"],
-        "--max-tokens", str(TOKENS), "--report", str(folder / "generate.json"), show=True,
-    )  # fmt: skip
-    generated = json.loads((folder / "generate.json").read_text())
-    step(f"buying embeddings of {len(SENTENCES)} sentences from {encoder['name']}")
-    embedded = await market.command(
-        "embed", *SENTENCES, "--config", str(customer), "--model", encoder["address"],
-        "--report", str(folder / "embed.json"),
-    )  # fmt: skip
-    bought = json.loads((folder / "embed.json").read_text())
-    table = Table("sentence", "its nearest neighbour", box=None, header_style="bold")
-    for i, j in enumerate(nearest(embedded["vectors"])):
-        table.add_row(SENTENCES[i], SENTENCES[j])
-    out.print(table)
+    def audit(self, request: str) -> Coroutine[None, None, dict]:
+        return self.market.command("audit", request, "--config", str(self.customer))
 
-    step("the same in one process, to compare")
-    alone = await market.command("generate", PROMPT, "--local", str(DECODER), "--max-tokens", str(TOKENS), *DTYPE)
-    spent, *balances = await asyncio.gather(
-        *(market.command("wallet", "balance", "--config", str(config)) for config in (customer, *configs))
-    )
-    paid = {name: b["received_msat"] for name, b in zip(names.values(), balances, strict=True)}
-    step("second act, job A: the same again, and one of its providers is killed in the middle of it")
-    public = (await market.command("keys", "show", str(customer.parent / "key.nsec")))["public"]
-    serving: dict[str, set[str]] = {}
-    for i, one in enumerate(serve):
-        for task in (task for address, task, _ in one if address == decoder["address"]):
-            serving.setdefault(task, set()).add(f"provider-{i}")
-    bereaved = await bereave(
-        market, customer, public, PROMPT, TOKENS, decoder["address"], common["relay"], names, serving
-    )
-    out.print(
-        f"  {bereaved['killed']} ({bereaved['task']}) died after {bereaved['after_chars']} characters;"
-        f" {bereaved['went_on']} went on in its place: [bold]{bereaved['failover_ms']} ms[/] without text at most",
-        soft_wrap=True,
-    )
+    async def books(self) -> None:
+        """The report, of records that stand on the relay and in wallets."""
+        answered, embedding, betrayed = self.answered, self.embedding, self.betrayed
+        jobs = (answered, embedding, betrayed)
+        secrets = [QUESTION, answered["text"], betrayed["text"], *SENTENCES, *(job["ticket"] for job in jobs)]
+        hits = plaintext_hits(self.folder, await relay_events(self.common["relay"]), secrets)
+        receipts = answered["receipts"] + embedding["receipts"]
+        generation = {a["task"]: self.names[a["provider"]] for a in answered["tasks"]}
+        alone = self.alone
+        self.report = {
+            "models": [self.decoder["name"], self.encoder["name"]],
+            "question": QUESTION,
+            "answer": answered["text"],
+            "sentences": len(SENTENCES),
+            "first_providers": answered["first_providers"],
+            "generation_providers": generation,
+            "embedding_providers": {a["task"]: self.names[a["provider"]] for a in embedding["tasks"]},
+            "weights_bytes": self.whole_bytes,
+            "most_held_bytes": self.most_bytes,
+            "most_held_percent": round(100 * self.most_bytes / self.whole_bytes, 1),
+            "machine_memory_bytes": answered["machine_bytes"],
+            "single_process_memory_bytes": alone["memory_bytes"],
+            "tokens": len(answered["ids"]),
+            "killed": answered["killed"],
+            "failover_ms": answered["failover_ms"],
+            "tokens_identical_after_failover": answered["ids"] == alone["ids"],
+            "embedding_max_abs_diff": max(
+                abs(a - b)
+                for v, w in zip(self.embedded["vectors"], self.alone_vectors, strict=True)
+                for a, b in zip(v, w, strict=True)
+            ),
+            "provider_processes": sum(n.startswith("provider-") for n in self.market.processes),
+            "oracle_processes": sum(n.startswith("oracle-") for n in self.market.processes),
+            "customer_spent_msat": self.spent_msat,
+            "paid_msat": self.paid_msat,
+            "paid_total_msat": sum(self.paid_msat.values()),
+            "fees_msat": answered["fees_msat"] + embedding["fees_msat"],
+            "msat_per_token": answered["spent_msat"] / len(answered["ids"]),
+            "relay_plaintext_hits": hits,
+            "receipts": len(receipts),
+            "hop_ms_p50": answered["hop_ms_p50"],
+            "first_token_ms": answered["first_token_ms"],
+            "tokens_per_s": answered["tokens_per_s"],
+            "single_process_tokens_per_s": alone["tokens_per_s"],
+            "audited_ok": all(a["ok"] for a in self.audits),
+            "cheater": self.cheater.name,
+            "cheat_altered_percent": cheating.altered_percent(self.market, self.cheater),
+            "cheater_net_msat": self.came["net_msat"],
+            "verdicts": self.came["verdicts"],
+            "slashed": self.came["slashed"],
+            "refunded_msat": betrayed["refunded_msat"],
+            "tokens_identical_after_repair": betrayed["ids"] == alone["ids"][: cheating.TOKENS],
+            "load": round(machines.load(), 1),
+            "seconds": round(time.monotonic() - STARTED, 1),
+        }
+        Path(self.options.report).write_text(json.dumps(self.report, indent=1) + "\n")
 
-    step(f"second act, job B: {cheating.TOKENS} verified tokens, and one of the providers cheats")
-    again = configs[int(bereaved["killed"].removeprefix("provider-"))]
-    cheater, _ = await asyncio.gather(
-        cheating.enter(market, decoder, bereaved["task"], common, names),
-        market.daemon(bereaved["killed"], "provider", "--config", str(again)),  # its operator starts it again
-    )
-    honest = sum(
-        any(task == cheater.task for address, task, _ in one if address == decoder["address"]) for one in serve
-    )
+    def end(self) -> bool:
+        """What it came to; whether all is as it must be."""
+        step(f"what it came to; all of it is in {self.options.report}")
+        checks = [
+            *_answered(self.report, self.answered, self.alone),
+            *_judged(self.report, self.cheater, self.came, self.betrayed, self.still_listed, self.alone),
+            Check(
+                "every job's plan re-derives from public records",
+                self.report["audited_ok"],
+                f"these do not: {[one for one in self.audits if not one['ok']]}"[:500],
+            ),
+        ]
+        for check in checks:
+            out.print(f"{'[green]✓' if check.is_ok else '[red]✗'}[/] {check.text}")
+            if not check.is_ok:
+                out.print(f"  [red]{escape(check.reason)}[/]", soft_wrap=True)
+        out.print()
+        out.print(ending.table(self.report))
+        for line in ending.speed(self.report, len(self.market.processes)):
+            out.print(line, soft_wrap=True)
+        return all(check.is_ok for check in checks)
 
-    def audit(request: str) -> Coroutine[None, None, dict]:
-        return market.command("audit", request, "--config", str(customer))
-
-    # What compares and audits the jobs before has time until the cheater is listed; later the committee needs it.
-    unlisted, alone_vectors, *audits = await asyncio.gather(
-        cheating.listed(market, customer, decoder, cheater, honest + 1, common["relay"]),
-        market.command("embed", *SENTENCES, "--local", str(minilm())),
-        *(audit(job["request"]) for job in (generated, bought, bereaved)),
-    )
-    if unlisted:
-        note(f"{cheater.name} is not listed: {unlisted}")
-    betrayed = await cheating.buy(market, customer, PROMPT, decoder["address"], cheater)
-    came, still_listed, *more = await asyncio.gather(
-        cheating.settled(cheater, betrayed, market, common, names),
-        cheating.listed(market, customer, decoder, cheater, honest, common["relay"]),
-        *(audit(request) for request in betrayed["requests"]),
-    )
-    audits += more
-    seats_of = {oracle: f"oracle-{i}" for i, oracle in enumerate(created["oracles"], start=1)}
-    cheating.tell(cheater, betrayed, came, seats_of, public, names)
-    altered = cheating.altered_percent(market, cheater)
-    note(f"{cheater.name} is {'still listed' if still_listed else 'listed no more'}")
-    step("what stands on the relay, and the books")
-    hits = plaintext_hits(
-        folder,
-        await relay_events(common["relay"]),
-        [
-            PROMPT,
-            generated["text"],
-            *generated["text"].splitlines()[:1],
-            betrayed["text"],
-            *SENTENCES,
-            *(job["ticket"] for job in (generated, bought, bereaved, betrayed)),
-        ],
-    )
-
-    receipts = generated["receipts"] + bought["receipts"]
-    strangers = len(generated["providers"])
-    report = {
-        "models": [decoder["name"], encoder["name"]],
-        "prompt": PROMPT,
-        "sentences": len(SENTENCES),
-        "generation_providers": {a["task"]: names[a["provider"]] for a in generated["tasks"]},
-        "embedding_providers": {a["task"]: names[a["provider"]] for a in bought["tasks"]},
-        "tokens": len(generated["ids"]),
-        "tokens_identical": generated["ids"] == alone["ids"] and len(generated["ids"]) >= 128,
-        "embedding_max_abs_diff": max(
-            abs(a - b)
-            for v, w in zip(embedded["vectors"], alone_vectors["vectors"], strict=True)
-            for a, b in zip(v, w, strict=True)
-        ),
-        "provider_processes": sum(n.startswith("provider-") for n in market.processes),
-        "providers_used": len({*generated["providers"], *bought["providers"]}),
-        "oracle_processes": sum(n.startswith("oracle-") for n in market.processes),
-        "customer_spent_msat": spent["spent_msat"],
-        "paid_msat": paid,
-        "paid_total_msat": sum(paid.values()),
-        "paid_total_sat": sum(paid.values()) / 1000,
-        "fees_msat": spent["fees_msat"],
-        "relay_plaintext_hits": hits,
-        "receipts": len(receipts),
-        "hop_ms_p50": generated["hop_ms_p50"],
-        "first_token_ms": generated["first_token_ms"],
-        "tokens_per_s": generated["tokens_per_s"],
-        "single_process_tokens_per_s": alone["tokens_per_s"],
-        "audited_ok": all(a["ok"] for a in audits),
-        "killed": bereaved["killed"],
-        "failover_ms": bereaved["failover_ms"],
-        "tokens_identical_after_failover": bereaved["ids"] == alone["ids"],
-        "cheater": cheater.name,
-        "cheat_altered_percent": altered,
-        "cheater_net_msat": came["net_msat"],
-        "verdicts": came["verdicts"],
-        "slashed": came["slashed"],
-        "refunded_msat": betrayed["refunded_msat"],
-        "tokens_identical_after_repair": betrayed["ids"] == alone["ids"][: cheating.TOKENS],
-        "seconds": round(time.monotonic() - STARTED, 1),
-    }
-    Path(options.report).write_text(json.dumps(report, indent=1) + "\n")
-    table = Table("receipt (8856)", "for", "chunks", "amount", "zap receipts (9735)", box=None, header_style="bold")
-    for one in receipts:
-        amount = sats(one["amount_msat"])
-        table.add_row(one["event"][:12], names[one["provider"]], str(one["chunks"]), amount, str(one["zap_receipts"]))
-    out.print(table)
-    table = Table("who", "was paid", box=None, header_style="bold")
-    for name, msat in paid.items():
-        table.add_row(name, sats(msat))
-    table.add_row("[bold]all providers", f"[bold]{sats(report['paid_total_msat'])}")
-    table.add_row("routing fees", sats(report["fees_msat"]))
-    table.add_row("[bold]the customer spent", f"[bold]{sats(report['customer_spent_msat'])}")
-    out.print(table)
-    checks = [
-        *_bought(report, generated, alone),
-        *_judged(report, cheater, came, betrayed, still_listed, alone),
-        Check(
-            "every job's plan re-derives from public records",
-            report["audited_ok"],
-            f"these do not: {[one for one in audits if not one['ok']]}"[:500],
-        ),
-    ]
-    for check in checks:
-        out.print(f"{'[green]✓' if check.is_ok else '[red]✗'}[/] {check.text}")
-        if not check.is_ok:
-            out.print(f"  [red]{escape(check.reason)}[/]", soft_wrap=True)
-    step(f"written to {options.report}")
-    out.print(
-        f"[bold]{report['tokens_per_s']:.1f} tokens/s over {strangers} strangers' processes,"
-        f" {report['single_process_tokens_per_s']:.1f} in one process[/]",
-        soft_wrap=True,
-    )
-    if options.stay:
+    async def stay(self) -> None:
+        folder, address = self.options.folder, self.decoder["address"]
         out.print(
-            "[bold]The market stays up[/] (Ctrl-C ends it). Try, in another terminal:\n"
-            f"  . .venv/bin/activate\n"
-            f"  nodewire generate 'import os' --config {options.folder}/customer/customer.toml --model pycoder",
+            "\n[bold]The market stays up[/] until Ctrl-C. Talk with the model, in another terminal in this folder:\n"
+            f"  {Path(sys.executable).with_name('nodewire')} chat {address}"
+            f" --config {folder}/customer/customer.toml --temperature 0",
             soft_wrap=True,
         )
         await asyncio.Event().wait()
-    return 0 if all(check.is_ok for check in checks) else 1
 
 
 def main() -> None:

@@ -23,12 +23,12 @@ class Progress:
     """Says how many of `total` are there, as each comes."""
 
     def __init__(self, what: str, total: int) -> None:
-        self._what, self._total, self._came = what, total, 0
+        self._what, self.total, self._came = what, total, 0
 
     async def after(self, coming: Coroutine[None, None, dict]) -> dict:
         came = await coming
         self._came += 1
-        note(f"{self._what} {self._came} of {self._total} ready")
+        note(f"{self._what} {self._came} of {self.total} ready")
         return came
 
 

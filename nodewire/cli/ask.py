@@ -39,6 +39,7 @@ from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadInput
 
 if TYPE_CHECKING:
+    from nodewire.protocol.chat import ChatTemplate
     from nodewire.swarm.member import SwarmCustomer
 
 _LOOKAHEAD = 8
@@ -55,6 +56,10 @@ def generate(
     key: Key = None,
     state: State = None,
     lookahead: Lookahead = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Answer the text as a message: the model's chat template makes the prompt of it."),
+    ] = False,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: TopP = 1.0,
@@ -91,7 +96,7 @@ def generate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Continue a text on strangers' machines, or on a swarm's, streaming."""
+    """Continue a text, or answer it, on strangers' machines or on a swarm's, streaming."""
     can_write(report)
     can_write(transcript)
     whom = {"driver": driver, "trusted": trusted, "ends": ends, "exclude": exclude, "region": region}
@@ -126,11 +131,11 @@ def generate(
     if local is not None:
         params |= {"lookahead": lookahead} if lookahead is not None else {}
         how = {"dtype": dtype_of(dtype), "threads": threads}
-        done = _generate_here(local, text, params, how, draft=draft, stream=not json)
+        done = _generate_here(local, text, params, how, chat=chat, draft=draft, stream=not json)
     elif swarm is not None:
         member = customer_of(swarm, split, key, state, lookahead)
         asked = Asked.said("", edge_codec, verify=False, wait=False)
-        done = uvloop.run(_generate(member, member.file.swarm.address, text, params, asked, show=not json))
+        done = uvloop.run(_generate(member, member.file.swarm.address, text, params, asked, chat=chat, show=not json))
         if not json:
             _show_speed(done)
     else:
@@ -139,7 +144,7 @@ def generate(
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         params |= {"transcribe": True} if transcript is not None else {}
         params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}
-        done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
+        done = uvloop.run(_generate(customer, model, text, params, asked, chat=chat, show=not json))
         if transcript is not None:
             transcript.write_bytes(orjson.dumps(done.pop("transcript"), option=orjson.OPT_INDENT_2))
         if not json:
@@ -202,12 +207,15 @@ async def _generate(
     params: dict[str, Any],
     asked: Asked,
     *,
+    chat: bool,
     show: bool,
 ) -> dict[str, Any]:
     from nodewire.cli.shown import GrowingText
 
     async with buying(config, show=show) as customer:
-        text = GrowingText(prompt)
+        text = GrowingText("" if chat else prompt)
+        if chat:
+            prompt, params = await _asked(prompt, params, await customer.chat_template(model))
         try:
             async with aclosing(customer.generate(model, prompt, **asked.of(customer), **params)) as pieces:
                 async for piece in pieces:
@@ -224,14 +232,39 @@ async def _embed(config: CustomerConfig, model: str, texts: list[str], asked: As
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
 
 
+async def _asked(message: str, params: dict[str, Any], template: ChatTemplate | None) -> tuple[str, dict[str, Any]]:
+    """The prompt that a message is by its model's template, and what is asked for with it. Raises BadInput."""
+    from nodewire.chat.rendering import Renderer
+
+    if template is None:
+        raise BadInput("--chat", "the model has no chat template: without --chat it continues the text")
+    renderer = Renderer()
+    try:
+        prompt = await renderer.render(template, [{"role": "user", "content": message}])
+    finally:
+        await renderer.close()
+    return prompt, {**params, "special_tokens": False}
+
+
 def _generate_here(
-    folder: Path, prompt: str, params: dict[str, Any], how: dict[str, Any], *, draft: Path | None, stream: bool
+    folder: Path,
+    prompt: str,
+    params: dict[str, Any],
+    how: dict[str, Any],
+    *,
+    chat: bool,
+    draft: Path | None,
+    stream: bool,
 ) -> dict[str, Any]:
     from nodewire.cli.shown import GrowingText
 
+    shown = GrowingText("" if chat else prompt) if stream else None
+    if chat:
+        from nodewire.chat.folder import chat_template
+
+        prompt, params = uvloop.run(_asked(prompt, params, chat_template(folder)))
     with loading(f"loading {escape(str(folder))}") if stream else nullcontext():
         steps = _steps(folder, prompt, params, how, draft)
-    shown = GrowingText(prompt) if stream else None
     ids: list[int] = []
     texts: list[str] = []
     moments: list[float] = []

@@ -1,6 +1,7 @@
 """`nodewire generate --local`: what is asked of a text, and what is told of it, without any market."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 from nodewire.cli import ask
 from nodewire.cli.shown import GrowingText
+from nodewire.llm.sampling import parse_params
+from nodewire.llm.whole import Whole
 from tests.kinds.llama import make_llama
 
 pytest.importorskip("llguidance")
@@ -84,3 +87,15 @@ def test_a_generation_that_is_stopped_ends_its_line(model, monkeypatch, capsys):
         ask.generate("the cat", local=model, max_tokens=20)
     out, err = capsys.readouterr()
     assert out == "".join(shown) + "\n" and err.endswith("\n")
+
+
+def test_a_message_is_answered_by_the_models_chat_template(model, tmp_path):
+    code, said = generate(model, "--chat", cwd=tmp_path)
+    assert code == 1 and said["error"]["field"] == "--chat"
+    talking = shutil.copytree(model, tmp_path / "talking")
+    (talking / "chat_template.jinja").write_text("user: {{ messages[0].content }}\ncat:")
+    whole = Whole(model)
+    sampling = parse_params({"max_tokens": 9, "special_tokens": False}, whole.positions)
+    code, said = generate(talking, "--chat", "--max-tokens", "9", cwd=tmp_path)
+    assert code == 0 and said["text"] == "".join(whole.generate("user: the cat\ncat:", sampling))
+    assert generate(talking, "--max-tokens", "9", cwd=tmp_path)[1]["ids"] != said["ids"]

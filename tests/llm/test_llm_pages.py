@@ -1,5 +1,7 @@
 """Pages: nobody has another's, what is given back is whole again, and who finds enough of them free gets them."""
 
+import resource
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from nodewire.errors import Busy
 from nodewire.llm.kv.lanes import Lanes
 from nodewire.llm.kv.pages import Pages
 from nodewire.protocol.pages import PAGE
+from nodewire.worker.rights import private_bytes
 
 CONFIG = SimpleNamespace(num_key_value_heads=2, head_dim=4, short_positions=lambda positions: 0)
 
@@ -83,3 +86,21 @@ def test_who_finds_enough_pages_free_gets_them_and_everybody_elses_stay_what_the
                 expected = mine + 100 * layer + torch.arange(keys.shape[1])[None, :, None] / 1024
                 assert torch.equal(keys, expected.expand_as(keys))
                 assert torch.equal(values, -keys)
+
+
+def test_lanes_count_at_once_and_take_memory_as_they_are_written():
+    config = SimpleNamespace(num_key_value_heads=2, head_dim=256, short_positions=lambda positions: 0)
+    counted, taken = private_bytes(), resident_bytes()
+    lanes = Lanes(config, 2, 4, 128 * PAGE, torch.float32, torch.device("cpu"))
+    size = sum(cells.nbytes for cells in lanes.cells)
+    assert size >= 2**26
+    assert private_bytes() - counted >= size
+    assert resident_bytes() - taken < size / 8
+    for cells in lanes.cells:
+        assert not cells.any()
+        cells.fill_(1)
+    assert resident_bytes() - taken >= size
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""The lanes of a stage: cells of one pool, taken in runs of pages, all of its memory when the task is loaded.
+"""The lanes of a stage: cells of one pool, taken in runs of pages. All of it counts when the task is loaded.
 
 A lane is one session's: its committed run comes first, position by position, live cells (`tree`) follow. It has its
 pages from the beginning, so nobody runs out in mid-session. What lies beyond its cells is never read, so a rewind is a
@@ -8,6 +8,8 @@ are moved to the pool's beginning: so a session fits if its pages are free, what
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -55,7 +57,7 @@ class Lanes:
         self.beyond = PAGE * slots * size
         """The first cell of that page."""
         shape = (2, config.num_key_value_heads, self.beyond + PAGE * beyond, width)
-        self.cells = [torch.zeros(shape, dtype=stored, device=device) for _ in range(layers)]
+        self.cells = [_zeros(shape, stored, device) for _ in range(layers)]
         self.keys, self.values = ([both[which] for both in self.cells] for which in (0, 1))
         self._short = config.short_positions(positions)
         self.numbers = torch.arange(self._short + positions, device=device)
@@ -185,3 +187,13 @@ class Lane:
                 cells[:, stays : len(order)] = cells[:, source]
         self.length += len(path)
         self.tree = tree
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. On a CPU, where torch would write them all, they count for the worker's cap at once, and take memory where
+    they are written."""
+    count = math.prod(shape)
+    if device.type != "cpu" or not count:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
