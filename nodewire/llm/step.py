@@ -126,7 +126,7 @@ class _Narrow:
 
     def _of(self, x: Tensor) -> Tensor:
         if isinstance(self._matrix, InBlocks):
-            return self._matrix.linear(x[None], None)[0]
+            return self._matrix.product(x[None])[0]
         return self._matrix.times(x.to(self._matrix.matrix.dtype)[None])[0]
 
 
