@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_ONEDNN: Any = torch.backends.mkldnn
 _RUNS = 3
 _is_own_quicker: dict[tuple[int, ...], bool] = {}
 """By shape and number of threads."""
@@ -56,11 +58,11 @@ def _key(matrix: Tensor) -> tuple[int, ...]:
 
 
 def _own(x: Tensor, matrix: Tensor) -> Tensor:
-    was = torch.backends.mkldnn.set_flags(False)[0]
+    was = _ONEDNN.set_flags(False)[0]
     try:
         return F.linear(x, matrix)
     finally:
-        torch.backends.mkldnn.set_flags(was)
+        _ONEDNN.set_flags(was)
 
 
 @torch.inference_mode()
