@@ -170,6 +170,7 @@ async def _rounds(report: Report, arms: dict[str, Arm], prompt: list[int], threa
             processes[name] = process
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
         for number in range(1 + (QUICK_ROUNDS if report.quick else ROUNDS)):
+            say(f"{threads} threads, round {number}")
             for name, process in processes.items():
                 await tell(process, {"prompt": prompt, "tokens": count if number else 4})
                 made = await said(process, 1_800)

@@ -7,7 +7,7 @@ the split model and the unsplit one agree to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,7 @@ from nodewire.llm.parameters import of_layer
 from nodewire.llm.quant import loading
 from nodewire.llm.quant.matrix import kernel_of
 from nodewire.llm.rope import Angles, ropes
+from nodewire.llm.row import choose
 from nodewire.llm.step import step_of
 
 
@@ -51,8 +52,7 @@ class Layer:
     ) -> None:
         how = (of_layer(config, layer), layer_pieces(config, layer), fill, dtype, device)
         weights: dict[str, Any] = load(*how) | loading.load(*how, alone=alone)
-        self.kernels = dict(filter(None, (kernel_of(role, one) for role, one in weights.items())))
-        """Of each matrix, by its role and shape, what multiplies with it."""
+        self._weights = weights
         mixture, gate = config.experts_of(layer), gate_of(config)
         self.slides, self.turns = config.slides(layer), config.turns(layer)
         self.attention = Attention(config, layer, place, weights)
@@ -65,6 +65,10 @@ class Layer:
         self.multiplier = None if config.residual_multiplier is None else float(config.residual_multiplier)
         self.positions = weights.get("positions")
         self.step = step_of(self) if config.rotary == config.head_dim and self.turns else None
+
+    def kernels(self) -> Iterator[tuple[str, str]]:
+        """Of each matrix its role and shape, and what multiplies with it."""
+        return filter(None, (kernel_of(role, one) for role, one in self._weights.items()))
 
     def forward(self, x: Tensor, angles: Angles, past: Past, mlp: Feedforward | None = None) -> Tensor:
         """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions. `mlp`
@@ -112,6 +116,7 @@ class Layers:
         self.layers = [
             Layer(config, first + place, place, dtype, device, fill, alone=alone) for place in range(last - first)
         ]
+        choose(row for layer in self.layers if layer.step is not None for row in layer.step.rows)
         self.full, self.sliding = ropes(config, positions, device)
 
     def run(self, x: Tensor, past: Past) -> Tensor:
@@ -128,7 +133,7 @@ class Layers:
     @property
     def kernels(self) -> dict[str, str]:
         """Of each role and shape of a matrix, what multiplies with it."""
-        return {what: of for layer in self.layers for what, of in layer.kernels.items()}
+        return dict(one for layer in self.layers for one in layer.kernels())
 
     @property
     def uncapturable(self) -> str | None:

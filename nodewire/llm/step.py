@@ -63,6 +63,8 @@ class Step:
         kv_heads, head_dim = attention.turning - attention.heads, attention.head_dim
         self._place, self._how, self._eps = attention.place, attention.how, attention_norm.eps
         self._qkv, self._o, self._gate_up, self._down = map(_product, (qkv, o, gate_up, down))
+        self.rows = [one.of for one in (self._qkv, self._o, self._gate_up, self._down) if isinstance(one.of, Row)]
+        """Its plain matrices that are narrower than float32."""
         self._qkv_bias = attention.qkv_bias
         self._attention_norm, self._mlp_norm = attention_norm.weight.float(), mlp_norm.weight.float()
         self._zero, self._normed = torch.zeros(2, qkv.shape[1])
@@ -96,25 +98,25 @@ class _Exact:
     """Products of a matrix of float32."""
 
     def __init__(self, matrix: Tensor) -> None:
-        self._matrix = matrix
+        self.of = matrix
 
     def times(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """Put matrix times `x`, and `bias`, into `out`."""
         if bias is None:
-            torch.mv(self._matrix, x, out=out)
+            torch.mv(self.of, x, out=out)
         else:
-            torch.addmv(bias, self._matrix, x, out=out)
+            torch.addmv(bias, self.of, x, out=out)
 
     def added(self, x: Tensor, to: Tensor) -> Tensor:
         """`x` and matrix times `to`."""
-        return torch.addmv(x, self._matrix, to)
+        return torch.addmv(x, self.of, to)
 
 
 class _Narrow:
     """Products of a matrix of another dtype, or in blocks, whose inputs and outputs are narrower."""
 
     def __init__(self, matrix: Matrix) -> None:
-        self._matrix = matrix if isinstance(matrix, InBlocks) else Row(matrix)
+        self.of = matrix if isinstance(matrix, InBlocks) else Row(matrix)
 
     def times(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         out.copy_(self._of(x))
@@ -125,9 +127,9 @@ class _Narrow:
         return self._of(to).add(x)
 
     def _of(self, x: Tensor) -> Tensor:
-        if isinstance(self._matrix, InBlocks):
-            return self._matrix.linear(x[None], None)[0]
-        return self._matrix.times(x.to(self._matrix.matrix.dtype)[None])[0]
+        if isinstance(self.of, InBlocks):
+            return self.of.product(x[None])[0]
+        return self.of.times(x.to(self.of.matrix.dtype)[None])[0]
 
 
 def _product(matrix: Matrix) -> _Exact | _Narrow:

@@ -14,7 +14,7 @@ from nodewire.llm.frames import check_finite
 from nodewire.llm.loader import Fill, load
 from nodewire.llm.norm import norm_of
 from nodewire.llm.parameters import BOTH, Ends, of_ends
-from nodewire.llm.row import Row
+from nodewire.llm.row import Row, choose
 
 
 class Vocabulary:
@@ -28,6 +28,7 @@ class Vocabulary:
         self._head = "embedding" if config.tie_word_embeddings else "head"
         self.row = Row(self.weights[self._head]) if self._head in self.weights and ends.head else None
         """The head, of a single row."""
+        choose([self.row] if self.row is not None else [])
         self.norm = norm_of(config, self.weights, "norm")
         self.logit_scale = None if config.logit_scale is None else float(config.logit_scale)
         self.scale = None if config.embedding_scale is None else float(config.embedding_scale)

@@ -99,9 +99,10 @@ def test_a_model_alone_says_what_a_ring_of_it_says_up_to_rounding_and_names_its_
 @pytest.mark.parametrize("own", [True, False])
 def test_a_row_is_multiplied_by_the_one_that_was_quicker(monkeypatch, own):
     monkeypatch.setattr(row, "_is_own_quicker", {})
-    monkeypatch.setattr(row, "_measured", lambda matrix: own)
+    monkeypatch.setattr(row, "_measured", lambda matrices: own)
     matrix, x = torch.randn(96, 64).bfloat16(), torch.randn(1, 64).bfloat16()
     made = Row(matrix)
+    row.choose([made])
     assert ("without oneDNN" in made.name) == own
     exact = x.double() @ matrix.double().T
     assert (made.times(x).double() - exact).norm() < 8e-3 * exact.norm()
@@ -109,7 +110,7 @@ def test_a_row_is_multiplied_by_the_one_that_was_quicker(monkeypatch, own):
 
 
 def test_the_quicker_one_is_found_by_its_time(monkeypatch):
-    matrix, product = torch.randn(256, 256).bfloat16(), torch.nn.functional.linear
+    matrices, product = [torch.randn(256, 256).bfloat16()], torch.nn.functional.linear
 
     def often(x, matrix):
         for _ in range(50):
@@ -117,10 +118,10 @@ def test_the_quicker_one_is_found_by_its_time(monkeypatch):
         return found
 
     monkeypatch.setattr(row, "_own", often)
-    assert not row._measured(matrix)
+    assert not row._measured(matrices)
     monkeypatch.setattr(row, "_own", product)
     monkeypatch.setattr(row.F, "linear", often)
-    assert row._measured(matrix)
+    assert row._measured(matrices)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -92,9 +92,7 @@ class InPanels:
         x = x.bfloat16()
         if self._bits == 8:
             x = torch.cat((x, x), -1)
-        found: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            x.contiguous(), self._codes, self._size, self._scales
-        )
+        found: Tensor = torch._weight_int4pack_mm_for_cpu(x.contiguous(), self._codes, self._size, self._scales)
         return found
 
 

@@ -24,9 +24,13 @@ class InBlocks:
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """[n, in] to [n, out] of x's dtype."""
-        rounded = activations(x, self.blocks.size) if self.blocks.rounds_inputs and not self.kept.ROUNDS else x
-        out = self.kept.multiply(rounded).to(x.dtype)
+        out = self.product(x).to(x.dtype)
         return out if bias is None else out.add_(bias)
+
+    def product(self, x: Tensor) -> Tensor:
+        """[n, in] to [n, out] of the kernel's own dtype."""
+        rounds = self.blocks.rounds_inputs and not self.kept.ROUNDS
+        return self.kept.multiply(activations(x, self.blocks.size) if rounds else x)
 
 
 Matrix = Tensor | InBlocks
