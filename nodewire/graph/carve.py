@@ -14,6 +14,10 @@ from nodewire.graph.format import Input, Output, Program, Shape
 _RESHAPES = frozenset(("aten.reshape.default", "aten.flatten.using_ints", "aten.squeeze.dim", "aten.unsqueeze.default"))
 
 
+DERIVED = "passes between tasks, and its size is derived from others, which no edge declares"
+"""Of a tensor; who knows where in the model it was made says so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """A task to be: its name and the nodes that it owns."""
@@ -110,7 +114,7 @@ class Carver:
         for k in sorted(k for k in numbers if k is not None and k not in needed):
             name = program.nodes[k].name
             if name not in self._shapes:
-                raise BadTask(name, "passes between tasks and has a derived size")
+                raise BadTask(name, DERIVED)
             inputs.append(
                 Input(name, self._dtype(name), self._shapes[name], edge_name(owner.get(name, ""), group.name))
             )

@@ -18,6 +18,7 @@ import torch
 
 from nodewire.errors import BadInput, BadTask, NotFound, OverMemory
 from nodewire.graph import parity
+from nodewire.graph.carve import DERIVED
 from nodewire.graph.decompose import decompose
 from nodewire.graph.diagnosis import unlisted
 from nodewire.graph.examples import BATCH, Axes, Signature, several, signature, tensors_of
@@ -35,6 +36,7 @@ from nodewire.protocol.sizes import parse_size
 from nodewire.weights.blob_folder import MANIFEST
 
 SMALLER = "smaller calls need less"
+_UNCUT = "give it an input's size before another branch takes it, by a mean, a slice or a reshape"
 
 
 class _Labels(Schema):
@@ -134,6 +136,11 @@ def split(
         raise BadInput("expert_groups", f"{name} has no mixture of experts of a known form")
     try:
         done = decompose(whole, traced.shapes, target_bytes, said.least, expert_groups=expert_groups)
+    except BadTask as error:
+        if error.reason != DERIVED:
+            raise
+        place = traced.places.get(error.field, Place())
+        raise BadTask(place.path or error.field, f"{DERIVED}: {_UNCUT}{place}") from None
     except OverMemory as error:
         where = traced.paths.get(error.field)
         item = {dim: most for dim, most in said.dims.items() if dim not in (BATCH, "images")}

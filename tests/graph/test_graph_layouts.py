@@ -30,7 +30,7 @@ def strides(tensor):
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
-@pytest.mark.parametrize("name", sorted(op for op in RELAID if "attention" not in op))
+@pytest.mark.parametrize("name", sorted(op for op in RELAID if "attention" not in op and "transpose" not in op))
 def test_a_result_of_two_operands_lies_as_it_is_said_to_in_all_dtypes_and_layouts(name):
     op, compared = OPS[name], 0
     for (one, other), (first, second) in product(product(LAYOUTS, repeat=2), product(DTYPES.values(), repeat=2)):

@@ -284,3 +284,35 @@ def test_weights_of_a_dtype_that_no_task_has_are_named(tmp_path):
     inner.weight = nn.Parameter(torch.zeros(8, 8, dtype=torch.complex64))
     with pytest.raises(BadTask, match=r"^inner\.weight: a weight of complex64, which no task has: float32, "):
         register(tmp_path, Outer(inner), *(x.to(torch.float32) for x in ROWS))
+
+
+class Tower(torch.nn.Module):
+    """A sequence beside itself, which is as long as no input, through some layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(16, 512), torch.nn.Linear(512, 16)
+
+    def forward(self, x):
+        x = torch.cat((x, x), 1)
+        for _ in range(6):
+            x = self.down(torch.relu(self.up(x)))
+        return x
+
+
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = Tower(), Tower()
+
+    def forward(self, x, y):
+        return (self.left(x) @ self.right(y).transpose(1, 2)).mean((1, 2))
+
+
+def test_a_derived_size_between_tasks_is_refused_by_its_modules_path_and_line_with_what_to_do():
+    examples = [tuple(torch.zeros(b, s, 16) for s in sizes) for b, sizes in ((1, (3, 4)), (2, (5, 6)))]
+    with pytest.raises(
+        BadTask, match=r"derived from others.*: give it an input's size .*\(Linear, .*\.py:\d+"
+    ) as refused:
+        nodewire.register(Two().eval(), examples, target_vram=400_000, name="m", dry_run=True)
+    assert refused.value.field == "left.down"
