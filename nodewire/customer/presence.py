@@ -14,7 +14,9 @@ PRESENCE_S = 1.25
 """Within which a provider must be reached, if others say that it is gone: three round trips of 300 ms, and a third of
 a second for a busy machine."""
 LATE_S = 0.25
-"""More than twice the longest wait between two outputs, after which all providers are asked."""
+"""More than twice the longest wait of late between two outputs, after which all providers are asked."""
+KEPT = 0.9
+"""What an output leaves of the longest wait before it: one that was long, once, does not count for ever."""
 
 
 class Presence:
@@ -30,7 +32,7 @@ class Presence:
         self._questions: dict[str, asyncio.Task[bool]] = {}
         """Since the last output, by provider."""
         self._longest_s: float | None = None
-        """The longest wait between two outputs; None before the first."""
+        """The longest wait of late between two outputs; None before the first."""
 
     async def wait_for_output(self, *ends: asyncio.Future[Any]) -> None:
         """Return when an output has come or the job has ended, which is when one of `ends` is done."""
@@ -42,7 +44,7 @@ class Presence:
                 self._question(provider)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         waited_s = 0.0 if self._longest_s is None else asyncio.get_running_loop().time() - began
-        self._longest_s = max(self._longest_s or 0.0, waited_s)
+        self._longest_s = max(KEPT * (self._longest_s or 0.0), waited_s)
 
     def forget(self) -> None:
         """Forget what was asked: an output has come, so all were there."""

@@ -97,3 +97,11 @@ async def test_nobody_is_asked_before_the_first_output(market):
     await ends[1]
     await other.presence.close()
     await asyncio.wait([question])
+
+
+async def test_one_long_wait_is_forgotten_after_some_outputs(market):
+    await market.output()
+    market.presence._longest_s = 60.0
+    for _ in range(100):
+        await market.output()
+    assert market.presence._longest_s < 0.01
