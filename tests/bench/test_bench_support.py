@@ -10,7 +10,7 @@ from nodewire.llm.families import ARCHITECTURES, parse_config
 
 SAID = {path.stem: path.read_bytes() for path in sorted(CONFIGS.glob("*.json"))}
 DECODERS = [name for name, data in SAID.items() if json.loads(data)["architectures"][0] in ARCHITECTURES]
-REFUSED = ("falcon-rw-1b", "llama-2-7b-dynamic", "llama-2-7b-gptq")
+REFUSED = ("falcon-rw-1b",)
 
 
 @pytest.mark.parametrize("name", [name for name in DECODERS if name not in REFUSED])

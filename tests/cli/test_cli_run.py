@@ -50,7 +50,6 @@ def test_one_name_in_two_files_and_a_name_for_many_are_refused(files):
     [
         ([ADDRESS], "--input"),
         ([ADDRESS, "--input", "a.npz", "--text", "a cat"], "--input"),
-        (["model", "--input", "a.npz"], "MANIFEST"),
         (["38840:12:x", "--input", "a.npz"], "MANIFEST"),
         ([ADDRESS, "--input", "a.npz", "--out", "nowhere/y.safetensors"], "--out"),
         ([ADDRESS, "--input", "a.npz", "--report", "nowhere/y.json"], "--report"),

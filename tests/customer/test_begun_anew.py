@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ import pytest
 
 from nodewire.customer.again import MAX_AGAIN
 from nodewire.customer.generation import Generation
-from nodewire.customer.moving import Moved
 from nodewire.errors import LinkLost, NoProvider, TimedOut
 from nodewire.protocol.plan import Terms
 from tests.customer.scripted import CHUNK, TOKENS, Scripted, last
@@ -145,42 +143,6 @@ async def test_a_job_that_brought_a_whole_chunk_is_begun_anew_however_often_it_f
     made.params["max_tokens"] = at + 1
     assert await ids(made) == TOKENS[: at + 1]
     assert len(bought) == len(jobs) + 1
-
-
-class Late(Job):
-    """Its request is out when the test says so."""
-
-    def __init__(self, *given):
-        super().__init__(*given)
-        self.may_begin = asyncio.Event()
-
-    async def __aenter__(self):
-        await self.may_begin.wait()
-        return await super().__aenter__()
-
-
-@pytest.mark.parametrize(
-    ("made_of", "jobs", "lost"), [(TOKENS[2:20], [0, 1], []), ([TOKENS[2], 7], [0, 2], [1])], ids=["same", "differs"]
-)
-async def test_a_ring_that_is_gone_over_to_before_its_request_is_out_is_one_job(generating, made_of, jobs, lost):
-    script = [Job(TOKENS[:4], gone(FIRST), {FIRST}), Late(made_of), Job(TOKENS[4:20])]
-    made, _ = generating(*script)
-    pieces = made.stream()
-    for _ in range(2):
-        await anext(pieces)
-    other = made.job(made.terms, 0)
-    made._moving._moves[other] = Moved(2, {}, {}, 1.0, 1.0, ())
-    made._race.second(other, 100)
-    for _ in range(2):
-        await anext(pieces)
-    going_on = asyncio.create_task(anext(pieces))
-    while made._race.lead is not other:
-        await asyncio.sleep(0)
-    script[1].may_begin.set()
-    await going_on
-    assert [*made.ids, *[one async for piece in pieces for one in piece.ids]] == TOKENS[:20]
-    assert [script.index(one.purchase) for one in made.jobs] == jobs
-    assert [script.index(one.purchase) for one in made.lost] == lost
 
 
 class Unsettled(Job):
