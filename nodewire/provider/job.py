@@ -138,6 +138,10 @@ class JobRun:
         """Which of the job's are this provider's."""
         return self._context.tasks
 
+    @property
+    def drives(self) -> bool:
+        return self._context.drives
+
     def open_chunk(self) -> int:
         """The first chunk that has not been closed."""
         return self._chunks.first_open()

@@ -42,9 +42,9 @@ def last(registration):
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
 def test_the_tokens_are_those_of_the_whole_model(model, prompt, tmp_path):
-    whole = Whole(model)
-    expected = list(whole.tokens(prompt, Sampling(60)))
     made = split_decoder(model, 1_700_000, tmp_path, slots=1, lend=True)
+    whole = Whole(model, dtype=program(made, made.manifest.driver.name, DriverProgram).dtype)
+    expected = list(whole.tokens(prompt, Sampling(60)))
     ids, text, _ = Ring(made).generate(prompt, max_tokens=60)
     assert ids == expected
     assert text == whole.tokenizer.decode(ids)
