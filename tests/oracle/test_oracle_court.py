@@ -209,6 +209,7 @@ async def test_a_committed_chunk_is_drawn_verified_and_judged(tmp_path, cheating
         assert said.verifiers == ((market.verifier.keys.public, True),)
         judged = {said.outcome: 1}
         await market.relay.until(lambda _: all(court.figures.verdicts == judged for _, court in market.courts))
+        voted = 0
         for one in market.courts:
             shown = {
                 (metric.name, *s.labels.values()): s.value
@@ -216,13 +217,15 @@ async def test_a_committed_chunk_is_drawn_verified_and_judged(tmp_path, cheating
                 for s in metric.samples
             }
             assert shown["nodewire_oracle_verdicts", said.outcome] == 1
-            assert shown["nodewire_oracle_votes", "verdict"] == 1
+            assert shown["nodewire_oracle_votes", "verdict"] <= 1
+            voted += shown["nodewire_oracle_votes", "verdict"]
             assert shown["nodewire_oracle_votes", "epoch"] > 1
             assert shown["nodewire_oracle_epochs", "certified"] > 1
             assert shown["nodewire_oracle_convictions",] == cheating
             assert shown["nodewire_oracle_faults",] == 0
             assert shown["nodewire_oracle_cases_open",] == 0
             assert one[0].figures.certificate.total_us > 0
+        assert voted >= market.committee.quorum  # who hears of the certificate first has no vote to give
         assert market.nodes.computed or not cheating  # a tenth of the honest is computed, too
         if cheating:
             await market.all_convict()
