@@ -37,7 +37,7 @@ def widen(folder, plain, out):
         at = f"{name.removesuffix('.weight')}.weight"
         codes = unpacked(found[f"{at}_packed"], bits)
         wide = widened(codes, found[f"{at}_scale"].float())
-        if not name.endswith(".weight") or config["model_type"] == "gpt2":  # of experts in one tensor, and of GPT-2, stored in rows
+        if not name.endswith(".weight") or config["model_type"] == "gpt2":  # stored in rows: experts, GPT-2
             wide = wide.transpose(-2, -1).contiguous()
         assert wide.shape == before[name].shape
         tensors[name] = wide
