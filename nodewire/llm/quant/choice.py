@@ -47,7 +47,9 @@ def _makes(shape: tuple[int, int], blocks: Blocks, dtype: torch.dtype, device: t
         found.append(lambda shape: InPanels(shape, blocks))
     else:
         found.append(lambda shape: InRows(shape, blocks, dtype, device))
-    if alone and device.type == "cpu" and blocks.rounds_inputs and session.available(blocks):
+    # With more threads its own and PyTorch's, which wait for work without sleep, take each other's cores.
+    has_core = alone and device.type == "cpu" and torch.get_num_threads() == 1
+    if has_core and blocks.rounds_inputs and session.available(blocks):
         found.append(lambda shape: session.InSession(shape, blocks))
     return found
 

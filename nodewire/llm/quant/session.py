@@ -2,12 +2,11 @@
 
 Each matrix is a session of one operator, MatMulNBits
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md), which is written here from codes and
-scales; no file is read. All sessions share as many threads as PyTorch has when the first is made.
+scales; no file is read. Sessions compute in the thread that calls them.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -84,17 +83,8 @@ def _model(octets: Tensor, scales: Tensor, blocks: Blocks) -> bytes:
 def _session(model: bytes) -> Any:
     import onnxruntime
 
-    _share_threads()
     options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-@lru_cache(maxsize=1)
-def _share_threads() -> None:
-    """Once, before the first session."""
-    import onnxruntime
-
-    onnxruntime.set_global_thread_pool_sizes(torch.get_num_threads(), 1)
