@@ -152,7 +152,7 @@ class Conversation(Talk):
 
     customer: Watched
     digest: str | None = None
-    """Of the manifest's version that is meant, if one is."""
+    """The manifest's digest, if a certain version is meant."""
     budget_msat: int | None = None
     last: Purchase | None = None
 

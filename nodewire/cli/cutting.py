@@ -38,11 +38,11 @@ class Asked:
     lend: bool = False
     """Of a decoder: whether its end stages have embedding and head."""
     context: int | None = None
-    """Of a decoder: a session's positions, if not those of `split_decoder`."""
+    """Positions of a decoder's session; `split_decoder` chooses them if they are not given."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of a decoder: the arithmetic's, if not the checkpoint's."""
+    """The dtype that a decoder computes in; the checkpoint's if it is not given."""
     kv: Literal["int8"] | None = None
-    """Of a decoder: that of keys and values, if not the arithmetic's."""
+    """The dtype of a decoder's keys and values; the arithmetic's if it is not given."""
 
     @property
     def of_decoders(self) -> str:
@@ -111,7 +111,7 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
 
 
 def _remedy(architecture: str, field: str) -> str:
-    """What to do about a model that is not cut by its operators."""
+    """The remedy for a model that is not cut by its operators."""
     from nodewire.llm.families import ARCHITECTURES
 
     if field != "architectures":

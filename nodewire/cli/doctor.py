@@ -259,7 +259,7 @@ async def _serve(role: ProviderConfig, wanted: Serve) -> str:
 
 
 def _fewer(manifest: Manifest, wanted: Serve, memory_bytes: int) -> str:
-    """What would fit instead, if anything does."""
+    """The number of sessions that would fit instead, in words; empty if none does."""
     each = manifest.slot_bytes(wanted.tasks)
     if not each:
         return ""

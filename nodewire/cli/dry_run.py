@@ -60,7 +60,7 @@ def show(made: Registration) -> None:
 
 
 def _show_fits(made: Registration) -> None:
-    """What would come of it at other targets, and what to change where a piece would be too large."""
+    """The pieces that other targets give, and the change that would help where a piece is too large."""
     sessions = counted(made.manifest.driver.slots, "session")
     console.print(f"at other targets, with {sessions} of {made.manifest.context} positions:")
     table = Table(box=None, header_style="bold dim")

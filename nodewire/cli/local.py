@@ -27,7 +27,7 @@ Dtype = Annotated[
 
 
 def dtype_of(text: str) -> Literal["float32", "bfloat16"] | None:
-    """Of a decoder's arithmetic; None where nobody says it. Raises BadInput."""
+    """The dtype that a decoder is asked to compute in; None if no option says it. Raises BadInput."""
     match text:
         case "":
             return None

@@ -18,7 +18,7 @@ from nodewire.cli.cutting import Asked, cut, told
 from nodewire.cli.local import check_model, dtype_of, model_name
 from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json, steps
 from nodewire.cli.registered import SOURCES, is_registered
-from nodewire.cli.replaced import Replace, check_replaced, published
+from nodewire.cli.replacement import Replace, check_replaced, published
 from nodewire.cli.roles import load_customer
 from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
 from nodewire.errors import BadHash, BadInput

@@ -16,7 +16,7 @@ import uvloop
 from nodewire.cli.cutting import Asked
 from nodewire.cli.output import CUSTOMERS, Json, console, end, notes, one_line, print_json, sats
 from nodewire.cli.register import TARGET_VRAM, publish_folder, size_of
-from nodewire.cli.replaced import Replace, check_free, published
+from nodewire.cli.replacement import Replace, check_free, published
 from nodewire.cli.roles import load_customer, naming
 from nodewire.cli.training_recipe import read_recipe
 from nodewire.config import AnyRole, CustomerConfig, load_role, parse_msat

@@ -22,7 +22,7 @@ from nodewire.graph.diagnosis import check, check_exported, diagnosed
 from nodewire.graph.examples import Signature, named_tensors
 from nodewire.graph.format import Program
 from nodewire.graph.guards import Guard, guards
-from nodewire.graph.hooked import hook
+from nodewire.graph.hooks import hook
 from nodewire.graph.reading import KNOWN, Reader, Traced
 from nodewire.graph.state import Held, leave, read_by_the_next
 from nodewire.graph.uncollected import uncollected

@@ -22,7 +22,7 @@ from nodewire.llm.families.naming import Kept
 from nodewire.protocol.stored_dtypes import CODE_OF
 from nodewire.weights.drawn import Drawn
 from nodewire.weights.fp8 import Scaled
-from nodewire.weights.grouped import Form, Grouped
+from nodewire.weights.groups import Form, Grouped
 from nodewire.weights.tensorfile import DTYPES, Stored
 
 _FP8 = CODE_OF["float8_e4m3fn"]

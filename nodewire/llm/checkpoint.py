@@ -27,7 +27,7 @@ from nodewire.llm.families import (
     stage_tensors,
 )
 from nodewire.llm.families.naming import NUMBERS, Piece
-from nodewire.llm.gguf.opened import opened
+from nodewire.llm.gguf.file import opened
 from nodewire.protocol.stored_dtypes import CODE_OF
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors

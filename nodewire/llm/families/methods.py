@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodewire.errors import BadTask
-from nodewire.weights.grouped import LAYOUTS, Layout
+from nodewire.weights.groups import LAYOUTS, Layout
 
 _FIELD = "quantization_config"
 _INSTEAD = "take the model unquantized, which `nodewire quantize` makes smaller"
