@@ -32,19 +32,16 @@ class Parameter:
 
 Parameters = dict[str, Parameter]
 
-NARROW = 1_024
 TURNED = 262_144
 """Numbers that are read at once of a matrix that is kept in columns, or a row if it has more."""
+_IN_COLUMNS = frozenset(("qkv", "o", "gate_up", "down", "embedding", "head"))
 
 
 def lies_in_columns(role: str, parameter: Parameter) -> bool:
-    """Whether a matrix of float32 is kept column after column on a CPU: a row times it is up to twice as quick
-    so where rows are short, for a sum over so few numbers is over before the kernel is at its best; but not where they
-    are few."""
-    if role not in ("qkv", "o", "gate_up", "embedding", "head") or parameter.looked_up or parameter.blocks is not None:
-        return False
-    rows, width = parameter.shape
-    return width <= min(NARROW, rows)
+    """Whether a matrix of float32 is kept column after column on a CPU. A row times it is up to twice as quick so: all
+    sums grow side by side, none is over before the kernel is at its best. And threads can share it
+    (nodewire.llm.row)."""
+    return role in _IN_COLUMNS and not parameter.looked_up and parameter.blocks is None
 
 
 def of_layer(config: DecoderConfig, layer: int) -> Parameters:

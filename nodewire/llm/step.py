@@ -21,7 +21,7 @@ from nodewire.llm.mlp import Mlp, silu
 from nodewire.llm.norm import Norm
 from nodewire.llm.quant.matrix import InBlocks, Matrix
 from nodewire.llm.rope import Angles
-from nodewire.llm.row import Row
+from nodewire.llm.row import Exact, Row
 
 
 class LayerParts(Protocol):
@@ -63,7 +63,8 @@ class Step:
         kv_heads, head_dim = attention.turning - attention.heads, attention.head_dim
         self._place, self._how, self._eps = attention.place, attention.how, attention_norm.eps
         self._qkv, self._o, self._gate_up, self._down = map(_product, (qkv, o, gate_up, down))
-        self.rows = [one.of for one in (self._qkv, self._o, self._gate_up, self._down) if isinstance(one.of, Row)]
+        products = (self._qkv, self._o, self._gate_up, self._down)
+        self.rows = [one.of for one in products if isinstance(one, _Narrow) and isinstance(one.of, Row)]
         """Its plain matrices that are narrower than float32."""
         self._qkv_bias = attention.qkv_bias
         self._attention_norm, self._mlp_norm = attention_norm.weight.float(), mlp_norm.weight.float()
@@ -94,24 +95,6 @@ class Step:
         return torch.addcmul(self._zero, x, weight, value=scale, out=self._normed)
 
 
-class _Exact:
-    """Products of a matrix of float32."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.of = matrix
-
-    def times(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """Put matrix times `x`, and `bias`, into `out`."""
-        if bias is None:
-            torch.mv(self.of, x, out=out)
-        else:
-            torch.addmv(bias, self.of, x, out=out)
-
-    def added(self, x: Tensor, to: Tensor) -> Tensor:
-        """`x` and matrix times `to`."""
-        return torch.addmv(x, self.of, to)
-
-
 class _Narrow:
     """Products of a matrix of another dtype, or in blocks, whose inputs and outputs are narrower."""
 
@@ -132,9 +115,9 @@ class _Narrow:
         return self.of.times(x.to(self.of.matrix.dtype)[None])[0]
 
 
-def _product(matrix: Matrix) -> _Exact | _Narrow:
+def _product(matrix: Matrix) -> Exact | _Narrow:
     if isinstance(matrix, Tensor) and matrix.dtype == torch.float32:
-        return _Exact(matrix)
+        return Exact(matrix)
     return _Narrow(matrix)
 
 
