@@ -1,5 +1,7 @@
 """The arms of `bench.single`: each decodes in a process of its own what its library decodes."""
 
+import argparse
+import asyncio
 import json
 import subprocess
 import sys
@@ -8,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import single
 from bench.decode_model import write_llama
+from bench.report import Report
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.whole import Whole
 
@@ -43,3 +47,24 @@ def test_an_arm_says_its_kernels_then_what_it_made_and_how_long_it_took(arm, tmp
     expected = list(Whole(tmp_path / "model").tokens(PROMPT, Sampling(12)))
     assert [one["made"] for one in runs] == [expected, expected]
     assert all(one["first_s"] > 0 and one["rest_s"] > 0 and one["cpu_s"] > 0 for one in runs)
+
+
+@pytest.mark.parametrize(("memory", "at_once"), [("1000", 7), ("0.0003", 1)])
+def test_arms_that_do_not_fit_together_run_one_at_a_time(memory, at_once, tmp_path, monkeypatch):
+    write_llama(tmp_path / "model", SHAPE, torch.float32)
+    parser = argparse.ArgumentParser()
+    single._add(parser)
+    options, report, most = parser.parse_args(["--memory", memory]), Report("single", 1, True), [0]
+
+    async def rounds(report, options, arms, prompt, count):
+        most.append(len(arms))
+        return {name: {} for name in arms}
+
+    monkeypatch.setattr(single, "_rounds", rounds)
+    monkeypatch.setattr(single, "_lines", lambda *_: None)
+    asyncio.run(single._model(report, options, "tiny", tmp_path / "model", None, [1]))
+    found = report.arms["tiny"]
+    assert max(most) == found["arms_at_once"] == at_once
+    assert len(found["1"]["read_gb_s"]) == 2
+    assert all(rate > 0 for rate in found["1"]["read_gb_s"])
+    assert set(found["1"]) == {"read_gb_s", "float32", "bfloat16", "transformers", *single.SCHEMES}

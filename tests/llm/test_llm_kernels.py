@@ -12,7 +12,7 @@ from nodewire.llm.quant import choice
 from nodewire.llm.quant.directory import quantize
 from nodewire.llm.quant.kernels import InPanels
 from nodewire.llm.quant.session import InSession
-from nodewire.llm.row import Row
+from nodewire.llm.row import Exact, Row
 from nodewire.llm.whole import Whole
 
 CPU = torch.device("cpu")
@@ -124,8 +124,46 @@ def test_the_quicker_one_is_found_by_its_time(monkeypatch):
     assert row._measured(matrices)
 
 
+@pytest.fixture
+def threads():
+    """Sets how many there are; afterwards they are as many as before."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("shape", "parts"), [((960, 576), 2), ((576, 1_536), 2), ((513, 512), None), ((64, 64), None)])
+def test_threads_share_a_row_s_product_and_no_bit_of_it_changes(shape, parts, threads):
+    threads(2)
+    matrix, x = torch.randn(shape[::-1]).t(), torch.randn(shape[1])
+    found, made, bias = row._parts(matrix), Exact(matrix), torch.randn(shape[0])
+    assert (found is None) == (parts is None)
+    if found is not None:
+        assert list(found.shape) == [parts, shape[1], shape[0] // parts]
+        assert found.data_ptr() == matrix.data_ptr()
+    assert torch.equal(made.product(x), torch.mv(matrix, x))
+    assert torch.equal(made.added(bias, x), torch.addmv(bias, matrix, x))
+    out = torch.empty(shape[0])
+    made.times(x, bias, out)
+    assert torch.equal(out, torch.addmv(bias, matrix, x))
+
+
+def test_one_thread_and_a_matrix_in_rows_have_no_parts(threads):
+    threads(1)
+    assert row._parts(torch.empty(576, 960).t()) is None
+    threads(2)
+    assert row._parts(torch.empty(960, 576)) is None
+
+
+def test_every_matrix_of_float32_that_makes_a_row_lies_in_columns(tmp_path):
+    whole = Whole(make_model(tmp_path, PLAIN, torch.float32))
+    weights = whole._layers.layers[0]._weights
+    for role in ("qkv", "o", "gate_up", "down"):
+        assert weights[role].t().is_contiguous(), role
+
+
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_narrow_head_lies_in_columns_and_what_is_looked_up_in_rows(tied, tmp_path):
+def test_a_head_lies_in_columns_and_what_is_looked_up_in_rows(tied, tmp_path):
     whole = Whole(make_model(tmp_path, PLAIN | {"tie_word_embeddings": tied}, torch.float32))
     weights = whole.vocabulary.weights
     if tied:
