@@ -61,6 +61,7 @@ def write_large(folder: Path, layers: int) -> None:
     save_file(tensors, folder / "model.safetensors")
     config = {
         "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
         "vocab_size": VOCABULARY,
         "hidden_size": WIDTH,
         "intermediate_size": INNER,

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from bench import single
-from bench.decode_model import write_llama
+from bench.decode_model import write_large, write_llama
 from bench.report import Report
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.whole import Whole
@@ -49,7 +50,7 @@ def test_an_arm_says_its_kernels_then_what_it_made_and_how_long_it_took(arm, tmp
     assert all(one["first_s"] > 0 and one["rest_s"] > 0 and one["cpu_s"] > 0 for one in runs)
 
 
-@pytest.mark.parametrize(("memory", "at_once"), [("1000", 7), ("0.0003", 1)])
+@pytest.mark.parametrize(("memory", "at_once"), [("1000", 7), ("0.0005", 1)])
 def test_arms_that_do_not_fit_together_run_one_at_a_time(memory, at_once, tmp_path, monkeypatch):
     write_llama(tmp_path / "model", SHAPE, torch.float32)
     parser = argparse.ArgumentParser()
@@ -68,3 +69,8 @@ def test_arms_that_do_not_fit_together_run_one_at_a_time(memory, at_once, tmp_pa
     assert len(found["1"]["read_gb_s"]) == 2
     assert all(rate > 0 for rate in found["1"]["read_gb_s"])
     assert set(found["1"]) == {"read_gb_s", "float32", "bfloat16", "transformers", *single.SCHEMES}
+
+
+def test_the_large_model_is_one_that_transformers_knows(tmp_path):
+    write_large(tmp_path / "model", 0)
+    assert AutoConfig.from_pretrained(tmp_path / "model").model_type == "llama"
