@@ -100,9 +100,9 @@ def stage(
 
 
 def page_bytes(config: DecoderConfig, layers: int, *, dtype: str, kv: str | None = None) -> int:
-    """A page of so many layers, 64 positions of keys and values."""
+    """A page of so many layers, 64 positions of keys and values, or of latents."""
     row = ITEM_BYTES[dtype] * config.head_dim if kv is None else row_bytes(config.head_dim)
-    return layers * 2 * PAGE * config.num_key_value_heads * row
+    return layers * config.sides * PAGE * config.num_key_value_heads * row
 
 
 def captured(config: DecoderConfig, lanes: int, rows: int, cells: int, item: int) -> int:
