@@ -40,7 +40,7 @@ QUARTER = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_facto
 PLAIN_GPT2 = {"n_inner": 96, "head_dim": None, "num_key_value_heads": None, "intermediate_size": None}
 FALCON = {"ffn_hidden_size": 96, "num_key_value_heads": None, "head_dim": None, "intermediate_size": None}
 DEEPSEEK = {
-    "num_key_value_heads": None,
+    "num_key_value_heads": 4,
     "head_dim": None,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,
@@ -251,7 +251,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         | {
             "hidden_size": 96,
             "num_attention_heads": 6,
-            "attn_config": {"clip_qkv": 1.5, "alibi_bias_max": 16, "softmax_scale": 0.2},
+            "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.2},
         },
     ),
 }
@@ -336,7 +336,9 @@ def _saved(
     model = model_class(config)
     with torch.no_grad():
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if "norm" in tensor_name or ".ln_" in tensor_name or "bias" in tensor_name or "sinks" in tensor_name:
+            if "embeddings_layernorm" in tensor_name:
+                tensor.add_(torch.randn_like(tensor) * 0.3).mul_(0.06)  # small, too, beside what the layers add
+            elif "norm" in tensor_name or ".ln_" in tensor_name or "bias" in tensor_name or "sinks" in tensor_name:
                 tensor.add_(torch.randn_like(tensor) * 0.3)
             elif ("embed_tokens" in tensor_name and "Gemma" in stem) or ".wte." in tensor_name:
                 tensor.mul_(0.06)  # small beside what the layers add, or a tied head repeats its input

@@ -107,7 +107,7 @@ _ENDS = {
     "mpt": mpt.ENDS,
 }
 """Names of embedding, final norm and head that are not Llama's."""
-_NAMED = {"gpt2": gpt2.own_name, "gpt_neox": gpt_neox.own_name, "bloom": bloom.own_name}
+_NAMED = {"gpt2": gpt2.own_name, "gpt_neox": gpt_neox.own_name, "bloom": bloom.own_name, "mpt": mpt.own_name}
 ALIASES = {mpt.OWN_ARCHITECTURE: "mpt"}
 """Classes of authors' own code whose files say what those of `transformers` do."""
 _BY_CLASS = {family.ARCHITECTURE: name for name, family in FAMILIES.items()} | ALIASES
@@ -185,8 +185,8 @@ def end_pieces(config: DecoderConfig) -> Pieces:
 def own_tensors(config: DecoderConfig, stored: Mapping[str, Stored], *, sees: bool) -> dict[str, Stored]:
     """A checkpoint's tensors by the names that `layer_pieces` and `end_pieces` have.
 
-    Of one that `sees` those of the language model; GPT-2's and BLOOM's own files, and those of GPT-NeoX that newer libraries write,
-    have other names.
+    Of one that `sees` those of the language model; GPT-2's and BLOOM's own files, those of GPT-NeoX that newer libraries
+    write, and MPT's have other names.
     """
     found = {}
     for name, one in stored.items():

@@ -83,10 +83,15 @@ def _attention(fields: Fields) -> dict[str, Any]:
     return found if scale is None else found | {"query_pre_attn_scalar": real(float(scale) ** -2)}
 
 
+def own_name(stored: str) -> str:
+    """The name of a tensor: a task's have no capitals."""
+    return stored.replace(".Wqkv.", ".wqkv.")
+
+
 def pieces(config: DecoderConfig, layer: int) -> naming.Pieces:
     at = f"transformer.blocks.{layer}"
     return (
         naming.norms(config, at, _NORMS)
-        | naming.fused(config, f"{at}.attn.Wqkv", f"{at}.attn.out_proj")
+        | naming.fused(config, f"{at}.attn.wqkv", f"{at}.attn.out_proj")
         | naming.ungated(config, f"{at}.ffn.up_proj", f"{at}.ffn.down_proj")
     )
