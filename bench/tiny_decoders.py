@@ -243,17 +243,8 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_interleave": False, "first_k_dense_replace": 2},
     ),
     "bloom": ("Bloom", PLAIN_BLOOM),
-    "bloom, six heads": ("Bloom", PLAIN_BLOOM | {"hidden_size": 96, "num_attention_heads": 6}),
     "mpt": ("Mpt", PLAIN_MPT),
-    "mpt, six heads, bounded": (
-        "Mpt",
-        PLAIN_MPT
-        | {
-            "hidden_size": 96,
-            "num_attention_heads": 6,
-            "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.2},
-        },
-    ),
+    "mpt, bounded": ("Mpt", PLAIN_MPT | {"attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.2}}),
 }
 """By what is particular: the class in transformers, and what its configuration says besides SIZES."""
 
