@@ -99,9 +99,7 @@ def test_a_class_of_its_authors_own_code_is_the_same_model(made):
 def test_files_of_bloom_without_their_prefix_are_the_same_model(made, tmp_path):
     folder = make_family(tmp_path / "again", "bloom")
     stored = load_file(folder / "model.safetensors")
-    save_file(
-        {name.removeprefix("transformer."): one for name, one in stored.items()}, folder / "model.safetensors"
-    )
+    save_file({name.removeprefix("transformer."): one for name, one in stored.items()}, folder / "model.safetensors")
     assert torch.equal(Whole(folder).logits(PROMPT), Whole(made("bloom")).logits(PROMPT))
 
 

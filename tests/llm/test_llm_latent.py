@@ -140,7 +140,10 @@ BROKEN = [
     ({"qk_norm": True}, "latent: without biases"),
     ({"clip_qkv": "1.0"}, "latent: without biases"),
     ({"family": "llama"}, "make up no such"),
-    ({"latent": None, "num_key_value_heads": 4, "head_dim": 16, "rotary_dim": None}, "make up no such|is not one|missing"),
+    (
+        {"latent": None, "num_key_value_heads": 4, "head_dim": 16, "rotary_dim": None},
+        "make up no such|is not one|missing",
+    ),
 ]
 
 
