@@ -1,4 +1,4 @@
-"""ALiBi's slopes are those of BLOOM, Falcon and MPT for any number of heads, and what they make of distances is theirs."""
+"""ALiBi's slopes are those of BLOOM, Falcon and MPT for any number of heads, and so is what is added to scores."""
 
 import json
 

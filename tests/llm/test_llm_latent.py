@@ -139,7 +139,7 @@ BROKEN = [
     ({"attention_bias": True}, "latent: without biases"),
     ({"qk_norm": True}, "latent: without biases"),
     ({"clip_qkv": "1.0"}, "latent: without biases"),
-    ({"family": "llama"}, "make up no such"),
+    ({"family": "llama"}, "tensors: "),
     (
         {"latent": None, "num_key_value_heads": 4, "head_dim": 16, "rotary_dim": None},
         "make up no such|is not one|missing",

@@ -185,8 +185,8 @@ def end_pieces(config: DecoderConfig) -> Pieces:
 def own_tensors(config: DecoderConfig, stored: Mapping[str, Stored], *, sees: bool) -> dict[str, Stored]:
     """A checkpoint's tensors by the names that `layer_pieces` and `end_pieces` have.
 
-    Of one that `sees` those of the language model; GPT-2's and BLOOM's own files, those of GPT-NeoX that newer libraries
-    write, and MPT's have other names.
+    Of one that `sees` those of the language model; GPT-2's and BLOOM's own files, those of GPT-NeoX that newer
+    libraries write, and MPT's have other names.
     """
     found = {}
     for name, one in stored.items():

@@ -1,4 +1,4 @@
-"""Falcon: LayerNorms, angles or ALiBi, attention beside an MLP without a gate, query, key and value in one tensor by their groups."""
+"""Falcon: LayerNorms, angles or ALiBi, attention beside an MLP without a gate, query, key and value in one tensor."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class Lanes:
     """Cells for `slots` lanes of `positions`, or for more of fewer.
 
     `cells`: per layer [sides, kv_heads, cells, head_dim], of which `keys` are the first side and `values` the last; of
-    latents, which are both, there is one. With `in_blocks` they are MXINT8, uint8 with a row's scales before its codes (nodewire.weights.mxint8), and are widened
-    as they are read.
+    latents, which are both, there is one. With `in_blocks` they are MXINT8, uint8 with a row's scales before its codes
+    (nodewire.weights.mxint8), and are widened as they are read.
     """
 
     def __init__(

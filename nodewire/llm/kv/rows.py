@@ -37,8 +37,8 @@ class Chain:
         return attention(q, keys, values, mask, how, causal=n > 1 and mask is None)
 
     def attend_alone(self, layer: int, q: Tensor, both: Tensor, how: How) -> Tensor:
-        """`attend` of a single row, without soft caps, sinks and ALiBi: `q` [1, kv_heads, group, head_dim], its keys and
-        values `both` [2, kv_heads, head_dim], to [heads * head_dim]."""
+        """`attend` of a single row, without soft caps, sinks and ALiBi: `q` [1, kv_heads, group, head_dim], its keys
+        and values `both` [2, kv_heads, head_dim], to [heads * head_dim]."""
         self._lane.write_row(layer, self._pos, both)
         first = max(0, self._end - how.window) if how.window else 0
         keys, values = self._lane.read(layer, first, self._end)
