@@ -56,7 +56,7 @@ class Layer:
         self._weights = weights
         mixture, gate = config.experts_of(layer), gate_of(config)
         self.slides, self.turns = config.slides(layer), config.turns(layer)
-        self.attention = (
+        self.attention: Attention | LatentAttention = (
             Attention(config, layer, place, weights, device)
             if config.latent is None
             else LatentAttention(config, config.latent, layer, place, weights, device)
