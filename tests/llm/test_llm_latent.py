@@ -99,7 +99,7 @@ REFUSED = [
     ("deepseek_v3", "topk_method", "greedy", "topk_method: greedy is not supported, only noaux_tc"),
     ("deepseek_v3", "moe_layer_freq", 2, "moe_layer_freq: 2 is not supported, only 1"),
     ("deepseek_v3", "n_group", 3, "n_group: does not divide num_experts"),
-    ("deepseek_v3", "n_group", 8, "n_group: of sigmoid scores each has two experts or more"),
+    ("deepseek_v3", "n_group", 8, "topk_group: more than there are, or too few"),
     ("deepseek_v3", "topk_group", 1, "topk_group: more than there are, or too few"),
     ("deepseek_v3", "rope_interleave", "no", "rope_interleave: neither true nor false"),
     ("deepseek_v3", "rope_parameters", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: .* may be left out"),
