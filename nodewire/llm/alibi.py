@@ -26,8 +26,11 @@ class Slopes:
         if self.scale is None:
             found = slopes * (stand[..., None, :] - positions[..., None])[..., None, :, :]
         else:
-            slopes = slopes.bfloat16()
-            there, own = ((slopes * at).float() for at in (stand[..., None, None, :], positions[..., None, :, None]))
+            slopes = slopes.bfloat16().float()
+            there, own = (
+                (slopes * at.bfloat16().float()).bfloat16().float()
+                for at in (stand[..., None, None, :], positions[..., None, :, None])
+            )
             found = (there - own).mul_(self.scale)
         return found if sees is None else found.masked_fill_(~sees[..., None, :, :], -torch.inf)
 
@@ -40,9 +43,14 @@ def slopes_of(config: DecoderConfig, scale: float, device: torch.device) -> Slop
     """
     if config.alibi is None:
         return None
-    heads = config.num_attention_heads
+    heads, most = config.num_attention_heads, float(config.alibi.bias_max)
     count = 1 << (heads - 1).bit_length()
-    exponents = torch.arange(1, count + 1) * (float(config.alibi.bias_max) / count)
+    powers = torch.arange(1, count + 1)
+    if config.alibi.rounded:  # a power of two bases, as its authors have it: bfloat16 tells them from exact ones
+        coarse, fine = (torch.tensor(2.0 ** (-most / steps)) for steps in (max(count // 2, 1), count))
+        each = fine**powers if count == heads else torch.cat((coarse ** powers[: count // 2], fine ** powers[::2]))
+        return Slopes(each[:heads].to(device), scale)
+    exponents = powers * (most / count)
     if count != heads:
         exponents = torch.cat((exponents[1::2], exponents[::2]))[:heads]
-    return Slopes((2.0**-exponents).to(device), scale if config.alibi.rounded else None)
+    return Slopes((2.0**-exponents).to(device), None)

@@ -46,9 +46,9 @@ class LatentAttention:
         self.qkv, self.o = weights["qkv"], weights["o"]
         self.q_a_norm, self.q_b = weights.get("q_a_norm"), weights.get("q_b")
         self.kv_a_norm: Tensor = weights["kv_a_norm"]
-        self.keys, self.values = (
-            weights["kv_b"].view(self.heads, -1, latent.kv_lora_rank).split((self.still, latent.v_head_dim), 1)
-        )
+        widened = weights["kv_b"].view(self.heads, -1, latent.kv_lora_rank)
+        self.keys: Tensor = widened[:, : self.still]
+        self.values: Tensor = widened[:, self.still :]
 
     def forward(self, x: Tensor, angles: Angles | None, past: Past) -> Tensor:
         """[n, width] in and out; without angles nothing turns."""
@@ -68,5 +68,5 @@ class LatentAttention:
     def _turned(self, x: Tensor, angles: Angles | None) -> Tensor:
         """`x` [n, heads, turning], of each pair of dimensions the first in one half, the second in the other."""
         if self.interleaved:
-            x = x.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2)
+            x = x.view(*x.shape[:2], -1, 2).transpose(2, 3).flatten(2)
         return x if angles is None else rotate(x, angles)

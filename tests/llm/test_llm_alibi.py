@@ -34,7 +34,7 @@ def added(of):
     return of.bias(stand, stand[-1:], None)[:, 0]
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20, 32, 71, 112])
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20, 32, 64, 71, 112])
 def test_slopes_of_any_number_of_heads_are_those_of_the_libraries(made, heads):
     """A softmax does not know what is added to all of its row, so each row is less its last."""
     mask = torch.ones(1, POSITIONS, dtype=torch.int64)
@@ -44,9 +44,7 @@ def test_slopes_of_any_number_of_heads_are_those_of_the_libraries(made, heads):
         ours = added(slopes(made, heads, bias_max=f"{most}.0"))
         assert torch.allclose(ours, of_mpt(heads, POSITIONS, most)[:, 0], rtol=1e-6)
     falcon = of_falcon(mask, heads, torch.float32).view(heads, -1) * 0.125
-    same = (added(slopes(made, heads, 0.125, rounded=True)) == falcon - falcon[:, -1:]).all(1)
-    # The library's powers of a rounded base may fall to the other side of a border of bfloat16.
-    assert same.all() if heads <= 32 else same.float().mean() > 0.9
+    assert torch.equal(added(slopes(made, heads, 0.125, rounded=True)), falcon - falcon[:, -1:])
 
 
 def test_a_falcon_s_are_rounded_and_others_are_not(made):
