@@ -68,13 +68,17 @@ async def buy(market: Market, question: str, arguments: list[str], cheater: Chea
         done["first_text"] = first_text(done["printed"], done)
         requests += done.get("requests", [done["request"]])
         before += done["verdicts"]
-        hers = [verdict for verdict in before if verdict["provider"] == cheater.public]
-        if any(verdict["culprit"] == cheater.public for verdict in hers):
+        if any(verdict["culprit"] == cheater.public for verdict in before):
             break
-        lot = f"no verdict on {cheater.name}'s part came in time" if hers else f"the lot did not fall on {cheater.name}"
-        note(f"the answer: {escape(repr(' '.join(done['text'].split())[:56]))}")
-        note(f"{lot}; the same is asked for again")
+        had = any(verdict["provider"] == cheater.public for verdict in before)
+        lot = f"no verdict on {cheater.name}'s part came in time" if had else f"the lot did not fall on {cheater.name}"
+        note(f"the answer is {excerpt(done['text'])}; {lot}, so the same is asked again")
     return {**done, "requests": list(dict.fromkeys(requests)), "verdicts": before}
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text, quoted, in rich's markup."""
+    return escape(repr(" ".join(text.split())[:56]))
 
 
 def first_text(printed: str, done: dict) -> str:
@@ -149,7 +153,7 @@ def story(
     cheater: Cheater, done: dict, came: dict, oracles: dict[str, str], customer: str, names: dict
 ) -> Iterator[str]:
     """What the records say that happened, in rich's markup: nothing is told that they do not have."""
-    first, last = (escape(repr(" ".join(text.split())[:56])) for text in (done["first_text"], done["text"]))
+    first, last = excerpt(done["first_text"]), excerpt(done["text"])
     repaired = bool(done["repaired"])
     yield f"the customer first read [red]{first}[/]" if repaired else f"the customer read {first}"
     drawn = sum(came["verdicts"].values())
@@ -165,6 +169,9 @@ def story(
         yield f"of {cheater.name}'s work for {cheater.task}: {', '.join(told)}"
     else:
         yield f"the lottery picked nothing that {cheater.name} did"
+    if others := {one["provider"] for one in done["verdicts"] if one["culprit"] == cheater.public} - {cheater.public}:
+        whose = ", ".join(sorted(names.get(one, one[:8]) for one in others))
+        yield f"{cheater.name} had to compute {whose}'s work again, and found what nobody else finds"
     if came["convicted"]:
         votes = f", by at least {min(came['votes'])} of {len(oracles)} oracles" if came["votes"] else ""
         yield f"[bold red]convicted: {', '.join(came['convicted'])}[/]{votes}"

@@ -451,7 +451,7 @@ class Trade:
             ),
         ]
         for check in checks:
-            out.print(f"{'[green]✓' if check.is_ok else '[red]✗'}[/] {check.text}")
+            out.print(f"{'[green]✓' if check.is_ok else '[red]✗'}[/] {check.text}", soft_wrap=True)
             if not check.is_ok:
                 out.print(f"  [red]{escape(check.reason)}[/]", soft_wrap=True)
         out.print()

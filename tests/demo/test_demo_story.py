@@ -23,9 +23,13 @@ def told(monkeypatch):
             "first_text": "one [red] text",
             "text": "another text" if repaired else "one [red] text",
             "repaired": list(repaired),
-            "verdicts": [{"provider": CHEATER if hers else "e" * 64, "outcome": outcome} for hers, outcome in verdicts],
+            "verdicts": [
+                {"provider": CHEATER if hers else "e" * 64, "outcome": outcome, "culprit": culprit}
+                for hers, outcome, *culprits in verdicts
+                for culprit in (culprits or [""])
+            ],
         }
-        outcomes = [outcome or "none" for _, outcome in verdicts]
+        outcomes = [outcome or "none" for _, outcome, *_ in verdicts]
         came = {
             "verdicts": {one: outcomes.count(one) for one in outcomes},
             "convicted": list(convicted),
@@ -75,6 +79,12 @@ def test_a_cheater_that_was_not_drawn_is_told_as_such(told):
     lines = told([(False, "pass"), (False, "")])
     assert "the lottery picked nothing that provider-8 did" in lines
     assert lines[1].endswith("1 computed again and found right, 1 without a verdict")
+
+
+def test_a_cheater_that_is_caught_as_it_checks_another_is_told_as_such(told):
+    lines = "\n".join(told([(False, "pass", CHEATER)], convicted=["provider-8"], lost_msat=2_000_000))
+    assert "provider-8 had to compute eeeeeeee's work again, and found what nobody else finds" in lines
+    assert "convicted: provider-8" in lines and "the customer read" in lines
 
 
 def test_withheld_work_costs_without_a_conviction(told):
