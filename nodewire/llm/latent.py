@@ -53,11 +53,12 @@ class LatentAttention:
     def forward(self, x: Tensor, angles: Angles | None, past: Past) -> Tensor:
         """[n, width] in and out; without angles nothing turns."""
         both = linear(x, self.qkv, None)
-        q, kept = both.split((both.shape[1] - self.kept, self.kept), 1)
+        q, kept = both[:, : -self.kept], both[:, -self.kept :]
         if self.q_b is not None and self.q_a_norm is not None:
             q = linear(rms_norm(q, self.q_a_norm, _EPS), self.q_b, None)
-        latent, key = kept.split((self.kept - self.turning, self.turning), 1)
-        still, turning = q.view(len(x), self.heads, -1).split((self.still, self.turning), 2)
+        latent, key = kept[:, : -self.turning], kept[:, -self.turning :]
+        q = q.view(len(x), self.heads, -1)
+        still, turning = q[..., : self.still], q[..., self.still :]
         own = torch.cat((self._turned(key[:, None], angles), rms_norm(latent, self.kv_a_norm, _EPS)[:, None]), 2)
         asked = torch.bmm(still.transpose(0, 1), self.keys).transpose(0, 1)
         found = past.attend(self.place, torch.cat((self._turned(turning, angles), asked), 2), own, own, self.how)
