@@ -34,27 +34,31 @@ class Presence:
         self._longest_s: float | None = None
         """The longest wait of late between two outputs; None before the first."""
 
-    async def wait_for_output(self, *ends: asyncio.Future[Any]) -> None:
-        """Return when an output has come or the job has ended, which is when one of `ends` is done."""
+    async def wait_for_output(self, output: asyncio.Future[Any], ended: asyncio.Future[Any]) -> None:
+        """Return when one of the two is done. Answers of before an output are forgotten: at it, all were there.
+
+        An `output` with an error is none: what ended the job is asked about next, and those answers are wanted.
+        """
         began = asyncio.get_running_loop().time()
         late_s = None if self._longest_s is None else LATE_S + 2 * self._longest_s
-        done, _ = await asyncio.wait(ends, timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((output, ended), timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             for provider in self._addresses:
                 self._question(provider)
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        waited_s = 0.0 if self._longest_s is None else asyncio.get_running_loop().time() - began
-        self._longest_s = max(KEPT * (self._longest_s or 0.0), waited_s)
+            await asyncio.wait((output, ended), return_when=asyncio.FIRST_COMPLETED)
+        if output.done() and output.exception() is None:
+            waited_s = 0.0 if self._longest_s is None else asyncio.get_running_loop().time() - began
+            self._longest_s = max(KEPT * (self._longest_s or 0.0), waited_s)
+            self._forget()
 
-    def forget(self) -> None:
-        """Forget what was asked: an output has come, so all were there."""
+    def _forget(self) -> None:
         for question in self._questions.values():
             question.cancel()
         self._questions.clear()
 
     async def close(self) -> None:
         questions = [*self._questions.values()]
-        self.forget()
+        self._forget()
         await asyncio.gather(*questions, return_exceptions=True)
 
     async def absent(self, providers: Sequence[str]) -> set[str]:
