@@ -19,7 +19,7 @@ class Slopes:
     scale: float | None
 
     def bias(self, stand: Tensor, positions: Tensor, sees: Tensor | None) -> Tensor:
-        """What is added to the scores of rows at `positions` [.., n] with cells that `stand` at [.., cells]: float32
+        """The sums for the scores of rows at `positions` [.., n] with cells that `stand` at [.., cells]: float32
         [.., heads, n, cells], 0 of a row's own position and less before it. `sees`, bool [.., n, cells], says which
         cells a row sees; all without it."""
         slopes = self.each[:, None, None]

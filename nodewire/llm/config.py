@@ -341,8 +341,8 @@ class DecoderConfig(Schema):
     logit_scale: Real | None = None
     """Logits are multiplied by it."""
     latent: Latent | None = None
-    """Of attention by latents: `head_dim` is then what a position keeps, the key that turns before the latent, and
-    `num_key_value_heads` is 1."""
+    """Attention by latents: `head_dim` then counts the numbers that a position keeps, the key that turns before the
+    latent, and `num_key_value_heads` is 1."""
     alibi: Alibi | None = None
     embedding_norm: bool = False
     """Whether what comes into the first layer passes a norm before."""
@@ -447,7 +447,7 @@ class DecoderConfig(Schema):
 
     @property
     def sides(self) -> int:
-        """What a cell keeps: a key and a value, or a latent that is both."""
+        """How many rows a cell keeps: a key and a value, or one latent that is both."""
         return 2 if self.latent is None else 1
 
     @property

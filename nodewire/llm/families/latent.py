@@ -1,4 +1,4 @@
-"""What the families of DeepSeek have in common: attention by latents, plain first layers, then experts."""
+"""The common parts of DeepSeek's families: attention by latents, plain first layers, then experts."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def parse(fields: Fields) -> dict[str, Any]:
 
 
 def _attention(fields: Fields) -> dict[str, Any]:
-    """What `attn_config` says."""
+    """The fields that `attn_config` says. Raises BadTask."""
     inner = Fields(fields.within("attn_config"))
     try:
         if not inner.flag("alibi", True):

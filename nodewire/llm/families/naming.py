@@ -180,7 +180,7 @@ def _norm(config: DecoderConfig, role: str, stem: str) -> dict[str, tuple[Piece,
 
 
 def embedding_norm(config: DecoderConfig, stem: str) -> dict[str, tuple[Piece, ...]]:
-    """That of what comes into layer 0."""
+    """The norm of embeddings, before layer 0."""
     return _norm(config, "embedding_norm", stem) if config.embedding_norm else {}
 
 
