@@ -23,7 +23,7 @@ WORKERS ?= 2
 say = @printf '\033[1;36m»\033[0m %s\n'
 
 .PHONY: help install base demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
-  scale-train quality-train byzantine fraud honest matrix single soak interop model-check constraints clean
+  scale-train quality-train byzantine fraud honest matrix real-model single soak interop model-check constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ fuzz-wire: $(VENV)/.installed ## a million malformed frames, 10,000 malformed ha
 
 fuzz-tasks: $(VENV)/.installed ## 100,000 hostile tasks, weights and manifests, run where they are valid (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.fuzz_tasks $(ARGS)
+
+real-model: $(VENV)/.dev ## SmolLM2 out of its GGUF file, whole and over four providers, beside transformers (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.real_model $(ARGS) || [ $$? -eq 77 ]
 
 fuzz-gguf: $(VENV)/.installed ## 100,000 hostile GGUF files, read as `register` reads them (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.fuzz_gguf $(ARGS)

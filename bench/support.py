@@ -30,10 +30,13 @@ from processes.saying import say
 
 CONFIGS = Path(__file__).parent / "configs"
 TARGETS = {"4GB": 4 * 10**9, "16GB": 16 * 10**9, "64GB": 64 * 10**9}
-QUICK = ("llama-3.2-1b", "gemma-2-9b", "gemma-3-4b", "gpt2", "cohere", "falcon-rw-1b", "bloom-560m", "all-minilm-l6-v2")
+QUICK = (
+    *("llama-3.2-1b", "gemma-2-9b", "gemma-3-4b", "gpt2", "falcon-rw-1b", "bloom-560m", "deepseek-v2-lite"),
+    *("all-minilm-l6-v2", "mamba-130m", "rwkv-4-169m"),
+)
 _REMEDIES = re.compile(
     r"would (do|fit)$|needs a target of|leave it out|may be left out|take (it|the model) unquantized|nodewire\.register"
-    r"|without --as-tensors|--as-tensors cuts|take a Falcon that has none"
+    r"|without --as-tensors|--as-tensors cuts"
 )
 """What tells somebody what to do."""
 _WOULD_DO = re.compile(r"a target of (\d+) would do|needs a target of ([\d.]+ ?[kMGT]?B)")

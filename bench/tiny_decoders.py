@@ -39,6 +39,30 @@ LINEAR = {"rope_type": "linear", "factor": 2.5, "rope_theta": 10_000.0}
 QUARTER = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25}
 PLAIN_GPT2 = {"n_inner": 96, "head_dim": None, "num_key_value_heads": None, "intermediate_size": None}
 FALCON = {"ffn_hidden_size": 96, "num_key_value_heads": None, "head_dim": None, "intermediate_size": None}
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+DEEP_YARN = YARN | {"mscale": 0.7, "mscale_all_dim": 0.7, "beta_fast": 32.0, "beta_slow": 1.0}
+PLAIN_BLOOM = {
+    **dict.fromkeys(("head_dim", "num_key_value_heads", "intermediate_size", "max_position_embeddings")),
+    "seq_length": 256,
+    "tie_word_embeddings": True,
+}
+PLAIN_MPT = {
+    **dict.fromkeys(("head_dim", "num_key_value_heads", "intermediate_size", "max_position_embeddings")),
+    "max_seq_len": 256,
+    "tie_word_embeddings": True,
+}
 
 FAMILIES: dict[str, tuple[str, dict]] = {
     "llama, biased, linear rope": ("Llama", {"attention_bias": True, "rope_parameters": LINEAR}),
@@ -184,6 +208,43 @@ FAMILIES: dict[str, tuple[str, dict]] = {
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ),
     "falcon, in turn": ("Falcon", FALCON | {"parallel_attn": False, "multi_query": False}),
+    "falcon, alibi": (
+        "Falcon",
+        FALCON | {"alibi": True, "parallel_attn": False, "multi_query": False, "bias": True, "num_attention_heads": 8},
+    ),
+    "falcon, alibi, few keys": ("Falcon", FALCON | {"alibi": True}),
+    "deepseek_v2, lite": ("DeepseekV2", DEEPSEEK | {"q_lora_rank": None, "rope_parameters": DEEP_YARN}),
+    "deepseek_v2": (
+        "DeepseekV2",
+        DEEPSEEK
+        | {
+            "q_lora_rank": 24,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 3.0,
+            "rope_parameters": DEEP_YARN | {"mscale": 1.0},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        DEEPSEEK
+        | {
+            "q_lora_rank": 24,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": DEEP_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "deepseek_v3, one group, halves": (
+        "DeepseekV3",
+        DEEPSEEK
+        | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_interleave": False, "first_k_dense_replace": 2},
+    ),
+    "bloom": ("Bloom", PLAIN_BLOOM),
+    "mpt": ("Mpt", PLAIN_MPT),
+    "mpt, bounded": ("Mpt", PLAIN_MPT | {"attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.2}}),
 }
 """By what is particular: the class in transformers, and what its configuration says besides SIZES."""
 
@@ -266,7 +327,9 @@ def _saved(
     model = model_class(config)
     with torch.no_grad():
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if "norm" in tensor_name or ".ln_" in tensor_name or "bias" in tensor_name or "sinks" in tensor_name:
+            if "embeddings_layernorm" in tensor_name:
+                tensor.add_(torch.randn_like(tensor) * 0.3).mul_(0.06)  # small, too, beside what the layers add
+            elif "norm" in tensor_name or ".ln_" in tensor_name or "bias" in tensor_name or "sinks" in tensor_name:
                 tensor.add_(torch.randn_like(tensor) * 0.3)
             elif ("embed_tokens" in tensor_name and "Gemma" in stem) or ".wte." in tensor_name:
                 tensor.mul_(0.06)  # small beside what the layers add, or a tied head repeats its input

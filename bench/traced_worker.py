@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401  # as kinds.k8843_worker, which the sandbox keeps from being read here
-
 from nodewire.graph import actor
 from nodewire.graph.interpret import Interpreter
 from nodewire.kind import Actor, Limits

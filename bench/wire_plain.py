@@ -1,6 +1,6 @@
 """A plain reader of the wire's frames, to which `bench.fuzz_wire` holds the real ones.
 
-It follows NIPS.md, 10.2, over whole streams and shares no code with nodewire/wire: where the two differ, one of them
+It follows nips/21-links.md, over whole streams and shares no code with nodewire/wire: where the two differ, one of them
 is wrong.
 """
 

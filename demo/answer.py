@@ -111,7 +111,7 @@ class Bereaved:
             out.print(f"  [dim]computed by {told}; the relay never sees question or answer[/]\n", soft_wrap=True)
         show(piece, "bold")
         if dies:
-            show(f" [{self._names[self._victim['provider']]} is killed here] ", "red")
+            show(f" [the demo kills {self._names[self._victim['provider']]} here] ", "red")
         self._came_s = time.monotonic()
 
     def _kill(self, plan: Mapping) -> None:

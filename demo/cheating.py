@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from answer import ask, show
+from answer import ask
 from market import PROVIDERS, Market, balance_msat, provider_config
 from records import certified, held
 from rich.markup import escape
@@ -61,20 +61,24 @@ async def buy(market: Market, question: str, arguments: list[str], cheater: Chea
     before: list[dict] = []
 
     async def came(piece: str) -> None:
-        show(piece)
+        """The text is told when it is known which part of it others have made again."""
 
     for _ in range(MAX_TRIES):
-        show("  ")
         done = await ask(question, [*arguments, "--verify", "--wait"], TOKENS, report, came)
         done["first_text"] = first_text(done["printed"], done)
         requests += done.get("requests", [done["request"]])
         before += done["verdicts"]
-        hers = [verdict for verdict in before if verdict["provider"] == cheater.public]
-        if any(verdict["culprit"] == cheater.public for verdict in hers):
+        if any(verdict["culprit"] == cheater.public for verdict in before):
             break
-        why = "nobody could judge it in time" if hers else "the beacon drew honest providers only"
-        note(f"{why}; the same is asked for again")
+        had = any(verdict["provider"] == cheater.public for verdict in before)
+        lot = f"no verdict on {cheater.name}'s part came in time" if had else f"the lot did not fall on {cheater.name}"
+        note(f"the answer is {excerpt(done['text'])}; {lot}, so the same is asked again")
     return {**done, "requests": list(dict.fromkeys(requests)), "verdicts": before}
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text, quoted, in rich's markup."""
+    return escape(repr(" ".join(text.split())[:56]))
 
 
 def first_text(printed: str, done: dict) -> str:
@@ -133,8 +137,8 @@ def off_percent(folder: Path, keys: list[str]) -> float | None:
 OUTCOMES = {
     "pass": "computed again and found right",
     "fail": "computed again and found wrong",
-    "withheld": "not shown by who must keep it",
-    "unsure": "that nobody could judge",
+    "withheld": "not shown by the provider that must keep it",
+    "unsure": "not judged in time",
     "none": "without a verdict",
 }
 
@@ -149,21 +153,25 @@ def story(
     cheater: Cheater, done: dict, came: dict, oracles: dict[str, str], customer: str, names: dict
 ) -> Iterator[str]:
     """What the records say that happened, in rich's markup: nothing is told that they do not have."""
-    first, last = (escape(repr(" ".join(text.split())[:56])) for text in (done["first_text"], done["text"]))
+    first, last = excerpt(done["first_text"]), excerpt(done["text"])
     repaired = bool(done["repaired"])
-    yield f"the customer first read   [red]{first}[/]" if repaired else f"the customer read         {first}"
+    yield f"the customer first read [red]{first}[/]" if repaired else f"the customer read {first}"
     drawn = sum(came["verdicts"].values())
     told = [f"{count} {OUTCOMES[outcome]}" for outcome in OUTCOMES if (count := came["verdicts"].get(outcome))]
-    yield f"the beacon drew {drawn} pieces of work: {', '.join(told) or 'none'}"
+    yield f"a public lottery picked {drawn} pieces of work: {', '.join(told) or 'none'}"
     hers = Counter(one["outcome"] or "none" for one in done["verdicts"] if one["provider"] == cheater.public)
     if hers["fail"]:
-        apart = "" if came["off_percent"] is None else f", [bold]{came['off_percent']:.0f} %[/] off in its sketch"
-        yield f"what {cheater.name} committed to for {cheater.task} is another result{apart}"
+        apart = "" if came["off_percent"] is None else f", [bold]{came['off_percent']:.0f} %[/] apart"
+        signed = f"the result that {cheater.name} had signed for {cheater.task}"
+        yield f"{signed} is another than the one computed again{apart}"
     elif hers:
         told = [f"{count} {OUTCOMES[outcome]}" for outcome in OUTCOMES if (count := hers[outcome])]
         yield f"of {cheater.name}'s work for {cheater.task}: {', '.join(told)}"
     else:
-        yield f"nothing was drawn of what {cheater.name} did"
+        yield f"the lottery picked nothing that {cheater.name} did"
+    if others := {one["provider"] for one in done["verdicts"] if one["culprit"] == cheater.public} - {cheater.public}:
+        whose = ", ".join(sorted(names.get(one, one[:8]) for one in others))
+        yield f"{cheater.name} had to compute {whose}'s work again, and found what nobody else finds"
     if came["convicted"]:
         votes = f", by at least {min(came['votes'])} of {len(oracles)} oracles" if came["votes"] else ""
         yield f"[bold red]convicted: {', '.join(came['convicted'])}[/]{votes}"
@@ -176,10 +184,11 @@ def story(
         yield f"{amount} {done_to}: {shares(came, oracles, customer, names)}"
     else:
         yield f"its bond is untouched: {cheater.name} lost nothing"
-    net = f"[bold]cheating made {sats(came['net_msat'])}[/]"
+    net_msat = came["net_msat"]
+    net = f"[bold]cheating {'cost' if net_msat < 0 else 'made'} it {sats(abs(net_msat))}[/]"
     yield f"{cheater.name} was paid {sats(came['received_msat'])} and lost {sats(came['lost_msat'])}: {net}"
     if repaired:
-        yield f"others made it again      [green]{last}[/]"
+        yield f"others made it again    [green]{last}[/]"
     else:
         yield "nothing was made again: no verdict asked for it"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # as kinds.k8843_worker does: everything is imported before the sandbox
 
 from nodewire.kind import Actor, Limits
 from nodewire.llm import actor

@@ -65,12 +65,13 @@ SENTENCES = [
     "Paying over the Lightning network takes almost no time.",
 ]
 INTRODUCTION = (
-    "You will see a language model (SmolLM2-135M) answer a question, one of the machines that compute the answer die in"
-    " the middle of it, and another machine cheat and be convicted.\n"
+    "nodewire is a marketplace where strangers' computers run pieces of AI models. You will see a language model"
+    " (SmolLM2-135M) answer a question, one of the machines that compute the answer die in the middle of it, and"
+    " another machine cheat and be convicted.\n"
     f"{PROVIDERS} providers each hold a piece of the model and sell their work to a customer, four oracles judge them,"
-    " and a relay carries their messages: each is a process of its own on this computer, with a key of its own, and a"
-    " stranger to the others.\n"
-    "The money is play money: sats, bitcoin's small unit, on a simulated Lightning network."
+    " and a relay carries their messages. Here each is a process of its own on this computer, with a key of its own;"
+    " none trusts another.\n"
+    "The money is play money: sats (bitcoin's small unit; 1 sat is 1,000 msat) on a simulated Lightning network."
 )
 
 
@@ -105,8 +106,8 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def _pieces(registered: dict) -> str:
-    was = "had been cut before" if registered["was_kept"] else "is cut"
-    return f"{registered['name']} {was} into {len(registered['tasks'])} pieces, which are uploaded"
+    before = " (by an earlier run)" if registered["was_kept"] else ""
+    return f"{registered['name']} is cut into {len(registered['tasks'])} pieces{before}, which are uploaded"
 
 
 async def found(market: Market, epoch_ms: int, where: list[str]) -> tuple[dict, dict]:
@@ -157,17 +158,17 @@ def _answered(report: dict, answered: dict, alone: dict) -> list[Check]:
             f"one held {report['most_held_percent']} % of it",
         ),
         Check(
-            "the embeddings equal the single process's (1e-5)",
+            "the sentences' vectors equal those of one process, to 0.00001",
             report["embedding_max_abs_diff"] <= 1e-5,
             f"they differ by up to {report['embedding_max_abs_diff']:.2e}",
         ),
         Check(
-            "the customer spent exactly what providers and routers got",
+            "the customer spent exactly what providers and Lightning nodes on the way got",
             spent_msat == came_msat,
             f"it spent {sats(spent_msat)}, they got {sats(came_msat)}",
         ),
         Check(
-            "no question, answer or ticket stands readable on the relay",
+            "no question, answer or secret stands readable on the relay",
             report["relay_plaintext_hits"] == 0,
             f"{report['relay_plaintext_hits']} do",
         ),
@@ -183,7 +184,7 @@ def _judged(
     slashed = [one["provider"] for one in came["slashed"]]
     return [
         Check(
-            f"the cheat altered numbers ({report['cheat_altered_percent']:.1f} %)",
+            f"the cheat changed the numbers that {cheater.name} computed, by {report['cheat_altered_percent']:.1f} %",
             report["cheat_altered_percent"] > 0,
             f"{cheater.name} computed nothing, or what it left out changed nothing; see its log",
         ),
@@ -202,9 +203,9 @@ def _judged(
             report["cheater_net_msat"] < 0,
             f"it was paid {sats(came['received_msat'])} and lost {sats(came['lost_msat'])}",
         ),
-        Check("it is listed no more", not still_listed, still_listed),
+        Check("the market lists it no more", not still_listed, still_listed),
         Check(
-            "what others made again is, token by token, that of one machine",
+            "what other providers made again is, token by token, that of one machine",
             report["tokens_identical_after_repair"],
             _apart(betrayed["ids"], alone["ids"][: cheating.TOKENS]),
         ),
@@ -275,7 +276,8 @@ class Trade:
     async def serve(self) -> None:
         """Oracles and providers, all of them ready."""
         market, common, model = self.market, self.common, self.decoder
-        step(f"{PROVIDERS} providers load, verify and announce their pieces; no two pieces of one model on one machine")
+        step(f"{PROVIDERS} providers load, verify and announce their pieces; nobody has two pieces of one model")
+        note("a driver reads the text and picks each token; stages and graphs hold the layers between")
         seats, stalls = Progress("oracle", len(self.created["oracles"])), Progress("provider", PROVIDERS)
         files = [str(self.folder / "committee" / f"oracle-{i}" / "oracle.toml") for i in range(1, seats.total + 1)]
         oracles = [market.daemon(f"oracle-{i}", "oracle", "--config", file) for i, file in enumerate(files, start=1)]
@@ -296,9 +298,12 @@ class Trade:
                 self.serving.setdefault(task, set()).add(line["name"])
             held_bytes = machines.weights_bytes(model, tasks)
             self.most_bytes = max(self.most_bytes, held_bytes)
-            held = "; ".join(f"{', '.join(of)} of {name}" for name, of in line["serves"].items())
-            part = f"{held_bytes / 1e6:.0f} of {self.whole_bytes / 1e6:.0f} MB of {model['name']}"
-            out.print(f"  {line['name']} [dim]{line['public'][:8]}[/]  {part} ({held})", soft_wrap=True)
+            size = f" ({held_bytes / 1e6:.0f} of {self.whole_bytes / 1e6:.0f} MB)"
+            held = (
+                f"{', '.join(of)} of {name}{size if name == model['name'] else ''}"
+                for name, of in sorted(line["serves"].items(), reverse=True)
+            )
+            out.print(f"  {line['name']} [dim]{line['public'][:8]}[/]  {'; '.join(held)}", soft_wrap=True)
         self.opened_msat = await asyncio.gather(*(balance_msat(common, config.parent) for config in self.configs))
 
     async def first_act(self) -> None:
@@ -322,7 +327,7 @@ class Trade:
             f"{len(answered['ids'])} tokens for {sats(answered['spent_msat'])},"
             f" paid by Lightning to {len(answered['paid_msat'])} providers while they came"
         )
-        step("the same question to one process that has the whole model; and sentences, to the second model")
+        step("one process that has the whole model gets the same question; MiniLM, a second model, compares sentences")
         self.embedded, self.alone = await asyncio.gather(
             self.market.command(
                 "embed", *SENTENCES, "--config", str(self.customer), "--model", self.encoder["address"],
@@ -331,7 +336,7 @@ class Trade:
             _alone(self.smollm2, self.folder),
         )  # fmt: skip
         self.embedding = json.loads((self.folder / "embed.json").read_text())
-        table = Table("sentence", "the nearest of the others", box=None, header_style="bold")
+        table = Table("sentence", "by MiniLM the nearest of the others", box=None, header_style="bold")
         for i, j in enumerate(nearest(self.embedded["vectors"])):
             table.add_row(SENTENCES[i], SENTENCES[j])
         out.print(table)
@@ -356,7 +361,7 @@ class Trade:
         )
         if unlisted:
             note(f"{self.cheater.name} is not listed: {unlisted}")
-        step(f"the customer asks again, for {cheating.TOKENS} tokens whose work is to be computed again by others")
+        step(f"the customer asks again, for {cheating.TOKENS} tokens, and has others compute the work again")
         self.betrayed = await cheating.buy(market, QUESTION, self.bought, self.cheater)
         self.came, self.still_listed, *more = await asyncio.gather(
             cheating.settled(self.cheater, self.betrayed, market, self.common, self.names),
@@ -366,7 +371,7 @@ class Trade:
         self.audits = [*audits, *more]
         seats = {oracle: f"oracle-{i}" for i, oracle in enumerate(self.created["oracles"], start=1)}
         cheating.tell(self.cheater, self.betrayed, self.came, seats, self.public, self.names)
-        note(f"{self.cheater.name} is {'still listed' if self.still_listed else 'listed no more'}")
+        note(f"the market lists {self.cheater.name} {'still' if self.still_listed else 'no more'}")
 
     async def restart(self, name: str) -> None:
         """As its operator does with a provider that has died."""
@@ -435,24 +440,27 @@ class Trade:
 
     def end(self) -> bool:
         """What it came to; whether all is as it must be."""
-        step(f"what it came to; all of it is in {self.options.report}")
+        step("what it came to")
         checks = [
             *_answered(self.report, self.answered, self.alone),
             *_judged(self.report, self.cheater, self.came, self.betrayed, self.still_listed, self.alone),
             Check(
-                "every job's plan re-derives from public records",
+                "anybody can derive again from public records which machines each job had to take",
                 self.report["audited_ok"],
                 f"these do not: {[one for one in self.audits if not one['ok']]}"[:500],
             ),
         ]
         for check in checks:
-            out.print(f"{'[green]✓' if check.is_ok else '[red]✗'}[/] {check.text}")
+            out.print(f"{'[green]✓' if check.is_ok else '[red]✗'}[/] {check.text}", soft_wrap=True)
             if not check.is_ok:
                 out.print(f"  [red]{escape(check.reason)}[/]", soft_wrap=True)
         out.print()
         out.print(ending.table(self.report))
         for line in ending.speed(self.report, len(self.market.processes)):
             out.print(line, soft_wrap=True)
+        out.print(f"All of it is in {Path(self.options.report).resolve()}.", soft_wrap=True)
+        if not self.options.stay:
+            out.print(ending.NEXT, soft_wrap=True)
         return all(check.is_ok for check in checks)
 
     async def stay(self) -> None:

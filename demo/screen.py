@@ -12,7 +12,9 @@ STARTED = time.monotonic()
 
 
 def step(text: str) -> None:
-    out.print(f"[bold cyan]»[/] {text}  [dim]{time.monotonic() - STARTED:.0f} s[/]", soft_wrap=True)
+    """A part of the story begins; so long after the start."""
+    minutes, seconds = divmod(int(time.monotonic() - STARTED), 60)
+    out.print(f"[bold cyan]»[/] [dim]{minutes}:{seconds:02}[/]  {text}", soft_wrap=True)
 
 
 def note(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Kind 8843 -> 6843: split inference. NIPS.md, "Jobs".
+"""Kind 8843 -> 6843: split inference. nips/11-job-requests.md.
 
 Any manifest is served by one loop: a frame that arrives on an edge goes to the task at its end, and what the task
 makes of it goes out on the task's edges. A manifest's mode decides what a chunk is. `generate`: 64 positions, closed

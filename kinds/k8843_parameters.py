@@ -1,4 +1,4 @@
-"""What a customer may ask of a job of kind 8843: its parameters, each with its bounds. NIPS.md, "Tickets"."""
+"""What a customer may ask of a job of kind 8843: its parameters, each with its bounds. nips/14-tickets.md."""
 
 from __future__ import annotations
 
@@ -175,4 +175,4 @@ GENERATION: dict[str, Callable[[Params, Manifest], Any]] = {
     "positions": _positions,
     "apart": _apart,
 }
-"""The parameters of a generation (NIPS.md, "Tickets"): each has its value or default from what the customer sent."""
+"""The parameters of a generation (nips/14-tickets.md): each has its value or default from what the customer sent."""

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-# Shape inference on the meta device imports this at its first call, which the sandbox forbids and the cap would be
-# charged for: a worker imports everything before it is locked in.
-import torch._dynamo  # noqa: F401
-
 from nodewire.errors import BadTask
 from nodewire.graph import actor as graph
 from nodewire.kind import Actor, Limits

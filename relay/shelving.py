@@ -78,10 +78,15 @@ class Shelf:
         self._aside.mkdir(parents=True, exist_ok=True)
         for left in self._aside.iterdir():  # uploads that a crash interrupted
             left.unlink()
-        self._db = sqlite3.connect(directory / "index.sqlite", isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.executescript(f"BEGIN;{_TABLES}COMMIT;".replace("{least}", str(limits.least_blob_bytes)))
+        # Two threads must not use one connection at once: sqlite3 then answers with another statement's rows, or an
+        # error. The event loop reads by `_db`; by `_writer` threads write, one at a time (`_placing`).
+        index = directory / "index.sqlite"
+        self._writer = sqlite3.connect(index, isolation_level=None, check_same_thread=False)
+        self._writer.execute("PRAGMA journal_mode = WAL")
+        self._writer.execute("PRAGMA synchronous = FULL")
+        self._writer.executescript(f"BEGIN;{_TABLES}COMMIT;".replace("{least}", str(limits.least_blob_bytes)))
+        self._db = sqlite3.connect(index, isolation_level=None)
+        self._db.execute("PRAGMA query_only = ON")
         self._reserved = {"": 0}  # bytes promised to uploads under way: in all (""), and by uploader
         self._placing = asyncio.Lock()
         self._going: set[str] = set()
@@ -92,12 +97,7 @@ class Shelf:
 
     def find(self, sha256: str) -> Blob:
         """Raises NotFound."""
-        row = self._db.execute(
-            "SELECT sha256, bytes, type, uploaded_at FROM blob WHERE sha256 = ?", (sha256,)
-        ).fetchone()
-        if row is None:
-            raise NotFound("sha256", "no such blob")
-        return Blob(*row)
+        return _find(self._db, sha256)
 
     def use(self, sha256: str, now_s: int) -> Blob:
         """`find`, for somebody who relies on it: from now on it is not swept for a while. Raises NotFound."""
@@ -110,7 +110,9 @@ class Shelf:
     async def sweep(self, now_s: int) -> int:
         """Make room if little is left; how many blobs went."""
         async with self._placing:
-            return await asyncio.to_thread(sweeping.sweep, self._directory, self._db, self._limits, now_s, self._going)
+            return await asyncio.to_thread(
+                sweeping.sweep, self._directory, self._writer, self._limits, now_s, self._going
+            )
 
     def list(self, pubkey: str, since_s: int, until_s: int) -> list[Blob]:
         """What `pubkey` uploaded in that span, newest first, at most `list_length`."""
@@ -185,6 +187,7 @@ class Shelf:
 
     def close(self) -> None:
         self._db.close()
+        self._writer.close()
 
     def _reserve(self, pubkey: str, room: int) -> None:
         self.fits(room, pubkey)
@@ -206,27 +209,35 @@ class Shelf:
         os.utime(written, (blob.uploaded_at_s, blob.uploaded_at_s))
         os.replace(written, target)
         _sync_directory(target.parent)
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute(
+        with self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._writer.execute(
                 "INSERT INTO blob VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
                 (blob.sha256, blob.bytes, blob.type, blob.uploaded_at_s),
             )
-            self._db.execute(
+            self._writer.execute(
                 "INSERT INTO owner VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (blob.sha256, pubkey, blob.uploaded_at_s)
             )
-        return self.find(blob.sha256)
+        return _find(self._writer, blob.sha256)
 
     def _drop(self, sha256: str, pubkey: str) -> bool:
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            gone = self._db.execute("DELETE FROM owner WHERE sha256 = ? AND pubkey = ?", (sha256, pubkey)).rowcount
-            last = gone and not self._db.execute("SELECT 1 FROM owner WHERE sha256 = ?", (sha256,)).fetchone()
+        with self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
+            gone = self._writer.execute("DELETE FROM owner WHERE sha256 = ? AND pubkey = ?", (sha256, pubkey)).rowcount
+            last = gone and not self._writer.execute("SELECT 1 FROM owner WHERE sha256 = ?", (sha256,)).fetchone()
             if last:
-                self._db.execute("DELETE FROM blob WHERE sha256 = ?", (sha256,))
+                self._writer.execute("DELETE FROM blob WHERE sha256 = ?", (sha256,))
         if last:
             self.path(sha256).unlink(missing_ok=True)
         return bool(gone)
+
+
+def _find(db: sqlite3.Connection, sha256: str) -> Blob:
+    """Raises NotFound."""
+    row = db.execute("SELECT sha256, bytes, type, uploaded_at FROM blob WHERE sha256 = ?", (sha256,)).fetchone()
+    if row is None:
+        raise NotFound("sha256", "no such blob")
+    return Blob(*row)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 # A busy machine is slow now and then; no test's meaning is a time per example.
 settings.register_profile("nodewire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("nodewire")
+
+# A shell's background jobs ignore Ctrl-C, and so do all that they start: those that tests interrupt among them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MARKET = "tests/market/"
 TRADING = (MARKET, "tests/interop/")

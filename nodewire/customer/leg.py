@@ -85,8 +85,9 @@ class Leg:
             self.task.cancel()
 
     async def over(self) -> None:
-        """Return when what came is settled. What it raised is nobody's business."""
+        """Return when what came is settled, after the task's callbacks. What it raised is nobody's business."""
         await asyncio.gather(self.task, return_exceptions=True)
+        await asyncio.sleep(0)  # from Python 3.12 on gather does not wait for the callbacks of a task that is over
 
     def _is_whole(self) -> bool:
         """Whether the newest token was the last of its chunk."""

@@ -1,4 +1,4 @@
-"""What a driver says of a token's log-probability and of its likeliest rivals'. NIPS.md, "Task programs"."""
+"""What a driver says of a token's log-probability and of its likeliest rivals'. nips/28-generation.md."""
 
 from __future__ import annotations
 

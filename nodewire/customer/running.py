@@ -302,7 +302,6 @@ class Running:
         try:
             await self._presence.wait_for_output(getting, failing)
             if getting.done():
-                self._presence.forget()
                 return getting.result()
             assert self.background.fault is not None
             raise self.background.fault

@@ -8,7 +8,7 @@ operators, references, and constants. Since canonical msgpack has no floats, a f
      outputs [{edge, tensor, dtype, shape, value}]}
 
 A shape is a list of numbers and names of `dims`. `volume` bounds the product of all dims, so that one program takes
-many short rows or few long ones. `below` bounds an integer input's values. NIPS.md, "Graph programs".
+many short rows or few long ones. `below` bounds an integer input's values. nips/26-graph-programs.md.
 """
 
 from __future__ import annotations

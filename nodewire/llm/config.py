@@ -106,7 +106,8 @@ class Experts(Schema):
     """Whether the chosen experts' weights add up to one."""
     routed_scaling_factor: Real = "1.0"
     n_group: int = Field(default=1, ge=1, le=64)
-    """Groups of experts, of which the best `topk_group` by the sum of their two best scores take part."""
+    """Groups of experts, of which the best `topk_group` take part: by their best score, of sigmoids by the sum of
+    their two best."""
     topk_group: int = Field(default=1, ge=1, le=64)
     shared_intermediate_size: int = Field(default=0, ge=0, le=2**18)
     """Width of the MLP that all positions go through beside their experts; 0 for none."""
@@ -130,18 +131,41 @@ class Experts(Schema):
             or self.num_experts_per_tok > self.num_experts // self.n_group * self.topk_group
         ):
             raise ValueError("topk_group: more than there are, or too few for num_experts_per_tok")
-        if self.n_group > 1 and (self.scoring != "sigmoid" or self.num_experts // self.n_group < 2):
-            raise ValueError("n_group: only of sigmoid scores, each of two experts or more")
+        if self.n_group > 1 and self.scoring == "sigmoid" and self.num_experts // self.n_group < 2:
+            raise ValueError("n_group: of sigmoid scores each has two experts or more")
         if self.shared_gate and not self.shared_intermediate_size:
             raise ValueError("shared_gate: without a shared MLP")
         return self
+
+
+class Latent(Schema):
+    """Multi-head latent attention, https://arxiv.org/abs/2405.04434: a position keeps a key that turns and a latent of
+    `kv_lora_rank` numbers, which all heads share; keys that do not turn and values are each head's products of it."""
+
+    q_lora_rank: Width | None
+    """Width of the queries' own latent, if they have one."""
+    kv_lora_rank: Width
+    qk_nope_head_dim: int = Field(ge=1, le=1_024)
+    qk_rope_head_dim: int = Field(ge=2, le=1_024, multiple_of=2)
+    v_head_dim: int = Field(ge=1, le=1_024)
+    interleaved: bool = True
+    """Whether the checkpoint has the two dimensions that turn together beside each other."""
+
+
+class Alibi(Schema):
+    """ALiBi, https://arxiv.org/abs/2108.12409: scores fall with the distance, in each head by a slope of its own."""
+
+    bias_max: Real = "8.0"
+    """The least slope is two to its negative."""
+    rounded: bool = False
+    """Whether slopes, and their products with positions, are rounded to bfloat16 and scaled as scores are (Falcon)."""
 
 
 Scheme = Literal["int8", "int4", "w8a8", "w4a8", "nvfp4"]
 ROUNDING = frozenset(("w8a8", "w4a8"))
 """Schemes in which what a matrix is multiplied with is rounded to 8 bits."""
 QUANTIZED = frozenset(
-    ("qkv", "o", "gate_up", "down", "experts_gate_up", "experts_down", "shared_gate_up", "shared_down")
+    ("qkv", "q_b", "o", "gate_up", "down", "experts_gate_up", "experts_down", "shared_gate_up", "shared_down")
 )
 """The parameters (nodewire.llm.parameters) that are stored in blocks where a model is quantized."""
 
@@ -189,7 +213,7 @@ class Quantization(Schema):
         return next((size for size in (self.group_size, self.back_off) if size and width % size == 0), 0)
 
 
-REORDERED = frozenset(("meta", "cohere", "cohere2", "falcon", "gpt2", "gpt_neox"))
+REORDERED = frozenset(("meta", "cohere", "cohere2", "falcon", "gpt2", "gpt_neox", "bloom"))
 """Families whose checkpoints hold a layer's rows in another order than they are kept."""
 LATER = (
     "quantization",
@@ -204,6 +228,10 @@ LATER = (
     "learned_positions",
     "residual_multiplier",
     "logit_scale",
+    "latent",
+    "alibi",
+    "embedding_norm",
+    "clip_qkv",
 )
 """Fields that documents lack where they are as by default: those written before there were these keep their hash."""
 
@@ -239,6 +267,10 @@ class DecoderConfig(Schema):
         "gpt_neox",
         "gpt2",
         "falcon",
+        "deepseek_v2",
+        "deepseek_v3",
+        "bloom",
+        "mpt",
     ]
     """Whose names the checkpoint's tensors have; what is computed is said by the other fields."""
     vocab_size: int = Field(ge=1, le=2**20)
@@ -308,6 +340,14 @@ class DecoderConfig(Schema):
     """Outputs of attention and MLP are multiplied by it before they are added."""
     logit_scale: Real | None = None
     """Logits are multiplied by it."""
+    latent: Latent | None = None
+    """Attention by latents: `head_dim` then counts the numbers that a position keeps, the key that turns before the
+    latent, and `num_key_value_heads` is 1."""
+    alibi: Alibi | None = None
+    embedding_norm: bool = False
+    """Whether what comes into the first layer passes a norm before."""
+    clip_qkv: Real | None = None
+    """Queries, keys and values are within both signs of it."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -363,6 +403,20 @@ class DecoderConfig(Schema):
             raise ValueError("gated: experts and clamped_swiglu have a gate")
         if any(layer >= self.num_hidden_layers for layer in self.nope_layers):
             raise ValueError(f"nope_layers: of {self.num_hidden_layers} layers")
+        if self.alibi is not None and (self.attn_logit_softcapping is not None or self.attention_sinks):
+            raise ValueError("alibi: of scores that are capped, or beside sinks")
+        if self.latent is not None:
+            self._check_latent(self.latent)
+
+    def _check_latent(self, latent: Latent) -> None:
+        if self.head_dim != latent.qk_rope_head_dim + latent.kv_lora_rank or self.num_key_value_heads != 1:
+            raise ValueError("latent: head_dim is not qk_rope_head_dim and kv_lora_rank of one head")
+        if self.rotary != latent.qk_rope_head_dim:
+            raise ValueError("latent: rotary_dim is not qk_rope_head_dim")
+        if self.num_attention_heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim) > 2**18:
+            raise ValueError("latent: the heads together are wider than 262144")
+        if self.attention_bias or self.output_bias or self.qk_norm or self.clip_qkv is not None:
+            raise ValueError("latent: without biases, norms of heads, and a bound of queries and keys")
 
     @model_serializer(mode="wrap")
     def _without_what_is_by_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -374,8 +428,27 @@ class DecoderConfig(Schema):
 
     @property
     def qkv_rows(self) -> int:
-        """Rows of the query, key and value projections stacked."""
+        """Rows of the query, key and value projections stacked; of latents those that a layer's input is multiplied
+        with."""
+        if self.latent is not None:
+            return (self.latent.q_lora_rank or self.q_rows) + self.head_dim
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of the query projection."""
+        each = self.head_dim if self.latent is None else self.latent.qk_nope_head_dim + self.latent.qk_rope_head_dim
+        return self.num_attention_heads * each
+
+    @property
+    def attended(self) -> int:
+        """Numbers of a row that the heads' outputs have."""
+        return self.num_attention_heads * (self.head_dim if self.latent is None else self.latent.v_head_dim)
+
+    @property
+    def sides(self) -> int:
+        """How many rows a cell keeps: a key and a value, or one latent that is both."""
+        return 2 if self.latent is None else 1
 
     @property
     def rotary(self) -> int:

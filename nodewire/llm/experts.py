@@ -62,23 +62,23 @@ class Mixture:
         numbers = self.numbers
         logits = F.linear(x.float(), self.router, self.router_bias)
         if self.correction is None:
-            scores = logits.softmax(-1)
+            scores = self._best(logits.softmax(-1), 1)
             weights, chosen = scores.topk(numbers.num_experts_per_tok, -1)
         else:
             scores = logits.sigmoid()
-            chosen = self._best(scores + self.correction).topk(numbers.num_experts_per_tok, -1).indices
+            chosen = self._best(scores + self.correction, 2).topk(numbers.num_experts_per_tok, -1).indices
             weights = scores.gather(1, chosen)
         if numbers.norm_topk_prob:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return chosen, (weights * self.scale).to(x.dtype)
 
-    def _best(self, scores: Tensor) -> Tensor:
-        """Scores [n, experts] of the best groups; those of the others are below all."""
+    def _best(self, scores: Tensor, each: int) -> Tensor:
+        """Scores [n, experts] of the best groups by the sum of their `each` best; those of the others are below all."""
         numbers = self.numbers
         if numbers.n_group == 1:
             return scores
         groups = scores.view(len(scores), numbers.n_group, -1)
-        best = groups.topk(2, -1).values.sum(-1).topk(numbers.topk_group, -1).indices
+        best = groups.topk(each, -1).values.sum(-1).topk(numbers.topk_group, -1).indices
         left = torch.ones(groups.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, False)
         return groups.masked_fill(left[..., None], -torch.inf).view_as(scores)
 

@@ -100,19 +100,20 @@ def stage(
 
 
 def page_bytes(config: DecoderConfig, layers: int, *, dtype: str, kv: str | None = None) -> int:
-    """A page of so many layers, 64 positions of keys and values."""
+    """A page of so many layers, 64 positions of keys and values, or of latents."""
     row = ITEM_BYTES[dtype] * config.head_dim if kv is None else row_bytes(config.head_dim)
-    return layers * 2 * PAGE * config.num_key_value_heads * row
+    return layers * config.sides * PAGE * config.num_key_value_heads * row
 
 
 def captured(config: DecoderConfig, lanes: int, rows: int, cells: int, item: int) -> int:
     """Bytes that a captured decode step takes at once (kv/grid.py): so many lanes of so many rows and cells each. The
     cells are copied, which a stage's own steps do not; `item` is the bytes of a number."""
     group = config.num_attention_heads // config.num_key_value_heads
-    copied = 2 * 2 * lanes * cells * config.num_key_value_heads * config.head_dim * item
+    copied = 2 * config.sides * lanes * cells * config.num_key_value_heads * config.head_dim * item
     each = 10 + group * (1 + item)  # of a row and a cell: what it sees, as the kernels take it
     if config.attention_sinks or config.attn_logit_softcapping:
         each += config.num_attention_heads * (2 * _EXACT_BYTES + item)
+    each += _biases(config)
     work = _work(config, 0, config.num_hidden_layers, cells, rows, item)
     mixture = config.experts
     chosen = 0
@@ -197,12 +198,11 @@ def _work(config: DecoderConfig, first: int, last: int, positions: int, block: i
     float32 copies, output; scores where they are computed by hand) and the MLP's; masks of both kinds of layers.
     """
     width = config.hidden_size
-    heads = config.num_attention_heads * config.head_dim
     further = config.sandwich_norms or config.parallel is not None
     residual = (5 if further else 4) * width * item + config.rotary * 12
     if config.norm_plus_one and item != _EXACT_BYTES:
         residual += 2 * width * _EXACT_BYTES
-    attention = (config.qkv_rows + heads) * item + 3 * config.qkv_rows * 4
+    heads, attention = config.num_attention_heads * config.head_dim, _attention(config, item)
     if config.attention_sinks or config.attn_logit_softcapping:
         group = config.num_attention_heads // config.num_key_value_heads
         attention += heads * item + group * positions * (_EXACT_BYTES if item == _EXACT_BYTES else _EXACT_BYTES + item)
@@ -210,7 +210,24 @@ def _work(config: DecoderConfig, first: int, last: int, positions: int, block: i
     mask = positions * (2 + item)
     if config.sliding_window is not None and positions > config.sliding_window:
         mask += min(positions, config.sliding_window + block) * (2 + item)
+    mask += positions * _biases(config)
     return residual + max(attention, inner) + mask
+
+
+def _attention(config: DecoderConfig, item: int) -> int:
+    """Bytes of one position in the attention: what is projected, turned in float32, and put out; of latents also the
+    queries that are multiplied with the keys' matrices, and what they attended to."""
+    heads, latent = config.num_attention_heads, config.latent
+    if latent is None:
+        return (config.qkv_rows + heads * config.head_dim) * item + 3 * config.qkv_rows * 4
+    each = 2 * latent.kv_lora_rank + 2 * config.head_dim + latent.qk_rope_head_dim + 2 * latent.v_head_dim
+    numbers = config.qkv_rows + config.q_rows + (latent.q_lora_rank or 0) + 2 * config.head_dim + heads * each
+    return numbers * item + 3 * heads * latent.qk_rope_head_dim * 4
+
+
+def _biases(config: DecoderConfig) -> int:
+    """Bytes of a row and a cell that ALiBi's sums with scores take, and the distance while they are made."""
+    return 0 if config.alibi is None else config.num_attention_heads * _EXACT_BYTES + 8
 
 
 def _inner(config: DecoderConfig, mixture: Experts | None, item: int) -> int:

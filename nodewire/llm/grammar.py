@@ -25,7 +25,7 @@ except ImportError:
 MAX_GRAMMARS = 8
 """Under way at a time: their memory, up to 10 MB each, is no part of a driver's footprint."""
 RELEASE = "1.9."
-"""Of llguidance, whose grammars NIPS.md means."""
+"""Of llguidance, whose grammars nips/28-generation.md means."""
 _END = "<|end of the schema|>"
 _WHITE = r"[ \t\n\r]{0,32}"
 """In one place: a model that says nothing else would be paid for it to the end of its tokens."""

@@ -20,6 +20,7 @@ from nodewire.llm.families import layer_pieces
 from nodewire.llm.kv.lanes import Lane
 from nodewire.llm.kv.past import Past
 from nodewire.llm.kv.rows import Chain
+from nodewire.llm.latent import LatentAttention
 from nodewire.llm.loader import Fill, load
 from nodewire.llm.mlp import Gate, Mlp, gate_of
 from nodewire.llm.norm import norm_of
@@ -55,7 +56,11 @@ class Layer:
         self._weights = weights
         mixture, gate = config.experts_of(layer), gate_of(config)
         self.slides, self.turns = config.slides(layer), config.turns(layer)
-        self.attention = Attention(config, layer, place, weights)
+        self.attention: Attention | LatentAttention = (
+            Attention(config, layer, place, weights, device)
+            if config.latent is None
+            else LatentAttention(config, config.latent, layer, place, weights, device)
+        )
         self.mlp = _mlp(weights, gate) if mixture is None else Mixture(mixture, weights, gate)
         self.attention_norm, self.mlp_norm, self.attention_out_norm, self.mlp_out_norm = (
             norm_of(config, weights, role)
@@ -63,6 +68,7 @@ class Layer:
         )
         self.parallel = config.parallel is not None
         self.multiplier = None if config.residual_multiplier is None else float(config.residual_multiplier)
+        self.embedding_norm = norm_of(config, weights, "embedding_norm")
         self.positions = weights.get("positions")
         self.step = step_of(self) if config.rotary == config.head_dim and self.turns else None
 
@@ -74,6 +80,8 @@ class Layer:
         """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions. `mlp`
         stands for the layer's own."""
         mlp = mlp or self.mlp
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         if self.positions is not None:
             x = x + self.positions.index_select(0, past.positions)
         normed = x if self.attention_norm is None else self.attention_norm(x)

@@ -2,7 +2,7 @@
 
 Two honest machines make logits that differ in their last bits, and where two tokens are about as likely, one chooses
 this and the other that. The gap of a token is the least error of the logits' differences with which it is the choice.
-NIPS.md, "Task programs", has the formula.
+nips/28-generation.md, has the formula.
 """
 
 from __future__ import annotations

@@ -45,9 +45,12 @@ def lies_in_columns(role: str, parameter: Parameter) -> bool:
 
 
 def of_layer(config: DecoderConfig, layer: int) -> Parameters:
-    """One layer's: attention, then the MLP or the experts; the first one's learned positions, too."""
+    """One layer's: attention, then the MLP or the experts; the first one's norm of embeddings and learned positions,
+    too."""
     mixture = config.experts_of(layer)
     found = _attention(config) | (_mlp(config) if mixture is None else _mixture(config, mixture))
+    if config.embedding_norm and layer == 0:
+        found |= _norms(config, "embedding_norm")
     if config.learned_positions and layer == 0:
         found["positions"] = Parameter((config.max_position_embeddings, config.hidden_size))
     if config.quantization is None or config.quantization.scheme == "nvfp4":
@@ -107,11 +110,17 @@ def _query_and_key(config: DecoderConfig) -> Parameters:
 
 
 def _attention(config: DecoderConfig) -> Parameters:
-    width, heads = config.hidden_size, config.num_attention_heads * config.head_dim
+    width, latent = config.hidden_size, config.latent
     found = _norms(config, *norm_roles(config)) | {
         "qkv": Parameter((config.qkv_rows, width)),
-        "o": Parameter((width, heads)),
+        "o": Parameter((width, config.attended)),
     }
+    if latent is not None:
+        rows = config.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        found |= {"kv_a_norm": Parameter((latent.kv_lora_rank,)), "kv_b": Parameter((rows, latent.kv_lora_rank))}
+        if latent.q_lora_rank is not None:
+            found["q_a_norm"] = Parameter((latent.q_lora_rank,))
+            found["q_b"] = Parameter((config.q_rows, latent.q_lora_rank))
     if config.attention_bias:
         found["qkv_bias"] = Parameter((config.qkv_rows,))
     if config.output_bias:

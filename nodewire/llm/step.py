@@ -28,7 +28,7 @@ class LayerParts(Protocol):
     """The parts of a layer that its step reads. What a layer lacks is None."""
 
     @property
-    def attention(self) -> Attention: ...
+    def attention(self) -> object: ...
     @property
     def mlp(self) -> object: ...
     @property
@@ -43,6 +43,8 @@ class LayerParts(Protocol):
     def parallel(self) -> bool: ...
     @property
     def multiplier(self) -> float | None: ...
+    @property
+    def embedding_norm(self) -> Norm | None: ...
     @property
     def positions(self) -> Tensor | None: ...
 
@@ -122,13 +124,15 @@ def _product(matrix: Matrix) -> Exact | _Narrow:
 
 
 def step_of(layer: LayerParts) -> Step | None:
-    """None where a layer has what only `Layer.forward` knows: experts, further norms, another device."""
+    """None where a layer has what only `Layer.forward` knows: experts, latents, further norms, another device."""
     attention, mlp, before, between = layer.attention, layer.mlp, layer.attention_norm, layer.mlp_norm
+    if not isinstance(attention, Attention) or attention.clip is not None or attention.how.alibi is not None:
+        return None
     if not isinstance(mlp, Mlp) or mlp.gate is not silu or layer.parallel or before is None or between is None:
         return None
     further = (
         *(layer.attention_out_norm, layer.mlp_out_norm, attention.q_norm, attention.k_norm, attention.o_bias),
-        *(mlp.gate_up_bias, mlp.down_bias, layer.multiplier, layer.positions),
+        *(mlp.gate_up_bias, mlp.down_bias, layer.multiplier, layer.embedding_norm, layer.positions),
     )
     if any(one is not None for one in further) or attention.how.softcap or attention.how.sinks is not None:
         return None

@@ -1,4 +1,4 @@
-"""What a certified verdict gives whom: pure rules over the verdict and the job's plan. NIPS.md, "Bonds".
+"""What a certified verdict gives whom: pure rules over the verdict and the job's plan. nips/09-bonds.md.
 
 Out of the bond of the convicted, in this order, and never more than its `payable_msat`:
 1. the customer, for re-execution: the task's price for the failed chunk and for each chunk after it whose verification

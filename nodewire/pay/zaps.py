@@ -1,6 +1,6 @@
 """Zaps for chunks: NIP-57 requests and receipts that name a job, a chunk and an attempt.
 
-NIPS.md, "Payment". A chunk's zap request carries besides NIP-57's tags `["chunk", "<n>"]` and `["attempt", "<n>"]`; its
+nips/16-payment.md. A chunk's zap request carries besides NIP-57's tags `["chunk", "<n>"]` and `["attempt", "<n>"]`; its
 `e` is the job request. NIP-57's own clauses are checked by `nodewire.nostr.nip57`.
 """
 

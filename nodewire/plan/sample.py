@@ -1,6 +1,6 @@
 """Which committed chunks are computed again, and by whom: drawn by the beacon over the certificate that holds them.
 
-Nobody can commit after knowing the draw, and everybody derives the same one. NIPS.md, "Verification".
+Nobody can commit after knowing the draw, and everybody derives the same one. nips/18-samples.md.
 
     h(data) = tagged hash "nodewire/sampled/1" of beacon || sample key || data
 

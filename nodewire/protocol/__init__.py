@@ -1,1 +1,1 @@
-"""Nodewire's own events and documents: frozen schemas, pure codecs and checks. NIPS.md is their specification."""
+"""Nodewire's own events and documents: frozen schemas, pure codecs and checks. NIPS.md leads to their specification."""

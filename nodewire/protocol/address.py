@@ -1,6 +1,6 @@
 """Where a node is reached: `host:port` is dialled; `splice:<public key>@host:port` is a splice to be met at.
 
-A splice (NIPS.md, section 10.8) joins two connections for nodes that cannot be dialled. Who has such an address wants
+A splice (nips/24-reach.md) joins two connections for nodes that cannot be dialled. Who has such an address wants
 an offer by its relays first.
 """
 

@@ -1,4 +1,4 @@
-"""Narrower arithmetic sold as a wider one: how far results are from a reference in float32. NIPS.md, "Judging".
+"""Narrower arithmetic sold as a wider one: how far results are from a reference in float32. nips/19-judging.md.
 
 Two honest results in bfloat16 are equally far from a float32 reference: both are off by their rounding. Weights or a
 cache of 8 bits add an error of their own. So the ratio of the two distances tells, whatever the model and its depth,

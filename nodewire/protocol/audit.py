@@ -1,4 +1,4 @@
-"""Audits of training: a customer asks for snapshots (8844), their provider shows them (6844). NIPS.md, "Training"."""
+"""Audits of training: a customer asks for snapshots (8844), their provider shows them (6844). nips/33."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What a chunk costs of which some had been computed before: the rest at the plan's price, a unit that was found at the
-part of it that the provider's ad says. NIPS.md, section 8.
+part of it that the provider's ad says. nips/16-payment.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that came over an edge with guesses, and what follows what among those of a tree. NIPS.md, "Speculation"."""
+"""Rows that came over an edge with guesses, and what follows what among those of a tree. nips/13-speculation.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How messages become a prompt: a model's chat template and its special tokens' texts. NIPS.md, "Manifests".
+"""How messages become a prompt: a model's chat template and its special tokens' texts. nips/02-manifests.md.
 
 A template is a stranger's program in a small language (Jinja): it is data to all but `nodewire.chat`, which renders it
 in a process that has nothing and may take little.

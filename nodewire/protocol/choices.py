@@ -1,4 +1,4 @@
-"""The tokens that a decoder's driver chose, held against the logits of a judge. NIPS.md, "Judging".
+"""The tokens that a decoder's driver chose, held against the logits of a judge. nips/19-judging.md.
 
 A judge gives its own driver the tokens that the provider committed to (`token_list`). The driver says each token that
 its logits leave open, and else its own choice. So its leaves are the provider's, unless a token cannot be excused. The

@@ -1,4 +1,4 @@
-"""What a provider commits to in one chunk: per task a salted leaf of every frame it put out. NIPS.md, "Commitments".
+"""What a provider commits to in one chunk: per task a salted leaf of every frame it put out. nips/17-commitments.md.
 
     leaf data = canonical [request, edge, seq, [[dtype, shape, SHA-256 of the raw bytes, sketch] ...]]
     leaf i    = merkle.leaf(data, merkle.salt(secret, i))          in the order of (the manifest's edges, seq)

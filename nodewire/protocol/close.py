@@ -1,4 +1,4 @@
-"""How a chunk ends: the driver's signed word that its positions were accepted. NIPS.md, "Chunks and payment".
+"""How a chunk ends: the driver's signed word that its positions were accepted. nips/16-payment.md.
 
 It travels as a control document {"t": "close", "close": ...} to every provider of the job and to the customer, and is
 kept as evidence of what was due.

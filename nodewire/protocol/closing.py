@@ -1,4 +1,4 @@
-"""A round's close (8859): which results count, said before anybody can know what is drawn of them. NIPS.md, "Training".
+"""A round's close (8859): which results count, said before anybody can know what is drawn of them. nips/33.
 
 Its id is what segments are drawn with. It names every result's commitment, so nobody can commit after knowing, and has
 32 random bytes of the customer's, so nobody who delivers last can know it before.

@@ -3,7 +3,7 @@
 A customer opts in by its terms, edge by edge; the edge's own dtype is what travels otherwise. Only edges between tasks
 can be narrowed (what a customer sends and gets is in the model's own dtype), and none that the manifest calls `exact`.
 Producers narrow, consumers widen, both in the worker: commitments, spools and verifiers have what was on the wire.
-NIPS.md, "Narrowed edges".
+nips/12-narrowed-edges.md.
 """
 
 from __future__ import annotations

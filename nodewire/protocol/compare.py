@@ -1,4 +1,4 @@
-"""Two openings of one chunk against each other: the same work, other work, or a doubt. NIPS.md, "Verification"."""
+"""Two openings of one chunk against each other: the same work, other work, or a doubt. nips/12-narrowed-edges.md."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `p` = the accused, `c` = the committee, `e` = the request; content = {"v": 1, "events": [the claim, a signed 7000]}.
 By the job's customer. A claim's roots are certified up to `CLAIMED_EPOCHS` after the epoch in which it was signed, or
-what was paid for them could never be judged. NIPS.md, "Claims without roots".
+what was paid for them could never be judged. nips/17-commitments.md.
 """
 
 from __future__ import annotations

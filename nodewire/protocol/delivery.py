@@ -1,4 +1,4 @@
-"""What a provider delivers for its shard of a round (kinds 6840, 6841). NIPS.md, "Training".
+"""What a provider delivers for its shard of a round (kinds 6840, 6841). nips/35-training-results.md.
 
 The tags carry a commitment to the trained states and to the result, and cite the result's ciphertext. The content is
 NIP-44 ciphertext for the customer: the key, what the result must hash to, and what opens the commitment.

@@ -1,6 +1,6 @@
 """What everybody draws alike: random bytes from what they are drawn for, and the segments that are computed again.
 
-NIPS.md, "What is drawn", "Commitments and audits".
+nips/30-training-recipes.md, nips/33-training-audits.md.
 """
 
 from __future__ import annotations

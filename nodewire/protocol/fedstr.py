@@ -1,6 +1,6 @@
 """FEDSTR's own events, for customers who speak that layout: requests 8000, feedback 7000, results 6000, ads 31990.
 
-FEDSTR (arXiv 2404.15834) follows NIP-90. NIPS.md, "FEDSTR's layout", says which tags are read, and why nothing is said
+FEDSTR (arXiv 2404.15834) follows NIP-90. nips/37-fedstr.md, says which tags are read, and why nothing is said
 about requests that do not look like one.
 """
 
@@ -49,7 +49,7 @@ class Source:
     url: str = ""
     inline: bytes = b""
     key: str | None = None
-    """What is at the URL is sealed with it (NIPS.md, "Encrypted blobs")."""
+    """What is at the URL is sealed with it (nips/34-training-rounds.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Feedback on a job (kind 7000): where a provider stands, and which chunk's payment is due. NIPS.md, "Feedback".
+"""Feedback on a job (kind 7000): where a provider stands, and which chunk's payment is due. nips/15-feedback.md.
 
 `payment-required` names a chunk, its signed root and its price: the provider's claim that the chunk is done and what
 it computed, which the customer pays by one zap.

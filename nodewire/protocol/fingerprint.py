@@ -4,7 +4,7 @@ A float tensor is a matrix of rows (its last dimension). Each row x of width n b
 where S [n, 32] has the entries +1 and -1 out of SHAKE-256 over (tag, manifest, edge, tensor). A tensor of more than 64
 rows is first folded into 64, by signs from the same source. Distances between sketches are, up to a few percent, those
 between the tensors; who does not know the right tensor cannot make its sketch. A small integer tensor is its own
-sketch; a larger one has none, and is compared by hash. NIPS.md, "Commitments".
+sketch; a larger one has none, and is compared by hash. nips/12-narrowed-edges.md.
 """
 
 from __future__ import annotations

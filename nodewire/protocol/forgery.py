@@ -1,4 +1,4 @@
-"""A sketch that is not of the bytes whose hash stands beside it. NIPS.md, "Judging".
+"""A sketch that is not of the bytes whose hash stands beside it. nips/19-judging.md.
 
 A hash binds its author to bytes, and a sketch to nothing. So a sketch is recomputed before anything is compared by it.
 Where it is not that of the bytes, the signed root contradicts them: one such leaf convicts, and no work is compared.

@@ -1,5 +1,5 @@
-"""A generation's transcript: what was asked, whose work each token is, what was committed to it, what it cost. NIPS.md,
-"Transcripts of generations".
+"""A generation's transcript: what was asked, whose work each token is, what was committed to it, what it cost.
+nips/25-receipts.md.
 
 The customer writes and signs it, for whom it likes: it holds the prompt and the tokens. Everything in it that others
 have said is there as they signed it. The chain runs over the tokens chunk by chunk, each with the roots that its stages

@@ -1,4 +1,4 @@
-"""A graph task's program as who does not run it reads it: sizes, bounds of integers, operators. NIPS.md, "graph".
+"""A graph task's program as who does not run it reads it: sizes, bounds of integers, operators. nips/26.
 
 No torch, and nothing is checked that does not matter here: what loads a program (`nodewire.graph.format`) does that.
 """

@@ -1,4 +1,4 @@
-"""Frames over which guesses travel: what their meta says, and what may not be. NIPS.md, "Speculation".
+"""Frames over which guesses travel: what their meta says, and what may not be. nips/13-speculation.md.
 
 A driver that guesses sends rows before it knows that they are right, in frames of at most the plan's `lookahead` rows:
 

@@ -1,4 +1,4 @@
-"""An edge's guessed frames as plain ones: what would have come if the driver had never guessed. NIPS.md, "Speculation".
+"""An edge's guessed frames as plain ones: what would have come if the driver had never guessed. nips/13-speculation.md.
 
 What is committed to, signed, kept and verified is plain: frame 0 as it came, then a frame for every position, with seq
 pos - P + 1 behind a prompt that ends at P. A position's row is the last that came for it, or in a tree the one that was

@@ -1,4 +1,4 @@
-"""Ciphertexts that stand in the event that cites them: small weights and results need no blob server. NIPS.md 17.13.
+"""Ciphertexts that stand in the event that cites them: small weights and results need no blob server. nips/34.
 
 The tag is ["inline", base64]; what it holds has the hash and size of the blob that the event cites, or it is refused.
 """

@@ -1,4 +1,4 @@
-"""Job requests (kind 8843) and the tickets that open them. NIPS.md, "Jobs".
+"""Job requests (kind 8843) and the tickets that open them. nips/11-job-requests.md.
 
 The request is public: it carries the whole plan and what re-deriving the plan needs, no prompt and no parameters.
 Those travel in tickets (rumors 28841 in ephemeral gift wraps, one to each provider) and over the wire.

@@ -1,6 +1,6 @@
 """What a JSON schema may be that binds a generation's text: bounds that can be checked without making its grammar.
 
-What a schema admits is said by the grammar that the driver makes of it (NIPS.md, "Task programs").
+What a schema admits is said by the grammar that the driver makes of it (nips/28-generation.md).
 """
 
 from __future__ import annotations

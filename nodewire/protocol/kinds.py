@@ -1,4 +1,4 @@
-"""The numbers of nodewire's event kinds, all of them and only here. NIPS.md, "Kinds"."""
+"""The numbers of nodewire's event kinds, all of them and only here. NIPS.md."""
 
 from __future__ import annotations
 

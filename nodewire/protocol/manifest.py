@@ -1,4 +1,4 @@
-"""A manifest (kind 38840): a model as a DAG of tasks. NIPS.md, "Manifests".
+"""A manifest (kind 38840): a model as a DAG of tasks. nips/02-manifests.md.
 
 A task is an actor: tensors come in on its edges, tensors go out on its edges. `customer` is the node outside: edges
 from it carry the request, edges to it the answer. Decoders close a ring through their driver; edges marked `back`

@@ -1,4 +1,4 @@
-"""An outer step as a job of its own (8842 -> 6842), and the ticket that opens it. NIPS.md, "Outer optimization".
+"""An outer step as a job of its own (8842 -> 6842), and the ticket that opens it. nips/32-training-outer-steps.md.
 
 The request is public: which results of a round become the next weights, what each of them weighs, what the step is
 paid. Recipe, keys and the plaintexts' hashes travel in a ticket. The result commits to pieces of what came out, so

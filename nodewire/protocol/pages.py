@@ -1,4 +1,4 @@
-"""Pages: what a session takes of a task's memory, and for how many sessions its slots have room. NIPS.md, 12.3."""
+"""Pages: what a session takes of a task's memory, and for how many sessions its slots have room. nips/27."""
 
 from __future__ import annotations
 

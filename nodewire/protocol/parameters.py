@@ -1,4 +1,4 @@
-"""Within which bounds the parameters of a generation are, whoever reads them. NIPS.md, "Tickets"."""
+"""Within which bounds the parameters of a generation are, whoever reads them. nips/14-tickets.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan: every task's provider, fixed prices, deadlines and the verification policy. NIPS.md, "Plans".
+"""A plan: every task's provider, fixed prices, deadlines and the verification policy. nips/11-job-requests.md.
 
 `nodewire.plan.assign` derives one from (manifest, snapshot, beacon, terms, customer, busy, k); a job request carries
 it whole, and anyone re-derives it.

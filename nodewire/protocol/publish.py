@@ -1,4 +1,4 @@
-"""A manifest as an event (kind 38840). NIPS.md, "Manifests".
+"""A manifest as an event (kind 38840). nips/02-manifests.md.
 
 The content is the manifest itself while it fits an event; a larger one is a blob that the `blob` tag cites.
 """

@@ -1,4 +1,4 @@
-"""What a provider measured of itself and its tasks, as tags of its ad (31990). NIPS.md, "Ad".
+"""What a provider measured of itself and its tasks, as tags of its ad (31990). nips/04-ads.md.
 
     ["profiled", <unix seconds>]
     ["rate", <dtype>, <operations a second>, <bytes a second>]

@@ -1,4 +1,4 @@
-"""Receipts (kind 8856): the customer's statement of what one provider did and was paid for. NIPS.md, "Receipts".
+"""Receipts (kind 8856): the customer's statement of what one provider did and was paid for. nips/25-receipts.md.
 
 A receipt binds plan, commitment and payment: each chunk's root (signed by the provider in its feedback), the amount,
 the payment hash, and the provider's own zap receipt where one was seen. One per provider and job.

@@ -2,7 +2,7 @@
 
 No code travels: a recipe names a family, a loss, optimizers and their numbers, and every number has a cap. The
 products (parameters, memory, operations) are bounded too when a recipe is read, so what was read can be priced, and
-allocated, as it says. NIPS.md, "Training".
+allocated, as it says. nips/30-training-recipes.md.
 """
 
 from __future__ import annotations

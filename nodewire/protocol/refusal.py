@@ -1,4 +1,4 @@
-"""Frames that cannot be computed: what that is called, and who may be to blame. NIPS.md, "Feedback".
+"""Frames that cannot be computed: what that is called, and who may be to blame. nips/15-feedback.md.
 
 A task is fed by other tasks and by the customer. What is wrong with a neighbour's frame is always bad-frame, so that a
 customer can tell it from a fault of its own.

@@ -1,4 +1,4 @@
-"""Results (kind 6843): one by each provider of a job, when its part is done. NIPS.md, "Results".
+"""Results (kind 6843): one by each provider of a job, when its part is done. nips/15-feedback.md.
 
 The tags carry the roots it committed to, chunk by chunk; the content is NIP-44 ciphertext for the customer (the
 driver's holds the whole output, so that a customer who lost its link still gets what it paid for).

@@ -1,4 +1,4 @@
-"""A round of training as a job request (kinds 8840, 8841), and the tickets that open it. NIPS.md, "Training".
+"""A round of training as a job request (kinds 8840, 8841), and the tickets that open it. nips/34-training-rounds.md.
 
 The request is public: which ciphertext goes to which provider, how many steps each makes of it, what each is paid.
 Recipe, keys and the plaintexts' hashes travel in tickets (rumors 28841 in ephemeral gift wraps, one to each provider).

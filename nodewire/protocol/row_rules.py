@@ -49,7 +49,7 @@ _FAULTS = (Unproven, IndexError, TypeError, ValueError, AttributeError)
 _INT64 = {"dtype": "int64"}
 """As it stands in a program. Narrower types, and floats, make one number of several rows'."""
 _MOST = 2**40
-"""No dim is larger (NIPS.md, "graph")."""
+"""No dim is larger (nips/26-graph-programs.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Whether a batch may be computed in parts, or several as one: every output's row follows from the inputs' rows of the
 same number. Pure.
 
-A model is a DAG of programs of whitelisted operators (NIPS.md, "graph"). For every value it is followed along which
+A model is a DAG of programs of whitelisted operators (nips/26). For every value it is followed along which
 axis the batch lies, if it does; an operator that mixes what lies along it (a sum over it, a product of two batches), or
 of which no rule is known (`row_rules`), ends the proof with its name. So a yes is a proof, and a no may be a want of
 rules. It is about which numbers a row is made of. Their last bits may differ: a matrix product of few rows adds in

@@ -1,4 +1,4 @@
-"""What a producer says it sent: its signed word on the frames of one edge in one chunk. NIPS.md, "What was sent".
+"""What a producer says it sent: its signed word on the frames of one edge in one chunk. nips/20-sent-and-pulls.md.
 
 It travels as a control document {"t": "sent", "sent": [Sent ...]} to the edge's consumer, which keeps it beside the
 frames. So nobody can send one thing and commit to another: the consumer is judged on what it was sent, and whose word

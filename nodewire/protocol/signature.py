@@ -1,4 +1,4 @@
-"""What a call of a manifest in mode `run` takes and gives: named tensors. Pure. NIPS.md, "graph".
+"""What a call of a manifest in mode `run` takes and gives: named tensors. Pure. nips/26-graph-programs.md.
 
 The names on edges from the customer are the model's inputs, and one that stands on several edges is sent on each; those
 on edges to the customer are its outputs. A dim's name means one size in all inputs of a call, and in the outputs.

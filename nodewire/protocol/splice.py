@@ -1,4 +1,4 @@
-"""Splices as events: the ad by which one is found (kind 31990), and what an end asks of it (28844). NIPS.md, "Reach".
+"""Splices as events: the ad by which one is found (kind 31990), and what an end asks of it (28844). nips/24-reach.md.
 
 Ad: `d` = name, `k` = 28844; content = the document as JSON. A request to a splice is never published: tags `p` = the
 splice, a `salt`, `v` = 1, and, if more is wanted than how the splice sees the end, `room` = 64 hex digits that only the

@@ -2,7 +2,7 @@
 
 The form is the safetensors file of exactly the family's tensors, float32, by name, without gaps and without metadata:
 whatever files and dtypes the weights are kept in, there is one hash of them, and a reader knows every byte of the
-header before it comes. NIPS.md, "Recipes".
+header before it comes. nips/30-training-recipes.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A swarm by a file: what its members must agree on, and cite in place of a committee. NIPS.md, "Swarms by a file".
+"""A swarm by a file: what its members must agree on, and cite in place of a committee. nips/38-swarms.md.
 
 Addresses and the list of customers are no part of it: they are each operator's own.
 """

@@ -1,6 +1,6 @@
 """What turns a generation's ids into its text: the few fields of a driver's program that its customer reads. Pure.
 
-NIPS.md, "Task programs". The rest of the program is the driver's affair, and is not read here.
+nips/28-generation.md. The rest of the program is the driver's affair, and is not read here.
 """
 
 from __future__ import annotations

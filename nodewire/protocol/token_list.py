@@ -1,4 +1,4 @@
-"""The tokens that a judge's driver is given: those of the driver that it judges, by number. NIPS.md, "Judging"."""
+"""The tokens that a judge's driver is given: those of the driver that it judges, by number. nips/19-judging.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer's ad (kind 31990, NIP-89): what rounds of training a provider takes, at what price. NIPS.md, "Training".
+"""A trainer's ad (kind 31990, NIP-89): what rounds of training a provider takes, at what price. nips/34.
 
 Event: `d` = name, `k` = each kind of round (8840 to 8842), `t` = federated, `expiration` (NIP-40) where the ad does not
 stand until it is replaced; content = the document as JSON. An

@@ -1,4 +1,4 @@
-"""A training's transcript: all that was signed in it, what was counted, what came of it. NIPS.md, "Transcripts".
+"""A training's transcript: all that was signed in it, what was counted, what came of it. nips/36.
 
 The customer signs it. `opened` is what a third party needs to compute it again; it is no part of what is signed, for
 every key in it opens a ciphertext that signed events cite, and everything else is under a commitment.

@@ -1,4 +1,4 @@
-"""Whether a provider takes a job: the cheap checks first, the plan re-derived last. NIPS.md, "Job requests"."""
+"""Whether a provider takes a job: the cheap checks first, the plan re-derived last. nips/11-job-requests.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a provider takes from a round into the next one of its shard: its own, but committed to. NIPS.md, "Updates".
+"""What a provider takes from a round into the next one of its shard: its own, but committed to. nips/31.
 
     drift      with fragments: how far it has gone from theta in what was not sent; its round begins at theta + drift
     residual   with error feedback: what packing lost; what it packs is delta + error_feedback x residual

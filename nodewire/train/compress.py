@@ -1,4 +1,4 @@
-"""An update as bytes: float32, blocks of 8 or 4 bits, or only its largest numbers. NIPS.md, "Updates".
+"""An update as bytes: float32, blocks of 8 or 4 bits, or only its largest numbers. nips/31-training-updates.md.
 
 A packed update is a safetensors file whose tensors' names, dtypes and shapes follow from the model's shapes and the
 recipe alone, so who unpacks checks them before it takes memory. f32 holds the tensors themselves. The others see all

@@ -1,7 +1,7 @@
 """Data: what a customer's files hold, how it is dealt to shards, and which samples a step of a round sees.
 
 A shard is all that a provider gets, and what it trains on at a step follows from (seed, round, shard index, step) and
-the shard alone, so that any segment of a round can be computed again. NIPS.md, "Training".
+the shard alone, so that any segment of a round can be computed again. nips/31-training-updates.md.
 """
 
 from __future__ import annotations

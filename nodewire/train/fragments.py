@@ -1,4 +1,4 @@
-"""Which part of a model a round sends and steps. NIPS.md, "Updates".
+"""Which part of a model a round sends and steps. nips/31-training-updates.md.
 
 Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512) synchronises a model's blocks in turn, so that a round takes
 a fraction of the bytes. Here all trained numbers, in the family's order, are one row of n. It is cut into S stretches,

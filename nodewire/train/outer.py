@@ -1,4 +1,4 @@
-"""The outer step: a round's updates become the next theta. Pure, the same bits everywhere. NIPS.md, "The outer step".
+"""The outer step: a round's updates become the next theta. Pure, the same bits everywhere. nips/32.
 
     average    theta + lr g                                 FedAvg where lr = 1: McMahan et al. 2017, arXiv 1602.05629
     nesterov   v = mu v + g; theta + lr (mu v + g)                  DiLoCo: Douillard et al. 2023, arXiv 2311.08105

@@ -1,4 +1,4 @@
-"""Any part of a round's work computed again: how far it is from what was claimed. NIPS.md, "Commitments and audits".
+"""Any part of a round's work computed again: how far it is from what was claimed. nips/33-training-audits.md.
 
 What a provider commits to before anybody's update is shown is `protocol.delivery`'s to say; which segments are
 computed again is drawn when the round is closed (`protocol.closing`). Of a drawn segment the provider shows the

@@ -1,6 +1,6 @@
 """Whether a round's results are worth their pay: the checks that need no recomputation, from the cheapest up.
 
-FEDSTR's two policies by name, and the ladder under them (NIPS.md, "Validation"). Losses are computed here, by what the
+FEDSTR's two policies by name, and the ladder under them (nips/33). Losses are computed here, by what the
 caller gives; nothing that a provider says of itself is believed. A check that can be wrong about an honest provider
 does not reject: it asks for an audit before the pay (`segments`), which is right about both.
 

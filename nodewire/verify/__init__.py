@@ -1,1 +1,1 @@
-"""What certificates hold of a job, and sampled chunks computed again, by whoever checks it. NIPS.md, "Samples"."""
+"""What certificates hold of a job, and sampled chunks computed again, by whoever checks it. nips/18-samples.md."""

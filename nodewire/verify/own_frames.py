@@ -1,6 +1,6 @@
 """A provider's own frames: pulled from it, held against the hashes that it committed to, and sketched anew.
 
-The provider need not be believed, since each frame must hash to its leaf. NIPS.md, "Judging".
+The provider need not be believed, since each frame must hash to its leaf. nips/19-judging.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sampled chunk computed again, from inputs that nobody can have changed. NIPS.md, "Samples".
+"""A sampled chunk computed again, from inputs that nobody can have changed. nips/18-samples.md.
 
 The ticket is the one that the request sealed; frames from the customer are those that the ticket names; frames from a
 task are those that its provider signed when it sent them, and hash to what it committed to, in a root that a

@@ -1,5 +1,5 @@
-"""A question about a job that one node asks another in a control document, and the answer to it. NIPS.md, "Control
-documents".
+"""A question about a job that one node asks another in a control document, and the answer to it.
+nips/22-flow-and-control.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How long a node takes for its part of a job's turn: what its customer asks when a ring has slowed down. NIPS.md,
-"Control documents".
+"""How long a node takes for its part of a job's turn: what its customer asks when a ring has slowed down.
+nips/22-flow-and-control.md.
 
 It is the node's own word. Who says too little is found by trying a ring without it, who says too much is left.
 """

@@ -1,4 +1,4 @@
-"""Whether a node holds a job: what is asked of one whose link was lost. NIPS.md, "Recovery".
+"""Whether a node holds a job: what is asked of one whose link was lost. nips/23-recovery.md.
 
 A node holds a job that is open at it, and that nothing has ended. A node that was started anew has no memory of the
 job.

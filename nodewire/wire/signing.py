@@ -1,4 +1,4 @@
-"""What one node of a job puts out, by edge and chunk, and its signed word on it. NIPS.md, "What was sent"."""
+"""What one node of a job puts out, by edge and chunk, and its signed word on it. nips/20-sent-and-pulls.md."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadConfig, NodewireError
 from nodewire.kind import Limits
-from nodewire.worker import arena, cores, message, rights
+from nodewire.worker import arena, cores, eager_torch, message, rights
 
 if TYPE_CHECKING:
     from nodewire.worker.serve import Server
@@ -57,6 +57,7 @@ def _prepare(options: dict[str, Any], channel: int) -> tuple[Server, dict[str, A
     # Importers have a name to fall back on (CUDA builds of torch do, by cuda.pathfinder), but do not expect an OSError.
     ctypes.util.find_library = lambda name: None
 
+    eager_torch.leave_compiler_out()
     from nodewire.worker import serve  # torch, seconds
 
     load = getattr(importlib.import_module(entry), "load", None)

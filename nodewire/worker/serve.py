@@ -49,6 +49,7 @@ def warm_up(limits: Limits) -> None:
     torch.set_num_threads(limits.threads)
     square = torch.ones(512, 512, device=limits.device)
     (square @ square).add_(1).sum().item()
+    torch.empty(1, device="meta") + 1  # imports what shape inference needs, while files can still be opened
     if limits.device == "cpu":
         _start_libraries()
         _start_products()

@@ -271,7 +271,7 @@ def test_one_position_that_does_not_fit_is_not_told_of_smaller_calls(register, t
 
 
 def test_an_architecture_that_is_not_known_is_told_of_the_way_that_any_module_goes(register, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}))
     code, said = register(str(tmp_path), "--dry-run")
     assert (code, said["error"]["code"]) == (1, "unsupported")
     assert "nodewire.register" in said["error"]["reason"]

@@ -1,4 +1,4 @@
-"""A close that came to a provider, and not to the customer, since the driver died. NIPS.md, 7 and 8."""
+"""A close that came to a provider, and not to the customer, since the driver died. nips/15, nips/16."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from nodewire.customer.presence import Presence
+from nodewire.customer.presence import PRESENCE_S, Presence
+from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.wire.node import Node
 from tests.faults.cut import Way
@@ -26,13 +27,12 @@ class Market:
         """An output that has come already."""
         future = asyncio.get_running_loop().create_future()
         future.set_result(None)
-        await self.presence.wait_for_output(future)
-        self.presence.forget()
+        await self.presence.wait_for_output(future, asyncio.Future())
 
     async def late(self):
         """The question that a late output brings, and the output."""
         output = asyncio.get_running_loop().create_future()
-        waiting = asyncio.create_task(self.presence.wait_for_output(output))
+        waiting = asyncio.create_task(self.presence.wait_for_output(output, asyncio.Future()))
         async with asyncio.timeout(60):
             while PROVIDER not in self.presence._questions:
                 await asyncio.sleep(0)
@@ -72,21 +72,59 @@ async def test_an_output_ends_what_is_asked_and_the_next_complaint_asks_anew(mar
     async with asyncio.timeout(60):
         output.set_result(None)
         await waiting
-        market.presence.forget()
-        await asyncio.wait([question])
-        assert question.cancelled()
+        await asyncio.wait([question.answer])
+        assert question.answer.cancelled()
         assert await market.presence.absent([PROVIDER]) == {PROVIDER}
+
+
+@pytest.mark.parametrize("word", ["of the mailbox", "of the background"])
+async def test_a_complaint_in_place_of_an_output_leaves_what_was_asked(market, word):
+    await market.output()
+    market.way.stop()
+    output, ended = asyncio.get_running_loop().create_future(), asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(market.presence.wait_for_output(output, ended))
+    async with asyncio.timeout(60):
+        while PROVIDER not in market.presence._questions:
+            await asyncio.sleep(0)
+        question = market.presence._questions[PROVIDER]
+        if word == "of the mailbox":
+            output.set_exception(LinkLost(PROVIDER, "silent for 1 s"))
+        else:
+            ended.set_result(None)
+        await waiting
+        assert market.presence._questions[PROVIDER] is question
+        assert await market.presence.absent([PROVIDER]) == {PROVIDER}
+    assert not question.answer.cancelled()
 
 
 async def test_a_provider_that_answered_is_asked_again_and_one_that_has_ended_since_is_absent(market):
     assert await market.presence.absent([PROVIDER]) == set()
+    link = await market.customer.link(PROVIDER, [market.way.address])
+    async with asyncio.timeout(60):
+        while link._pulse._pings:  # what is under way would be a sign of life
+            await asyncio.sleep(0)
     await market.provider.close()
     assert await market.presence.absent([PROVIDER]) == {PROVIDER}
 
 
+@pytest.mark.parametrize("fault", ["stopped", "cut"])
+async def test_a_provider_that_was_silent_and_is_there_again_is_not_absent(market, fault):
+    await market.output()
+    await market.way.cut() if fault == "cut" else market.way.stop()
+    question, output, waiting = await market.late()
+    await asyncio.wait([question.answer], timeout=1.1 * PRESENCE_S)
+    assert not question.answer.done() or not question.answer.result()
+    market.way.mend() if fault == "cut" else market.way.go_on()
+    async with asyncio.timeout(60):
+        await asyncio.wait([market.presence._question(PROVIDER).answer])
+        assert await market.presence.absent([PROVIDER]) == set()
+        output.set_result(None)
+        await waiting
+
+
 async def test_nobody_is_asked_before_the_first_output(market):
     first = asyncio.get_running_loop().create_future()
-    waiting = asyncio.create_task(market.presence.wait_for_output(first))
+    waiting = asyncio.create_task(market.presence.wait_for_output(first, asyncio.Future()))
     other = Market(market.customer, market.provider, market.way)
     await other.output()
     question, *ends = await other.late()  # an output can be as late as that
@@ -96,7 +134,7 @@ async def test_nobody_is_asked_before_the_first_output(market):
     ends[0].set_result(None)
     await ends[1]
     await other.presence.close()
-    await asyncio.wait([question])
+    await asyncio.wait([question.answer])
 
 
 async def test_one_long_wait_is_forgotten_after_some_outputs(market):

@@ -41,14 +41,14 @@ def test_the_table_says_what_the_report_has(demo):
     ending, _, _ = demo
     rows = {what: (ours, alone) for what, ours, alone in ending.rows(REPORT)}
     assert rows["holds the whole model"] == ("nobody: 40 % at most, 216 of 540 MB", "yes: 540 MB")
-    assert rows["memory of a machine"] == ("700 MB", "1100 MB")
+    assert rows["memory of a machine, libraries included"] == ("700 MB", "1100 MB")
     assert rows["the answer"] == ("the same, 77 tokens", "77 tokens")
     assert rows["its machine dies"][0] == "goes on within 1.3 s"
     assert rows["a machine cheats"][0] == "convicted, loses 20,000.000 sat"
     assert rows["a token cost"][0] == "0.60 msat, a million 600 sat"
     way, cores = ending.speed(REPORT, 13)
     assert "took 100 ms" in way and "3 machines" in way and "6 ms" in way
-    assert "13 daemons" in cores and "load 4.2" in cores
+    assert "13 daemons" in cores and "4.2 processes" in cores
 
 
 def test_the_table_hides_no_failure(demo):

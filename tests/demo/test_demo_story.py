@@ -23,9 +23,13 @@ def told(monkeypatch):
             "first_text": "one [red] text",
             "text": "another text" if repaired else "one [red] text",
             "repaired": list(repaired),
-            "verdicts": [{"provider": CHEATER if hers else "e" * 64, "outcome": outcome} for hers, outcome in verdicts],
+            "verdicts": [
+                {"provider": CHEATER if hers else "e" * 64, "outcome": outcome, "culprit": culprit}
+                for hers, outcome, *culprits in verdicts
+                for culprit in (culprits or [""])
+            ],
         }
-        outcomes = [outcome or "none" for _, outcome in verdicts]
+        outcomes = [outcome or "none" for _, outcome, *_ in verdicts]
         came = {
             "verdicts": {one: outcomes.count(one) for one in outcomes},
             "convicted": list(convicted),
@@ -52,29 +56,35 @@ def test_a_catch_is_told_with_all_that_came_of_it(told):
             net_msat=-1_985_000,
         )
     )
-    assert "drew 4 pieces of work: 2 computed again and found right, 1 computed again and found wrong, 1 that" in lines
-    assert "1 that nobody could judge" in lines
-    assert "what provider-8 committed to for stage.1 is another result" in lines
+    assert "picked 4 pieces of work: 2 computed again and found right, 1 computed again and found wrong, 1 not" in lines
+    assert "1 not judged in time" in lines
+    assert "the result that provider-8 had signed for stage.1 is another than the one computed again" in lines
     assert "convicted: provider-8[/], by at least 3 of 4 oracles" in lines
     assert "is slashed: 30.000 sat to the customer, 1,970.000 sat burnt" in lines
-    assert "others made it again" in lines
+    assert "others made it again" in lines and "cheating cost it 1,985.000 sat" in lines
 
 
 def test_where_nobody_is_convicted_nothing_is_slashed_or_made_again(told):
     lines = "\n".join(told([(True, "unsure"), (False, "pass")]))
-    assert "of provider-8's work for stage.1: 1 that nobody could judge" in lines
+    assert "of provider-8's work for stage.1: 1 not judged in time" in lines
     assert "nobody was convicted" in lines
     assert "its bond is untouched: provider-8 lost nothing" in lines
-    assert "cheating made 15.000 sat" in lines
+    assert "cheating made it 15.000 sat" in lines
     assert "nothing was made again: no verdict asked for it" in lines
-    for word in ("slashed", "another result", "others made", "first read"):
+    for word in ("slashed", "another than", "others made", "first read"):
         assert word not in lines
 
 
 def test_a_cheater_that_was_not_drawn_is_told_as_such(told):
     lines = told([(False, "pass"), (False, "")])
-    assert "nothing was drawn of what provider-8 did" in lines
+    assert "the lottery picked nothing that provider-8 did" in lines
     assert lines[1].endswith("1 computed again and found right, 1 without a verdict")
+
+
+def test_a_cheater_that_is_caught_as_it_checks_another_is_told_as_such(told):
+    lines = "\n".join(told([(False, "pass", CHEATER)], convicted=["provider-8"], lost_msat=2_000_000))
+    assert "provider-8 had to compute eeeeeeee's work again, and found what nobody else finds" in lines
+    assert "convicted: provider-8" in lines and "the customer read" in lines
 
 
 def test_withheld_work_costs_without_a_conviction(told):

@@ -69,6 +69,9 @@ class Way:
         """Carry nothing from now on, while connections stay: as of a process under SIGSTOP."""
         self._carries.clear()
 
+    def go_on(self) -> None:
+        self._carries.set()
+
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:

@@ -118,7 +118,7 @@ def test_a_checkpoint_without_a_weight_or_an_expert_is_refused_by_name(registere
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_are_known():
-    with pytest.raises(Unsupported, match=r"'BloomForCausalLM' is not one of .*BertModel"):
-        build({"model_type": "bloom", "architectures": ["BloomForCausalLM"]})
+    with pytest.raises(Unsupported, match=r"'MambaForCausalLM' is not one of .*BertModel"):
+        build({"model_type": "mamba", "architectures": ["MambaForCausalLM"]})
     with pytest.raises(BadInput, match=r"^config\.json: "):
         build({"model_type": "bert", "architectures": ["BertModel"], "hidden_size": "wide"})

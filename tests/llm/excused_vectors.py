@@ -1,4 +1,4 @@
-"""Tokens that a judge excuses just so, and others that it just does not: NIPS.md, "Task programs".
+"""Tokens that a judge excuses just so, and others that it just does not: nips/28-generation.md.
 
 `python -m tests.llm.excused_vectors` writes tests/vectors/excused1.json anew.
 """

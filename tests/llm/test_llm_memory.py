@@ -49,6 +49,16 @@ SIZES = {
 SHARED = {"head_dim": None}
 """Of models whose heads share the width."""
 EXPERTS = {"num_experts": 8, "moe_intermediate_size": 256}
+LATENTS = {
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 256,
+}
+ONLY_HEADS = {"num_key_value_heads": None, "intermediate_size": None, "max_position_embeddings": None}
 
 
 @pytest.mark.parametrize(
@@ -71,6 +81,11 @@ EXPERTS = {"num_experts": 8, "moe_intermediate_size": 256}
         ("gpt2", SHARED | {"num_key_value_heads": None, "intermediate_size": None, "n_inner": 256}),
         ("falcon, in groups", SHARED | {"num_key_value_heads": None, "ffn_hidden_size": 256}),
         ("glm4_moe", {"first_k_dense_replace": 1, "n_routed_experts": 8, "moe_intermediate_size": 256}),
+        ("deepseek_v2, lite", SHARED | LATENTS),
+        ("deepseek_v3", SHARED | LATENTS | {"q_lora_rank": 96}),
+        ("bloom", SHARED | ONLY_HEADS | {"seq_length": 1024}),
+        ("mpt", SHARED | ONLY_HEADS | {"max_seq_len": 1024}),
+        ("falcon, alibi", SHARED | {"num_key_value_heads": None, "ffn_hidden_size": 256}),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )

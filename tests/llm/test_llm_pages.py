@@ -15,7 +15,7 @@ from nodewire.llm.kv.pages import Pages
 from nodewire.protocol.pages import PAGE
 from nodewire.worker.rights import private_bytes
 
-CONFIG = SimpleNamespace(num_key_value_heads=2, head_dim=4, short_positions=lambda positions: 0)
+CONFIG = SimpleNamespace(sides=2, num_key_value_heads=2, head_dim=4, short_positions=lambda positions: 0)
 
 
 @given(st.integers(1, 30), st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=50))
@@ -89,7 +89,7 @@ def test_who_finds_enough_pages_free_gets_them_and_everybody_elses_stay_what_the
 
 
 def test_lanes_count_at_once_and_take_memory_as_they_are_written():
-    config = SimpleNamespace(num_key_value_heads=2, head_dim=256, short_positions=lambda positions: 0)
+    config = SimpleNamespace(sides=2, num_key_value_heads=2, head_dim=256, short_positions=lambda positions: 0)
     counted, taken = private_bytes(), resident_bytes()
     lanes = Lanes(config, 2, 4, 128 * PAGE, torch.float32, torch.device("cpu"))
     size = sum(cells.nbytes for cells in lanes.cells)

@@ -34,7 +34,7 @@ def widen(folder, plain, out):
     found, before = load_file(folder / "model.safetensors"), load_file(plain / "model.safetensors")
     tensors = {name: tensor for name, tensor in found.items() if name in before}
     for name in before.keys() - tensors.keys():
-        at = f"{name.removesuffix('.weight')}.weight"
+        at = f"{name.removesuffix('.weight')}.weight".replace(".Wqkv.", ".wqkv.")  # tasks' names have no capitals
         codes = unpacked(found[f"{at}_packed"], bits)
         wide = widened(codes, found[f"{at}_scale"].float())
         if not name.endswith(".weight") or config["model_type"] == "gpt2":  # stored in rows: experts, GPT-2

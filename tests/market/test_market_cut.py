@@ -46,9 +46,14 @@ async def ways(market):
                 await asyncio.to_thread(market.start_provider, name)
 
             def holds(snapshot) -> bool:
+                """They are announced, and others have found where they are: till then they count as far away, and a
+                slow provider that was found can have the task."""
                 ads = snapshot.ads({market.public[name] for name in FAST})
                 found = {name: ads.get(market.public[name]) for name in FAST}
-                return all(ad and (ways[name].address in ad.wire) == announced for name, ad in found.items())
+                placed = {node.pubkey for node in snapshot.nodes if node.is_placed}
+                return placed >= {market.public[name] for name in FAST} and all(
+                    ad and (ways[name].address in ad.wire) == announced for name, ad in found.items()
+                )
 
             await market.until(lambda snapshot: holds(snapshot) and market.is_free(*STALLS)(snapshot))
 

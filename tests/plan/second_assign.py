@@ -1,4 +1,4 @@
-"""NIPS.md 4.7 implemented a second time, from the page alone, without a line of nodewire.
+"""nips/08-assignment.md implemented a second time, from the page alone, without a line of nodewire.
 
 It shows that the page is enough. Inputs and plans are JSON documents; names follow the page.
 """

@@ -1,4 +1,4 @@
-"""NIPS.md 4.5 implemented a second time, from the page alone, without a line of nodewire.
+"""nips/07-snapshots.md implemented a second time, from the page alone, without a line of nodewire.
 
 It shows that the page is enough. Events, committees and snapshots are JSON documents; names follow the page.
 """

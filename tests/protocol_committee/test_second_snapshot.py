@@ -1,4 +1,4 @@
-"""The snapshot's derivation by NIPS.md 4.5 alone gives what nodewire's gives, epoch after epoch."""
+"""The snapshot's derivation by nips/07-snapshots.md alone gives what nodewire's gives, epoch after epoch."""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import threading
 from pathlib import Path
 from random import Random
 
@@ -84,10 +86,12 @@ async def test_whether_an_upload_fits_is_known_without_a_look_at_all_blobs(shelf
     """A day of a market is a million blobs, and every upload asks this on the event loop."""
     await take(shelf, NOW)
     asked: list[str] = []
-    shelf._db.set_trace_callback(asked.append)
+    for db in (shelf._db, shelf._writer):
+        db.set_trace_callback(asked.append)
     shelf.fits(10, ALICE.public)
     await shelf.sweep(NOW)
-    shelf._db.set_trace_callback(None)
+    for db in (shelf._db, shelf._writer):
+        db.set_trace_callback(None)
     plans = [row[3] for sql in asked for row in shelf._db.execute(f"EXPLAIN QUERY PLAN {sql}")]
     assert plans
     assert not [plan for plan in plans if "SCAN" in plan or "blob" in plan]
@@ -98,9 +102,9 @@ async def test_a_store_that_an_older_relay_made_counts_what_it_has(tmp_path):
     for keys in (ALICE, BOB, BOB, BOB):
         await take(shelf, NOW, keys)
     for name in ("blob_came", "blob_went", "owner_came", "owner_went"):
-        shelf._db.execute(f"DROP TRIGGER {name}")
-    shelf._db.execute("DROP TABLE held")
-    shelf._db.execute("PRAGMA user_version = 0")
+        shelf._writer.execute(f"DROP TRIGGER {name}")
+    shelf._writer.execute("DROP TABLE held")
+    shelf._writer.execute("PRAGMA user_version = 0")
     shelf.close()
     shelf = Shelf(tmp_path, LIMITS)
     assert {key: sweeping.held_bytes(shelf._db, key) for key in held(shelf)} == held(shelf)
@@ -125,12 +129,15 @@ async def test_who_asks_for_a_blob_or_uploads_it_again_keeps_it(shelf):
 async def test_who_asks_in_the_midst_of_a_sweep_is_either_seen_or_told(shelf, monkeypatch):
     hashes = [await take(shelf, NOW + k) for k in range(3)]
     looks, told = [], []
-    used_s = sweeping._used_s
+    used_s, loop = sweeping._used_s, asyncio.get_running_loop()
+
+    async def use(sha256):
+        shelf.use(sha256, LATER)
 
     def asked_at_the_second_look(directory, sha256):
         if sha256 in looks:  # it has been chosen, and is looked at again
             try:
-                shelf.use(sha256, LATER)
+                asyncio.run_coroutine_threadsafe(use(sha256), loop).result(60)
             except NotFound:
                 told.append(sha256)
         looks.append(sha256)
@@ -178,3 +185,20 @@ async def test_a_file_whose_upload_died_before_its_row_goes_at_the_next_start(tm
     assert not stray.exists()
     assert again.path(kept).exists()
     again.close()
+
+
+async def test_blobs_are_found_while_a_thread_writes_another(shelf):
+    """A connection that two threads use at once answers with another statement's rows, or makes the loop wait."""
+    known, writing, found = await take(shelf, NOW), threading.Event(), threading.Event()
+
+    def wait():
+        writing.set()
+        return not found.wait(60)  # which breaks the statement off
+
+    shelf._writer.set_progress_handler(wait, 1)
+    taking = asyncio.create_task(take(shelf, NOW, BOB))
+    assert await asyncio.to_thread(writing.wait, 60)
+    assert shelf.find(known).sha256 == known
+    shelf.fits(10, BOB.public)
+    found.set()
+    assert shelf.find(await taking).bytes == 900

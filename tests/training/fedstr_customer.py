@@ -1,4 +1,4 @@
-"""A customer that speaks FEDSTR's layout and knows nothing else of this software: written from NIPS 17.16 alone.
+"""A customer that speaks FEDSTR's layout and knows nothing else of this software: written from nips/37-fedstr.md alone.
 
 It signs events, pays invoices, reads safetensors files, and adds an update to its weights.
 """

@@ -1,4 +1,4 @@
-"""A second implementation of the wire, written from NIPS.md, sections 2 and 10, alone: only the node that it speaks
+"""A second implementation of the wire, written from nips/01 and nips/21 to 24 alone: only the node that it speaks
 to is our own."""
 
 from __future__ import annotations

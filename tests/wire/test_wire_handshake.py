@@ -261,7 +261,11 @@ async def test_a_dial_survives_where_the_other_way_is_closed(net):
 
 async def test_addresses_are_tried_until_one_proves_to_be_the_peer(net):
     a, b, other = await net.node(), await net.node(), await net.node()
-    silent = await asyncio.start_server(lambda r, w: asyncio.sleep(5), "127.0.0.1")
+
+    async def say_nothing(reader, writer):  # which it holds: a writer that nobody has is closed
+        await asyncio.Event().wait()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1")
     mute = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     began = time.monotonic()
     link = await a.link(b.public, ["127.0.0.1:1", net.addresses[other.public], mute, net.addresses[b.public]])
@@ -297,7 +301,11 @@ async def test_a_failed_dial_says_why(net):
     await refused_as(BadInput, "address", a.link(nobody, ["nowhere"]))
     await refused_as(BadInput, "addresses", a.link(nobody, []))
     await refused_as(BadInput, "public key", a.link(a.public, [net.addresses[a.public]]))
-    silent = await asyncio.start_server(lambda r, w: asyncio.sleep(5), "127.0.0.1")
+
+    async def say_nothing(reader, writer):  # which it holds: a writer that nobody has is closed
+        await asyncio.Event().wait()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1")
     mute = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     await refused_as(TimedOut, "dial", a.link(nobody, [mute]))
     silent.close()

@@ -1,4 +1,4 @@
-"""A training's transcript, from its journal: so it can be written again at any time. NIPS.md, "Transcripts"."""
+"""A training's transcript, from its journal: so it can be written again at any time. nips/36."""
 
 from __future__ import annotations
 

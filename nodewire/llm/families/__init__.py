@@ -13,9 +13,12 @@ from typing import Any, Protocol
 from nodewire.errors import BadInput, BadTask, TooLarge
 from nodewire.llm.config import QUANTIZED, DecoderConfig
 from nodewire.llm.families import (
+    bloom,
     cohere,
     cohere2,
     compressed,
+    deepseek_v2,
+    deepseek_v3,
     falcon,
     gemma,
     gemma2,
@@ -30,6 +33,7 @@ from nodewire.llm.families import (
     methods,
     mistral,
     mixtral,
+    mpt,
     multimodal,
     naming,
     olmo2,
@@ -88,12 +92,26 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox": gpt_neox,
     "gpt2": gpt2,
     "falcon": falcon,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
+    "bloom": bloom,
+    "mpt": mpt,
 }
 """Those of Hugging Face's layout; Meta's own (`meta`) names no architecture."""
-_ENDS = {"meta": meta.ENDS, "gpt2": gpt2.ENDS, "gpt_neox": gpt_neox.ENDS, "falcon": falcon.ENDS}
+_ENDS = {
+    "meta": meta.ENDS,
+    "gpt2": gpt2.ENDS,
+    "gpt_neox": gpt_neox.ENDS,
+    "falcon": falcon.ENDS,
+    "bloom": bloom.ENDS,
+    "mpt": mpt.ENDS,
+}
 """Names of embedding, final norm and head that are not Llama's."""
-_NAMED = {"gpt2": gpt2.own_name, "gpt_neox": gpt_neox.own_name}
-ARCHITECTURES = frozenset(family.ARCHITECTURE for family in FAMILIES.values()) | multimodal.ARCHITECTURES
+_NAMED = {"gpt2": gpt2.own_name, "gpt_neox": gpt_neox.own_name, "bloom": bloom.own_name, "mpt": mpt.own_name}
+ALIASES = {mpt.OWN_ARCHITECTURE: "mpt"}
+"""Classes of authors' own code whose files say what those of `transformers` do."""
+_BY_CLASS = {family.ARCHITECTURE: name for name, family in FAMILIES.items()} | ALIASES
+ARCHITECTURES = _BY_CLASS.keys() | multimodal.ARCHITECTURES
 
 
 def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
@@ -115,7 +133,7 @@ def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
 def parse_document(config: Mapping[str, Any], ends: Any = None) -> DecoderConfig:
     """As `parse_config`, of an object; `ends` are tokens that end a text, in place of those that it names."""
     architectures = config.get("architectures")
-    name = next((name for name, family in FAMILIES.items() if architectures == [family.ARCHITECTURE]), None)
+    name = next((name for kind, name in _BY_CLASS.items() if architectures == [kind]), None)
     if name is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise BadTask("architectures", f"{str(architectures)[:80]} is not one of those that generate text: {known}")
@@ -167,8 +185,8 @@ def end_pieces(config: DecoderConfig) -> Pieces:
 def own_tensors(config: DecoderConfig, stored: Mapping[str, Stored], *, sees: bool) -> dict[str, Stored]:
     """A checkpoint's tensors by the names that `layer_pieces` and `end_pieces` have.
 
-    Of one that `sees` those of the language model; GPT-2's own files, and those of GPT-NeoX that newer libraries write,
-    have other names.
+    Of one that `sees` those of the language model; GPT-2's and BLOOM's own files, those of GPT-NeoX that newer
+    libraries write, and MPT's have other names.
     """
     found = {}
     for name, one in stored.items():

@@ -1,4 +1,4 @@
-"""Falcon: LayerNorms, attention beside an MLP without a gate, query, key and value in one tensor by their groups."""
+"""Falcon: LayerNorms, angles or ALiBi, attention beside an MLP without a gate, query, key and value in one tensor."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ def parse(fields: Fields) -> dict[str, Any]:
         ("num_hidden_layers", "n_layer"),
     ):
         fields.alias(name, other)
-    if fields.flag("alibi", False):
-        raise BadTask("alibi", "ALiBi's slopes of scores are not computed: take a Falcon that has none (7b, 40b, 11B)")
     fields.only("apply_residual_connection_post_layernorm", False)
     fields.take("ff_factor")  # as `ffn_hidden_size` says it
     width = fields.integer("hidden_size")
@@ -49,6 +47,8 @@ def parse(fields: Fields) -> dict[str, Any]:
         "hidden_act": fields.choice("activation", {"gelu": "gelu"}, "gelu"),
         "parallel": None if not beside else "two_norms" if norms == 2 else "one_norm",
     }
+    if fields.flag("alibi", False):
+        found |= {"alibi": {"rounded": True}, "nope_layers": list(range(fields.layers(found)))}
     if newer:
         return found | {"num_key_value_heads": found["num_attention_heads"] if keys is None else keys}
     return found | {"num_key_value_heads": 1 if many else found["num_attention_heads"]}

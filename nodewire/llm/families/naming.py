@@ -179,6 +179,11 @@ def _norm(config: DecoderConfig, role: str, stem: str) -> dict[str, tuple[Piece,
     return found | {f"{role}_bias": (Piece(f"{stem}.bias", width),)} if config.norm_bias else found
 
 
+def embedding_norm(config: DecoderConfig, stem: str) -> dict[str, tuple[Piece, ...]]:
+    """The norm of embeddings, before layer 0."""
+    return _norm(config, "embedding_norm", stem) if config.embedding_norm else {}
+
+
 def attention(config: DecoderConfig, at: str) -> dict[str, tuple[Piece, ...]]:
     width, queries = config.hidden_size, config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim

@@ -73,8 +73,8 @@ def _yarn(inner: Fields, positions: Any) -> dict[str, Any]:
     scale = inner.optional("attention_factor")
     if scale is None:
         both = mscale and all_dim and float(mscale) and float(all_dim)
-        above = _mscale(float(factor), float(mscale) if both and mscale else 1.0)
-        scale = real(above / (_mscale(float(factor), float(all_dim)) if both and all_dim else 1.0))
+        above = temperature(float(factor), float(mscale) if both and mscale else 1.0)
+        scale = real(above / (temperature(float(factor), float(all_dim)) if both and all_dim else 1.0))
     return {
         "rope_type": "yarn",
         "factor": factor,
@@ -86,8 +86,9 @@ def _yarn(inner: Fields, positions: Any) -> dict[str, Any]:
     }
 
 
-def _mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+def temperature(factor: float, each: float) -> float:
+    """YaRN's temperature of a context that is `factor` times as long: `each` is by how much it grows with that."""
+    return 1.0 if factor <= 1 else 0.1 * each * math.log(factor) + 1.0
 
 
 def _longrope(inner: Fields, positions: Any) -> dict[str, Any]:

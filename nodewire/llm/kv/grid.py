@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nodewire.llm.alibi import Slopes
 from nodewire.llm.kv.lanes import Lane, Lanes
 from nodewire.llm.kv.past import How
 from nodewire.llm.kv.rows import bits
@@ -147,23 +148,30 @@ class Grid:
             sees = sees | (is_live[:, None] & leads)
             self._stand = torch.where(is_live, self._stands.gather(1, at), cell)
         self._masks = {0: sees}
+        self._biases: dict[int, Tensor] = {}
 
     def end(self) -> None:
         """Of what is computed: what `begin` made is held no longer."""
         self._masks.clear()
+        self._biases.clear()
         self._cells = self._stand = self._numbers
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
         (_, heads, head_dim), kv_heads = q.shape, k.shape[1]
         lanes, rows, cells = self.shape.lanes, self.shape.rows, self.shape.cells
         kept, group = self._lanes.cells[layer], heads // kv_heads
-        kept.index_copy_(2, self._slots, self._lanes.stored(torch.stack((k, v))).transpose(1, 2))
+        own = torch.stack((k, v)[: len(kept)])
+        kept.index_copy_(2, self._slots, self._lanes.stored(own).transpose(1, 2))
         read = self._lanes.widened(kept.index_select(2, self._cells))
-        keys, values = read.view(2, kv_heads, lanes, cells, head_dim).transpose(1, 2)
+        sides = read.view(len(kept), kv_heads, lanes, cells, head_dim).transpose(1, 2)
+        keys, values = sides[0], sides[-1]
         # A group's queries see the same keys: they are the rows of one attention.
         queries = q.view(lanes, rows, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         queries = queries.reshape(lanes, kv_heads, group * rows, head_dim)
-        mask = self._mask(how.window)[:, None].expand(-1, group, -1, -1).reshape(lanes, 1, group * rows, cells)
+        if how.alibi is not None:
+            mask = self._bias(how.alibi, how.window).view(lanes, kv_heads, group * rows, cells)
+        else:
+            mask = self._mask(how.window)[:, None].expand(-1, group, -1, -1).reshape(lanes, 1, group * rows, cells)
         if how.softcap or how.sinks is not None:
             made = _by_hand(queries, keys, values, mask, how)
         else:
@@ -177,6 +185,14 @@ class Grid:
         if found is None:
             since = self.positions.view(self.shape.lanes, self.shape.rows, 1) - window
             found = self._masks[window] = self._masks[0] & (self._stand[:, None] > since)
+        return found
+
+    def _bias(self, alibi: Slopes, window: int) -> Tensor:
+        """float32 [lanes, heads, rows, cells]."""
+        found = self._biases.get(window)
+        if found is None:
+            rows = self.positions.view(self.shape.lanes, self.shape.rows)
+            found = self._biases[window] = alibi.bias(self._stand, rows, self._mask(window))
         return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -33,9 +34,9 @@ class Spare(Protocol):
 class Lanes:
     """Cells for `slots` lanes of `positions`, or for more of fewer.
 
-    `cells`: per layer [2, kv_heads, cells, head_dim], of which `keys` are the first and `values` the second. With
-    `in_blocks` they are MXINT8, uint8 with a row's scales before its codes (nodewire.weights.mxint8), and are widened
-    as they are read.
+    `cells`: per layer [sides, kv_heads, cells, head_dim], of which `keys` are the first side and `values` the last; of
+    latents, which are both, there is one. With `in_blocks` they are MXINT8, uint8 with a row's scales before its codes
+    (nodewire.weights.mxint8), and are widened as they are read.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class Lanes:
         size = pages_of(positions)
         self.beyond = PAGE * slots * size
         """The first cell of that page."""
-        shape = (2, config.num_key_value_heads, self.beyond + PAGE * beyond, width)
+        shape = (config.sides, config.num_key_value_heads, self.beyond + PAGE * beyond, width)
         self.cells = [_zeros(shape, stored, device) for _ in range(layers)]
-        self.keys, self.values = ([both[which] for both in self.cells] for which in (0, 1))
+        self.sides = [[one[which] for one in self.cells] for which in range(config.sides)]
+        self.keys, self.values = self.sides[0], self.sides[-1]
         self._short = config.short_positions(positions)
         self.numbers = torch.arange(self._short + positions, device=device)
         self.positions = positions
@@ -101,9 +103,10 @@ class Lanes:
         return self._pages.left
 
     def page(self, number: int) -> list[Tensor]:
-        """A page's keys, layer by layer, then its values: each as bytes [kv_heads, PAGE, bytes], not copied."""
+        """A page's keys, layer by layer, then its values, if they are others: each as bytes [kv_heads, PAGE, bytes],
+        not copied."""
         cells = slice(PAGE * number, PAGE * (number + 1))
-        return [kept[:, cells].view(torch.uint8) for kept in (*self.keys, *self.values)]
+        return [kept[:, cells].view(torch.uint8) for side in self.sides for kept in side]
 
     def stored(self, numbers: Tensor) -> Tensor:
         """Keys or values [.., head_dim] as cells hold them."""
@@ -136,7 +139,7 @@ class Lanes:
         """Have a lane begin at page `to`, which is its first or one before it."""
         source, place, cells = PAGE * lane.pages.start, PAGE * to, PAGE * len(lane.pages)
         step = source - place  # what is copied at once must not overlap what it is copied from
-        for kept in (*self.keys, *self.values) if step else ():
+        for kept in chain.from_iterable(self.sides) if step else ():
             for first in range(0, cells, step):
                 n = min(step, cells - first)
                 kept[:, place + first : place + first + n] = kept[:, source + first : source + first + n]
@@ -158,10 +161,10 @@ class Lane:
         return PAGE * self.pages.start
 
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Put rows [n, kv_heads, head_dim] into the cells from `first` on."""
+        """Put rows [n, kv_heads, head_dim] into the cells from `first` on; latents are keys."""
         place = slice(self.start + first, self.start + first + len(keys))
-        self.lanes.keys[layer][:, place] = self.lanes.stored(keys).transpose(0, 1)
-        self.lanes.values[layer][:, place] = self.lanes.stored(values).transpose(0, 1)
+        for side, rows in zip(self.lanes.sides, (keys, values), strict=False):
+            side[layer][:, place] = self.lanes.stored(rows).transpose(0, 1)
 
     def write_row(self, layer: int, cell: int, both: Tensor) -> None:
         """Put one row's keys and values [2, kv_heads, head_dim] into a cell."""
@@ -169,8 +172,8 @@ class Lane:
 
     def read(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values [kv_heads, end - first, head_dim]."""
-        keys, values = self.lanes.cells[layer].narrow(2, self.start + first, end - first).unbind()
-        return self.lanes.widened(keys), self.lanes.widened(values)
+        sides = [self.lanes.widened(one) for one in self.lanes.cells[layer].narrow(2, self.start + first, end - first)]
+        return sides[0], sides[-1]
 
     def keep(self, path: Sequence[int]) -> None:
         """Have live cells join the committed run; those that do not descend from the last of them are gone.
@@ -182,7 +185,7 @@ class Lane:
         if stays < len(order):
             source = torch.tensor(order[stays:], device=self.lanes.numbers.device)
             live = slice(self.start + self.length, self.start + self.length + len(self.tree))
-            for kept in (*self.lanes.keys, *self.lanes.values):
+            for kept in chain.from_iterable(self.lanes.sides):
                 cells = kept[:, live]
                 cells[:, stays : len(order)] = cells[:, source]
         self.length += len(path)

@@ -9,17 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nodewire.llm.alibi import Slopes
+
 
 @dataclass(frozen=True, slots=True)
 class How:
     """How a layer attends. `scale` multiplies the scores; `softcap`, unless 0, bends them to within its both signs;
     `window`, unless 0, is how many positions are seen, the query's own included; `sinks`, float32 [heads], take part
-    in the softmax of their heads and add nothing."""
+    in the softmax of their heads and add nothing; `alibi` is added to the scores."""
 
     scale: float
     window: int = 0
     softcap: float = 0.0
     sinks: Tensor | None = None
+    alibi: Slopes | None = None
 
 
 class Past(Protocol):
@@ -43,7 +46,7 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how:
     """Rows `q` [n, heads, head_dim] over `keys` and `values` [kv_heads, cells, head_dim]: [n, heads * head_dim].
 
     `mask` bool [n, cells] says which cells each row sees; without one a single row sees all, and n rows of as many
-    cells (`causal`) those up to their own.
+    cells (`causal`) those up to their own. Or it is what is added to the scores, float32 [heads, n, cells].
     """
     n, heads, head_dim = q.shape
     kv_heads = keys.shape[0]
@@ -53,12 +56,13 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how:
     if n == 1:
         # All of one row's queries see the same keys: a group's queries are the rows of one attention.
         grouped = q.view(1, kv_heads, -1, head_dim)
+        mask = mask.view(1, kv_heads, -1, mask.shape[-1]) if mask is not None and mask.is_floating_point() else mask
         return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=how.scale).reshape(1, -1)
     attended = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         k,
         v,
-        attn_mask=mask,
+        attn_mask=mask if mask is None or mask.ndim == 2 else mask[None],
         is_causal=causal,
         scale=how.scale,
         enable_gqa=heads != kv_heads,

@@ -54,9 +54,10 @@ class Prefixes:
 
     def __init__(self, lanes: Lanes, width: int, dtype: torch.dtype) -> None:
         self._lanes, self._dtype, self._bytes = lanes, dtype, width * dtype.itemsize
-        heads, _, row_bytes = lanes.page(0)[0].shape
+        page = lanes.page(0)
+        heads, _, row_bytes = page[0].shape
         self._slice = heads * row_bytes  # bytes of a row in one layer's keys
-        self._each = 1 + -(-self._bytes // (self._slice * 2 * len(lanes.keys)))
+        self._each = 1 + -(-self._bytes // (self._slice * len(page)))
         self._kept: dict[bytes, _Kept] = {}
         self._now = 0
         lanes.spare = self

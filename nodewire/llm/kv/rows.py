@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nodewire.llm.alibi import Slopes
 from nodewire.llm.kv.lanes import Lane
 from nodewire.llm.kv.past import How, Past, attention
 from nodewire.llm.kv.tree import MAX_LIVE_CELLS, Tree
@@ -22,19 +23,22 @@ class Chain:
             self.angles = lane.lanes.numbers[lane.angles + pos : lane.angles + pos + n]
         self._lane, self._pos, self._end = lane, pos, pos + n
         self._masks: dict[int, Tensor] = {}
+        self._biases: dict[int, Tensor] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
         pos, end, n = self._pos, self._end, len(q)
         self._lane.write(layer, pos, k, v)
         first = max(0, pos + 1 - how.window) if how.window else 0  # of what the first row sees
         slides = how.window and end > how.window  # whether the last row no longer sees all
-        mask = self._mask(first, how.window) if n > 1 and (pos or slides) else None
+        mask = self._mask(first, how.window) if n > 1 and (pos or slides or how.alibi is not None) else None
+        if how.alibi is not None:
+            mask = self._bias(how.alibi, first, how.window, mask)
         keys, values = self._lane.read(layer, first, end)
         return attention(q, keys, values, mask, how, causal=n > 1 and mask is None)
 
     def attend_alone(self, layer: int, q: Tensor, both: Tensor, how: How) -> Tensor:
-        """`attend` of a single row, without soft caps and sinks: `q` [1, kv_heads, group, head_dim], its keys and
-        values `both` [2, kv_heads, head_dim], to [heads * head_dim]."""
+        """`attend` of a single row, without soft caps, sinks and ALiBi: `q` [1, kv_heads, group, head_dim], its keys
+        and values `both` [2, kv_heads, head_dim], to [heads * head_dim]."""
         self._lane.write_row(layer, self._pos, both)
         first = max(0, self._end - how.window) if how.window else 0
         keys, values = self._lane.read(layer, first, self._end)
@@ -49,6 +53,14 @@ class Chain:
             if window:
                 found &= cells > rows - window
             self._masks[window] = found
+        return found
+
+    def _bias(self, alibi: Slopes, first: int, window: int, mask: Tensor | None) -> Tensor:
+        """float32 [heads, n, end - first]."""
+        found = self._biases.get(window)
+        if found is None:
+            cells = self._lane.lanes.numbers[first : self._end]
+            found = self._biases[window] = alibi.bias(cells, self.positions, mask)
         return found
 
 
@@ -66,6 +78,7 @@ class Branches:
         self._leads = bits(tree.seen[first:cells], cells).to(lane.lanes.numbers.device)
         self._is_chain = n == 1 and tree.seen[first] == (1 << cells) - 1
         self._masks: dict[int, Tensor] = {}
+        self._biases: dict[int, Tensor] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
         self._lane.write(layer, self._first, k, v)
@@ -73,6 +86,8 @@ class Branches:
         first = min(first, self._lane.length)
         sees_all = self._is_chain and not (how.window and self._highest - first >= how.window)
         mask = None if sees_all else self._mask(first, how.window)
+        if how.alibi is not None:
+            mask = self._bias(how.alibi, first, how.window, mask)
         keys, values = self._lane.read(layer, first, self._end)
         return attention(q, keys, values, mask, how, causal=False)
 
@@ -85,6 +100,14 @@ class Branches:
             if window:
                 found &= torch.cat((committed, self._stand)) > self.positions[:, None] - window
             self._masks[window] = found
+        return found
+
+    def _bias(self, alibi: Slopes, first: int, window: int, mask: Tensor | None) -> Tensor:
+        """float32 [heads, n, end - first]."""
+        found = self._biases.get(window)
+        if found is None:
+            stand = torch.cat((self._lane.lanes.numbers[first : self._lane.length], self._stand))
+            found = self._biases[window] = alibi.bias(stand, self.positions, mask)
         return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nodewire.errors import BadFrame, TooLarge
 
 MAX_LIVE_CELLS = 512
-"""The most live cells of one lane (NIPS.md, 5.2)."""
+"""The most live cells of one lane (nips/13-speculation.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A file's name is `TIME-JOB-SHARD-DIGEST`, TIME being when it is over: no round that needs it can come later. Its key
 follows from the job's salt, which comes in tickets, so between two rounds nobody can read it here. What a round began
 with stays until the round is paid: it may have to be shown, or trained again after a crash. And for a few rounds more:
-the customer may go back to before it (NIPS.md, 17.12).
+the customer may go back to before it (nips/33-training-audits.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What is dialled is the asker's own address, which TCP has proven, at a port that the asker names, and what is looked for
 is the asker's own key: so nobody can have a splice look at others' machines, but for whether a port answers of a router
-that it shares with them, a few times a minute. NIPS.md, section 10.8.
+that it shares with them, a few times a minute. nips/24-reach.md.
 """
 
 from __future__ import annotations

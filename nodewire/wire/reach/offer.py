@@ -1,4 +1,4 @@
-"""An offer to meet, and its answer: rumors (28843) in ephemeral gift wraps. NIPS.md, section 10.8.
+"""An offer to meet, and its answer: rumors (28843) in ephemeral gift wraps. nips/24-reach.md.
 
 Both say where their end's connection to the splice comes from, as the splice sees it and as the end itself does: there
 the other end knocks, at the very moment at which this one does. If nobody opens, the splice joins both connections.

@@ -2,7 +2,7 @@
 
 It takes signed requests only and does nothing for anybody but wait, copy, and dial back who wants to know whether its
 port is open. What strangers get is free and limited, by key and by address; keys that the operator names get more.
-NIPS.md, section 10.8.
+nips/24-reach.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # as kinds.k8843_worker does: everything is imported before the sandbox
 from torch.nn import functional as F
 
 from nodewire.graph import actor as graph

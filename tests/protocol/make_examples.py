@@ -1,0 +1,307 @@
+"""Writes tests/vectors/examples1.json anew: `python -m tests.protocol.make_examples`.
+
+These are the examples of nips/ that documents1.json does not hold: what a customer, a provider, an oracle or a splice
+says in one job, and in one training. Keys follow from names, times and nonces are fixed: the same bytes come out on
+every run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nodewire.nostr import nip44
+from nodewire.nostr.event import Event, sign
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import (
+    audit,
+    bond,
+    canonical,
+    closing,
+    complaint,
+    delivery,
+    feedback,
+    job,
+    kinds,
+    mxint8,
+    outer,
+    published_profile,
+    result,
+    splice,
+    trainer,
+    verification,
+)
+from nodewire.protocol import round as rounds
+from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
+from nodewire.protocol.close import Close
+from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.feedback import Due, Why
+from nodewire.protocol.frame import MXINT8, Array, Frame
+from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.outer import Input, Optimization
+from nodewire.protocol.published_profile import PublishedFit, PublishedProfile, PublishedRate, PublishedTask
+from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.result import Said
+from nodewire.protocol.round import Assigned, Round, RoundTicket
+from nodewire.protocol.splice import Splice
+from nodewire.protocol.swarm import RollCall, Swarm, SwarmNode
+from nodewire.protocol.trainer import Trainer
+from nodewire.protocol.verification import Report, Sample, Sampled
+from nodewire.wire import identity
+from nodewire.wire.pull import Want
+from nodewire.wire.reach.offer import Offer
+from tests.protocol_committee.actors import digest, keys
+
+VECTORS = Path(__file__).parent.parent / "vectors" / "examples1.json"
+AT_S = 1_800_000_020
+CUSTOMER, DRIVER, STAGE, VERIFIER = (keys(name) for name in ("customer", "driver", "stage", "verifier"))
+ORACLE, HOLDER, RELAYED = (keys(name) for name in ("oracle", "holder", "splice"))
+REQUEST, COMMITTEE = digest("request"), digest("committee")
+CERTIFICATE = b"certificate of the listener, DER"
+RELAY = "wss://relay.example"
+RECIPE = """
+name = "digits"
+loss = "cross_entropy"
+steps = 12
+batch = 32
+rounds = 20
+[family]
+name = "mlp"
+inputs = 64
+hidden = [128]
+classes = 10
+[data]
+layout = "arrays"
+[inner]
+optimizer = "sgd"
+lr = 0.1
+momentum = 0.9
+"""
+
+
+def text() -> str:
+    """The whole file."""
+    return json.dumps(vectors(), indent=1, sort_keys=True) + "\n"
+
+
+def vectors() -> dict[str, Any]:
+    told = {**_generation(), **_verification(), **_reach(), **_training()}
+    return {name: one.as_dict() if isinstance(one, Event) else one for name, one in told.items()}
+
+
+def _generation() -> Mapping[str, Any]:
+    prompt = Frame("prompt", 0, (Array("uint8", (5,), b"Hello"),))
+    ticket = job.Ticket(
+        request=REQUEST,
+        params={"max_tokens": 64, "temperature": 0.7, "positions": 128},
+        salt=digest("salt"),
+        inputs=(("prompt", 0, job.content_of(prompt)),),
+    )
+    close = Close.sign(DRIVER, request=REQUEST, attempt=0, chunk=0, units=1, end=False)
+    due = Due(chunk=0, attempt=0, units=1, amount_msat=29, root=digest("claim"), close=close)
+    roots = [ChunkRoot(request=REQUEST, task="driver", chunk=n, attempt=0, root=digest(f"root {n}")) for n in (0, 1)]
+    refused = Why(field="max_tokens", reason="above the manifest's context")
+    said = Said(frames=65, compute_us=(900, 61_000))
+    of = (DRIVER, REQUEST, CUSTOMER.public)
+    return {
+        "ticket": {"document": ticket.document(), "prompt": prompt.tensors[0].data.hex(), "seal": ticket.seal()},
+        "payment_required": feedback.build(*of, "payment-required", created_at=AT_S, due=due),
+        "error": feedback.build(
+            *of, "error", created_at=AT_S, text="bad-input", ciphertext=_sealed(DRIVER, refused.to_json())
+        ),
+        "error_said": refused.document(),
+        "result": result.build(*of, roots, _sealed(DRIVER, said.to_json()), created_at=AT_S),
+        "result_said": said.document(),
+        "swarm": _swarm(),
+        "mxint8": _mxint8(),
+        "measured": _measured(),
+    }
+
+
+def _swarm() -> dict[str, Any]:
+    nodes = (SwarmNode(public=DRIVER.public, layers=(0, 11)), SwarmNode(public=STAGE.public, layers=(12, 23)))
+    swarm = Swarm(name="home", context=4_096, slots=2, driver=DRIVER.public, nodes=nodes)
+    called = RollCall(swarm=swarm.digest(), manifest=digest("manifest"))
+    return {
+        "document": swarm.document(),
+        "digest": swarm.digest(),
+        "address": swarm.address,
+        "roll_call": called.document(),
+    }
+
+
+def _measured() -> list[list[str]]:
+    manifest, task = digest("manifest"), PublishedTask(peak_bytes=33_000_000, us=1_800, positions=64, us_together=9_100)
+    held = ManifestOffer(
+        manifest=manifest, tasks=(TaskOffer(task="stage.0", price_msat=37, us_per_position=2_000),), slots=2
+    )
+    profile = PublishedProfile(
+        at_s=AT_S,
+        rates={"float32": PublishedRate(90 * 10**9, 12 * 10**9)},
+        fit=PublishedFit(call_us=140, slower=3.0, within=1.25),
+        tasks={(manifest, "stage.0"): task},
+    )
+    return [list(tag) for tag in published_profile.build(profile, Ad(name="stage", manifests=(held,)))]
+
+
+def _mxint8() -> dict[str, Any]:
+    sent = bytes.fromhex("8540fd0000")
+    return {"sent": sent.hex(), "shape": [4], "numbers": mxint8.numbers(Array(MXINT8, (4,), sent)).tolist()}
+
+
+def _verification() -> Mapping[str, Any]:
+    at = {"provider": STAGE.public, "request": REQUEST, "task": "stage.0", "chunk": 2, "attempt": 0}
+    sample = Sample(**at, root=digest("root stage"), verifiers=(VERIFIER.public,))
+    sampled = Sampled(committee=COMMITTEE, epoch=7, certificate=digest("body"), request=REQUEST, samples=(sample,))
+    report = Report(**at, committee=COMMITTEE, drawn=7, outcome="computed", root=digest("root verifier"), epoch=9)
+    claim = feedback.build(
+        *(STAGE, REQUEST, CUSTOMER.public, "payment-required"),
+        created_at=AT_S,
+        due=Due(chunk=2, attempt=0, units=1, amount_msat=37, root=digest("claim stage")),
+    )
+    want = Want(what="opening", request=REQUEST, task="stage.0", attempt=0, first=2, last=2, epoch=7)
+    nonce = bytes(range(16))
+    return {
+        "sampled": verification.build(ORACLE, sampled, created_at=AT_S),
+        "report": verification.build_report(VERIFIER, report, created_at=AT_S + 5),
+        "sample_key": sample.key,
+        "complaint": complaint.build(CUSTOMER, COMMITTEE, claim, created_at=AT_S + 40),
+        "complaint_case": complaint.case_key(STAGE.public, REQUEST, claim.id),
+        "bond": bond.build(HOLDER, STAGE.public, 5_000_000, expires_at_s=AT_S + 3_600, created_at=AT_S),
+        "want": {
+            "document": want.document(),
+            "puller": ORACLE.public,
+            "holder": STAGE.public,
+            "nonce": nonce.hex(),
+            "job": canonical.digest(Want.TAG, [want.document(), ORACLE.public, STAGE.public, nonce]),
+        },
+    }
+
+
+def _reach() -> Mapping[str, Any]:
+    ad = Splice(name="meeting", at=("splice.example:7447",), bytes_per_s=10**7, most_bytes=2**33, region="eu")
+    offer = Offer(
+        type="offer",
+        session=digest("session"),
+        room=digest("room"),
+        splice=f"splice:{RELAYED.public}@splice.example:7447",
+        places=("203.0.113.7:40112",),
+        splice_ms=31,
+        expires_s=AT_S + 30,
+    )
+    return {
+        "splice": splice.build(RELAYED, ad, created_at=AT_S),
+        "splice_request": splice.request(
+            STAGE, RELAYED.public, salt=digest("salt")[:16], now_s=AT_S, room=digest("room")
+        ),
+        "offer": offer.document(),
+        "wire_auth": identity.auth(DRIVER, STAGE.public, CERTIFICATE, AT_S),
+        "wire_auth_certificate": CERTIFICATE.hex(),
+    }
+
+
+def _training() -> Mapping[str, Any]:
+    recipe, salt = Recipe.from_toml(RECIPE), digest("training")
+    ad = Trainer(
+        name="ada",
+        kinds=(kinds.FEDAVG, kinds.DILOCO),
+        families=("mlp",),
+        msat_per_pflop=2_000_000,
+        least_msat=1_000,
+        gflops=50,
+        memory_bytes=10**9,
+        most_bytes=10**8,
+        concurrency=2,
+        deposit_ppm=250_000,
+        lnurl="https://ada.example/pay",
+    )
+    ticket = RoundTicket(
+        request="00" * 32,
+        index=0,
+        salt=salt,
+        recipe=recipe.document(),
+        theta_key=digest("theta key"),
+        theta_sha256=digest("theta"),
+        shard_key=digest("shard key"),
+        shard_sha256=digest("shard"),
+    )
+    gflop = rounds.work_gflop(recipe, recipe.steps)
+    assigned = Assigned(
+        index=0,
+        provider=STAGE.public,
+        data=_blob("shard ciphertext"),
+        steps=recipe.steps,
+        gflop=gflop,
+        price_msat=1_000,
+        deposit_msat=250,
+        ticket=ticket.seal(),
+    )
+    named = {"job": rounds.job_of(CUSTOMER.public, salt), "round": 0, "seal": rounds.seal_of(recipe.digest(), salt)}
+    round_ = Round(**named, theta=_blob("theta ciphertext"), shards=(assigned,), deadline_s=60)
+    tags, content = rounds.tags_and_content(round_, relays=(RELAY,))
+    request = sign(CUSTOMER, kinds.FEDAVG, created_at=AT_S, tags=tags, content=content)
+    delivered = Delivered(
+        key=digest("update key"),
+        sha256=digest("update"),
+        bytes=38_000,
+        samples=recipe.steps * recipe.batch,
+        losses=(2_301_000, 1_874_000),
+        states=(digest("state 1"), digest("state 2")),
+    )
+    commitment = delivered.commitment(STAGE.public, request.id, 0, 0)
+    come = delivery.build(
+        *(STAGE, kinds.FEDAVG, request.id, CUSTOMER.public),
+        commitment=commitment,
+        blob=_blob("update ciphertext"),
+        amount_msat=750,
+        ciphertext=_sealed(STAGE, delivered.to_json()),
+        created_at=AT_S + 20,
+    )
+    counted = closing.Counted(request=request.id, provider=STAGE.public, index=0, result=come.id, commitment=commitment)
+    close = closing.build(
+        CUSTOMER,
+        kinds.FEDAVG,
+        closing.Close(job=round_.job, round=0, nonce=digest("nonce"), results=(counted,)),
+        created_at=AT_S + 25,
+    )
+    step = Optimization(
+        **named,
+        provider=DRIVER.public,
+        theta=round_.theta,
+        inputs=(Input(result=come.id, index=0, weight=delivered.samples, update=_blob("update ciphertext")),),
+        gflop=outer.work_gflop(recipe, 1),
+        price_msat=1_000,
+        deposit_msat=250,
+        ticket=digest("outer ticket"),
+        deadline_s=60,
+    )
+    outer_tags, outer_content = outer.tags_and_content(step, relays=(RELAY,))
+    return {
+        "recipe": {"document": recipe.document(), "digest": recipe.digest()},
+        "trainer": trainer.build(STAGE, ad, created_at=AT_S, expires_at_s=AT_S + 600),
+        "round": request,
+        "round_ticket": ticket.document(),
+        "delivery": come,
+        "delivered": delivered.document(),
+        "round_close": close,
+        "snapshots_asked": audit.ask(
+            CUSTOMER, kinds.FEDAVG, request.id, STAGE.public, close.id, (1, 2), created_at=AT_S + 26
+        ),
+        "outer": sign(CUSTOMER, kinds.OUTER, created_at=AT_S + 30, tags=outer_tags, content=outer_content),
+    }
+
+
+def _blob(name: str) -> BlobRef:
+    return BlobRef(sha256=digest(name), bytes=40_000)
+
+
+def _sealed(author: Keys, plaintext: str) -> str:
+    """NIP-44 for the customer, under a nonce that is fixed so that every run gives the same bytes."""
+    return nip44.encrypt(plaintext, nip44.conversation_key(author, CUSTOMER.public), nonce=b"\x07" * 32)
+
+
+if __name__ == "__main__":
+    VECTORS.write_text(text())

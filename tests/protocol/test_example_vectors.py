@@ -1,0 +1,145 @@
+"""tests/vectors/examples1.json: each event is signed and read as what it is, each document has its digest or seal."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from nodewire.nostr import event as events
+from nodewire.nostr import nip44
+from nodewire.protocol import (
+    audit,
+    bond,
+    closing,
+    complaint,
+    delivery,
+    feedback,
+    outer,
+    result,
+    splice,
+    trainer,
+    verification,
+)
+from nodewire.protocol import round as rounds
+from nodewire.protocol.close import Close
+from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.feedback import Why
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.job import Ticket, content_of
+from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.result import Said
+from nodewire.protocol.round import RoundTicket
+from nodewire.protocol.swarm import RollCall, Swarm
+from nodewire.weights import mxint8
+from nodewire.wire import identity, pull
+from nodewire.wire.pull import Want
+from nodewire.wire.reach.offer import Offer
+from tests.protocol import make_examples
+
+VECTORS = json.loads(make_examples.VECTORS.read_text())
+
+
+def test_the_committed_file_comes_out_the_same():
+    assert make_examples.text() == make_examples.VECTORS.read_text()
+
+
+@pytest.fixture
+def signed():
+    told = {name: one for name, one in VECTORS.items() if isinstance(one, dict) and "sig" in one}
+    return {name: events.parse(json.dumps(event)) for name, event in told.items()}
+
+
+def _opened(event):
+    key = nip44.conversation_key(make_examples.CUSTOMER, event.pubkey)
+    return nip44.decrypt(event.content, key)
+
+
+def test_a_ticket_names_its_input_and_has_its_seal():
+    vector = VECTORS["ticket"]
+    ticket = Ticket.from_document(vector["document"])
+    assert ticket.seal() == vector["seal"]
+    prompt = bytes.fromhex(vector["prompt"])
+    assert ticket.inputs == (("prompt", 0, content_of(Frame("prompt", 0, (Array("uint8", (5,), prompt),)))),)
+
+
+def test_a_claim_carries_the_drivers_close(signed):
+    read = feedback.parse(signed["payment_required"])
+    assert read.due is not None
+    close = read.due.close
+    assert isinstance(close, Close)
+    close.check(read.provider)
+
+
+def test_what_is_said_to_the_customer_alone_is_opened_by_its_key(signed):
+    assert Why.parse(_opened(signed["error"])) == Why.from_document(VECTORS["error_said"])
+    assert feedback.parse(signed["error"]).text == "bad-input"
+    assert Said.parse(_opened(signed["result"])) == Said.from_document(VECTORS["result_said"])
+    assert len(result.parse(signed["result"]).roots) == 2
+
+
+def test_a_draw_and_its_report_are_about_one_sample(signed):
+    sampled, report = verification.parse(signed["sampled"]), verification.parse_report(signed["report"])
+    assert sampled.samples[0].key == report.key == VECTORS["sample_key"]
+    assert signed["report"].pubkey in sampled.samples[0].verifiers
+
+
+def test_a_complaint_has_the_name_of_its_case(signed):
+    assert complaint.parse(signed["complaint"]).key == VECTORS["complaint_case"]
+
+
+def test_a_bonds_statement_is_read(signed):
+    assert bond.parse(signed["bond"]).amount_msat == 5_000_000
+
+
+def test_a_pulls_job_follows_from_its_want():
+    vector = VECTORS["want"]
+    want = Want.from_document(vector["document"])
+    assert pull._job(want, vector["puller"], vector["holder"], bytes.fromhex(vector["nonce"])) == vector["job"]
+
+
+def test_a_splice_is_read_and_asked(signed):
+    ad = splice.parse(signed["splice"])
+    asked = signed["splice_request"]
+    read = splice.check_request(json.dumps(asked.as_dict()).encode(), signed["splice"].pubkey, asked.created_at)
+    offer = Offer.from_document(VECTORS["offer"])
+    assert read.room == offer.room
+    assert offer.splice == f"splice:{signed['splice'].pubkey}@{ad.at[0]}"
+
+
+def test_a_dialler_proves_itself_to_one_listener(signed):
+    event = signed["wire_auth"]
+    (listener,) = event.values("p")
+    certificate = bytes.fromhex(VECTORS["wire_auth_certificate"])
+    text = json.dumps(event.as_dict())
+    assert identity.check_auth(text, listener, certificate, event.created_at) == event.pubkey
+
+
+def test_a_recipe_and_a_swarm_have_these_digests():
+    recipe, swarm = VECTORS["recipe"], VECTORS["swarm"]
+    assert Recipe.from_document(recipe["document"]).digest() == recipe["digest"]
+    read = Swarm.from_document(swarm["document"])
+    assert (read.digest(), read.address) == (swarm["digest"], swarm["address"])
+    assert RollCall.from_document(swarm["roll_call"]).swarm == read.digest()
+
+
+def test_a_round_goes_from_its_request_to_its_close(signed):
+    ad, request, come = trainer.parse(signed["trainer"]), rounds.parse(signed["round"]), signed["delivery"]
+    ticket = RoundTicket.from_document(VECTORS["round_ticket"])
+    assert request.kind in ad.kinds
+    assert request.round.shards[0].ticket == ticket.seal()
+    assert request.round.seal == rounds.seal_of(VECTORS["recipe"]["digest"], ticket.salt)
+    delivered = Delivered.parse(_opened(come))
+    assert delivered == Delivered.from_document(VECTORS["delivered"])
+    read = delivery.parse(come)
+    assert read.commitment == delivered.commitment(come.pubkey, request.id, 0, 0)
+    closed = closing.parse(signed["round_close"])
+    assert closed.close.of(request.id, come.pubkey).commitment == read.commitment
+    assert audit.parse(signed["snapshots_asked"]).close == closed.id
+    assert outer.parse(signed["outer"]).round.inputs[0].result == come.id
+
+
+def test_a_narrowed_tensor_has_these_bytes():
+    sent = bytes.fromhex(VECTORS["mxint8"]["sent"])
+    own = torch.tensor([[64.5, -3.0, 0.0, 0.25]])
+    assert mxint8.narrowed(own).numpy().astype(np.uint8).tobytes() == sent
