@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
@@ -27,10 +28,12 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.provider.job_worker import JobWorker
 from nodewire.provider.serving import loaded_name
-from nodewire.wire import JobChannelSpec, Node
+from nodewire.wire import JobChannelSpec, Node, Spool
+from nodewire.wire.record import Record
 from nodewire.worker.lasting import maker
 
 MEMORY_BYTES = 500_000_000
+SPOOL_BYTES = 2**30
 _HASH = "ab" * 32
 
 
@@ -60,15 +63,17 @@ async def provide() -> None:
             files = [folder / blob.sha256 for blob in task.weights]
             await worker.load(loaded_name(manifest.digest(), name), task.engine, folder / task.program.sha256, files)
         keys, node, known = await _met(stack, heard)
+        spool = Spool(Path(stack.enter_context(TemporaryDirectory(prefix="nw-decode-"))), SPOOL_BYTES)
         while line := await heard.readline():
             job = json.loads(line)
-            mailbox = node.open_job(
-                JobChannelSpec(job["job"], routes_of(manifest, known["holders"], known["customer"]))
-            )
             plan = plan_of(manifest, known["holders"], known["customer"])
+            record = Record(spool, job["job"], manifest, plan.terms.lookahead)
+            mailbox = node.open_job(
+                JobChannelSpec(job["job"], routes_of(manifest, known["holders"], known["customer"]), tape=record)
+            )
             request = Request(job["job"], known["customer"], 1, 8843, plan, "", _HASH, (), 0, (), _HASH)
             params = KIND.check(manifest, job["params"])
-            await served(keys, request, manifest, mailbox, JobWorker(worker, manifest, {}), params)
+            await served(keys, request, manifest, mailbox, JobWorker(worker, manifest, {}), params, record)
 
 
 async def buy() -> None:

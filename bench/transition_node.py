@@ -37,6 +37,7 @@ from nodewire.provider.job_context import JobContext
 from nodewire.provider.job_worker import JobWorker
 from nodewire.provider.serving import loaded_name
 from nodewire.wire import JobChannelSpec, Node, Route
+from nodewire.wire.record import Record
 from nodewire.worker.lasting import maker
 
 COMPLETED, ASSIGNED = 28_843, 28_844
@@ -252,9 +253,16 @@ def _turns(manifest: Manifest, arm: str) -> dict[str, Turn]:
 
 
 async def served(
-    keys: Keys, request: Request, manifest: Manifest, mailbox: Any, worker: JobWorker, params: Params
+    keys: Keys,
+    request: Request,
+    manifest: Manifest,
+    mailbox: Any,
+    worker: JobWorker,
+    params: Params,
+    record: Record | None = None,
 ) -> None:
-    """A job from its opening to its end, as a daemon runs it; says when it is open, and when it is done."""
+    """A job from its opening to its end, as a daemon runs it; says when it is open, and when it is done. `record`: a
+    generation's."""
 
     async def nothing(_: Any) -> None:
         return
@@ -268,6 +276,7 @@ async def served(
         publish=nothing,
         refuse=nothing,
         commit=nothing,
+        record=record,
     )
     listening = asyncio.create_task(run.listen())
     say("open")
