@@ -1,4 +1,4 @@
-"""`bench.decode --only ring`: the daemon's own parts, in processes of their own, make as many tokens as were asked for."""
+"""`bench.decode --only ring`: the daemon's own parts, in processes of their own, make as many tokens as asked for."""
 
 from __future__ import annotations
 
