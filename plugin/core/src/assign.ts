@@ -4,12 +4,14 @@ import { bigEndian, fromHex, toNumber } from "./bytes.js";
 import { type Body, body as bodyType, type Committee, committee as committeeType } from "./documents/committee.js";
 import { CUSTOMER, type Edge, innerEdges, type Manifest, manifest as manifestType } from "./documents/manifest.js";
 import { checkCodecs, LOCAL, type Plan, type Terms } from "./documents/plan.js";
-import type { Node } from "./documents/snapshot.js";
+import type { Node, Snapshot } from "./documents/snapshot.js";
 import { NodewireError } from "./errors.js";
 import { taggedHash } from "./hash.js";
 
 const MOST_UNITS = 1000n;
 const MOST_CANDIDATES = 8;
+const MOST_REFUSALS = 8;
+const HEX32 = /^[0-9a-f]{64}$/;
 const UNPLACED_LINK_US = 50_000n;
 const MOST_WAIT_MS = 600_000n;
 
@@ -21,8 +23,8 @@ export interface Busy {
 
 export interface AssignInput {
   readonly manifest: Manifest;
-  /** Of the snapshot that `body` certifies, sorted by pubkey. */
-  readonly nodes: readonly Node[];
+  /** The one that `body` certifies by its SHA-256, which the caller has checked. */
+  readonly snapshot: Pick<Snapshot, "committee" | "epoch" | "nodes">;
   readonly body: Body;
   readonly beacon: string;
   readonly committee: Committee;
@@ -47,9 +49,10 @@ interface Part {
   readonly offers: readonly Offer[];
 }
 
-/** Raises bad-plan, no-provider (the task), over-budget (the limit of the terms). */
+/** Raises bad-input, bad-plan, no-provider (of a task), over-budget (of a limit of the terms), in this order. */
 export function assign(input: AssignInput): Plan {
   const { manifest, body, committee, terms } = input;
+  checkInput(input);
   checkCodecs(terms.codecs, manifest);
   const digest = manifestType.digest(manifest);
   if (terms.verify === "sampled" && answersTokens(manifest))
@@ -95,6 +98,17 @@ export function assign(input: AssignInput): Plan {
   };
 }
 
+function checkInput({ snapshot, body, committee, k, busy, beacon, customer }: AssignInput): void {
+  const refused = (field: string, reason: string): NodewireError => new NodewireError("bad-input", field, reason);
+  const digest = committeeType.digest(committee);
+  if (snapshot.committee !== digest || body.committee !== digest || snapshot.epoch !== body.epoch)
+    throw refused("snapshot", "is not of this committee and epoch");
+  if (busy.length > MOST_REFUSALS) throw refused("busy", `are more than ${MOST_REFUSALS}`);
+  if (!Number.isInteger(k) || k < 0 || k > MOST_REFUSALS - 1) throw refused("k", "is no number from 0 to 7");
+  if (!HEX32.test(beacon)) throw refused("beacon", "is not 64 lowercase hex digits");
+  if (!HEX32.test(customer)) throw refused("customer", "is not 64 lowercase hex digits");
+}
+
 /** Steps 1 to 3. */
 function partsOf(input: AssignInput, digest: string): Part[] {
   const { manifest, terms } = input;
@@ -103,8 +117,8 @@ function partsOf(input: AssignInput, digest: string): Part[] {
     terms.driver === "ends" ? ends : terms.driver === LOCAL ? [manifest.tasks[0]!.name] : [],
   );
   if (local.size === manifest.tasks.length)
-    throw new NodewireError("no-provider", manifest.tasks[0]!.name, "leaves no task to a provider");
-  const kept = input.nodes.filter((node) => isKept(node, input, digest));
+    throw new NodewireError("no-provider", "driver", "all tasks are the customer's own: nothing is left to buy");
+  const kept = input.snapshot.nodes.filter((node) => isKept(node, input, digest));
   return manifest.tasks.map(({ name }) => {
     if (local.has(name)) return { task: name, isLocal: true, offers: [] };
     const only = ends.has(name) && terms.ends.length > 0 ? new Set(terms.ends) : undefined;
@@ -119,7 +133,7 @@ function partsOf(input: AssignInput, digest: string): Part[] {
 function isKept(node: Node, input: AssignInput, digest: string): boolean {
   const { terms, busy } = input;
   return (
-    node.held.some((held) => held.manifest === digest && held.free > 0n) &&
+    heldOf(node, digest) !== undefined &&
     !terms.excluded.includes(node.pubkey) &&
     !busy.some((one) => one.provider === node.pubkey) &&
     (terms.trusted.length === 0 || terms.trusted.includes(node.pubkey)) &&
@@ -127,22 +141,25 @@ function isKept(node: Node, input: AssignInput, digest: string): boolean {
   );
 }
 
+function heldOf(node: Node, digest: string): Node["held"][number] | undefined {
+  return node.held.find((held) => held.manifest === digest && held.free > 0n);
+}
+
 function offersOf(node: Node, task: string, digest: string, input: AssignInput): Offer[] {
-  const held = node.held.find((one) => one.manifest === digest);
-  const offered = held?.tasks.find((one) => one.task === task);
+  const offered = heldOf(node, digest)?.tasks.find((one) => one.task === task);
   if (!offered || offered.price_msat > input.terms.max_chunk_msat) return [];
   const { price_msat: price, us_per_position: us } = offered;
   return [{ node, price, us, isBonded: isBonded(node, input), weight: weight(node, price, us, input.committee) }];
 }
 
-/** The first task and those beside it in a ring; in other modes those beside the customer. */
+/** The first task, and those beside it where the manifest generates, those beside the customer where it does not. */
 export function endsOf(manifest: Manifest): Set<string> {
   const first = manifest.tasks[0]!.name;
   const end = manifest.mode === "generate" ? first : CUSTOMER;
   const beside = manifest.edges.flatMap((edge) =>
     edge.source === end ? [edge.target] : edge.target === end ? [edge.source] : [],
   );
-  const ends = new Set(manifest.mode === "generate" ? [first, ...beside] : beside);
+  const ends = new Set([first, ...beside]);
   ends.delete(CUSTOMER);
   return ends;
 }
@@ -169,7 +186,7 @@ function openTask(parts: readonly Part[], input: AssignInput, seed: Uint8Array):
   const q = toNumber(taggedHash("nodewire/quota/2", seed));
   if (q % 20n !== 0n) return undefined;
   const leftOut = new Set([...input.terms.excluded, ...input.busy.map((one) => one.provider)]);
-  if (input.nodes.some((node) => leftOut.has(node.pubkey) && !isBonded(node, input))) return undefined;
+  if (input.snapshot.nodes.some((node) => leftOut.has(node.pubkey) && !isBonded(node, input))) return undefined;
   const contested = parts.flatMap((part, i) =>
     part.offers.some((one) => one.isBonded) && part.offers.some((one) => !one.isBonded) ? [i] : [],
   );

@@ -23,7 +23,7 @@ export function unpack(bytes: Uint8Array, field = "blob"): Value {
 }
 
 function write(value: Value, parts: Uint8Array[], depth: number): void {
-  if (depth > MAX_DEPTH) throw new NodewireError("bad-input", "document", `is nested more than ${MAX_DEPTH} deep`);
+  if (depth > MAX_DEPTH) throw new NodewireError("too-large", "document", `is nested more than ${MAX_DEPTH} deep`);
   if (value === null) parts.push(Uint8Array.of(0xc0));
   else if (typeof value === "boolean") parts.push(Uint8Array.of(value ? 0xc3 : 0xc2));
   else if (typeof value === "bigint") parts.push(integer(value));

@@ -106,8 +106,7 @@ export function constant(number: bigint): Schema<bigint> {
 
 export const version: Schema<bigint> = {
   read(value, at) {
-    if (typeof value !== "bigint") throw fault(at, "is no integer");
-    if (value !== 1n) throw fault(at, `is ${value}, and this software speaks 1`, "bad-version");
+    if (value !== 1n) throw fault(at, "is a version that this software does not speak: it speaks 1", "bad-version");
     return value;
   },
   write: same,
@@ -223,7 +222,7 @@ export function object<const F extends Record<string, Schema<any> | Field<any>>>
       for (const name of value.keys()) if (!names.has(name)) throw fault(below(at, name), "is no field of version 1");
       const typed = known.map(({ name, schema, absent }) => {
         const given = value.has(name) ? value.get(name) : absent;
-        if (given === undefined) throw fault(below(at, name), "is missing");
+        if (given === undefined) throw fault(below(at, name), "is missing", schema === version ? "bad-version" : at.code);
         return [name, schema.read(given, below(at, name))] as const;
       });
       return Object.fromEntries(typed) as ObjectOf<F>;

@@ -10,10 +10,12 @@ import type { ValueMap } from "../src/value.js";
 import { at, list, text } from "./vectors.js";
 
 export function planned(one: ValueMap): Plan {
+  const certified = body.parse(at(one, "body"));
+  const nodes = listOf(node, 4096).read(at(one, "nodes"), { path: "nodes", code: "bad-input" });
   return assign({
     manifest: manifest.parse(at(one, "manifest")),
-    nodes: listOf(node, 4096).read(at(one, "nodes"), { path: "nodes", code: "bad-input" }),
-    body: body.parse(at(one, "body")),
+    snapshot: { committee: certified.committee, epoch: certified.epoch, nodes },
+    body: certified,
     beacon: text(one.get("beacon")),
     committee: committee.parse(at(one, "committee")),
     terms: terms.parse(at(one, "terms")),

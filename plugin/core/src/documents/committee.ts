@@ -81,11 +81,11 @@ export function closeMs(of: Committee, epoch: bigint): bigint {
 }
 
 const outcome = oneOf("pass", "unsure", "withheld");
-const judged = object({ epoch, sample: hex32, provider: hex32, outcome, price_msat: withDefault(msat, 0n) });
-export type Judged = Typed<typeof judged>;
+export const judged = object({ epoch, sample: hex32, provider: hex32, outcome, price_msat: withDefault(msat, 0n) });
+type Judged = Typed<typeof judged>;
 
 /** The order of `judged`: by epoch, sample, provider, outcome, price_msat. */
-export function judgedKey(one: Judged): string {
+function judgedKey(one: Judged): string {
   const number = (value: bigint): string => value.toString().padStart(20, "0");
   return `${number(one.epoch)} ${one.sample} ${one.provider} ${one.outcome.padEnd(8)} ${number(one.price_msat)}`;
 }

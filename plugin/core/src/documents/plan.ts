@@ -1,8 +1,9 @@
 /** Plans and terms (nips/11-job-requests.md). */
 
 import { document } from "../document.js";
+import { NodewireError } from "../errors.js";
 import type { Committee } from "./committee.js";
-import type { Manifest } from "./manifest.js";
+import { CUSTOMER, type Manifest } from "./manifest.js";
 import {
   below,
   checked,
@@ -39,7 +40,7 @@ const termsFields = object({
   driver: withDefault(oneOf("provider", LOCAL, "ends"), "provider"),
   ends: leftOut(list(hex32, 64), []),
   verify: withDefault(oneOf("none", "sampled"), "none"),
-  codecs: leftOut(mapOf(name, oneOf("bf16", "int8")), new Map()),
+  codecs: leftOut(mapOf(name, oneOf("bf16", "int8"), 8192), new Map()),
   lookahead: leftOut(integer(1n, 256n), 1n),
 });
 
@@ -84,7 +85,6 @@ function check(typed: Plan, at: Place): void {
     typed.tasks.map((one) => one.task),
     below(at, "tasks"),
   );
-  refuseTwice(typed.busy, below(at, "busy"));
   const sum = typed.tasks.reduce((all, one) => all + one.price_msat, 0n);
   if (sum !== typed.chunk_msat) throw fault(below(at, "chunk_msat"), `is not the sum of the prices, ${sum}`);
 }
@@ -106,14 +106,18 @@ export function deadlineEpoch(typed: Plan, of: Committee, chunk: bigint): bigint
 
 /** Raises bad-plan if the terms narrow an edge that may not be narrowed, or for nothing (nips/12-narrowed-edges.md). */
 export function checkCodecs(codecs: Terms["codecs"], of: Manifest): void {
-  const at = { path: "terms.codecs", code: "bad-plan" } as const;
+  const refused = (reason: string): NodewireError => new NodewireError("bad-plan", "terms.codecs", reason);
   for (const [name, codec] of codecs) {
     const edge = of.edges.find((one) => one.name === name);
-    if (!edge) throw fault(below(at, name), "is no edge of the manifest");
-    if (edge.source === "customer" || edge.target === "customer") throw fault(below(at, name), "is the customer's");
-    if (edge.exact) throw fault(below(at, name), "is exact");
-    const narrowed = codec === "bf16" ? ["float32"] : ["float32", "float16", "bfloat16"];
-    if (!edge.tensors.some((one) => narrowed.includes(one.dtype)))
-      throw fault(below(at, name), `has no tensor that ${codec} changes`);
+    if (!edge) throw refused(`${name} is no edge of the manifest`);
+    const isInner = edge.source !== CUSTOMER && edge.target !== CUSTOMER;
+    if (!isInner || edge.exact) throw refused(`${name} may not be narrowed`);
+    if (!edge.tensors.some((one) => NARROWED[codec].includes(one.dtype)))
+      throw refused(`${name} has no tensor that ${codec} changes`);
   }
 }
+
+const NARROWED: Record<"bf16" | "int8", readonly string[]> = {
+  bf16: ["float32"],
+  int8: ["float32", "float16", "bfloat16"],
+};

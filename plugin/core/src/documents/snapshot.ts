@@ -1,7 +1,7 @@
 /** Snapshots: the live nodes that a certified body names (nips/07-snapshots.md). */
 
 import { document } from "../document.js";
-import { judgedKey } from "./committee.js";
+import { judged } from "./committee.js";
 import {
   below,
   bool,
@@ -16,9 +16,7 @@ import {
   name,
   nullable,
   object,
-  oneOf,
   ppm,
-  refuseTwice,
   refuseUnsorted,
   text,
   triple,
@@ -52,13 +50,6 @@ export const node = object({
 });
 
 const account = object({ pubkey: hex32, passed: count, withheld: count });
-const judged = object({
-  epoch,
-  sample: hex32,
-  provider: hex32,
-  outcome: oneOf("pass", "unsure", "withheld"),
-  price_msat: withDefault(msat, 0n),
-});
 
 const fields = object({
   v: version,
@@ -75,14 +66,14 @@ export type Snapshot = Typed<typeof fields>;
 
 export const snapshot = document(
   checked(fields, (typed, at) => {
-    const keys = typed.nodes.map((one) => one.pubkey);
-    refuseUnsorted(keys, below(at, "nodes"));
+    refuseUnsorted(
+      typed.nodes.map((one) => one.pubkey),
+      below(at, "nodes"),
+    );
     refuseUnsorted(
       typed.absent.map((one) => one.pubkey),
       below(at, "absent"),
     );
-    refuseUnsorted(typed.judged.map(judgedKey), below(at, "judged"));
-    refuseTwice([...keys, ...typed.absent.map((one) => one.pubkey)], below(at, "absent"));
   }),
   { what: "snapshot", mostBytes: 96 << 20 },
 );
