@@ -28,9 +28,9 @@ export function hashToPoint(alpha: Uint8Array): Uint8Array {
   throw new NodewireError("error", "alpha", "gives no point");
 }
 
-/** Raises bad-quorum unless the partial is of the oracle with this public share, over this body. */
+/** Raises bad-signature unless the partial is of the oracle with this public share, over this body. */
 export function verifyPartial(alpha: Uint8Array, sharePublic: string, partial: BeaconPartial): void {
-  const refused = (field: string, reason: string): NodewireError => new NodewireError("bad-quorum", field, reason);
+  const refused = (field: string, reason: string): NodewireError => new NodewireError("bad-signature", field, reason);
   const c = toNumber(fromHex(partial.c));
   const s = toNumber(fromHex(partial.s));
   if (c <= 0n || c >= N) throw refused("c", "is no scalar");
@@ -46,11 +46,11 @@ export function verifyPartial(alpha: Uint8Array, sharePublic: string, partial: B
   if (toNumber(again) % N !== c) throw refused("c", "does not follow from the partial");
 }
 
-/** The beacon of `threshold` valid partials by distinct oracles. Raises bad-quorum if there are fewer. */
+/** The beacon of `threshold` valid partials by distinct oracles. Raises no-quorum if there are fewer. */
 export function combine(partials: readonly BeaconPartial[], threshold: number): string {
   const distinct = [...new Map(partials.map((one) => [one.index, one])).values()];
   if (distinct.length < threshold)
-    throw new NodewireError("bad-quorum", "partials", `are ${distinct.length} of ${threshold}`);
+    throw new NodewireError("no-quorum", "beacon", `partials are ${distinct.length} of ${threshold}`);
   const taken = distinct.slice(0, threshold);
   const indices = taken.map((one) => one.index);
   const gamma = sum(taken.map((one) => Point.fromHex(one.gamma).multiplyUnsafe(lagrange(indices, one.index, 0n))));

@@ -11,9 +11,11 @@ const CODES = {
   "bad-version": [false, "sender"],
   "bad-manifest": [false, "sender"],
   "bad-plan": [false, "sender"],
+  "bad-frame": [false, "sender"],
   "bad-quorum": [false, "sender"],
   "too-large": [false, "sender"],
   unsupported: [false, "sender"],
+  "no-quorum": [true, "nobody"],
   "no-provider": [true, "nobody"],
   "over-budget": [false, "nobody"],
 } as const;

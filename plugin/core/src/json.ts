@@ -1,10 +1,10 @@
-/** JSON of documents: integers of any size stay exact, and a name stands once in a map. */
+/** JSON of documents: integers of any size stay exact. */
 
 import { compareUtf8, toUtf8 } from "./bytes.js";
 import { NodewireError } from "./errors.js";
 import { isList, isMap, MAX_DEPTH, type Value } from "./value.js";
 
-/** A JSON text as a value. Raises bad-input: not JSON, nested too deep, or a name twice in one map. */
+/** A JSON text as a value; of a name that stands twice in a map the last counts. Raises bad-input: not JSON, too deep. */
 export function parseJson(text: string, field = "content"): Value {
   const reader = new Reader(text, field);
   const value = reader.value(0);
@@ -29,9 +29,11 @@ export function formatJson(value: Value, order: "sorted" | "kept" = "sorted"): s
   throw new NodewireError("bad-input", "content", "JSON holds no bytes");
 }
 
+/** A float keeps a fraction or an exponent, so that it is read as a float again. */
 function formatFloat(value: number): string {
   if (!Number.isFinite(value)) throw new NodewireError("bad-input", "content", "JSON holds finite numbers only");
-  return JSON.stringify(value);
+  const text = Object.is(value, -0) ? "-0" : String(value);
+  return /[.e]/.test(text) ? text : `${text}.0`;
 }
 
 const SPACE = /[ \t\n\r]*/y;
@@ -82,7 +84,6 @@ class Reader {
     this.items("{", "}", () => {
       this.take(SPACE);
       const name = this.string();
-      if (map.has(name)) throw this.fault(`has ${JSON.stringify(name)} twice`);
       this.take(SPACE);
       this.expect(":");
       map.set(name, this.value(depth + 1));

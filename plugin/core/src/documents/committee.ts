@@ -57,6 +57,7 @@ export type Committee = Typed<typeof committeeFields>;
 export const committee = document(checked(committeeFields, checkCommittee), {
   what: "committee",
   tag: "nodewire/committee/1",
+  code: "bad-quorum",
   mostBytes: 32 * 1024,
 });
 
@@ -111,7 +112,7 @@ export const inventory = document(
     refuseTwice([...typed.beats, ...typed.bonded], below(at, "bonded"));
     if (typed.beats.length + typed.bonded.length > 8192) throw fault(below(at, "bonded"), "and beats are more than 8192");
   }),
-  { what: "inventory", tag: "nodewire/inventory/1", mostBytes: 1 << 20 },
+  { what: "inventory", tag: "nodewire/inventory/1", code: "bad-event", mostBytes: 1 << 20 },
 );
 
 const bodyFields = object({
@@ -129,11 +130,11 @@ export type Body = Typed<typeof bodyFields>;
 
 export const body = document(
   checked(bodyFields, (typed, at) => refuseUnsorted(typed.inventories, below(at, "inventories"))),
-  { what: "body", tag: "nodewire/body/1", mostBytes: 16 * 1024 },
+  { what: "body", tag: "nodewire/body/1", code: "bad-quorum", mostBytes: 16 * 1024 },
 );
 
 const partialFields = object({ v: version, index: integer(1n, 31n), gamma: point, c: hex32, s: hex32 });
 
 export type Partial = Typed<typeof partialFields>;
 
-export const partial = document(partialFields, { what: "partial", mostBytes: 4096 });
+export const partial = document(partialFields, { what: "partial", code: "bad-event", mostBytes: 1024 });

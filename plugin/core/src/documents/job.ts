@@ -27,7 +27,6 @@ import {
   oneOf,
   pair,
   pattern,
-  refuseTwice,
   type Schema,
   triple,
   type Typed,
@@ -86,19 +85,13 @@ const closeFields = object({
   chunk: count,
   units: count,
   end: bool,
-  positions: leftOut(count, 0n),
+  positions: leftOut(nullable(integer(1n, 4096n)), null),
   sig: hex64,
 });
 
 export type Close = Typed<typeof closeFields>;
 
-export const close = document(
-  checked(closeFields, (typed, at) => {
-    if (typed.positions !== 0n && (!typed.end || typed.chunk === 0n))
-      throw fault(below(at, "positions"), "stands in a last chunk after the first only");
-  }),
-  { what: "close", mostBytes: 1024 },
-);
+export const close = document(closeFields, { what: "close", code: "bad-frame", mostBytes: 1024 });
 
 const sentFields = object({
   v: version,
@@ -113,7 +106,7 @@ const sentFields = object({
 });
 
 export type Sent = Typed<typeof sentFields>;
-export const sent = document(sentFields, { what: "sent", mostBytes: 1024 });
+export const sent = document(sentFields, { what: "sent", code: "bad-frame", mostBytes: 1024 });
 
 export interface SentFrame {
   readonly seq: bigint;
@@ -185,30 +178,19 @@ const layers = pair(count, count);
 const swarmFields = object({
   v: version,
   name,
-  manifest: nullable(hex32),
-  context: nullable(integer(2n, (1n << 53n) - 1n)),
-  slots: integer(1n, 64n),
-  dtype: nullable(oneOf("float32", "bfloat16")),
-  lookahead: integer(1n, 256n),
+  manifest: withDefault(nullable(hex32), null),
+  context: withDefault(nullable(integer(2n, 1n << 24n)), null),
+  slots: withDefault(integer(1n, 64n), 4n),
+  dtype: withDefault(nullable(oneOf("float32", "bfloat16")), null),
+  lookahead: withDefault(integer(1n, 256n), 1n),
   driver: hex32,
-  nodes: list(object({ public: hex32, layers: nullable(layers) }), 64, 1),
+  nodes: list(object({ public: hex32, layers: withDefault(nullable(layers), null) }), 64, 1),
 });
 
 export type Swarm = Typed<typeof swarmFields>;
 
-export const swarm = document(
-  checked(swarmFields, (typed, at) => {
-    refuseTwice(
-      typed.nodes.map((one) => one.public),
-      below(at, "nodes"),
-    );
-    const named = typed.nodes.filter((one) => one.layers !== null).length;
-    if (named !== 0 && named !== typed.nodes.length)
-      throw fault(below(at, "nodes"), "have layers all or none");
-  }),
-  { what: "swarm", tag: "nodewire/swarm/1", mostBytes: 32 * 1024 },
-);
+export const swarm = document(swarmFields, { what: "swarm", tag: "nodewire/swarm/1", mostBytes: 16 * 1024 });
 
 const rollCallFields = object({ v: version, swarm: hex32, manifest: hex32 });
-export const rollCall = document(rollCallFields, { what: "roll call", mostBytes: 32 * 1024 });
+export const rollCall = document(rollCallFields, { what: "roll call", mostBytes: 4096 });
 

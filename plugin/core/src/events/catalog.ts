@@ -27,9 +27,9 @@ const MOST_BEAT_BYTES = 4096;
 export interface ManifestEvent {
   readonly name: string;
   readonly digest: string;
-  readonly blob: string;
-  readonly mode: string;
   readonly servers: readonly string[];
+  /** The SHA-256 by which its bytes are a blob; null where the event does not say it. */
+  readonly blob: string | null;
   /** Null if it is a blob, to be read by `readManifestBlob`. */
   readonly manifest: Manifest | null;
 }
@@ -37,17 +37,13 @@ export interface ManifestEvent {
 /** Raises bad-event, bad-tag, bad-hash, bad-manifest, bad-version, too-large. */
 export function parseManifest(event: NostrEvent): ManifestEvent {
   tags.checkKind(event, MANIFEST);
-  const servers = tags.values(event, "server");
-  if (servers.length > MOST_SERVERS) throw tags.badTag("server", `stands more than ${MOST_SERVERS} times`);
   const said: ManifestEvent = {
     name: tags.one(event, "d"),
     digest: tags.hex32(event, "x"),
-    blob: tags.hex32(event, "blob"),
-    mode: tags.one(event, "mode"),
-    servers,
+    servers: tags.values(event, "server").slice(0, MOST_SERVERS),
+    blob: event.content === "" || tags.values(event, "blob").length > 0 ? tags.hex32(event, "blob") : null,
     manifest: null,
   };
-  if (tags.one(event, "k") !== String(INFERENCE)) throw tags.badTag("k", `is not ${INFERENCE}`);
   if (event.content === "") return said;
   return withManifest(said, manifest.parseJson(event.content));
 }
@@ -60,9 +56,7 @@ export function readManifestBlob(said: ManifestEvent, blob: Uint8Array): Manifes
 
 function withManifest(said: ManifestEvent, found: Manifest): ManifestEvent {
   tags.agree("d", said.name, found.name);
-  tags.agree("mode", said.mode, found.mode);
   if (manifest.digest(found) !== said.digest) throw new NodewireError("bad-hash", "x", "is not the manifest's digest");
-  if (blobHash(manifest.pack(found)) !== said.blob) throw new NodewireError("bad-hash", "blob", "is not the manifest's");
   return { ...said, manifest: found };
 }
 
@@ -89,7 +83,6 @@ export function buildManifest(
 export function parseCommittee(event: NostrEvent): Committee {
   tags.checkKind(event, COMMITTEE);
   const found = committee.parseJson(event.content);
-  tags.agree("d", tags.one(event, "d"), found.name);
   if (tags.hex32(event, "x") !== committee.digest(found))
     throw new NodewireError("bad-hash", "x", "is not the committee's digest");
   return found;
@@ -148,7 +141,10 @@ export function measurementsOf(event: NostrEvent, of: Ad): Measurements {
     tags
       .rows(event, name)
       .slice(0, most)
-      .flatMap((row) => form(row) ?? []);
+      .flatMap((row) => {
+        const found = form(row);
+        return found === undefined ? [] : [found];
+      });
   const [profiledAt] = read("profiled", 1, (row) => (row.length === 2 ? decimal(row[1], 0n, MOST_COUNT) : undefined));
   const rates = new Map<string, { flopsPerS: bigint; bytesPerS: bigint }>();
   for (const [dtype, rate] of read("rate", 3, rateOf)) if (!rates.has(dtype)) rates.set(dtype, rate);

@@ -7,7 +7,7 @@ import { type Plan, plan, providersOf } from "../documents/plan.js";
 import { type Closing, closing, type Receipt, receipt } from "../documents/work.js";
 import { NodewireError } from "../errors.js";
 import { formatJson } from "../json.js";
-import { count, name as nameForm, object, pair, text, type Typed, version } from "../schema.js";
+import { count, name as nameForm, object, pair, text, type Typed, version, withDefault } from "../schema.js";
 import { document } from "../document.js";
 import { isList, type Value } from "../value.js";
 import { eventOf, type EventTemplate, eventValue, type NostrEvent } from "./event.js";
@@ -53,7 +53,7 @@ export function parseRequest(event: NostrEvent): Request {
   if (!isList(partials) || partials.length > MOST_PARTIALS)
     throw new NodewireError("bad-event", "partials", `are no list of at most ${MOST_PARTIALS}`);
   if (planned.customer !== event.pubkey)
-    throw new NodewireError("bad-plan", "customer", "is not the request's author");
+    throw new NodewireError("bad-event", "content.plan.customer", "is not the request's author");
   const address = tags.one(event, "a");
   if (!ADDRESS.test(address)) throw tags.badTag("a", "is not 38840:<author>:<name>");
   tags.agree("x", tags.hex32(event, "x"), planned.manifest);
@@ -63,10 +63,10 @@ export function parseRequest(event: NostrEvent): Request {
   if (bid !== planned.terms.max_total_msat) throw tags.badTag("bid", "does not agree with the plan");
   const cited = tags.optionalRow(event, "e");
   if (!cited || cited[3] !== "certificate") throw tags.badTag("e", "does not cite a certificate");
-  const named = tags.values(event, "p");
+  const named = new Set(tags.values(event, "p"));
   const providers = providersOf(planned);
-  if (named.length !== providers.length || !providers.every((one) => named.includes(one)))
-    throw tags.badTag("p", "are not the plan's providers, each once");
+  if (named.size !== providers.length || !providers.every((one) => named.has(one)))
+    throw tags.badTag("p", "are not the plan's providers");
   const relays = (tags.rows(event, "relays")[0] ?? []).slice(1);
   if (relays.length > MOST_RELAYS) throw tags.badTag("relays", `are more than ${MOST_RELAYS}`);
   const nonce = tags.optionalRow(event, "nonce");
@@ -146,7 +146,6 @@ export function parseFeedback(event: NostrEvent): Feedback {
   const status = row?.[1] as Status;
   const said = row?.[2] ?? "";
   if (!STATUSES.includes(status)) throw tags.badTag("status", `is none of ${STATUSES.join(", ")}`);
-  if ([...said].length > MOST_TEXT) throw tags.badTag("status", `has a text above ${MOST_TEXT} characters`);
   const isError = status === "error";
   const edge = isError ? tags.optionalRow(event, "edge")?.[1] : undefined;
   const by = isError ? tags.optionalRow(event, "by") : undefined;
@@ -158,7 +157,7 @@ export function parseFeedback(event: NostrEvent): Feedback {
     customer: tags.hex32(event, "p"),
     kind: Number(tags.number("k", tags.one(event, "k"), 65_535n)),
     status,
-    text: said,
+    text: [...said].slice(0, MOST_TEXT).join(""),
     claim: status === "payment-required" ? claimOf(event) : null,
     edge: edge ?? null,
     by: by ? tags.isHex32("by", by[1]) : null,
@@ -217,15 +216,15 @@ function claimTags({ amountMsat, chunk, attempt, units, root, cached, close }: C
   ];
 }
 
-const reasonFields = object({ v: version, field: text(64), reason: text(200) });
+const reasonFields = object({ v: version, field: text(64), reason: withDefault(text(200), "") });
 export type Reason = Typed<typeof reasonFields>;
 /** What a provider tells its customer alone of an error, in the plain text of a feedback's content. */
-export const reason = document(reasonFields, { what: "reason", mostBytes: 40_960 });
+export const reason = document(reasonFields, { what: "reason", code: "bad-event", mostBytes: 4096 });
 
 const doneFields = object({ v: version, frames: count, compute_us: pair(count, count) });
 export type Done = Typed<typeof doneFields>;
 /** What a provider tells its customer alone of a job that is done, in the plain text of a result's content. */
-export const done = document(doneFields, { what: "result", mostBytes: 1024 });
+export const done = document(doneFields, { what: "result", code: "bad-event", mostBytes: 1024 });
 
 export interface Result {
   readonly id: string;

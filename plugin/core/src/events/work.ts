@@ -132,10 +132,9 @@ export function parseSampled(event: NostrEvent): Sampled {
   tags.agree("c", tags.hex32(event, "c"), found.committee);
   if (tags.epochOf(event) !== found.epoch) throw tags.badTag("n", "does not agree with the document");
   tags.agree("e", tags.hex32(event, "e"), found.request);
-  const named = new Set(tags.values(event, "p"));
-  const verifiers = verifiersOf(found);
-  if (named.size !== verifiers.length || !verifiers.every((one) => named.has(one)))
-    throw tags.badTag("p", "are not the verifiers");
+  const sorted = (all: string[][]): string => JSON.stringify(all.map((tag) => JSON.stringify(tag)).sort());
+  if (sorted(event.tags) !== sorted(buildSampled(found, event.created_at).tags))
+    throw tags.badTag("p", "and the others are not just these tags: c, n, e, and each verifier");
   return found;
 }
 
