@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringC
 from pydantic_core import CoreSchema
 
 from nodewire.errors import BadInput, BadVersion, TooLarge
+from nodewire.nostr.event import utf8_bytes
 from nodewire.protocol import canonical, counts
 from nodewire.protocol.faults import in_words, shaped
 from nodewire.slices import Sliced, whole
@@ -61,8 +62,8 @@ class Schema(BaseModel):
             BadVersion: its `v` is one that this software does not speak.
             cls.ERROR: any other fault, naming the field.
         """
-        if len(data) > cls.MAX_BYTES:
-            raise TooLarge(cls.__name__.lower(), f"{len(data)} bytes, at most {cls.MAX_BYTES}")
+        if (size := utf8_bytes(data)) > cls.MAX_BYTES:
+            raise TooLarge(cls.__name__.lower(), f"{size} bytes, at most {cls.MAX_BYTES}")
         try:
             return cls.from_document(orjson.loads(data))
         except orjson.JSONDecodeError as error:
@@ -90,9 +91,7 @@ class Schema(BaseModel):
     def from_document(cls, document: Any, *, context: Any = None) -> Self:
         """The model of decoded JSON or msgpack; `context` is handed to its fields' validators. Raises as `parse`."""
         if "v" in cls.model_fields and isinstance(document, dict):
-            known = cls.model_fields["v"].default
-            if (said := document.get("v")) != known:
-                raise BadVersion.of(said, known)
+            BadVersion.check(document.get("v"), cls.model_fields["v"].default)
         counts.check(cls, document)
         try:
             return cls.model_validate(_tuples(document), context=context)

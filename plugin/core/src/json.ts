@@ -1,4 +1,4 @@
-/** JSON of documents: integers of any size stay exact. */
+/** JSON of documents: integers of 64 bits stay exact; a number with a fraction, an exponent or more bits is a float. */
 
 import { compareUtf8, toUtf8 } from "./bytes.js";
 import { NodewireError } from "./errors.js";
@@ -29,11 +29,13 @@ export function formatJson(value: Value, order: "sorted" | "kept" = "sorted"): s
   throw new NodewireError("bad-input", "content", "JSON holds no bytes");
 }
 
-/** A float keeps a fraction or an exponent, so that it is read as a float again. */
+/** The shortest digits that are read as the same float: with a fraction from 10^-5 to 10^16, else with an exponent. */
 function formatFloat(value: number): string {
   if (!Number.isFinite(value)) throw new NodewireError("bad-input", "content", "JSON holds finite numbers only");
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-5 || size >= 1e16)) return value.toExponential();
   const text = Object.is(value, -0) ? "-0" : String(value);
-  return /[.e]/.test(text) ? text : `${text}.0`;
+  return text.includes(".") ? text : `${text}.0`;
 }
 
 const SPACE = /[ \t\n\r]*/y;
@@ -44,7 +46,9 @@ const WORDS: readonly (readonly [string, Value])[] = [
   ["true", true],
   ["false", false],
 ];
-const MAX_DIGITS = 40;
+const MAX_DIGITS = 20;
+const LEAST = -(1n << 63n);
+const MOST = (1n << 64n) - 1n;
 
 class Reader {
   private at = 0;
@@ -124,9 +128,9 @@ class Reader {
   private number(): Value {
     const found = this.take(NUMBER);
     if (!found) throw this.fault("is not JSON");
-    if (found[1] === undefined && found[2] === undefined) {
-      if (found[0].length > MAX_DIGITS) throw this.fault("has an integer of more than 64 bits");
-      return BigInt(found[0]);
+    if (found[1] === undefined && found[2] === undefined && found[0].length <= MAX_DIGITS) {
+      const integer = BigInt(found[0]);
+      if (integer >= LEAST && integer <= MOST) return integer;
     }
     const value = Number(found[0]);
     if (!Number.isFinite(value)) throw this.fault("has a number that is not finite");

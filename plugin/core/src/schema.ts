@@ -145,7 +145,7 @@ export function list<T>(item: Schema<T>, most: number, least = 0): Schema<T[]> {
   return {
     read(value, at) {
       if (!isList(value)) throw fault(at, "is no list");
-      if (value.length > most) throw fault(at, `has more than ${most} items`);
+      if (value.length > most) throw fault(at, `has more than ${most} items`, "too-large");
       if (value.length < least) throw fault(at, `has fewer than ${least} items`);
       return value.map((one, n) => item.read(one, below(at, n)));
     },
@@ -181,7 +181,7 @@ export function mapOf<T>(key: Schema<string>, item: Schema<T>, most = Number.MAX
   return {
     read(value, at) {
       if (!isMap(value)) throw fault(at, "is no map");
-      if (value.size > most) throw fault(at, `has more than ${most} entries`);
+      if (value.size > most) throw fault(at, `has more than ${most} entries`, "too-large");
       const typed = new Map<string, T>();
       for (const [name, one] of value) typed.set(key.read(name, at), item.read(one, below(at, name)));
       return typed;

@@ -53,7 +53,7 @@ const verification = object({ policy: oneOf("none", "sampled"), rate_ppm: ppm, s
 
 const planFields = object({
   v: version,
-  algorithm: oneOf("assign/2", "file/1"),
+  algorithm: withDefault(oneOf("assign/2", "file/1"), "assign/2"),
   manifest: hex32,
   committee: hex32,
   epoch,
