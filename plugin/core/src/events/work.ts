@@ -132,6 +132,8 @@ export function parseSampled(event: NostrEvent): Sampled {
   tags.agree("c", tags.hex32(event, "c"), found.committee);
   if (tags.epochOf(event) !== found.epoch) throw tags.badTag("n", "does not agree with the document");
   tags.agree("e", tags.hex32(event, "e"), found.request);
+  if (found.samples.some((one) => one.request !== found.request))
+    throw new NodewireError("bad-event", "samples", "have one of another request");
   const sorted = (all: string[][]): string => JSON.stringify(all.map((tag) => JSON.stringify(tag)).sort());
   if (sorted(event.tags) !== sorted(buildSampled(found, event.created_at).tags))
     throw tags.badTag("p", "and the others are not just these tags: c, n, e, and each verifier");
@@ -157,6 +159,8 @@ export function parseReport(event: NostrEvent): Report {
   tags.agree("e", tags.hex32(event, "e"), found.request);
   tags.agree("p", tags.hex32(event, "p"), found.provider);
   tags.agree("d", tags.hex32(event, "d"), sampleKey(found));
+  if ((found.outcome === "computed") !== (found.root !== ""))
+    throw new NodewireError("bad-event", "root", "stands if and only if something was computed");
   return found;
 }
 
