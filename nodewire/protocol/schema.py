@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringC
 from pydantic_core import CoreSchema
 
 from nodewire.errors import BadInput, BadVersion, TooLarge
-from nodewire.nostr.event import utf8_bytes
 from nodewire.protocol import canonical, counts
 from nodewire.protocol.faults import in_words, shaped
 from nodewire.slices import Sliced, whole
@@ -62,10 +61,11 @@ class Schema(BaseModel):
             BadVersion: its `v` is one that this software does not speak.
             cls.ERROR: any other fault, naming the field.
         """
-        if (size := utf8_bytes(data)) > cls.MAX_BYTES:
-            raise TooLarge(cls.__name__.lower(), f"{size} bytes, at most {cls.MAX_BYTES}")
+        encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+        if len(encoded) > cls.MAX_BYTES:
+            raise TooLarge(cls.__name__.lower(), f"{len(encoded)} bytes, at most {cls.MAX_BYTES}")
         try:
-            return cls.from_document(orjson.loads(data))
+            return cls.from_document(orjson.loads(encoded))
         except orjson.JSONDecodeError as error:
             raise cls.ERROR(cls.__name__.lower(), "not JSON") from error
 

@@ -37,11 +37,9 @@ from nodewire.protocol.verification import Report, Sampled
 NUMBER = 4_000
 SEED = 2_026
 VECTORS = Path(__file__).parents[1] / "vectors"
-TYPES: dict[str, type[Schema]] = {
-    cls.__name__: cls
-    for cls in (Ad, Beat, Body, Close, Closing, Commitment, Committee, Inventory, Manifest, Plan, Receipt, Report)
-    + (RollCall, Sampled, Sent, Share, Splice, Swarm, Ticket, Verdict)
-}
+_MARKET = (Ad, Beat, Body, Committee, Inventory, Manifest, Plan, Share, Splice)
+_WORK = (Close, Closing, Commitment, Receipt, Report, RollCall, Sampled, Sent, Swarm, Ticket, Verdict)
+TYPES: dict[str, type[Schema]] = {cls.__name__: cls for cls in (*_MARKET, *_WORK)}
 _ATOMS = (None, True, False, "", "x", "a b", "é" * 65, "\N{SNOWMAN}" * 128, "local", "ws://x", "https://x", "9.9.9.9:1")
 _ATOMS += ("-", "a" * 64, "A" * 64, "0" * 64, "f" * 63, "02" + "0" * 64, "[::1]:65535", "x:65536", "x:0", "a" * 129)
 _NUMBERS = (-1, 0, 1, 2, 7, 8, 64, 65, 256, 257, 4_096, 4_097, 10**6, 10**6 + 1, 2**40, 2**40 + 1, 2**53 - 1, 2**53)

@@ -1,4 +1,4 @@
-"""plugin/core, planner and documents in TypeScript, against ours: its tests and random plans of both: `make interop`."""
+"""plugin/core, planner and documents in TypeScript, against ours: vectors, and random ones of both: `make interop`."""
 
 from __future__ import annotations
 

@@ -225,8 +225,8 @@ test("a want and its job", () => {
 });
 
 test("an offer to meet", () => {
-  const offer = job.offer.parse(at(examples, "offer"));
-  assert.equal(job.offer.json(offer), formatJson(at(examples, "offer")));
+  const offer = job.meeting.parse(at(examples, "offer"));
+  assert.equal(job.meeting.json(offer), formatJson(at(examples, "offer")));
 });
 
 test("a swarm's document and its digest", () => {

@@ -170,8 +170,8 @@ const offerFields = object({
   expires_s: count,
 });
 
-export type Offer = Typed<typeof offerFields>;
-export const offer = document(offerFields, { what: "offer", mostBytes: 2048 });
+export type Meeting = Typed<typeof offerFields>;
+export const meeting = document(offerFields, { what: "offer", mostBytes: 2048 });
 
 const layers = pair(count, count);
 
