@@ -41,8 +41,10 @@ checkpoint: $(VENV)/.installed ## train pycoder and its draft model anew, on a m
 test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
-interop: $(VENV)/.dev ## other people's implementations against ours: OpenAI's client (ARGS="-k errors")
+interop: $(VENV)/.dev ## other implementations against ours: OpenAI's client, plugin/core in TypeScript (ARGS="-k errors")
 	@$(LOCKED) constraints-interop.txt
+	@command -v npm > /dev/null || { echo "npm is missing: plugin/core needs Node 20.19 or newer, with npm" >&2; exit 1; }
+	@npm ci --prefix plugin/core --ignore-scripts --no-audit --no-fund --loglevel=error
 	@$(VENV)/bin/python -m pytest tests/interop $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and who may import whom

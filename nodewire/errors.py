@@ -81,6 +81,12 @@ class BadVersion(BadInput):
         fits = said is None or isinstance(said, str) or (isinstance(said, int) and said.bit_length() <= 64)
         return cls("v", f"{repr(said)[:40] if fits else type(said).__name__}; this software speaks {known}")
 
+    @classmethod
+    def check(cls, said: object, known: int) -> None:
+        """Raises BadVersion unless `said` is the integer `known`: `1.0` and `true` are none, and equal it in Python."""
+        if type(said) is not int or said != known:
+            raise cls.of(said, known)
+
 
 class Unsupported(BadInput):
     """Well-formed, but something that this software does not do."""

@@ -20,9 +20,6 @@ _HOST = r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9.-]{1,253})"
 _SPLICE = "splice:"
 SPLICE_WORDS = "splice:<public key in hex>@host:port"
 
-HostPort = Annotated[str, shaped(rf"^{_HOST}:[0-9]{{1,5}}$", "host:port")]
-"""`host:port` or `[v6]:port`."""
-
 
 def ip_port(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
     """Address and port of `v4:port` or `[v6]:port`. Raises ValueError."""
@@ -49,6 +46,8 @@ def _has_port(text: str) -> str:
     return text
 
 
+HostPort = Annotated[str, shaped(rf"^{_HOST}:[0-9]{{1,5}}$", "host:port"), AfterValidator(_has_port)]
+"""`host:port` or `[v6]:port`."""
 IpPort = Annotated[str, AfterValidator(_is_ip_port)]
 """`v4:port` or `[v6]:port`: no name, so no resolver is asked for it."""
 SpliceText = Annotated[str, shaped(rf"^{_SPLICE}[0-9a-f]{{64}}@{_HOST}:[0-9]{{1,5}}$", SPLICE_WORDS)]

@@ -36,25 +36,29 @@ def check(model: type[BaseModel], document: Any) -> None:
 
     Raises:
         TooLarge: a list or map has more items than its field may have.
-        BadInput: a document has a field that its model does not know.
+        BadInput: it, or a document in it, has a field that its model does not know; of the class that the model raises.
     """
+    _check(model, document, getattr(model, "ERROR", BadInput))
+
+
+def _check(model: type[BaseModel], document: Any, error: type[BadInput]) -> None:
     if type(document) is not dict:
         return
     fields = model.model_fields
     if len(document) > len(fields):
         unknown = next(name for name in document if name not in fields)
-        raise _error(model)(str(unknown)[:64], "unknown field")
+        raise error(str(unknown)[:64], "unknown field")
     for one in _counted(model):
         value = document.get(one.name)
         if not one.is_many:
             if one.inner is not None:
-                _check_item(one.inner, value, one.name)
+                _check_item(one.inner, value, one.name, error)
         elif isinstance(value, list | tuple | dict):
             if one.most is not None and len(value) > one.most:
                 raise TooLarge(one.name, f"{len(value)} items, at most {one.most}")
             if one.inner is not None:
                 for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                    _check_item(one.inner, item, f"{one.name}.{key}")
+                    _check_item(one.inner, item, f"{one.name}.{key}", error)
 
 
 @cache
@@ -86,16 +90,11 @@ def _stop(part: Any) -> None:
             _stop(value)
 
 
-def _check_item(model: type[BaseModel], item: Any, name: str) -> None:
+def _check_item(model: type[BaseModel], item: Any, name: str, error: type[BadInput]) -> None:
     try:
-        check(model, item)
-    except BadInput as error:
-        raise type(error)(f"{name}.{error.field}"[:200], error.reason) from error
-
-
-def _error(model: type[BaseModel]) -> type[BadInput]:
-    found: type[BadInput] = getattr(model, "ERROR", BadInput)
-    return found
+        _check(model, item, error)
+    except BadInput as fault:
+        raise type(fault)(f"{name}.{fault.field}"[:200], fault.reason) from fault
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import orjson
 from pydantic import Field
 
-from nodewire.errors import BadEvent, BadInput, BadTag, TooLarge
+from nodewire.errors import BadEvent, BadInput, BadTag, BadVersion, TooLarge
 from nodewire.nostr.event import Event, parse_unverified, verify
 from nodewire.protocol import canonical, kinds, tags
 from nodewire.protocol.frame import Array, Frame
@@ -96,8 +96,9 @@ def parse(event: Event) -> Request:
         content = orjson.loads(event.content)
     except orjson.JSONDecodeError as error:
         raise BadEvent("content", "not JSON") from error
-    if not isinstance(content, dict) or set(content) != {"v", "plan", "partials"} or content["v"] != 1:
+    if not isinstance(content, dict) or set(content) != {"v", "plan", "partials"}:
         raise BadEvent("content", "not {v: 1, plan, partials}")
+    BadVersion.check(content["v"], 1)
     partials = content["partials"]
     if not isinstance(partials, list) or len(partials) > MAX_PARTIALS:
         raise BadEvent("content.partials", f"not a list of at most {MAX_PARTIALS}")
@@ -113,8 +114,8 @@ def parse(event: Event) -> Request:
     certificate = next((t[1] for t in event.tags if len(t) > 3 and t[0] == "e" and t[3] == "certificate"), "")
     if not re.fullmatch(r"[0-9a-f]{64}", certificate):
         raise BadTag("e", "no certificate is cited")
-    bid = event.tag("bid") or ""
-    if not re.fullmatch(r"[0-9]{1,18}", bid) or int(bid) != plan.terms.max_total_msat:
+    bid_msat = tags.number("bid", event.tag("bid") or "", plan.terms.max_total_msat)
+    if bid_msat != plan.terms.max_total_msat:
         raise BadTag("bid", "not the plan's max_total_msat")
     if set(event.values("p")) != set(plan.providers()):
         raise BadTag("p", "not the plan's providers")
@@ -130,7 +131,7 @@ def parse(event: Event) -> Request:
         manifest_address=address,
         certificate_event=certificate,
         partials=tuple(parse_unverified(partial) for partial in partials),
-        bid_msat=int(bid),
+        bid_msat=bid_msat,
         relays=tags.relays(event),
         ticket=ticket,
     )

@@ -19,6 +19,7 @@ from nodewire.protocol.committee import VALID_EPOCHS
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
 from nodewire.protocol.manifest import CUSTOMER, MAX_EDGES, Manifest
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
+from nodewire.protocol.tags import MAX_EPOCH
 
 LOCAL = "local"
 MAX_BUSY = 8
@@ -111,7 +112,7 @@ class Plan(Schema):
     """Manifest.digest()."""
     committee: Hex32
     """Committee.digest()."""
-    epoch: Count
+    epoch: int = Field(ge=0, le=MAX_EPOCH)
     snapshot: Hex32
     """SHA-256 of the snapshot blob that the epoch's QC certifies."""
     certificate: Hex32

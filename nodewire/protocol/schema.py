@@ -61,10 +61,11 @@ class Schema(BaseModel):
             BadVersion: its `v` is one that this software does not speak.
             cls.ERROR: any other fault, naming the field.
         """
-        if len(data) > cls.MAX_BYTES:
-            raise TooLarge(cls.__name__.lower(), f"{len(data)} bytes, at most {cls.MAX_BYTES}")
+        encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+        if len(encoded) > cls.MAX_BYTES:
+            raise TooLarge(cls.__name__.lower(), f"{len(encoded)} bytes, at most {cls.MAX_BYTES}")
         try:
-            return cls.from_document(orjson.loads(data))
+            return cls.from_document(orjson.loads(encoded))
         except orjson.JSONDecodeError as error:
             raise cls.ERROR(cls.__name__.lower(), "not JSON") from error
 
@@ -90,9 +91,7 @@ class Schema(BaseModel):
     def from_document(cls, document: Any, *, context: Any = None) -> Self:
         """The model of decoded JSON or msgpack; `context` is handed to its fields' validators. Raises as `parse`."""
         if "v" in cls.model_fields and isinstance(document, dict):
-            known = cls.model_fields["v"].default
-            if (said := document.get("v")) != known:
-                raise BadVersion.of(said, known)
+            BadVersion.check(document.get("v"), cls.model_fields["v"].default)
         counts.check(cls, document)
         try:
             return cls.model_validate(_tuples(document), context=context)

@@ -12,7 +12,7 @@ from pydantic import Field
 from nodewire.errors import BadInput
 from nodewire.protocol.borders import Border
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
-from nodewire.protocol.schema import Hex32, Name, Schema
+from nodewire.protocol.schema import Count, Hex32, Name, Schema
 
 MAX_NODES = 64
 
@@ -21,7 +21,7 @@ class SwarmNode(Schema):
     """`layers` are the first and the last; None in all nodes: as even as can be."""
 
     public: Hex32
-    layers: tuple[int, int] | None = None
+    layers: tuple[Count, Count] | None = None
 
 
 class Swarm(Schema):

@@ -86,8 +86,7 @@ def document(event: Event, fields: set[str]) -> dict[str, Any]:
         raise BadEvent("content", "not JSON") from error
     if not isinstance(document, dict):
         raise BadEvent("content", "not an object")
-    if document.get("v") != 1:
-        raise BadVersion.of(document.get("v"), 1)
+    BadVersion.check(document.get("v"), 1)
     if set(document) != fields:
         raise BadEvent("content", f"fields are not {', '.join(sorted(fields))}")
     return document

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from nodewire.errors import BadEvent, BadInput
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.protocol import (
@@ -121,6 +122,21 @@ def test_a_recipe_and_a_swarm_have_these_digests():
     read = Swarm.from_document(swarm["document"])
     assert (read.digest(), read.address) == (swarm["digest"], swarm["address"])
     assert RollCall.from_document(swarm["roll_call"]).swarm == read.digest()
+
+
+@pytest.mark.parametrize("layers", [[-1, 11], [0, 2**53]])
+def test_layers_of_a_swarms_node_are_counted_from_0(layers):
+    document = VECTORS["swarm"]["document"]
+    nodes = [{**document["nodes"][0], "layers": layers}]
+    with pytest.raises(BadInput, match=r"nodes\.0\.layers"):
+        Swarm.from_document({**document, "nodes": nodes})
+
+
+@pytest.mark.parametrize("port", [0, 65_536])
+def test_a_splice_is_at_a_port_that_there_is(signed, port):
+    document = {**json.loads(signed["splice"].content), "at": [f"splice.example:{port}"]}
+    with pytest.raises(BadEvent, match=r"at\.0"):
+        splice.Splice.from_document(document)
 
 
 def test_a_round_goes_from_its_request_to_its_close(signed):

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from nodewire.errors import BadEvent, BadHash, BadSignature, BadTag, NodewireError
+from nodewire.errors import BadEvent, BadHash, BadSignature, BadTag, BadVersion, NodewireError
 from nodewire.nostr import event as events
 from nodewire.protocol import feedback, job, kinds, publish, receipt
 from nodewire.protocol.close import Close
@@ -54,6 +54,14 @@ def test_a_tag_that_contradicts_the_plan_is_refused_by_name(tag, value):
         job.parse(request(replace={tag: [tag, value]}))
 
 
+@pytest.mark.parametrize("v", ["2", "1.0", "true"])
+def test_a_request_of_another_version_is_refused_as_such(v):
+    good = request()
+    content = good.content.replace('{"v":1,"plan"', f'{{"v":{v},"plan"')
+    with pytest.raises(BadVersion):
+        job.parse(events.sign(ME, kinds.INFERENCE, created_at=5, tags=good.tags, content=content))
+
+
 EMPTY = '"plan":{},"partials":[]}'
 
 
@@ -64,9 +72,10 @@ def test_garbage_in_the_content_is_a_typed_error(content):
         job.parse(events.sign(ME, kinds.INFERENCE, created_at=5, tags=good.tags, content=content))
 
 
-def test_terms_bound_what_a_plan_says():
-    terms = Terms(max_chunk_msat=1, max_total_msat=7)
-    assert job.parse(request(terms=terms)).bid_msat == 7
+@pytest.mark.parametrize("most", [7, 2_100_000_000_000_000_000])
+def test_terms_bound_what_a_plan_says(most):
+    terms = Terms(max_chunk_msat=1, max_total_msat=most)
+    assert job.parse(request(terms=terms)).bid_msat == most
 
 
 def test_feedback_with_a_due_is_parsed_back():

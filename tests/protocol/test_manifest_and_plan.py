@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nodewire.errors import BadInput, BadManifest, BadPlan, BadVersion, TooLarge
 from nodewire.protocol.committee import VALID_EPOCHS
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import LOCAL, MAX_JOB_EPOCHS, Assignment, Plan, ends, tensor_key
+from nodewire.protocol.plan import LOCAL, MAX_JOB_EPOCHS, Assignment, Plan, Terms, ends, tensor_key
 from tests.protocol import documents
 
 
@@ -28,7 +28,7 @@ def test_a_plan_survives_json_and_msgpack():
     assert Plan.parse(plan.to_json()) == plan == Plan.unpack(plan.pack())
 
 
-@pytest.mark.parametrize("v", [0, 2, "1", None])
+@pytest.mark.parametrize("v", [0, 2, "1", None, True, 1.0])
 def test_another_version_is_refused_as_such(v):
     with pytest.raises(BadVersion):
         Manifest.parse(altered(documents.manifest(), v=v))
@@ -82,6 +82,29 @@ def test_an_edge_from_nowhere_is_refused():
 def test_a_document_over_its_cap_is_refused_unread():
     with pytest.raises(TooLarge):
         Plan.parse(b" " * (Plan.MAX_BYTES + 1))
+
+
+def test_a_cap_counts_bytes_and_not_characters():
+    region = "\N{GLOBE WITH MERIDIANS}" * 128
+    plan = documents.plan(terms=Terms(max_chunk_msat=10_000, max_total_msat=100_000, regions=(region,) * 16))
+    text = plan.to_json() + " " * (Plan.MAX_BYTES - len(plan.to_json().encode()))
+    assert Plan.parse(text) == plan
+    assert len(text) < Plan.MAX_BYTES - 1
+    with pytest.raises(TooLarge):
+        Plan.parse(text + " ")
+
+
+def test_an_unknown_field_within_is_the_documents_fault():
+    document = documents.plan().document()
+    tasks = [{**task, "colour": "red"} for task in document["tasks"]]
+    with pytest.raises(BadPlan, match=r"tasks\.0\.colour"):
+        Plan.parse(orjson.dumps({**document, "tasks": tasks}))
+
+
+def test_the_epoch_of_a_plan_is_bounded_as_all_are():
+    assert Plan.parse(altered(documents.plan(), epoch=2**40)).epoch == 2**40
+    with pytest.raises(BadPlan, match="epoch"):
+        Plan.parse(altered(documents.plan(), epoch=2**40 + 1))
 
 
 def test_a_plan_whose_prices_do_not_add_up_is_refused():
