@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.selection import loads_an_engine, marker_of
+
 if TYPE_CHECKING:
     from running_market import RunningMarket
 
@@ -63,7 +65,26 @@ def closed_spools(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         spool.close()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only unit tests of files that load no engine")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that loads an engine takes longer to import than its tests may take."""
+    return True if config.option.fast and collection_path.suffix == ".py" and loads_an_engine(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function):
+        item.add_marker(marker_of(item))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.fast:
+        slow = [item for item in items if item.get_closest_marker("unit") is None]
+        items[:] = [item for item in items if item.get_closest_marker("unit")]
+        config.hook.pytest_deselected(items=slow)
     items.sort(key=lambda item: not item.nodeid.startswith(TRADING))  # what takes longest begins first
     for item in items:
         if item.nodeid.startswith(TRADING) and item.get_closest_marker("timeout") is None:
