@@ -120,7 +120,7 @@ PACKAGES = ("nodewire", "relay", "kinds", "simnet")
 
 
 def test_every_file_of_the_packages_is_installed_their_types_marks_among_them(tmp_path):
-    """Types count only where `py.typed` stands in what was installed, and setuptools leaves out what no rule names."""
+    """Types count only where `py.typed` is installed. Other files that are no Python setuptools would leave out."""
     build = "from setuptools import setup; setup()"
     command = ["egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", str(tmp_path / "lib")]
     subprocess.run([sys.executable, "-c", build, "-q", *command], cwd=ROOT, check=True)
