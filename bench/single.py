@@ -120,7 +120,8 @@ async def _model(
     weights = sum(prod(stored.shape) for stored in checkpoint.tensors.values())
     need, free = sum(arm.bytes for arm in arms.values()) * weights, _available()
     if free is not None and need > free:
-        return report.skip(f"{need / _GIB:.1f} GiB of memory for {name}, {free / _GIB:.1f} are free")
+        report.skip(f"{need / _GIB:.1f} GiB of memory for {name}, {free / _GIB:.1f} are free")
+        return
     found = report.arms[name] = {}
     for count in threads:
         found[str(count)] = await _rounds(report, arms, prompt, count)
