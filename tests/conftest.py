@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.selection import loads_an_engine, marker_of
+from tests.fast import Fast, Times
+from tests.selection import marker_of
 
 if TYPE_CHECKING:
     from running_market import RunningMarket
@@ -66,12 +67,14 @@ def closed_spools(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only unit tests of files that load no engine")
+    parser.addoption("--fast", action="store_true", help="only unit tests that are quick and load no engine")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file that loads an engine takes longer to import than its tests may take."""
-    return True if config.option.fast and collection_path.suffix == ".py" and loads_an_engine(collection_path) else None
+def pytest_configure(config: pytest.Config) -> None:
+    times = Times(config)
+    config.pluginmanager.register(times)
+    if config.option.fast:
+        config.pluginmanager.register(Fast(times.slow))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -80,11 +83,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(marker_of(item))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.fast:
-        slow = [item for item in items if item.get_closest_marker("unit") is None]
-        items[:] = [item for item in items if item.get_closest_marker("unit")]
-        config.hook.pytest_deselected(items=slow)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(TRADING))  # what takes longest begins first
     for item in items:
         if item.nodeid.startswith(TRADING) and item.get_closest_marker("timeout") is None:

@@ -16,25 +16,34 @@ from types import CellType, CodeType, FunctionType, ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 OURS = ("nodewire", "relay", "kinds", "simnet", "processes", "demo", "bench", "tests")
 ENGINES = {"torch", "transformers", "onnx", "onnxruntime", "safetensors"}
 STARTERS = {"subprocess", "multiprocessing", "create_subprocess_exec", "create_subprocess_shell", "fork", "posix_spawn"}
 """What the code that starts a process names."""
 
 _EMPTY = CellType()
+_START_NONE: set[object] = set()
+"""Functions and classes that reach no code that starts a process."""
 _IMPORT = re.compile(r"^(?:from ([\w.]+) )?import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 
 
 def marker_of(item: pytest.Function) -> str:
     """By folder, by fixture, then by the code that the test and its fixtures reach."""
-    folder = item.path.relative_to(ROOT / "tests").parts[0]
-    if folder in ("interop", "market"):
+    if (folder := folder_of(item.path)) in ("interop", "market"):
         return folder
     if "market" in item.fixturenames:
         return "market"
     fixtures = (one.func for found in item._fixtureinfo.name2fixturedefs.values() for one in found)
-    return "process" if item.get_closest_marker("process") or _starts((item.function, *fixtures)) else "unit"
+    hypothesis = getattr(item.function, "hypothesis", None)
+    test = item.function if hypothesis is None else hypothesis.inner_test
+    return "process" if item.get_closest_marker("process") or _starts((test, *fixtures)) else "unit"
+
+
+def folder_of(path: Path) -> str:
+    """The folder of tests/ that it lies in; of a file of tests/ itself, its name."""
+    return path.relative_to(TESTS).parts[0]
 
 
 def loads_an_engine(path: Path) -> bool:
@@ -44,16 +53,17 @@ def loads_an_engine(path: Path) -> bool:
 
 def _starts(functions: tuple[Callable[..., object], ...]) -> bool:
     waiting: list[object] = list(functions)
-    seen: set[int] = set()
+    seen: set[object] = set()
     while waiting:
         one = waiting.pop()
-        if id(one) in seen:
+        if one in seen or one in _START_NONE:
             continue
-        seen.add(id(one))
+        seen.add(one)
         names, reached = _named(one)
         if names & STARTERS:
             return True
         waiting += reached
+    _START_NONE.update(seen)
     return False
 
 
@@ -91,7 +101,7 @@ def _code_names(code: CodeType) -> set[str]:
 def _is_ours(module: str) -> bool:
     """Tests import modules of their own folder by their bare names."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    return module.split(".")[0] in OURS or Path(file or "/").is_relative_to(ROOT / "tests")
+    return module.split(".")[0] in OURS or Path(file or "/").is_relative_to(TESTS)
 
 
 @cache
