@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,8 @@ STARTERS = {"subprocess", "multiprocessing", "create_subprocess_exec", "create_s
 _EMPTY = CellType()
 _START_NONE: set[object] = set()
 """Functions and classes that reach no code that starts a process."""
+_LOAD_NONE: set[Path] = set()
+"""Files whose import loads no engine."""
 _IMPORT = re.compile(r"^(?:from ([\w.]+) )?import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 
 
@@ -48,22 +51,28 @@ def folder_of(path: Path) -> str:
 
 def loads_an_engine(path: Path) -> bool:
     """Whether the import of that test file, its folder's conftest.py before it, imports one of ENGINES."""
-    return any(one.exists() and bool(_imported(one) & ENGINES) for one in (path, path.with_name("conftest.py")))
+    return _reaches([path, path.with_name("conftest.py")], ENGINES, _imported, _LOAD_NONE)
 
 
-def _starts(functions: tuple[Callable[..., object], ...]) -> bool:
-    waiting: list[object] = list(functions)
-    seen: set[object] = set()
+def _starts(functions: Iterable[Callable[..., object]]) -> bool:
+    return _reaches(functions, STARTERS, _named, _START_NONE)
+
+
+def _reaches(
+    starts: Iterable[Any], names: set[str], step: Callable[[Any], tuple[set[str], list[Any]]], free: set[Any]
+) -> bool:
+    """Whether `step`, from any of `starts` on, comes upon one of `names`. `free` keeps what came upon none."""
+    waiting, seen = list(starts), set()
     while waiting:
         one = waiting.pop()
-        if one in seen or one in _START_NONE:
+        if one in seen or one in free:
             continue
         seen.add(one)
-        names, reached = _named(one)
-        if names & STARTERS:
+        named, reached = step(one)
+        if named & names:
             return True
         waiting += reached
-    _START_NONE.update(seen)
+    free |= seen
     return False
 
 
@@ -105,30 +114,14 @@ def _is_ours(module: str) -> bool:
 
 
 @cache
-def _imported(path: Path) -> frozenset[str]:
-    """The first names of all packages that the file's import imports, through our own files."""
-    found: set[str] = set()
-    waiting = [path]
-    seen = set()
-    while waiting:
-        file = waiting.pop()
-        if file in seen:
-            continue
-        seen.add(file)
-        for module in _modules(file):
-            found.add(module.split(".")[0])
-            waiting += _files(file.parent, module)
-    return frozenset(found)
-
-
-@cache
-def _modules(file: Path) -> list[str]:
-    """What the file imports when it is imported: lines that begin with `import` or `from`."""
-    modules = []
-    for source, several, one in _IMPORT.findall(file.read_text()):
+def _imported(file: Path) -> tuple[set[str], list[Path]]:
+    """The packages, by first name, and our files that the file's import imports: by lines that begin with the word."""
+    modules: list[str] = []
+    for source, several, one in _IMPORT.findall(file.read_text() if file.exists() else ""):
         names = [name.split(" as ")[0].strip() for name in (several or one).split("#")[0].split(",")]
         modules += [f"{source}.{name}" if source else name for name in names if name]
-    return modules
+    files = [path for module in modules for path in _files(file.parent, module)]
+    return {module.split(".")[0] for module in modules}, files
 
 
 @cache
