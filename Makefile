@@ -22,7 +22,7 @@ WORKERS ?= 2
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install base demo test lint bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
+.PHONY: help install base demo test test-fast coverage lint fmt bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
   scale-train quality-train byzantine fraud honest matrix real-model single soak interop model-check constraints clean
 
 help: ## show this list
@@ -41,15 +41,26 @@ checkpoint: $(VENV)/.installed ## train pycoder and its draft model anew, on a m
 test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
+test-fast: $(VENV)/.dev ## run the unit tests that load no engine, in a minute (ARGS="tests/pay")
+	@$(VENV)/bin/python -m pytest -n $(WORKERS) --fast $(ARGS)
+
+coverage: $(VENV)/.dev ## branches that a room's own tests take, as JSON (ARGS="plan pay"; protocol, plan, pay, oracle)
+	@$(VENV)/bin/python -m tests.branches $(ARGS)
+
 interop: $(VENV)/.dev ## other implementations against ours: OpenAI's client, plugin/core in TypeScript (ARGS="-k errors")
 	@$(LOCKED) constraints-interop.txt
 	@command -v npm > /dev/null || { echo "npm is missing: plugin/core needs Node 20.19 or newer, with npm" >&2; exit 1; }
 	@npm ci --prefix plugin/core --ignore-scripts --no-audit --no-fund --loglevel=error
 	@$(VENV)/bin/python -m pytest tests/interop $(ARGS)
 
-lint: $(VENV)/.dev ## ruff, mypy, and who may import whom
+fmt: $(VENV)/.dev ## mend what ruff can mend, and format
+	@$(VENV)/bin/ruff check --fix
+	@$(VENV)/bin/ruff format
+
+lint: $(VENV)/.dev ## ruff, spelling, mypy, and who may import whom
 	@$(VENV)/bin/ruff check
 	@$(VENV)/bin/ruff format --check
+	@$(VENV)/bin/typos
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
 

@@ -168,8 +168,8 @@ class Trial:
         found: list[dict[str, Any]] = []
         sql = "SELECT payee, chunk FROM debts WHERE job = ? AND state = 'paid'"
         for request, customer in self.payers.items():
-            for chunk, payee in paid_twice(self.market.rows(customer, sql, request)):
-                found.append({"request": request, "chunk": chunk, "payee": payee})
+            twice = paid_twice(self.market.rows(customer, sql, request))
+            found += [{"request": request, "chunk": chunk, "payee": payee} for chunk, payee in twice]
         for name in self.market.providers:
             for row in self.market.rows(name, "SELECT job, chunk FROM quotes WHERE overpaid_msat > 0"):
                 found.append({"request": row["job"], "chunk": row["chunk"], "payee": name, "overpaid": True})

@@ -158,7 +158,8 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     report.line("false_alarms", lost, "==", 0)
     say(f"busy processors: {lost} links lost")
     if (why := unavailable()) is not None:
-        return report.skip(why)
+        report.skip(why)
+        return
     ms = await black_holes(QUICK_HOLES if quick else HOLES)
     report.arms["black_hole_ms"] = spread(ms)
     report.line("black_hole_noticed_ms", round(max(ms), 1), "<=", HOLE_MS)

@@ -99,7 +99,8 @@ async def _main() -> None:
     if told["role"] == "echo":
         mailbox = node.open_job(JobChannelSpec(JOB, routes))
         _say("linked")
-        return await _echo(mailbox, "there" if dials else "back", dials)
+        await _echo(mailbox, "there" if dials else "back", dials)
+        return
     with tempfile.TemporaryDirectory() as folder:
         spool = Spool(Path(folder) / "spool", SPOOL_BYTES, SPOOL_BYTES)
         mailbox = node.open_job(
@@ -107,7 +108,8 @@ async def _main() -> None:
         )
         _say("linked")
         if not dials:
-            return await _read(mailbox, told["frames"])
+            await _read(mailbox, told["frames"])
+            return
         telling = asyncio.create_task(_tell_links(node, peer))
         await _send(mailbox, told["frames"], told["per_s"])
         await lines.readline()

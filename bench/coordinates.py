@@ -196,7 +196,8 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     report.arms["shard"] = {"violated_triangles": round(share, 3), **_said(found)}
     say(f"shard: median error {median(found):.3f}")
     if (why := unavailable()) is not None:
-        return report.skip(why)
+        report.skip(why)
+        return
     report.arms["live"] = await live(random.Random(f"{report.seed}/live"), LIVE_ROUNDS // (2 if report.quick else 1))
     say(f"live: median error {report.arms['live']['median_error']:.3f}")
     report.line("live_median_error", report.arms["live"]["median_error"], "<=", 0.15)

@@ -86,7 +86,8 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
 
 async def _over_the_internet(report: Report, arms: Sequence[str], chart: Path | None) -> None:
     if (why := unavailable()) is not None:
-        return report.skip(why)
+        report.skip(why)
+        return
     if not {"wan", "crowd"}.isdisjoint(arms):
         async with Ring(report.seed) as ring:
             if "wan" in arms:

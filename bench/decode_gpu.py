@@ -112,7 +112,8 @@ def _tensors(layer: Any) -> list[Any]:
 async def measure(report: Report, options: argparse.Namespace) -> None:
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        return report.skip("a GPU of CUDA's: nothing was measured (--device cpu --tiny tries the code)")
+        report.skip("a GPU of CUDA's: nothing was measured (--device cpu --tiny tries the code)")
+        return
     if device.type == "cuda":
         report.arms["gpu"] = {"name": torch.cuda.get_device_name(device), "torch": str(torch.__version__)}
     dtype = torch.float32 if options.tiny else torch.bfloat16

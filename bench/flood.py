@@ -77,7 +77,7 @@ async def _run(flood: Flood, target: Target) -> Counter[str]:
             await flood(target, counts)
     except TimeoutError:
         pass
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - how it ended is what is counted
         counts[f"ended by {type(error).__name__}"] += 1
         print(f"flood: {type(error).__name__}: {error}", file=sys.stderr)
     return counts

@@ -64,7 +64,7 @@ async def idle_websockets(target: Target, counts: Counter[str]) -> None:
                         while True:
                             await socket.recv()
                     counts["closed"] += 1
-            except Exception:
+            except Exception:  # noqa: BLE001 - any refusal counts
                 counts["refused"] += 1
             await asyncio.sleep(2)
 
@@ -253,6 +253,6 @@ async def strangers_beats(target: Target, counts: Counter[str]) -> None:
 async def _is_taken(pool: Any, event: Event) -> bool:
     try:
         await pool.publish(event, timeout_s=5)
-    except Exception:
+    except Exception:  # noqa: BLE001 - any refusal counts
         return False
     return True

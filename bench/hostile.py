@@ -175,7 +175,7 @@ class Bystander:
                 link = await self._node.link(self._provider, self._addresses)
                 began = time.perf_counter()
                 await _pong(link)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever turns the visitor away is counted
             seen.turned_away[f"ping: {type(error).__name__}"] += 1
         seen.ping_ms.append((time.perf_counter() - began) * 1_000)
 
@@ -197,7 +197,7 @@ class Bystander:
         try:
             async with asyncio.timeout(20), self._dial() as socket:
                 await socket.recv()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever turns the visitor away is counted
             seen.turned_away[f"websocket: {type(error).__name__}"] += 1
         body, now_s = os.urandom(1_000), int(time.time())
         sha256 = hashlib.sha256(body).hexdigest()
@@ -209,7 +209,7 @@ class Bystander:
                 async with http.put(f"{self._blossom}/upload", data=body, headers=headers) as answer:
                     if answer.status != 200:
                         seen.turned_away[f"upload: {answer.status}"] += 1
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever turns the visitor away is counted
             seen.turned_away[f"upload: {type(error).__name__}"] += 1
 
     async def _buy(self, seen: Seen, _: AsyncExitStack) -> None:
@@ -222,7 +222,7 @@ class Bystander:
                     await answer.read()
                     if answer.status != 200:
                         seen.turned_away[f"completion: {answer.status} {(await answer.text())[:80]}"] += 1
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever turns the visitor away is counted
             seen.turned_away[f"completion: {type(error).__name__}"] += 1
         seen.chat_ms.append((time.perf_counter() - began) * 1_000)
 

@@ -48,7 +48,8 @@ _PLAIN = f"import socket; socket.create_connection(({{!r}}, {_RELAY_PORT})).send
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
     if (why := unavailable(nat=True, upnp=True)) is not None:
-        return report.skip(why)
+        report.skip(why)
+        return
     for name, (a, b, rung) in PAIRS.items():
         tries = QUICK_TRIES if report.quick else CONE_TRIES if name == "cone/cone" else TRIES
         with Wan({"a": a, "b": b, "s": Host()}, RTT_MS, seed=report.seed) as wan:

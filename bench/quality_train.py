@@ -233,7 +233,8 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     rounds = options.rounds or (QUICK_ROUNDS if report.quick else ROUNDS)
     kept = Kept(options.kept)
     if options.tune:
-        return await tune(report, kept, options.rounds or TUNED_ROUNDS, options.one)
+        await tune(report, kept, options.rounds or TUNED_ROUNDS, options.one)
+        return
     seeds = [report.seed] if report.quick else [report.seed + i for i in range(SEEDS)]
     for arm in options.arms:
         for seed in seeds:
@@ -243,7 +244,8 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
                 f"{arm}, seed {seed}: {found['final']:.4f} after {found['seconds']} s, {found['upload_bytes']} bytes up"
             )
     if set(options.arms) != set(ARMS):
-        return report.line("arms", len(options.arms), "==", len(ARMS))
+        report.line("arms", len(options.arms), "==", len(ARMS))
+        return
     finals = {arm: [one["final"] for one in report.arms[arm]["seeds"].values()] for arm in ARMS}
     for arm in ARMS:
         report.arms[arm]["final_median"] = round(median(finals[arm]), 5)

@@ -122,7 +122,7 @@ async def _measured(report: Report, options: argparse.Namespace, measure: Measur
         asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     try:
         await measure(report, options)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the report says what broke it off
         report.summary["finished"] = {"value": f"{type(error).__name__}: {error}"[:300], "bound": "", "ok": False}
         say(f"broke off: {type(error).__name__}: {error}")
 

@@ -36,7 +36,8 @@ _NODE = ["-m", "bench.ring_node"]
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
     if (why := unavailable()) is not None:
-        return report.skip(why)
+        report.skip(why)
+        return
     turns, rounds = (QUICK_TURNS, 1) if report.quick else (TURNS, ROUNDS)
     arms: dict[str, list[dict[str, Any]]] = {"wire": [], "control": [], "wire_20_mbit": []}
     for number in range(rounds):

@@ -126,7 +126,8 @@ async def _model(
     needs = {arm: one.bytes * weights for arm, one in arms.items()}
     most = min(_available(), options.memory * _GIB)
     if max(needs.values()) > most:
-        return report.skip(f"{max(needs.values()) / _GIB:.1f} GiB of memory for {name}, {most / _GIB:.1f} may be taken")
+        report.skip(f"{max(needs.values()) / _GIB:.1f} GiB of memory for {name}, {most / _GIB:.1f} may be taken")
+        return
     together = [arms] if sum(needs.values()) <= most else [{arm: one} for arm, one in arms.items()]
     found = report.arms[name] = {"arms_at_once": len(together[0]), "weights": weights}
     for count in threads:

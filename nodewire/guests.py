@@ -153,7 +153,7 @@ class _Guest(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert self._inner is not None
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         if not self._door.accepts.take(origin_of(self._address)):
             self._inner = None
             self._transport.abort()
@@ -182,7 +182,7 @@ class _Guest(asyncio.Protocol):
         if self.is_answered or self._inner is None:
             self._transport.abort()
             return
-        cast(Any, self._inner).transport = None  # which aiohttp would close at once
+        cast("Any", self._inner).transport = None  # which aiohttp would close at once
         self._detach()
         self._end_in(_FAREWELL_S)
         self._transport.write(self._door.refusal)

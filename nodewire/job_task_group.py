@@ -31,7 +31,7 @@ class JobTaskGroup:
         async def guarded() -> None:
             try:
                 await work
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - what it is ends the job
                 self.fail(error)
 
         task = asyncio.create_task(guarded())

@@ -95,7 +95,7 @@ class Turns:
             end_s = self.end_s()
             try:
                 result.set_result(work())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - it is raised to who asked for the work
                 result.set_exception(error)
             finally:
                 self.spent(end_s)

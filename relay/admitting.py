@@ -55,7 +55,7 @@ class Door:
         async def under_way(
             request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
         ) -> web.StreamResponse:
-            guest = self._guests.get(cast(asyncio.Protocol, request.protocol))
+            guest = self._guests.get(cast("asyncio.Protocol", request.protocol))
             if guest is None:  # the connection has just ended
                 return await handler(request)
             self.busy(guest)
@@ -107,7 +107,7 @@ class _Guest(asyncio.Protocol):
             self._end = asyncio.get_running_loop().call_later(delay_s, self._transport.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             option = (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             transport.get_extra_info("socket").setsockopt(*option)

@@ -100,14 +100,17 @@ class Conversation:
             array = nip01.decode(text, max_bytes=self._house.config.limits.frame_bytes)
         except BadInput as error:
             self._house.counts.refusals["invalid"] += 1
-            return self._say(nip01.Notice(f"invalid: {error}"))
+            self._say(nip01.Notice(f"invalid: {error}"))
+            return
         if not self._messages.take(""):
-            return self._refuse(array, "rate-limited: too many messages, slow down")
+            self._refuse(array, "rate-limited: too many messages, slow down")
+            return
         try:
             message = nip01.parse_client(array)
         except BadInput as error:
             prefix = "unsupported" if isinstance(error, Unsupported) else "invalid"
-            return self._refuse(array, f"{prefix}: {error}")
+            self._refuse(array, f"{prefix}: {error}")
+            return
         match message:
             case nip01.ClientEvent(event):
                 await self._publish(event)
@@ -139,22 +142,27 @@ class Conversation:
         size = len(json.encode())
         if size > house.config.limits.event_bytes:
             reason = f"invalid: an event of {size} bytes, at most {house.config.limits.event_bytes}"
-            return self._answer(event, Outcome(False, reason), began_ns)
+            self._answer(event, Outcome(False, reason), began_ns)
+            return
         visit = Visit(int(house.clock()), self._authed, house.config)
         if refused := refusal(event, visit, house.policies):
-            return self._answer(event, Outcome(False, refused), began_ns)
+            self._answer(event, Outcome(False, refused), began_ns)
+            return
         try:
             events.verify(event)
         except BadInput as error:
             self._answer(event, Outcome(False, f"invalid: {error}"), began_ns)
-            return self._punish(error)
+            self._punish(error)
+            return
         if nip01.is_ephemeral(event.kind):
             heard = house.broadcast(event, json, None)
             self._charge(working.of_deliveries(heard))
-            return self._answer(event, Outcome(True, "" if heard else _NOBODY), began_ns)
+            self._answer(event, Outcome(True, "" if heard else _NOBODY), began_ns)
+            return
         reason = self._has_stored_too_much(event)
         if reason and event.kind != deleting.KIND:
-            return self._answer(event, Outcome(False, reason), began_ns)
+            self._answer(event, Outcome(False, reason), began_ns)
+            return
         indexed = len(letters(event.tags))
         self._charge(working.of_tags(indexed) + working.of_deletions(indexed if event.kind == deleting.KIND else 0))
         await self._unanswered.acquire()
@@ -183,14 +191,17 @@ class Conversation:
         self._unsubscribe(name)  # a REQ under a name in use replaces what stood there
         limits = self._house.config.limits
         if len(self._subscriptions) >= limits.subscriptions:
-            return self._say(nip01.Closed(name, f"rate-limited: {limits.subscriptions} subscriptions are open"))
+            self._say(nip01.Closed(name, f"rate-limited: {limits.subscriptions} subscriptions are open"))
+            return
         if refused := self._refuses(filters):
-            return self._say(nip01.Closed(name, refused))
+            self._say(nip01.Closed(name, refused))
+            return
         heavy, standing = weight(filters), self._house.standing
         await working.pay(self._house.work, self.origin, working.of_values(heavy), self._house.counts)
         if standing[self.origin] + heavy > limits.standing_values:
             reason = f"rate-limited: your address has {limits.standing_values} values in its filters, close some"
-            return self._say(nip01.Closed(name, reason))
+            self._say(nip01.Closed(name, reason))
+            return
         # The subscription is live before the query looks, and what the query saw is not sent again: no gap, no double.
         subscription = Subscription(self, name, filters, weight=heavy)
         self._subscriptions[name] = subscription
@@ -213,7 +224,8 @@ class Conversation:
                 page = await self._house.archive.load(left, reader)
         except (TimedOut, sqlite3.Error) as error:
             self._unsubscribe(name)
-            return self._say(nip01.Closed(name, _unanswerable(error)))
+            self._say(nip01.Closed(name, _unanswerable(error)))
+            return
         await self._outbox.put(nip01.Eose(name).to_json())
         waiting, subscription.waiting = subscription.waiting or [], None
         for seq, json in waiting:
@@ -230,7 +242,8 @@ class Conversation:
 
     async def _count(self, name: str, filters: Sequence[nip01.Filter]) -> None:
         if refused := self._refuses(filters):
-            return self._say(nip01.Closed(name, refused))
+            self._say(nip01.Closed(name, refused))
+            return
         try:
             self._say(nip01.RelayCount(name, await self._house.archive.count(filters, self._reader())))
         except (TimedOut, sqlite3.Error) as error:
@@ -243,10 +256,12 @@ class Conversation:
             events.verify(event)
         except BadInput as error:
             self._ok(event, Outcome(False, f"invalid: {error}"))
-            return self._punish(error)
+            self._punish(error)
+            return
         most = self._house.config.limits.keys
         if len(self._authed | {event.pubkey}) > most:
-            return self._ok(event, Outcome(False, f"rate-limited: {most} keys have authenticated on this connection"))
+            self._ok(event, Outcome(False, f"rate-limited: {most} keys have authenticated on this connection"))
+            return
         self._authed.add(event.pubkey)
         self._ok(event, Outcome(True, ""))
 

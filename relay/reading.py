@@ -136,7 +136,7 @@ class _Lane:
             answer = await running
             if not query.answer.done():
                 query.answer.set_result(answer)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is raised to who asked
             if not query.answer.done():
                 query.answer.set_exception(error)
         finally:

@@ -12,6 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.fast import Fast, Times
+from tests.selection import marker_of
+
 if TYPE_CHECKING:
     from running_market import RunningMarket
 
@@ -61,6 +64,23 @@ def closed_spools(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for spool in made:
         spool.close()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only unit tests that are quick and load no engine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    times = Times(config)
+    config.pluginmanager.register(times)
+    if config.option.fast:
+        config.pluginmanager.register(Fast(times.slow))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function):
+        item.add_marker(marker_of(item))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

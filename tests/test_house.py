@@ -1,6 +1,8 @@
 """The files around the code fit the code: pins, containers, the service unit."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -112,3 +114,29 @@ def test_what_a_customer_subscribes_to_ends_with_its_job():
     """A relay allows a connection so many subscriptions (ours: 200); one that nobody closes outlives its reader."""
     for path in (ROOT / "nodewire" / "customer").rglob("*.py"):
         assert not re.search(r"async for .* in .*\.subscribe\(", path.read_text()), path
+
+
+PACKAGES = ("nodewire", "relay", "kinds", "simnet")
+
+
+def test_every_file_of_the_packages_is_installed_their_types_marks_among_them(tmp_path):
+    """Types count only where `py.typed` is installed. Other files that are no Python setuptools would leave out."""
+    build = "from setuptools import setup; setup()"
+    command = ["egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", str(tmp_path / "lib")]
+    subprocess.run([sys.executable, "-c", build, "-q", *command], cwd=ROOT, check=True)
+    built = {str(path.relative_to(tmp_path / "lib")) for path in (tmp_path / "lib").rglob("*") if path.is_file()}
+    listed = subprocess.run(["git", "ls-files", *PACKAGES], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert {f"{name}/py.typed" for name in PACKAGES} <= built
+    assert set(listed.stdout.split()) <= built
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md"])
+def test_a_page_for_developers_names_only_what_exists(page):
+    text = (ROOT / page).read_text()
+    paths = re.findall(r"`((?:nodewire|relay|kinds|simnet|tests|bench|docs|nips|demo|deploy)/[\w./-]*)`", text)
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", text)
+    assert links
+    for path in (*paths, *links):
+        assert re.search("NAME|NN", path) or (ROOT / path).exists(), path
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) <= targets

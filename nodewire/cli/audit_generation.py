@@ -96,9 +96,8 @@ async def _beyond(role: AnyRole, reading: Reading, trails: list[dict[str, Any]],
     """Follow the jobs on relays, and make the tokens again if that is wished; whether they were."""
     from nodewire.verify.generation import compare
 
-    for request in reading.requests:
-        if request is not None:
-            trails.append(await trail_of(role, request.id))
+    for request in filter(None, reading.requests):
+        trails += [await trail_of(role, request.id)]
     if not replay or reading.faults:
         return False
     async with AsyncExitStack() as stack:

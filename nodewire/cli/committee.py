@@ -95,7 +95,7 @@ def create(
 
 
 def _ppm(option: str, text: str) -> int:
-    """ "5%" as 50,000."""
+    """Millionths: "5%" is 50,000."""
     try:
         share = Decimal(text.removesuffix("%")) * (10_000 if text.endswith("%") else 1_000_000)
     except ArithmeticError as error:

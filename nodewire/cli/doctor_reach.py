@@ -41,7 +41,7 @@ _SHARED = ipaddress.ip_network("100.64.0.0/10")
 """RFC 6598: between a carrier's NAT and its customers."""
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Documentation's addresses: to ask for a route, nothing is sent there."""
-_ALL = ("0.0.0.0", "::")
+_ALL = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 _RUNGS = {
     "address": "dialled at its address",
     "upnp": "dialled at the router's address",

@@ -104,7 +104,8 @@ def net(
         nodes, silence = [], error
     seen = _Seen(claim, {node.public: node for node in nodes}, silence, time.time())
     if peer:
-        return _show_one(role, _chosen(edges, seen, peer), seen, json)
+        _show_one(role, _chosen(edges, seen, peer), seen, json)
+        return
     if chart is not None:
         _draw(chart, nodes, seen)
     if json:

@@ -80,7 +80,8 @@ def place(
     size = f"{counted(len(manifest.tasks), 'task')} on {counted(len(pool.nodes), 'node')}"
     try:
         with steps(f"placing {size}") as tell:
-            found = advise(pool, what, workload, goal, Random(seed), is_local=is_local, tell=tell)
+            chance = Random(seed)  # noqa: S311 - the user's seed makes it come out again
+            found = advise(pool, what, workload, goal, chance, is_local=is_local, tell=tell)
             changes = moves(pool, what, workload, goal, held, tell=tell) if holding else None
     except NoProvider as error:  # nobody is asked for anything here: machines lack room
         raise OverMemory(error.field, f"{error.reason}. {_ROOM}") from error

@@ -58,7 +58,7 @@ def check(
 
 
 def _share(name: str, text: str) -> float:
-    """ "5%" or "0.05" as a probability."""
+    """A probability: "5%", or "0.05"."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError as error:

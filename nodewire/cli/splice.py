@@ -81,7 +81,7 @@ def splice(
         except OSError as error:
             raise BadConfig("--listen", f"cannot listen at {listen}: {error.strerror}") from error
         at = tuple(announce or (listening,))
-        if not announce and host in ("0.0.0.0", "::"):
+        if not announce and host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
             raise BadConfig("--announce", "where do others reach it? It listens on all addresses of this machine")
         try:
             ad = splices.Splice(name=name, at=at, bytes_per_s=limits.bytes_per_s, most_bytes=limits.most_bytes)

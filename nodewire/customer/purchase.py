@@ -326,7 +326,7 @@ class Purchase:
                 await ending.pay_what_came(running.payments, running.missed | self._gone)
             finally:
                 await running.end()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the job's end must not hide how it ended
             self._session.log.warning("job %s: what came is not paid: %s", running.request.id[:8], typed_fault(error))
 
     async def paid(self) -> None:

@@ -45,7 +45,6 @@ def eager(
     module: torch.nn.Module, said: Signature, outputs: Sequence[str] | None, mode: Reading | None = None
 ) -> Eager:
     """The module as it stands, which is left as it was; `mode` has its weights if they are not its own."""
-
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
 
     def call(given: Tensors) -> Tensors:

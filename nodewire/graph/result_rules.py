@@ -32,7 +32,7 @@ def by_rule(op: Op, given: Given) -> torch.Tensor | None:
     if op.name not in _DIRECT:
         return None
     try:
-        return cast(torch.Tensor, op.call(**given))
+        return cast("torch.Tensor", op.call(**given))
     except (RuntimeError, TypeError, ValueError, LookupError):
         return None  # and the interpreter says why, and of which node
 

@@ -113,7 +113,7 @@ def _exported(whole: _Whole, said: Signature, asked: Sequence[Guard]) -> torch.e
             return made
     except NodewireError:
         raise
-    except Exception as error:  # the model's own code runs here, and may raise anything
+    except Exception as error:  # noqa: BLE001 - the model's own code runs here, and may raise anything
         refusal = diagnosed(error, whole.model, asked, said.dims)
     raise refusal
 

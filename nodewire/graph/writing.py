@@ -101,7 +101,6 @@ def _parts_held(program: Program, done: Decomposition) -> tuple[str, ...]:
 
 def report(name: str, done: Decomposition, target_bytes: int, modules: Mapping[str, str]) -> Iterator[str]:
     """What was made and what bounded it, for people; `modules` has the paths of operators' modules in the model."""
-
     dims = {dim: most for made in done.tasks.values() for dim, most in made.program.dims.items()}
     calls = ", ".join(f"{dim} up to {most}" for dim, most in dims.items()) or "one size"
     count = f"{len(done.tasks)} task{'s' if len(done.tasks) > 1 else ''} under {in_units(target_bytes)}"

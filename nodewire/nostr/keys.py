@@ -149,5 +149,5 @@ def verify(public: str, digest: bytes, signature: bytes) -> bool:
         return False
     try:
         return bool(_point(public).schnorr_verify(digest, signature, None, raw=True))
-    except Exception:  # the binding raises a bare Exception for a point that is not on the curve
+    except Exception:  # noqa: BLE001 - the binding raises a bare Exception for a point that is not on the curve
         return False

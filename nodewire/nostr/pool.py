@@ -311,7 +311,7 @@ class Pool:
             link.down(reason)
             failures = 1 if clock() - started_s >= _STEADY_S else failures + 1
             pause_s = min(self._last_pause_s, self._first_pause_s * 2 ** min(failures - 1, 30))
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1))  # noqa: S311 - spreads reconnections
 
     async def _talk(self, link: Link, socket: ClientConnection) -> None:
         outbox: asyncio.Queue[str] = asyncio.Queue(_OUTBOX_MESSAGES)

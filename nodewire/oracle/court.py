@@ -289,7 +289,7 @@ class Court:
                 opening = await self._evidence.opening(sample, epoch, node)
         except (NodewireError, OSError, TimeoutError) as error:
             self._lacks(of.key, f"the opening of {node[:8]}: {_said(error)}")
-        except Exception:
+        except Exception:  # noqa: BLE001 - a fault in one sample must not end the others
             _log.exception("opening of sample %s by %s: a fault of this software", sample.key[:8], node[:8])
         self._feed(Opened(of.key, node, opening, sample.key if sample.key != of.key else ""))
 
@@ -301,7 +301,7 @@ class Court:
                 leaves = await self._evidence.frames(sample, epoch, opening)
         except (NodewireError, OSError, TimeoutError) as error:
             self._lacks(sample.key, f"the frames of {sample.provider[:8]}: {_said(error)}")
-        except Exception:
+        except Exception:  # noqa: BLE001 - a fault in one sample must not end the others
             _log.exception("frames of sample %s: a fault of this software", sample.key[:8])
         self._feed(FramesShown(sample.key, leaves))
 
@@ -321,7 +321,7 @@ class Court:
         except (NodewireError, OSError, TimeoutError) as error:
             self._lacks(sample.key, f"own result: {_said(error)}")
             withheld = isinstance(error, Withheld)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a fault in one sample must not end the others
             _log.exception("sample %s is not computed again: a fault of this software", sample.key[:8])
         ended = Recomputed(sample.key, None, withheld, equivocation, unopened=unopened)
         if computed is not None:

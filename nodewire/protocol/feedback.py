@@ -124,7 +124,7 @@ def parse(event: Event) -> Feedback:
     status_tag = next((t for t in event.tags if t[0] == "status"), ())
     if len(status_tag) < 2 or status_tag[1] not in get_args(Status):
         raise BadTag("status", f"not one of {', '.join(get_args(Status))}")
-    status = cast(Status, status_tag[1])
+    status = cast("Status", status_tag[1])
     due = _due(event, request) if status == "payment-required" else None
     return Feedback(
         id=event.id,

@@ -33,7 +33,7 @@ class Acquaintance:
         self._node = node
         self._market = market
         self._allow_private = allow_private
-        self._chance = random.Random()
+        self._chance = random.Random()  # noqa: S311 - whom to meet is no secret
         self._failed: dict[str, float] = {}
 
     async def run(self) -> None:

@@ -188,7 +188,7 @@ class Provider:
             finally:
                 self._admitting -= 1
             pages = served.take(params.get("positions"))
-        except Exception as raised:  # a kind may be anybody's
+        except Exception as raised:  # noqa: BLE001 - a kind may be anybody's
             error = typed_fault(raised)
             log.info("job %s refused: %s", request.id[:8], error)
             self.figures.refused(event.kind, error)
@@ -210,7 +210,7 @@ class Provider:
                 opened = await self._factory.open(job, served)
                 self._jobs[request.id] = opened.run
                 await opened.serve()
-        except Exception as raised:
+        except Exception as raised:  # noqa: BLE001 - a kind may be anybody's
             error = typed_fault(raised)
             self._outage.note(error)
             log.warning("job %s ended: %s", request.id[:8], error)

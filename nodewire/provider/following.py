@@ -149,7 +149,7 @@ class Follower:
         models = [one for one in models if one.tasks]
         others = holders(snapshot, models, self._public)
         before = replace(self._state, held=self._window(models))
-        chance = Random(f"{self._public} {epoch}")
+        chance = Random(f"{self._public} {epoch}")  # noqa: S311 - others derive the same
         found = follow(models, others, self._budget.window_bytes, before, epoch, chance, self._settings)
         goes = found.held is not None and found.held != before.held
         return (

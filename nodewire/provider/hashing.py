@@ -62,7 +62,7 @@ class Hashing:
             return
         try:
             self._hash(*self._noted.popleft())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - what it is ends the job
             self._task_group.fail(error)
         if self._noted:
             self._hash_soon()

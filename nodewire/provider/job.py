@@ -201,7 +201,7 @@ class JobRun:
         try:
             await self._chunks.claim_unclosed()
             await self._settling.stop(error)
-        except Exception as also:
+        except Exception as also:  # noqa: BLE001 - the job has failed by something else already
             log.error("job %s: what is complete cannot be claimed: %s", self.request.id[:8], typed_fault(also))
 
     def _book_end(self, *, broke: bool, own: bool) -> None:
@@ -213,7 +213,7 @@ class JobRun:
                 self._ledger.interrupted(self.request.id)
             else:
                 self._ledger.broke_off(self.request.id, time.time())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the job has ended already
             log.error("job %s: its end is not in the ledger: %s", self.request.id[:8], typed_fault(error))
 
     def _broke_by(self, error: NodewireError) -> bool:

@@ -198,7 +198,7 @@ class OpenJob:
             log.info("job %s: %s", self._context.request.id[:8], error)
             if self._member.mailbox.failure is None:  # else all that the job waits for knows
                 self.run.fail(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - what it is ends the job
             self.run.fail(error)
 
     def _log_end(self) -> None:

@@ -79,7 +79,7 @@ class Outage:
         try:
             for check in self._checks:
                 await check()
-        except Exception as raised:
+        except Exception as raised:  # noqa: BLE001 - whatever a check raises is the outage
             error = typed_fault(raised)
             if self.cause is None:
                 self._begin(error)

@@ -18,7 +18,7 @@ from nodewire.wire.reach import announcing
 from nodewire.wire.reach.reach import Reach
 
 log = logging.getLogger("nodewire.provider")
-_ALL = ("0.0.0.0", "::")
+_ALL = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 async def open_wire(stack: AsyncExitStack, config: WireConfig, node: Node, keys: Keys, pool: Pool) -> tuple[str, ...]:

@@ -224,7 +224,7 @@ class Blobs:
                 else:
                     if status not in _BUSY or wait_s is None:
                         return refusal
-                await asyncio.sleep(wait_s * (0.5 + random.random()))
+                await asyncio.sleep(wait_s * (0.5 + random.random()))  # noqa: S311 - spreads tries
             raise AssertionError("the last try returns or raises")
         except (aiohttp.ClientError, TimeoutError) as error:
             return LinkLost(server, str(error) or type(error).__name__)
@@ -302,9 +302,10 @@ class Blobs:
         if part.digest.hexdigest() != sha256:
             blended = part.sources != {server}
             part.restart()
-            if blended:  # another server's part may be what is wrong: this one gets to send all of it
-                return await self._stream(server, sha256, cap, part)
-            raise BadHash("sha256", f"{server} sent other bytes")
+            if not blended:
+                raise BadHash("sha256", f"{server} sent other bytes")
+            # Another server's part may be what is wrong: this one gets to send all of it.
+            await self._stream(server, sha256, cap, part)
 
     async def _holds(self, server: str, sha256: str) -> bool:
         async with self._http().head(f"{server}/{sha256}", allow_redirects=False) as response:

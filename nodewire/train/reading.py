@@ -106,8 +106,7 @@ def _texts(recipe: Recipe, files: list[Path], tokenizer: bytes) -> dict[str, Ten
     encoder, ends = Tokenizer(tokenizer), recipe.family.ends[:1]
     rows: list[np.ndarray] = []
     for file in files:
-        for piece in _pieces(_text(file)):
-            rows.append(np.array(encoder.encode(piece), np.int64))
+        rows += [np.array(encoder.encode(piece), np.int64) for piece in _pieces(_text(file))]
         rows.append(np.array(ends, np.int64))
     return {"ids": torch.from_numpy(np.concatenate(rows))}
 

@@ -113,7 +113,7 @@ def drawn(rows: Rows, shape: tuple[int, ...], dtype: str = "float32") -> Stored:
             return Stored(source.path, name, shape, source.start + rows.first * rows.width * item, prod(shape) * item)
         if rows.less_one:
             name = "float32"
-    nbytes = prod(shape) * cast(torch.dtype, getattr(torch, name)).itemsize
+    nbytes = prod(shape) * cast("torch.dtype", getattr(torch, name)).itemsize
     return Drawn(source.path, name if name in DTYPES else CODE_OF[name], shape, 0, nbytes, rows)
 
 

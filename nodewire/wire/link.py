@@ -254,9 +254,9 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, channel: asyncio.BaseTransport) -> None:
         if self._state == "ended":
-            cast(asyncio.Transport, channel).abort()
+            cast("asyncio.Transport", channel).abort()
             return
-        self._channel = cast(asyncio.Transport, channel)
+        self._channel = cast("asyncio.Transport", channel)
         self.origin = origin_of(host_port.parse(address)[0]) if (address := self.address) else ""
         self._channel.set_write_buffer_limits(high=0)
         transport.tune(channel)

@@ -88,7 +88,7 @@ class Links:
         self._dials: dict[str, _Dial] = {}
         self._linked = asyncio.Event()
 
-    async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:
+    async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:  # noqa: S104 - peers are strangers
         """Accept links on an address (port 0: any free one), and say which. Raises OSError."""
         listener = await self._transport.listen(host, port, self._arrived)
         if self._beside is not None and not self._listeners:

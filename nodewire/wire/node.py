@@ -99,7 +99,7 @@ class Node:
     def ladder(self, ladder: Ladder) -> None:
         self._links.ladder = ladder
 
-    async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:
+    async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:  # noqa: S104 - peers are strangers
         """Accept links on an address (port 0: any free one), and say which. Raises OSError."""
         return await self._links.listen(host, port)
 

@@ -104,7 +104,7 @@ class Vivaldi:
 
     def __init__(self, public: str, place: Place | None = None) -> None:
         """`place`: where it was when it was last known; else it begins near the origin, by its public key."""
-        self._chance = random.Random(public)
+        self._chance = random.Random(public)  # noqa: S311 - a place to begin at
         self.place = place or Place(self._chance.uniform(-100, 100), self._chance.uniform(-100, 100), _LEAST_HEIGHT_US)
         self._peers: dict[str, _Peer] = {}
         self._until_look = 0

@@ -25,7 +25,7 @@ _TOOL_S = 10.0
 _TRIED = "import sys, torch; (torch.ones(2, device=sys.argv[1]) + 1).sum().item()"
 _GPU = re.compile(r"^GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-f-]+)\)$")
 _SLICE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[0-9A-Za-z/-]+)\)$")
-_MPS_PIPE = "/tmp/nvidia-mps"
+_MPS_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - where NVIDIA's MPS has its pipe
 _CLOCK_HZ = os.sysconf("SC_CLK_TCK")
 
 

@@ -29,7 +29,7 @@ def main() -> None:
     channel = int(options["channel"])
     try:
         server, hello = _prepare(options, channel)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the daemon is told what it was
         traceback.print_exc()
         typed = (
             error if isinstance(error, NodewireError) else BadConfig("worker", f"{type(error).__name__}: {error}"[:200])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
 DEMO = Path(__file__).parents[2] / "demo"
 BUSY = {"code": "link-lost", "field": "wallet", "reason": "no answer", "retryable": True}
 WRONG = {"code": "bad-config", "field": "bond", "reason": "no such holder", "retryable": False}

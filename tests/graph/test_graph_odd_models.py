@@ -49,7 +49,7 @@ def test_weights_are_those_of_their_modules_whatever_these_are_called(tmp_path, 
 
 
 class Two(nn.Module):
-    def forward(self, Rows, rows):
+    def forward(self, Rows, rows):  # noqa: N803 - torch names an input by the argument
         return Rows - rows
 
 

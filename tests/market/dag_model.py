@@ -103,8 +103,10 @@ def register(out: Path, name: str = NAME) -> Registration:
         for edge in dict.fromkeys(port.edge for port in program.inputs):
             source = edge.partition(".to.")[0]
             edges.append(_edge(edge, source, task, program, [port for port in program.inputs if port.edge == edge]))
-        for edge in dict.fromkeys(port.edge for port in program.outputs if port.edge.endswith(f".to.{CUSTOMER}")):
-            edges.append(_edge(edge, task, CUSTOMER, program, [port for port in program.outputs if port.edge == edge]))
+        edges += [
+            _edge(edge, task, CUSTOMER, program, [port for port in program.outputs if port.edge == edge])
+            for edge in dict.fromkeys(port.edge for port in program.outputs if port.edge.endswith(f".to.{CUSTOMER}"))
+        ]
     manifest = Manifest(name=name, mode="run", tasks=tuple(tasks), edges=tuple(edges))
     return Registration(manifest, blobs.paths, ())
 

@@ -84,8 +84,10 @@ def roots_of(opening: Opening, secrets: set[bytes]):
     roots = [merkle.root([merkle.leaf(one) for one in data]), hashlib.sha256(b"".join(data)).digest()]
     for secret in secrets:
         roots.append(merkle.root([merkle.leaf(one, secret) for one in data]))
-        for behind in (secret, canonical.tagged_hash("nodewire/salt-secret/1", secret + of)):
-            roots.append(merkle.root([merkle.leaf(one, merkle.salt(behind, i)) for i, one in enumerate(data)]))
+        roots += [
+            merkle.root([merkle.leaf(one, merkle.salt(behind, i)) for i, one in enumerate(data)])
+            for behind in (secret, canonical.tagged_hash("nodewire/salt-secret/1", secret + of))
+        ]
     for root in roots:
         yield from (root, bytes.fromhex(canonical.digest("nodewire/work/1", [*place, root])))
 

@@ -33,9 +33,8 @@ async def test_nobody_reads_what_a_driver_says_instead_and_another_goes_on(marke
     epoch = await market.until(market.is_free(*STALLS))
     async with market.customer("reader") as customer:
         await customer.session.market.epoch(timeout_s=60, after=epoch.body.epoch - 1)
-        texts: list[str] = []
-        async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=40):
-            texts.append(piece.text)
+        said = customer.generate(market.decoder["address"], PROMPT, max_tokens=40)
+        texts = [piece.text async for piece in said]
         assert "thief" not in "".join(texts)
         assert customer.last["ids"] == whole_tokens(market, PROMPT, 40)
         lied, made = customer.purchases

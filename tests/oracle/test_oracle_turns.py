@@ -46,7 +46,7 @@ class Silent:
         if sample.key in self.shows:
             return self.shows[sample.key]
         self.asked.append(sample)
-        await asyncio.Event().wait()
+        return await asyncio.Event().wait()
 
     async def inputs(self, sample, epoch, *, last, within_s):
         self.fetched[sample.key] = within_s

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 
 
-class run_simnet:
+class run_simnet:  # noqa: N801 - a block is opened with it, as with a function
     """The real process, started as an operator starts it; ends with the block."""
 
     def __init__(self, db: Path, *options: str, base_fee_msat: int = 0, fee_ppm: int = 0) -> None:

@@ -114,8 +114,7 @@ def test_of_data_weights_updates_and_snapshots_nothing_stands_there(job, searche
     theta, _ = bare.run(MARKED, dataset(), 2)
     assert weights == state.pack(theta)
     computed = [weights, held_out.packed, *(shard.packed for shard in shards)]
-    for round_ in range(MARKED.rounds):
-        computed.append(state.pack(bare.run(MARKED, dataset(), 2, rounds=round_)[0]))
+    computed += [state.pack(bare.run(MARKED, dataset(), 2, rounds=n)[0]) for n in range(MARKED.rounds)]
     computed.append(compress.pack(theta, Compression(method="int4"))[0])
     shown = [whole for whole in secrets.plaintexts if whole not in computed]
     assert len(secrets.plaintexts) >= 2 + 3 + 4 + 4  # shards, thetas, updates and what audits were shown

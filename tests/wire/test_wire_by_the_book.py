@@ -29,7 +29,7 @@ OID = x509.ObjectIdentifier("2.25.331049885473452711640222435708488784047")
 JOB = hashlib.sha256(b"by the book").hexdigest()
 
 
-def H(tag: str, data: bytes) -> bytes:
+def H(tag: str, data: bytes) -> bytes:  # noqa: N802 - the name that the NIPs give it
     prefix = hashlib.sha256(tag.encode()).digest()
     return hashlib.sha256(prefix * 2 + data).digest()
 

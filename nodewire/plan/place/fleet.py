@@ -118,7 +118,7 @@ def _planned(
     made = fleet.for_latency() if objective == "latency" else fleet.for_throughput(is_quick=is_quick)
     if not made:
         raise NoProvider("nodes", "together they have no room for all tasks")
-    extra = fleet.extra(made)
+    extra = fleet.extra(made)  # noqa: S610 - no Django
     stages = tuple(sorted((*(stage for one in made for stage in one.stages), *extra), key=lambda stage: stage.node))
     rings = tuple(Ring(one.stages, fleet.predictor.turn_ms(one.stages, 0.0, anchor)) for one in made)
     return Placement(

@@ -134,7 +134,7 @@ class Splicer:
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:
+    async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:  # noqa: S104 - peers are strangers
         """Serve on an address (port 0: any free one), and say which. Raises OSError."""
         listening = await transport.listening_at(host, port, backlog=_BACKLOG)
         self._listening.append(listening)
