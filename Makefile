@@ -43,7 +43,7 @@ test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
 
 interop: $(VENV)/.dev ## other people's implementations against ours: OpenAI's client (ARGS="-k errors")
 	@$(LOCKED) constraints-interop.txt
-	@$(VENV)/bin/python -m pytest tests/interop $(ARGS)
+	@$(VENV)/bin/python -m pytest tests/interop tests/test_readme.py $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and who may import whom
 	@$(VENV)/bin/ruff check
