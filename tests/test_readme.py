@@ -1,7 +1,7 @@
-"""README's tours run as they stand in the file: each block in its order, by a shell, in one folder, on a running market.
+"""README's tours run as they stand: each block in its order, by a shell, in one folder, on a running market.
 
-The language of a fence is `bash` or `python`, and the words behind it say what the block is: first the tour, or `every` for
-what each new terminal begins with; then, if it goes on running in a terminal of its own, `stays`.
+The language of a fence is `bash` or `python`, and the words behind it say what the block is. The first is its tour, or
+`every` for what each new terminal begins with. `stays` follows if it goes on running in a terminal of its own.
 """
 
 from __future__ import annotations
