@@ -30,7 +30,7 @@ README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```(\w+)(?: ([\w ]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TOURS = ("customer", "gateway", "operator", "developer", "committee")
 EVERY = "every"
-READY = re.compile(r"\bready\b")
+READY = re.compile(r"^\w+ ready  ")
 PLACEHOLDER = re.compile(r"<[a-z_ -]+>|\b(?:ADDRESS|REQUEST|MODEL|FILE|FOLDER|DIR)\b|\.\.\.|…|path/to")
 
 
@@ -53,14 +53,14 @@ def blocks() -> list[Block]:
 
 
 class Terminal:
-    """A block that goes on running, and whether it has said that it is ready."""
+    """A block in a shell of its own, and whether it has said that it is ready."""
 
-    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
-        self._said: list[str] = []
+    def __init__(self, begin: str, text: str, folder: Path, environment: dict[str, str]) -> None:
+        self._text, self._said = text, list[str]()
         self._told = threading.Event()
         self.is_ready = False
         self._process = subprocess.Popen(
-            command,
+            ["bash", "-eo", "pipefail", "-c", begin + text],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -76,18 +76,19 @@ class Terminal:
         assert self._process.stdout
         for line in self._process.stdout:
             self._said.append(line)
-            if READY.search(line):
+            if READY.match(line):
                 self.is_ready = True
                 self._told.set()
         self._told.set()  # it has ended
 
     def wait_until_ready(self) -> None:
         self._told.wait()
-        assert self.is_ready, f"it ended before it was ready:\n{self.said}"
+        assert self.is_ready, "a block that stays ended before it was ready"
 
-    @property
-    def said(self) -> str:
-        return "".join(self._said)
+    def wait_until_done(self) -> None:
+        self._reader.join()
+        code = self._process.wait()
+        assert code == 0, f"README's block ended with {code}"
 
     def stop(self) -> None:
         if self._process.poll() is None:
@@ -98,6 +99,7 @@ class Terminal:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._reader.join()
+        print(f"$ {self._text}\n{''.join(self._said)}")  # pytest shows it where a test fails
 
 
 @pytest.fixture(scope="module")
@@ -141,19 +143,14 @@ def run(tags: set[str], folder: Path) -> None:
     begin = "".join(block.text for block in blocks() if block.tour == EVERY)
     before = untracked(folder)
     with ExitStack() as stack:
-        beside: list[Terminal] = []
         for block in (one for one in blocks() if one.tour in tags):
             text = block.text if block.language == "bash" else f"python - <<'PYTHON'\n{block.text}PYTHON\n"
-            terminal = Terminal(["bash", "-eo", "pipefail", "-c", begin + text], folder, environment)
+            terminal = Terminal(begin, text, folder, environment)
             stack.callback(terminal.stop)
             if block.stays:
                 terminal.wait_until_ready()
-                beside.append(terminal)
             else:
-                terminal._reader.join()
-                code = terminal._process.wait()
-                logs = "".join(f"\n--- {one.said[-3000:]}" for one in beside)
-                assert code == 0, f"README's block\n\n{text}\nended with {code}:\n{terminal.said[-3000:]}{logs}"
+                terminal.wait_until_done()
     assert untracked(folder) == before, "a tour leaves files that git sees"
 
 
