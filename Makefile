@@ -51,7 +51,7 @@ interop: $(VENV)/.dev ## other implementations against ours: OpenAI's client, pl
 	@$(LOCKED) constraints-interop.txt
 	@command -v npm > /dev/null || { echo "npm is missing: plugin/core needs Node 20.19 or newer, with npm" >&2; exit 1; }
 	@npm ci --prefix plugin/core --ignore-scripts --no-audit --no-fund --loglevel=error
-	@$(VENV)/bin/python -m pytest tests/interop $(ARGS)
+	@$(VENV)/bin/python -m pytest tests/interop tests/test_readme.py $(ARGS)
 
 fmt: $(VENV)/.dev ## mend what ruff can mend, and format
 	@$(VENV)/bin/ruff check --fix

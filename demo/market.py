@@ -172,6 +172,15 @@ async def balance_msat(common: Mapping[str, str], folder: Path) -> int:
         await wallet.close()
 
 
+def write_addresses(folder: Path, common: Mapping[str, str], models: Mapping[str, str]) -> None:
+    """Where the market is, a file each, for README's commands; `models` are addresses by the models' names."""
+    files = {f"{one}.url": common[one] for one in ("relay", "blossom", "simnet")}
+    files |= {"committee.address": common["committee"]}
+    files |= {f"{name}.address": address for name, address in models.items()}
+    for name, text in files.items():
+        (folder / name).write_text(text + "\n")
+
+
 def _role(common: Mapping[str, str]) -> list[str]:
     """What every role's file says; what is of no section goes before it."""
     return [

@@ -42,6 +42,7 @@ from market import (
     provider_config,
     specializations,
     watcher_config,
+    write_addresses,
 )
 from records import plaintext_hits, relay_events
 from rich.markup import escape
@@ -262,16 +263,7 @@ class Trade:
             saying(models.register(market, self.minilm, self.kept, where), _pieces),
         )
         self.common |= {"committee": self.created["address"], "simnet": simnet["url"]}
-        notes = {
-            "relay.url": self.common["relay"],
-            "blossom.url": self.common["blossom"],
-            "simnet.url": self.common["simnet"],
-            "committee.address": self.created["address"],
-            "smollm2.address": self.decoder["address"],
-            "minilm.address": self.encoder["address"],
-        }
-        for name, text in notes.items():
-            (folder / name).write_text(text + "\n")
+        write_addresses(folder, self.common, {one["name"]: one["address"] for one in (self.decoder, self.encoder)})
 
     async def serve(self) -> None:
         """Oracles and providers, all of them ready."""

@@ -26,7 +26,7 @@ settings.load_profile("nodewire")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MARKET = "tests/market/"
-TRADING = (MARKET, "tests/interop/")
+TRADING = (MARKET, "tests/interop/", "tests/test_readme.py")
 """Whose tests ask for the running market."""
 STARTING_S = 600
 """In which a test of a market must be over, its start included, which whoever comes first waits for."""

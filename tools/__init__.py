@@ -1,0 +1,1 @@
+"""Scripts that make what stands in docs/ out of what programs printed."""
