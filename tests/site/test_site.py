@@ -22,7 +22,7 @@ SOURCES = ("nodewire", "kinds", "relay", "simnet", "processes", "bench", "demo",
 
 
 def built(folder: Path, config: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", config, "-d", folder]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", config, "-d", folder]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False
     )
