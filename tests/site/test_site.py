@@ -73,3 +73,36 @@ def test_what_the_code_says_of_the_documentation_is_there():
                 named.setdefault(name, path.name)
     assert named
     assert not {name: where for name, where in named.items() if not (ROOT / name).exists()}
+
+
+LIMITS = {"architecture": 2_500} | dict.fromkeys(
+    ("assignment", "verification", "wire", "speculation", "recovery", "payment", "training", "sandbox"), 1_500
+)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_page_of_explanation_is_short(name):
+    assert len((ROOT / "docs" / "explanation" / f"{name}.md").read_text().split()) <= LIMITS[name]
+
+
+def test_a_figure_names_a_command_that_exists():
+    page = (ROOT / "docs" / "reference" / "measurements.md").read_text()
+    rows = [line.split("|")[-2].strip().strip("`") for line in page.splitlines() if line.startswith("| [")]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert len(rows) > 20
+    for command in rows:
+        made = re.fullmatch(r"make ([a-z-]+)", command)
+        run = re.match(r"python -m bench\.(\w+)", command)
+        assert (
+            command == "none is kept"
+            or (made and made[1] in targets)
+            or (run and (ROOT / "bench" / f"{run[1]}.py").exists())
+        ), command
+
+
+def test_a_decision_has_its_parts():
+    records = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
+    assert records
+    for path in records:
+        headings = re.findall(r"^## (.*)$", path.read_text(), re.MULTILINE)
+        assert {"Context", "Decision"} <= set(headings), path.name
