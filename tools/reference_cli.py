@@ -45,11 +45,15 @@ def commands(command: Any = None, name: str = "nodewire") -> Iterator[str]:
 def _described(name: str, command: Any, depth: int) -> Iterator[str]:
     yield f"{'#' * depth} `{name}`\n"
     yield _prose(command.help or "") + "\n"
-    if below := getattr(command, "commands", None):
-        for part, one in below.items():
-            if not one.hidden:
-                yield from _described(f"{name} {part}", one, depth + 1)
-        return
+    below = getattr(command, "commands", {})
+    if not below or command.invoke_without_command:
+        yield from _usage(name, command)
+    for part, one in below.items():
+        if not one.hidden:
+            yield from _described(f"{name} {part}", one, depth + 1)
+
+
+def _usage(name: str, command: Any) -> Iterator[str]:
     parameters = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
     arguments = [one for one in parameters if one.param_type_name == "argument"]
     options = [one for one in parameters if one.param_type_name == "option"]
