@@ -22,7 +22,7 @@ WORKERS ?= 2
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install base demo test test-fast coverage lint fmt bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
+.PHONY: help install base demo test test-fast coverage docs lint fmt bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
   scale-train quality-train byzantine fraud honest matrix real-model single soak interop model-check constraints clean
 
 help: ## show this list
@@ -56,6 +56,10 @@ interop: $(VENV)/.dev ## other implementations against ours: OpenAI's client, pl
 fmt: $(VENV)/.dev ## mend what ruff can mend, and format
 	@$(VENV)/bin/ruff check --fix
 	@$(VENV)/bin/ruff format
+
+docs: $(VENV)/.dev ## make the documentation's pages and its site, in build/site
+	@$(VENV)/bin/python -m tools.reference
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, spelling, mypy, and who may import whom
 	@$(VENV)/bin/ruff check
@@ -111,8 +115,8 @@ fuzz-gguf: $(VENV)/.installed ## 100,000 hostile GGUF files, read as `register` 
 scale-train: $(VENV)/.installed ## a training with 4 to 256 providers: start, memory, events, validation (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.scale_train $(ARGS)
 
-quality-train: $(VENV)/.installed ## DiLoCo beside centralized training; draws docs/quality-train.svg (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.quality_train --chart docs/quality-train.svg $(ARGS)
+quality-train: $(VENV)/.installed ## DiLoCo beside centralized training; draws docs/reference/quality-train.svg (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.quality_train --chart docs/reference/quality-train.svg $(ARGS)
 
 byzantine: $(VENV)/.installed ## jobs with a cheater among the providers (ARGS="--quick --only scaled")
 	@$(VENV)/bin/python -m bench.byzantine $(ARGS)

@@ -54,7 +54,9 @@ LABELS = {
     "dropped": "DiLoCo, half of the results lost",
 }
 CENTRAL, DILOCO = ("0.03", "", ""), ("0.02", "0.9", "0.8")
-"""Rate of the inner Muon; outer rate and momentum: the best of those tried for each (docs/measurements.md)."""
+"""Rate of the inner Muon; outer rate and momentum: the best of those tried for each.
+
+docs/reference/measurement-history.md has the trials."""
 TUNED = {
     "central": (("0.01", "", ""), ("0.02", "", ""), ("0.03", "", ""), ("0.04", "", "")),
     "f32": (("0.02", "0.7", "0.6"), ("0.02", "0.9", "0.6"), ("0.02", "0.9", "0.8"), ("0.02", "1.0", "0.7")),

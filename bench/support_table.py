@@ -7,8 +7,8 @@ from typing import Any
 
 _HEAD = """# Models
 
-`python -m bench.support --table docs/models.md` writes this page: what `nodewire register --dry-run` makes of the
-configurations of models that people have (`bench/configs`), and how tiny random models of every family compare with
+`python -m bench.support --table docs/reference/models.md` writes this page: what `nodewire register --dry-run` makes of
+the configurations of models that people have (`bench/configs`), and how tiny random models of every family compare with
 `transformers`. Pieces are counted at a target of so much memory, for 4 sessions of 8192 positions each (fewer if the
 model has fewer), in the dtype that its weights are stored in, float16 in float32; a smaller context, fewer sessions or
 keys in 8 bits make fewer of them.

@@ -71,8 +71,11 @@ class WalletConfig(Section):
     """Where the role's Lightning wallet is. `token_file` holds what the wallet service gave for the account."""
 
     kind: WalletKind = DEFAULT_WALLET
+    """The kind of wallet: `sim` is the simulated network. An installed package may bring others."""
     url: str
+    """The wallet service's URL."""
     token_file: Path
+    """The file with the account's token. Whoever has the token has the money."""
 
 
 class File(Section):
@@ -103,29 +106,35 @@ class MetricsConfig(Section):
     """Where the daemon shows Prometheus what it counts; nowhere if `listen` is empty."""
 
     listen: Address | Literal[""] = ""
+    """host:port where Prometheus scrapes. Nothing listens if it is empty."""
 
 
 class ModelPin(Section):
     """The model that a name stands for here."""
 
     manifest: ManifestAt
+    """The model's address."""
     digest: Hex32 | None = None
-    """Only this version of the manifest; whatever its author publishes if empty."""
+    """Only this version of the manifest. Empty: whatever its author publishes."""
 
 
 class Role(File):
     """What every role's file has."""
 
     key: Path
+    """The file with the role's nsec, mode 0600. It is made if missing."""
     relays: tuple[str, ...] = Field(min_length=1, max_length=8)
+    """Websocket URLs. One that answers is enough."""
     blossom: tuple[str, ...] = Field(min_length=1, max_length=8)
+    """Blob servers. A blob is read from the first that has it, and written to all."""
     committee: CommitteeAt
+    """The committee's address."""
     committee_digest: Hex32 | None = None
-    """Follow only this committee, whatever the author of the address publishes later."""
+    """Follow only this version of the committee, whatever its founder publishes later."""
     state: Path
-    """A folder for the role's database and cached blobs."""
+    """A folder for the ledger (SQLite) and cached blobs. Back it up: it knows what was paid."""
     names: dict[Alias, ModelPin] = Field(default={}, max_length=1_024)
-    """Models by the names that are pinned here."""
+    """Models by names of your own. `nodewire models pin` writes such a line."""
 
     @property
     def ledger(self) -> Path:
@@ -138,46 +147,62 @@ class Role(File):
 
 class WireConfig(Section):
     listen: Address = "127.0.0.1:0"
+    """Where providers and customers dial this node. Port 0 takes a free one."""
     announce: tuple[Address, ...] = Field(default=(), max_length=8)
-    """Addresses that others reach this node by. If empty: the listening address, or for one that stands for all of this
-    machine's, what can be found out."""
+    """Addresses that others reach this node by. Empty: the listening address. If that is 0.0.0.0 or [::], splices and
+    the router tell the address."""
     splices: tuple[SpliceAt, ...] = Field(default=(), max_length=8)
-    """Where others may meet this node; those whose ads the relays have if empty."""
+    """Where others may meet this node if they cannot dial it. Empty: splices whose ads the relays have."""
     upnp: bool = True
-    """Ask the router to open the port, where it is found out."""
+    """Ask the router to open the port, where the address is found out."""
     private: bool = False
-    """Connect to private addresses that peers and splices' ads name: for a market in this network. If all relays are at
-    private ones it is taken for such a market."""
+    """Connect to private addresses, too, that peers and ads of splices name: for one network, or machines of one VPN.
+    It is on if all relays are at private addresses."""
     congestion: Congestion = "cubic"
-    """The kernel's congestion control for what this node sends; empty is the kernel's own choice. The default is passed
-    over where it is not there; another one that is not, or not allowed, is a fault when the role is started."""
+    """The kernel's congestion control for what this node sends. `bbr` suits a line that loses packets; empty is the
+    kernel's own choice. The role does not start with one that the kernel lacks, but for the default."""
     same_host: bool = True
-    """Share memory with nodes that this user runs on this machine, in place of TLS."""
+    """Share memory, in place of TLS, with nodes that this user runs on this machine (Linux). Both must see the same
+    temporary folder and process ids."""
 
 
 class LnurlConfig(Section):
     listen: Address = "127.0.0.1:0"
+    """Where the LNURL-pay endpoint listens."""
     url: str = ""
-    """Public base URL of the endpoint; the listening address if empty."""
+    """Public base URL of the endpoint. Empty: the listening address."""
 
 
 class WorkerConfig(Section):
     memory: Size = 2 * 10**9
+    """What a worker may take above an empty one; enforced. All that one process serves must fit in with its largest
+    call, else it is refused when it is loaded."""
     threads: int = Field(default=1, ge=1, le=256)
+    """Threads of a worker. They keep to one CPU of each physical core, and to a hybrid processor's fast cores, while
+    these are enough. What `taskset` or a container forbids stays forbidden."""
     processes: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
-    """Of a provider that serves: its tasks are spread over so many, each with `memory` and `threads`."""
+    """Processes that the served tasks are spread over, each with `memory` and `threads` of its own. Tasks of different
+    processes compute at once."""
     batch: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
-    """Of a provider that serves: so many calls of one graph task, of several jobs, are computed as one."""
+    """So many calls of one task, of different jobs, are computed as one where that keeps their rows apart. A row's
+    last bits may differ from those of a single call."""
     device: Device = "cpu"
+    """Where tasks are computed."""
     compiled: Path | None = None
-    """A folder of libraries made of tasks by `python -m nodewire.graph.compile`; all tasks are interpreted without."""
+    """A folder of libraries of graph tasks, made by `python -m nodewire.graph.compile FOLDER PROGRAM...`. The builder
+    needs a C++ compiler and is in no sandbox: compile only models whose authors you trust. Empty: all tasks are
+    interpreted."""
     draft: Path | None = None
-    """A model folder: what drivers here may guess by, beside a session's own text. Needs a `lookahead` above 1."""
+    """A model's folder or GGUF file by which drivers here guess, beside a session's own text. It needs the tokens of
+    the driver's model and a `lookahead` above 1. It counts in `memory`, with keys and values of up to four
+    sessions."""
 
     sandbox: Literal["full", "weak"] = "full"
-    """With "weak" workers start where the kernel cannot confine them fully, too; see docs/operating.md."""
+    """"weak" starts workers where the kernel cannot confine them fully, too. docs/explanation/sandbox.md says what
+    that gives up."""
     graphs: bool = True
-    """Where `device` is a GPU of CUDA's: capture steps of decoding, and replay them."""
+    """On a CUDA device: capture steps of decoding by their shape and replay them. At most 1 GiB goes to captures, of
+    what `memory` leaves beside a task. A step that cannot be captured is computed as without."""
 
     @property
     def limits(self) -> Limits:
@@ -200,66 +225,83 @@ class BondConfig(Section):
     """What the provider stakes with the wallet's bond holder, and for how long in advance; nothing at 0."""
 
     amount_msat: Msat = 0
+    """What is staked with the bond holder. It is locked from the wallet at the start, and kept up."""
     days: int = Field(default=30, ge=1, le=3_650)
+    """For how long in advance."""
 
 
 class Serve(Section):
     """A specialization: tasks of one manifest and what a chunk of each costs."""
 
     manifest: ManifestAt
+    """The model's address."""
     digest: Hex32 | None = None
-    """Serve only this version of the manifest; whatever its author publishes if empty."""
+    """Serve only this version of the manifest. Empty: whatever its author publishes."""
     tasks: tuple[Name, ...] = Field(min_length=1, max_length=1_024)
+    """The tasks of the manifest that are served here."""
     price_msat: Msat
+    """The price of each task for a chunk. A decoder's prompt counts by every 64 positions, its answer by every 64
+    tokens; a begun chunk counts whole. An encoder's call is one chunk."""
     slots: Annotated[int, Field(ge=1, le=4_096)] | Literal["most"] | None = None
-    """Sessions at once, of the whole context; as many as the manifest says if empty, and `most` as many as the worker's
-    memory has room for."""
+    """Sessions of the whole context at once, or more of shorter ones. Empty: as many as the manifest says. "most": as
+    many as `memory` has room for."""
     us_per_position: int | None = Field(default=None, ge=1, le=2**40)
-    """The speed that the ad claims; if not given, what `nodewire profile` measured, or else the daemon at its start."""
+    """The speed that the ad claims, in microseconds. Empty: what `nodewire profile` measured, or the daemon at its
+    start."""
 
 
 class AutoConfig(Section):
     """What a provider with `specialize = "auto"` chooses from, and how; `rest` and `patience` in epochs."""
 
     manifests: tuple[ManifestAt, ...] = Field(default=(), max_length=64)
-    """The only ones that count; if empty, all that the committee certifies somebody to hold."""
+    """Addresses of the models that it chooses from. Empty: all that the committee certifies somebody to hold and that
+    the relays carry."""
     memory: Size | None = None
-    """For all tasks that are held so at a time; what the worker's processes may take if not given."""
+    """For all that is held so at a time. Empty: what the worker's processes may take, less `[[serve]]`. Where old and
+    new tasks fit in together, a move interrupts nothing; else the old ones go first."""
     disk: Size = 50 * 10**9
-    """For their blobs."""
+    """For the blobs that it fetched so. Those used longest ago go."""
     slots: int = Field(default=4, ge=1, le=4_096)
+    """Sessions at once."""
     price_ppm: int = Field(default=1_000_000, ge=0, le=10_000_000)
-    """Of what others ask for the same task, in the middle."""
+    """The price, in millionths of the median that others ask for the task."""
     least_msat: Msat = 1
     """The least for a task and chunk, and the price where nobody else asks any."""
     rest: int = Field(default=60, ge=1, le=100_000)
+    """Epochs that it stays after a move."""
     patience: int = Field(default=6, ge=1, le=1_000)
+    """Epochs in a row in which another place must have been better."""
 
 
 class TrainConfig(Section):
     """Rounds of training that a provider takes, and what they cost. Memory and device are the worker's."""
 
     kinds: tuple[Literal[8840, 8841, 8842], ...] = Field(default=(8840, 8841), min_length=1)
+    """8840 is a FedAvg round, 8841 a DiLoCo round, 8842 an outer step, which may also stand alone."""
     families: tuple[Literal["linear", "mlp", "cnn", "decoder", "encoder"], ...] = Field(
         default=("linear", "mlp", "cnn", "decoder", "encoder"), min_length=1, max_length=16
     )
+    """Families of models that are trained."""
     msat_per_pflop: Msat
+    """A round's price for 10^15 operations."""
     least_msat: Msat = 1_000
+    """The least that a round costs."""
     gflops: int = Field(default=10, ge=1, le=2**40)
-    """The speed that the ad claims, gflop a second."""
+    """The speed that the ad claims, in 10^9 operations a second."""
     concurrency: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
-    """Rounds at a time, each in a worker of its own."""
+    """Rounds at a time, each in a worker of its own with `[worker] memory`. `doctor` says where that is too little."""
     deposit_ppm: int = Field(default=200_000, ge=0, le=1_000_000)
-    """The part of a price that a customer pays first, unless it paid for the round before."""
+    """The part that is paid before a customer's first round, in millionths. Later the payment for the round before
+    stands for it, once. Customers ask nobody who wants more than 500000."""
     credit_msat: Msat = 0
-    """What a customer may owe, besides the round before, while its next round is trained: audits and payments take
-    about as long as a small round, and customers put them off as far as this lets them."""
+    """What a customer may owe, besides the round before, while its next round is trained. Customers put audits and
+    payments off as far as this lets them."""
     most: Size = 2 * 10**9
     """The largest weights or shard that is fetched."""
     fedstr: bool = False
-    """Serve requests in FEDSTR's layout (kind 8000), too, whose weights and shards are fetched from their URLs."""
+    """Serve requests in FEDSTR's layout (kind 8000), too. Their weights and shards are fetched from URLs."""
     private_endpoints: bool = False
-    """Fetch these over plain http from loopback and private addresses: for a market on this machine or network."""
+    """Fetch these from loopback and private addresses, too, and from them over plain http."""
 
     @model_validator(mode="after")
     def _trains_for_fedstr(self) -> Self:
@@ -270,32 +312,50 @@ class TrainConfig(Section):
 
 class ProviderConfig(Role):
     name: Name | Literal[""] = ""
-    """The ad's name; made of the key if empty."""
+    """The ad's name. Empty: it is made of the key."""
     hardware: Label = ""
+    """Shown in the ad."""
     region: Label = ""
+    """Shown in the ad. Customers may ask for regions."""
     wire: WireConfig = WireConfig()
+    """Where other nodes reach this one."""
     lnurl: LnurlConfig = LnurlConfig()
+    """Where customers ask for invoices."""
     metrics: MetricsConfig = MetricsConfig()
+    """Where Prometheus scrapes."""
     wallet: WalletConfig
+    """Where the money goes."""
     worker: WorkerConfig = WorkerConfig()
+    """The processes that compute."""
     bond: BondConfig = BondConfig()
+    """What is staked."""
     serve: tuple[Serve, ...] = Field(default=(), max_length=64)
+    """One for each specialization."""
     specialize: Literal["auto"] | None = None
-    """Hold, beside what stands in [[serve]], what the market lacks most, and follow it."""
+    """"auto": hold, beside what stands in `[[serve]]`, what the market lacks most, and follow it."""
     auto: AutoConfig = AutoConfig()
+    """What `specialize = "auto"` chooses from."""
     train: TrainConfig | None = None
+    """Rounds of training. A provider has this, `[[serve]]` or `specialize`, or several."""
     spool: Size = 10 * 10**9
-    """Bytes on disk for the frames of jobs that are under way or have just ended."""
+    """Disk for the frames of jobs under way, and of sampled ones that ended in the last ten epochs. A generation that
+    may need more than is left is told `busy`."""
     pow_bits: int = Field(default=8, ge=0, le=40)
-    """NIP-13 work that an unknown customer's request must carry."""
+    """NIP-13 work of a customer's request. A key that has never paid here, or left three first chunks unpaid in ten
+    minutes, brings a bit more for each doubling of the unpaid first chunks beyond 16. Above 20 bits it is told `busy`.
+    One origin has 8 such chunks at a time."""
     lookahead: int = Field(default=8, ge=1, le=MAX_LOOKAHEAD)
-    """How many rows of a frame, and for each position that is paid, a driver may have computed by guess; 1 is none."""
+    """How far a generation's driver may run ahead by guess: rows of a frame, and of each position that is paid. 1 is
+    not at all."""
     prefixes: Literal["own", "shared", "off"] = "own"
-    """For whom a stage keeps prompts' beginnings: the same customer, any who sends them again, nobody."""
+    """For whom decoder stages keep what they computed of prompts' beginnings. `own`: the same customer. `shared`: any
+    who sends them again, so time and price tell that somebody has. `off`: nobody. They take memory that no session
+    needs."""
     cached_ppm: int = Field(default=500_000, ge=1, le=WHOLE_PPM)
-    """What a beginning that is found costs, of the price of computing it."""
+    """What 64 positions cost that a stage found so, in millionths of the price."""
     patience_s: int = Field(default=30, ge=1, le=3_600)
-    """How long a delivered chunk may stay unpaid before its customer is in debt."""
+    """Seconds that a delivered chunk may stay unpaid before its customer is in debt. Jobs that broke off are counted
+    apart."""
 
     @property
     def limits(self) -> Limits:
@@ -331,29 +391,42 @@ class Whom(Section):
     """From whom may be bought, and what the customer does itself; people as nodewire.customer.people."""
 
     driver: Literal["provider", "local", "ends"] = "provider"
-    """What runs here: nothing, the driver (text and sampling stay here), or the first and last layers, too."""
+    """What runs here: nothing (`provider`), the driver (`local`: text and sampling stay here), or the model's first
+    and last layers, too (`ends`). It costs nothing, and every token travels through here."""
     trusted: tuple[Person, ...] = Field(default=(), max_length=64)
-    """If not empty, these alone."""
+    """If not empty, these alone are bought from. A person is an npub, or a NIP-51 follow set: an naddr, or
+    `30000:AUTHOR:NAME`. A set is read when a command begins, at most 64 people of it."""
     ends: tuple[Person, ...] = Field(default=(), max_length=64)
     """If not empty, these alone have the driver, and the first and last layers."""
     excluded: tuple[Person, ...] = Field(default=(), max_length=64)
+    """These are never bought from."""
     regions: tuple[Label, ...] = Field(default=(), max_length=16)
+    """If not empty, only providers that say they are there."""
 
 
 class CustomerConfig(Role):
     wallet: WalletConfig
+    """Where the money comes from."""
     whom: Whom = Whom()
+    """From whom is bought, and what runs here."""
     wire: WireConfig = WireConfig()
+    """Where providers reach this customer."""
     worker: WorkerConfig = WorkerConfig()
+    """Only for tasks that run here."""
     max_chunk_msat: Msat = 100_000
+    """Most that one chunk may cost over all tasks."""
     max_total_msat: Msat = 10_000_000
+    """Most that one job may cost: its chunks and their verification share. Routing fees come on top, at most 1 sat or
+    1 % a zap."""
     resplit_msat: Msat | None = None
-    """Most that a generation may spend on moving to quicker rings, beside what it costs to stay; 0 is never to move. A
-    quarter of what the job may cost if empty."""
+    """Most that a generation may spend on moves to quicker rings, beside what it costs to stay. 0 is never to move.
+    Empty: a quarter of what the job may cost. All its jobs together stay within `max_total_msat`."""
     lookahead: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
-    """How far generations may run ahead by guess, where providers take as much; 1 is not at all."""
+    """How far generations may run ahead by guess, where providers take as much. 1 is not at all. The tokens are the
+    same."""
     private_endpoints: bool = False
-    """Pay over plain http to loopback and private addresses: for a market on this machine or in this network."""
+    """Pay providers whose LNURL endpoint is on a loopback or private address, over plain http: for a market on this
+    machine or network."""
 
     @property
     def limits(self) -> Limits:
@@ -376,8 +449,11 @@ class BondsConfig(Section):
     """Where the bonds' holder is asked. `token_file`: the oracle's account there, which its earnings are paid into."""
 
     kind: WalletKind = DEFAULT_WALLET
+    """As in `[wallet]`."""
     url: str
+    """The bond holder's URL. Certified verdicts are presented there, and it says which passes count."""
     token_file: Path | None = None
+    """The file with the oracle's account there: earnings of verdicts and its part of the fees are pulled into it."""
 
 
 class OracleConfig(File):
@@ -388,15 +464,24 @@ class OracleConfig(File):
     """
 
     seat: Path
+    """The folder with the seat's secrets, of `nodewire committee create`."""
     committee: Path
+    """The committee's document, `committee.json`."""
     state: Path
+    """A folder for the journal and blobs. An oracle without its `state` must not run again: it could vote twice."""
     relays: tuple[str, ...] = Field(min_length=1, max_length=16)
+    """Websocket URLs."""
     blossom: tuple[str, ...] = Field(min_length=1, max_length=16)
+    """Blob servers. Certificates and what they cite are uploaded there."""
     worker: WorkerConfig | None = None
+    """Computes disputed chunks again. Without it the oracle joins those that do."""
     bonds: BondsConfig | None = None
+    """Where the bond holder is asked. Without it others present verdicts, and list the passes."""
     metrics: MetricsConfig = MetricsConfig()
+    """Where Prometheus scrapes."""
     disk: Size = 50 * 10**9
-    """For the blobs that it has read; the longest unused go."""
+    """For the blobs that it has read. Every hour those go that nobody used in 30 days, then the longest unused. What
+    workers hold stays, and what was read in the last hour or eight epochs."""
 
     @property
     def limits(self) -> Limits | None:

@@ -11,12 +11,12 @@ from typing import Literal, Self
 class Limits:
     """Caps of the relay. Sizes in bytes, spans in seconds; a rate of 0 means no limit."""
 
-    frame_bytes: int = 131_072
-    event_bytes: int = 65_536
-    tags: int = 2_000
+    frame_bytes: int = 131_072  # one message
+    event_bytes: int = 65_536  # one event, as JSON
+    tags: int = 2_000  # of one event
     tag_value_bytes: int = 1_024  # of indexed (single-letter) tags
     future_s: int = 900  # how far ahead of our clock created_at may be
-    ephemeral_age_s: int = 60
+    ephemeral_age_s: int = 60  # older ephemeral events are refused
     connections: int = 2_048  # shared by the addresses they come from
     idle_connections: int = 256  # that have no request under way; a websocket is one
     idle_s: float = 20.0  # after which such a connection is closed
@@ -25,19 +25,19 @@ class Limits:
     keys: int = 64  # per connection, that have authenticated: each query is held against all
     standing_values: int = 131_072  # per address: filters of open subscriptions, and the values in them
     tests_per_s: float = 500_000.0  # per address: its filters that are held against events; about 0.4 microseconds each
-    tests_burst: int = 1_000_000
+    tests_burst: int = 1_000_000  # likewise, saved up
     query_limit: int = 500  # stored events per filter; also used where a filter has no `limit`
-    query_s: float = 5.0
+    query_s: float = 5.0  # of one query, seconds of its work
     query_steps: int = 20_000_000  # of SQLite's virtual machine: about a second
     work_per_s: float = 3_000.0  # per address; a unit is about 100 microseconds of a core (working.py)
-    work_burst: int = 6_000
+    work_burst: int = 6_000  # likewise, saved up
     bad_signatures: int = 16  # per connection; then it is closed
     events_bytes: int = 16 * 1024**3  # stored in all, as JSON
     key_events_bytes: int = 1024**3  # of one author's
     address_bytes_per_day: int = 512 * 1024**2  # by which the store may grow; a quarter of it at once
     key_bytes_per_day: int = 256 * 1024**2  # likewise
     messages_per_s: float = 500.0  # per connection, on average
-    messages_burst: int = 2_000
+    messages_burst: int = 2_000  # likewise, saved up
     unanswered_events: int = 1_024  # per connection: events read but not yet committed
     outbox_bytes: int = 4 * 1_048_576  # per connection; a reader that falls further behind is closed
     address_outbox_bytes: int = 64 * 1_048_576  # per address; beyond it each of its connections has 128 KiB
@@ -53,18 +53,18 @@ class BlobLimits:
     longest unused first; what is younger stays, and uploads are refused before it goes.
     """
 
-    blob_bytes: int = 2 * 1024**3
+    blob_bytes: int = 2 * 1024**3  # of one blob
     least_blob_bytes: int = 4_096  # that a blob counts as, since it takes so much of a disk
-    quota_bytes: int = 64 * 1024**3
-    key_quota_bytes: int = 32 * 1024**3
-    address_bytes: int = 32 * 1024**3
+    quota_bytes: int = 64 * 1024**3  # of all blobs
+    key_quota_bytes: int = 32 * 1024**3  # of one uploader's
+    address_bytes: int = 32 * 1024**3  # from one address in `kept_s`
     uploads: int = 64  # at the same time, shared by the addresses they come from
     downloads: int = 512  # likewise
     stall_s: float = 30.0  # an upload brings `least_bytes_s` on average over each such span, or is let go
-    least_bytes_s: int = 16_384
-    list_length: int = 1_000
-    full_ppm: int = 900_000
-    kept_s: int = 7 * 86_400
+    least_bytes_s: int = 16_384  # a slower upload or download ends
+    list_length: int = 1_000  # blobs in one answer to /list
+    full_ppm: int = 900_000  # of the quota, above which unused blobs go
+    kept_s: int = 7 * 86_400  # that a blob stays without use, at least
 
     @classmethod
     def of(cls, quota_bytes: int) -> Self:

@@ -1,1 +1,1 @@
-"""Scripts that make what stands in docs/ out of what programs printed."""
+"""Scripts that make what stands in docs/: pages, the site, pictures of what programs printed."""

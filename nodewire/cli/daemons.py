@@ -28,7 +28,7 @@ from nodewire.errors import BadConfig, BadInput
 from nodewire.listen_address import named_by
 from nodewire.protocol.sizes import parse_size
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
+Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/reference/configuration.md).")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Quota = Annotated[str, typer.Option(help="Most that blobs may take; half of it of one uploader.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65_535)]
@@ -120,7 +120,7 @@ def oracle(config: Config, json: Json = False) -> None:
 
 def provider(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")
+        Path | None, typer.Option("--config", "-c", help="The role's TOML file (docs/reference/configuration.md).")
     ] = None,
     swarm: SwarmAt = None,
     split: Split = "",

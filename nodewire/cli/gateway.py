@@ -26,7 +26,7 @@ def gateway(
         _say_new_key(as_json=json)
         return
     if config is None:
-        raise BadInput("--config", "the gateway's TOML file is needed (docs/operating.md)")
+        raise BadInput("--config", "the gateway's TOML file is needed (docs/reference/configuration.md)")
     from nodewire.config import CustomerConfig
     from nodewire.gateway.config import GatewayConfig
     from nodewire.gateway.starting import start as start_gateway

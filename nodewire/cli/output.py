@@ -31,8 +31,8 @@ _DOCTOR = "`nodewire doctor --config FILE` tries everything it names."
 _ADVICE = {
     "no-quorum": "Is the committee running, and are these its relays? `nodewire doctor --config FILE` looks.",
     "no-provider": "Raise the price cap, widen the terms, or wait: `nodewire models` shows who serves what.",
-    "bad-config": "See docs/operating.md for every field.",
-    "bad-recipe": "See docs/recipes.md for every field.",
+    "bad-config": "See docs/reference/configuration.md for every field.",
+    "bad-recipe": "See docs/reference/recipes.md for every field.",
     "payment-failed": "`nodewire wallet balance --config FILE` shows what the wallet holds.",
     "link-lost": f"Is it running, and is its address right? {_DOCTOR}",
     "over-budget": "Raise --budget, or max_chunk_msat and max_total_msat in the configuration.",
@@ -81,7 +81,7 @@ def _advice(error: NodewireError) -> str:
     if error.code == "no-provider" and error.field == "nodes":
         return "`nodewire swarm check FILE` asks every node; `nodewire provider --swarm FILE` starts one, there."
     if error.code == "no-provider" and error.field == "model":
-        return "A provider serves it by a [[serve]] that has its address and tasks: docs/operating.md."
+        return "A provider serves it by a [[serve]] that has its address and tasks: docs/reference/configuration.md."
     if error.code == "no-provider" and error.field.startswith(("trainers", "shard", "round")):
         return "`nodewire trainers --config FILE` shows who trains what; what is done already stays done."
     if error.code == "bad-config" and error.reason.startswith("cannot be read"):

@@ -64,7 +64,7 @@ class _Machines(_Closed):
 def from_file(path: Path) -> tuple[Pool, Tables, Holding]:
     """The pool, the times that were measured, and what each machine holds now.
 
-    Raises BadConfig: the file is not what docs/operating.md says.
+    Raises BadConfig: the file is not what docs/how-to/place-tasks.md says.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:

@@ -16,7 +16,9 @@ from nodewire.listen_address import named_by
 
 
 def relay(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file (docs/operating.md).")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="TOML file (docs/reference/configuration.md).")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 7777. 0 picks a free one.", min=0, max=65_535)] = None,
     db: Annotated[Path | None, typer.Option(help="SQLite file of events; relay.db.")] = None,

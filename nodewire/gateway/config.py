@@ -34,25 +34,33 @@ class ModelConfig(Section):
     """
 
     name: ModelName
+    """What clients call the model. `*` has the terms of every other model of the market, which clients call by name or
+    address. `/v1/models` lists of these the pinned ones; metrics call them `*`."""
     manifest: ManifestAt | None = None
-    """If not given, the name is looked for as the customer looks for it."""
+    """The model's address. Empty: the name is looked for as the customer looks for it."""
     digest: Hex32 | None = None
-    """Only this version of the manifest; whatever its author publishes if empty."""
+    """Only this version of the manifest. Empty: whatever its author publishes."""
     max_chunk_msat: Msat | None = None
-    """The customer's, if not given; `max_total_msat` likewise."""
+    """Most that a chunk of one request may cost. Empty: the customer's."""
     max_total_msat: Msat | None = None
+    """Most that one request may cost. Empty: the customer's."""
     max_tokens: int = Field(default=4_096, ge=1, le=1_000_000)
-    """The most that a request may ask for; a chat that asks for no number gets as many at most."""
+    """The most that a request may ask for, and what a chat gets that names no number. The model's context is a bound,
+    too."""
     verify: bool = False
-    """Have the committee compute a sample of it again; nobody waits for that."""
+    """Have the committee compute a sample of it again. Nobody waits for the verdict here."""
     driver: Literal["provider", "local", "ends"] | None = None
-    """What runs here. The customer's [whom], if not given; so with the four that follow."""
+    """What runs here. Empty: the customer's `[whom]`; so with the four that follow."""
     trusted: tuple[Hex32, ...] = Field(default=(), max_length=64)
+    """If not empty, these keys alone are bought from."""
     ends: tuple[Hex32, ...] = Field(default=(), max_length=64)
+    """If not empty, these keys alone have the driver, and the first and last layers."""
     excluded: tuple[Hex32, ...] = Field(default=(), max_length=64)
+    """These keys are never bought from."""
     regions: tuple[Label, ...] = Field(default=(), max_length=16)
+    """If not empty, only providers that say they are there."""
     template: Path | None = None
-    """A file with the chat template, in place of the manifest's."""
+    """A file with the chat template. Empty: the manifest's."""
     _label: str = PrivateAttr(default="")
 
     @model_validator(mode="after")
@@ -91,17 +99,19 @@ class KeyConfig(Section):
     """An API key, of which the file has the SHA-256, or the name of an environment variable that holds it."""
 
     name: KeyName
-    """By which its account is kept."""
+    """The name of its account. A name used again has the account that it had."""
     sha256: Hex32 | None = None
+    """The key's hash, as `nodewire gateway --new-key` prints it."""
     env: Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$", "the name of an environment variable")] | None = None
+    """The environment variable that holds the key, in place of `sha256`."""
     budget_msat: Msat | None = None
-    """All that may ever be spent with it; raise it to let it go on. No limit if not given."""
+    """All that may ever be spent with the key. Empty: no limit. Raise it to let the key go on."""
     per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Requests, as many of them at once. No limit if not given."""
+    """Requests: so many at once, then one every 60 s / `per_minute`. Empty: no limit."""
     at_a_time: int | None = Field(default=None, ge=1, le=1_024)
-    """Requests that are under way or wait. No limit of its own if not given."""
+    """Requests of the key that are under way or wait. More get 429. Empty: no limit of its own."""
     models: tuple[ModelName, ...] = Field(default=(), max_length=64)
-    """The only ones that it may use; all if empty."""
+    """Models that it may use; `*` is what the file does not name. Empty: all."""
 
     @model_validator(mode="after")
     def _is_said_once(self) -> Self:
@@ -112,27 +122,33 @@ class KeyConfig(Section):
 
 class GatewayConfig(File):
     customer: Path
-    """The customer's TOML file: who buys, and with which wallet."""
+    """The customer's TOML file: who buys, and with which wallet. No other process may buy with it meanwhile."""
     state: Path
-    """A folder for the accounts of keys."""
+    """A folder for the accounts of keys (SQLite). Back it up."""
     listen: Address = "127.0.0.1:8080"
+    """host:port. An address that is not this machine's own needs `[[keys]]`, and TLS in front of it."""
     models: tuple[ModelConfig, ...] = Field(min_length=1, max_length=64)
+    """What is sold, by name."""
     keys: tuple[KeyConfig, ...] = Field(default=(), max_length=1_024)
-    """Without any, whoever reaches the address buys."""
+    """API keys. Without any, only requests whose `Host` is localhost or 127.0.0.1 are answered."""
     cors: tuple[Origin, ...] = Field(default=(), max_length=16)
-    """Web pages that browsers may let ask here; none if empty."""
+    """Origins whose pages browsers may let ask, such as https://app.example. A request with another `Origin` is
+    refused."""
     max_body: Size = 2 * 2**20
+    """The largest request."""
     max_requests: int = Field(default=16, ge=1, le=1_024)
-    """That are bought for at a time."""
+    """Requests that are bought for at a time."""
     max_waiting: int = Field(default=64, ge=0, le=4_096)
-    """That wait for one of these to end, key by key in turn."""
+    """Requests that wait for that. The next place goes to another key's request if there is one; without keys, to
+    another address's."""
     wait_s: int = Field(default=30, ge=1, le=3_600)
-    """The most that one waits."""
+    """Seconds that one waits at most. Then it is told `busy` (503, `Retry-After`)."""
     drain_s: int = Field(default=10, ge=0, le=3_600)
-    """For what is under way when the gateway is stopped; what is left then is not bought further."""
+    """Seconds for what is under way when the gateway is stopped. What is left then is not bought further."""
     request_s: int = Field(default=600, ge=1, le=86_400)
-    """The most that one may take."""
+    """The most seconds that one may take."""
     metrics: MetricsConfig = MetricsConfig()
+    """Where Prometheus scrapes. `/metrics` is also at `listen`, for whoever has a key."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

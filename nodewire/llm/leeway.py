@@ -16,7 +16,7 @@ from nodewire.llm.sampling import Sampling, point_of
 
 ROUNDED = {torch.float32: -16, torch.float16: -10, torch.bfloat16: -7}
 """By the dtype of the head: the last bit of a logit that is between 1 and 2, as a power of 2. Of float32 a bit that no
-order of sums reaches. Measured in docs/measurements.md."""
+order of sums reaches. Measured in docs/reference/measurement-history.md."""
 _STEPS = 40
 
 

@@ -1,6 +1,6 @@
 """A family of metrics, declared once and filled when somebody scrapes.
 
-Names follow https://prometheus.io/docs/practices/naming/ (base units, `_total`); docs/operating.md lists all of them.
+Names follow https://prometheus.io/docs/practices/naming/ (base units, `_total`); docs/reference/metrics.md lists them.
 A label's values come from a table of this software's, an operator's file, or `tallied`: never from what a peer says.
 """
 

@@ -6,7 +6,8 @@ where a bound on the distance between two results cannot: it grows with the dept
 
     excess = sqrt( sum |theirs - reference|^2 / sum |own - reference|^2 )      over the rows of a chunk, each relative
 
-Honest excesses of a chunk were 0.86 to 1.21, those of 8-bit weights 1.38 to 2.46 (docs/measurements.md).
+Honest excesses of a chunk were 0.86 to 1.21, those of 8-bit weights 1.38 to 2.46
+(docs/reference/measurement-history.md).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ TOLERANCES = {
     "float16": Tolerance(15_000, 35_000),
     "bfloat16": Tolerance(25_000, 35_000),
 }
-"""By dtype: the largest relative L2 distance of a row. Measured in docs/measurements.md."""
+"""By dtype: the largest relative L2 distance of a row. Measured in docs/reference/measurement-history.md."""
 NARROWED = {
     ("float32", "bfloat16"): Tolerance(10_000, 15_000),
     ("float32", MXINT8): Tolerance(20_000, 30_000),

@@ -5,6 +5,8 @@ A type that is a pattern says by `shaped` what it is; whoever writes a field of 
 
 from __future__ import annotations
 
+import re
+
 from pydantic import StringConstraints
 from pydantic_core import ErrorDetails
 
@@ -24,6 +26,11 @@ def shaped(pattern: str, words: str, *, max_length: int | None = None) -> String
     if _SHAPES.setdefault(pattern, words) != words:
         raise ValueError(f"{pattern} is said in other words elsewhere: {_SHAPES[pattern]}")
     return StringConstraints(pattern=pattern, max_length=max_length)
+
+
+def words_of(pattern: str | re.Pattern[str] | None) -> str:
+    """The words for a pattern of `shaped`; empty for another one."""
+    return _SHAPES.get(pattern, "") if isinstance(pattern, str) else ""
 
 
 def in_words(error: ErrorDetails) -> str:

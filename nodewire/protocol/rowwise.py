@@ -5,7 +5,7 @@ A model is a DAG of programs of whitelisted operators (nips/26). For every value
 axis the batch lies, if it does; an operator that mixes what lies along it (a sum over it, a product of two batches), or
 of which no rule is known (`row_rules`), ends the proof with its name. So a yes is a proof, and a no may be a want of
 rules. It is about which numbers a row is made of. Their last bits may differ: a matrix product of few rows adds in
-another order than one of many (docs/measurements.md).
+another order than one of many (docs/reference/measurement-history.md).
 
 A customer cuts a call that is too large (`axes`); a provider computes calls of several customers as one (`batch_dim`),
 where a program that mixes rows would show one customer's to another.

@@ -26,7 +26,7 @@ from nodewire.wire.tls import secured
 _log = logging.getLogger("nodewire.wire")
 _UNSENT_BYTES = 131_072  # what the kernel may queue beyond the congestion window: the wait of an urgent frame
 CONGESTION = "cubic"
-"""On a path without loss BBR's pacing costs 1.7 times CUBIC's turn of a ring (docs/measurements.md)."""
+"""On a path without loss BBR's pacing costs 1.7 times CUBIC's turn of a ring (docs/reference/measurements.md)."""
 _BACKLOG = 128
 _NAME_BYTES = 16
 _EACH_S = 2.5  # for one of a name's addresses to answer, if there are others

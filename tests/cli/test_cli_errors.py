@@ -297,8 +297,8 @@ def test_errors_are_in_peoples_words(capsys, error, said):
     [
         (NoProvider("round 4", "nobody on the market trains it"), "`nodewire trainers --config FILE`"),
         (NoProvider("stage.0", "no live node with a free slot"), "`nodewire models`"),
-        (BadRecipe("recipe.toml, line 3", "lr: missing"), "docs/recipes.md"),
-        (BadConfig("customer.toml: relays", "missing"), "docs/operating.md"),
+        (BadRecipe("recipe.toml, line 3", "lr: missing"), "docs/reference/recipes.md"),
+        (BadConfig("customer.toml: relays", "missing"), "docs/reference/configuration.md"),
     ],
 )
 def test_advice_is_of_what_went_wrong(capsys, error, advice):

@@ -338,7 +338,7 @@ def test_every_recipe_in_the_docs_is_one_and_can_be_bought(path):
     ],
 )
 def test_every_field_of_a_recipe_is_in_the_docs_with_its_default(heading, tables):
-    page = (RECIPES[0].parent.parent / "recipes.md").read_text()
+    page = (RECIPES[0].parent.parent / "reference" / "recipes.md").read_text()
     section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
     said = {name.strip("| `").rpartition(".")[2]: row[-2] for row in rows for name in row[0].split(", ")}

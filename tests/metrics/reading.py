@@ -1,4 +1,4 @@
-"""What daemons show, read with the library's own parser; and what docs/operating.md says that they show."""
+"""What daemons show, read with the library's own parser; and what docs/reference/metrics.md says that they show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nodewire.wire.reach import measuring as splice
 from nodewire.worker import measuring as worker
 from relay import exporting as relay
 
-OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
+DOCS = Path(__file__).parents[2] / "docs"
 BOTH = "provider, oracle"
 DECLARED: dict[str, tuple[Family, ...]] = {
     "all": endpoint.FAMILIES,
@@ -48,10 +48,10 @@ class Row:
 
 
 def documented() -> list[Row]:
-    chapter = OPERATING.read_text().partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    page = (DOCS / "reference" / "metrics.md").read_text()
     return [
         Row(name, kind, tuple(re.findall(r"`(\w+)`", labels)), daemons, said)
-        for name, kind, labels, daemons, said in _ROW.findall(chapter)
+        for name, kind, labels, daemons, said in _ROW.findall(page)
     ]
 
 

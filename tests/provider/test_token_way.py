@@ -1,4 +1,4 @@
-"""The list of what a token passes at a stage (docs/architecture.md) is of the code that runs."""
+"""The list of what a token passes at a stage (docs/reference/token-path.md) is of the code that runs."""
 
 import re
 import sys
@@ -21,9 +21,8 @@ STEPS = range(20, 60)
 
 
 def listed() -> set[tuple[str, str]]:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    section = text.split("## A token's way through a stage")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in section.splitlines() if line.startswith("| `")]
+    text = (ROOT / "docs" / "reference" / "token-path.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in text.splitlines() if line.startswith("| `")]
     return {(where.strip("`"), name) for where, names in rows for name in re.findall(r"`(\w+)`", names)}
 
 
