@@ -41,7 +41,7 @@ checkpoint: $(VENV)/.installed ## train pycoder and its draft model anew, on a m
 test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
-test-fast: $(VENV)/.dev ## run the unit tests that load no engine, in a minute (ARGS="tests/pay")
+test-fast: $(VENV)/.dev ## run the unit tests that are quick, in a minute (ARGS="tests/pay")
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --fast $(ARGS)
 
 coverage: $(VENV)/.dev ## branches that a room's own tests take, as JSON (ARGS="plan pay"; protocol, plan, pay, oracle)

@@ -23,7 +23,7 @@ def measured(room: str, folder: Path) -> dict[str, Any]:
     """The figures of nodewire/ROOM under tests/ROOM."""
     coverage = [sys.executable, "-m", "coverage"]
     data = f"--data-file={folder / 'data'}"
-    tests = ["-m", "pytest", "-n", "0", f"tests/{room}"]
+    tests = ["-m", "pytest", "-n", "0", "-p", "no:cacheprovider", f"tests/{room}"]
     ran = subprocess.run([*coverage, "run", data, f"--source=nodewire.{room}", *tests], cwd=ROOT, stdout=sys.stderr)
     subprocess.run([*coverage, "combine", "-q", data], cwd=ROOT, check=True)
     report = folder / "report.json"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +19,47 @@ import pytest
 from tests.selection import TESTS, folder_of, loads_an_engine
 
 QUICK_S = 0.2
-"""Of CPU, without fixtures."""
+"""Of CPU, with fixtures that are made for the test alone."""
 SLOW = "nodewire/slow"
 """The cache's entry: seconds of CPU by test."""
 _CPU_S = pytest.StashKey[float]()
+
+
+@contextmanager
+def _taken(item: pytest.Item | None) -> Iterator[None]:
+    """Adds what the block takes to what `item` has taken."""
+    began_s = time.process_time()
+    try:
+        yield
+    finally:
+        if item is not None:
+            item.stash[_CPU_S] = item.stash.get(_CPU_S, 0.0) + time.process_time() - began_s
 
 
 class Times:
     """Notes what unit tests take, in the process that collects the reports of all."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._cache = config.cache
+        self._cache = getattr(config, "cache", None)
         self.slow: dict[str, float] = self._cache.get(SLOW, {}) if self._cache else {}
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        began_s = time.process_time()
-        try:
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Iterator[None]:
+        with _taken(request.node if fixturedef.scope == "function" else None):
             return (yield)
-        finally:
-            item.stash[_CPU_S] = time.process_time() - began_s
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        with _taken(item):
+            return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report: Any = yield
         if call.when == "call" and item.get_closest_marker("unit"):
-            report.cpu_s = item.stash[_CPU_S]
+            report.cpu_s = item.stash.get(_CPU_S, 0.0)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
