@@ -31,7 +31,7 @@ def unknown(words: list[str]) -> list[str]:
                 break
             return words[:1]
         command, words = below[words[0]], words[1:]
-    options = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+    options = {"--help"} | {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
     given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
     needed = [one for one in command.params if one.required and one.param_type_name == "option"]
     return sorted(given - options) + [one.opts[0] for one in needed if not given & set(one.opts)]
