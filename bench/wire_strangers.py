@@ -126,7 +126,7 @@ class Doors:
                 data = await reader.read(65_536)
                 if data:
                     writer.write(frames.control({"t": "welcome"}))
-                    await reader.read(1)
+                    await reader.read()  # until it leaves: an end over unread bytes would cost it the welcome
             if not received.done():
                 received.set_result(data)
             writer.transport.abort()
