@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
 
 import orjson
 
@@ -29,17 +28,26 @@ _VERSION = 2
 _BODY = "CAST(json_remove(CAST(body AS TEXT), '$.is_second') AS BLOB)"
 _STEPS = {1: f"UPDATE events SET body = {_BODY} WHERE type = 'Judged'"}  # 2: nobody stands by for a provider
 _TYPES: dict[str, type[Event | Step]] = {
-    cls.__name__: cls
-    for cls in (
-        network.Opened,
-        network.Invoiced,
-        network.Offered,
-        network.Settled,
-        network.Cancelled,
-        network.Expired,
-        *get_args(steps.Step),
-    )
+    "Opened": network.Opened,
+    "Invoiced": network.Invoiced,
+    "Offered": network.Offered,
+    "Settled": network.Settled,
+    "Cancelled": network.Cancelled,
+    "Expired": network.Expired,
+    "Seated": steps.Seated,
+    "Locked": steps.Locked,
+    "Raised": steps.Raised,
+    "Stated": steps.Stated,
+    "Unbonded": steps.Unbonded,
+    "Freed": steps.Freed,
+    "Judged": steps.Judged,
+    "Quoted": steps.Quoted,
+    "Claimed": steps.Claimed,
+    "Lapsed": steps.Lapsed,
+    "Closed": steps.Closed,
 }
+"""Logs outlive names: events by what they are written as, and said to be by the API."""
+_TAGS = {cls: tag for tag, cls in _TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +113,7 @@ class Journal:
         self._db.close()
 
     def _insert(self, event: Event | Step, payee: str | None, payer: str | None) -> int:
-        row = (type(event).__name__, getattr(event, "payment_hash", None), payee, payer, orjson.dumps(asdict(event)))
+        row = (tag(event), getattr(event, "payment_hash", None), payee, payer, orjson.dumps(asdict(event)))
         sql = "INSERT INTO events (type, payment_hash, payee, payer, body) VALUES (?, ?, ?, ?, ?)"
         seq = self._db.execute(sql, row).lastrowid
         assert seq is not None
@@ -115,6 +123,11 @@ class Journal:
         sql = f"SELECT seq, type, body FROM events {where} ORDER BY seq LIMIT ?"
         for seq, kind, body in self._db.execute(sql, (*values, limit)):
             yield seq, _TYPES[kind](**orjson.loads(body))
+
+
+def tag(event: Event | Step) -> str:
+    """What an event is written as."""
+    return _TAGS[type(event)]
 
 
 def token_sha256(token: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,8 @@ MAX_JUDGED = 1_024
 
 class Judged(Schema):
     """What an account needs of a certified verdict; `epoch` is the draw's, `sample` the verdict's key."""
+
+    NAME: ClassVar[str] = "judged"
 
     epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
     sample: Hex32

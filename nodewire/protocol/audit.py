@@ -53,6 +53,7 @@ class Shown(Schema):
 class Showing(Schema):
     """What the answer tells the customer alone."""
 
+    NAME: ClassVar[str] = "showing"
     MAX_BYTES: ClassVar[int] = 40_960
     ERROR: ClassVar[type[BadInput]] = BadEvent
 

@@ -26,6 +26,7 @@ MAX_LOSSES = 256
 class Delivered(Schema):
     """What only the customer reads. `sha256` and `bytes` are of the plaintext, the packed update."""
 
+    NAME: ClassVar[str] = "delivered"
     MAX_BYTES: ClassVar[int] = 40_960
     ERROR: ClassVar[type[BadInput]] = BadEvent
 

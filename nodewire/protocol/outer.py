@@ -125,6 +125,7 @@ class OuterTicket(Schema):
 class OuterDelivered(Schema):
     """What only the customer reads: keys, and hashes and sizes of plaintexts; `root` is over the pieces."""
 
+    NAME: ClassVar[str] = "outerdelivered"
     MAX_BYTES: ClassVar[int] = 4_096
     ERROR: ClassVar[type[BadInput]] = BadEvent
 

@@ -29,6 +29,7 @@ ROOTS_BYTES = 57_344
 class Said(Schema):
     """What a result tells the customer alone: frames put out, and compute per call (median and total)."""
 
+    NAME: ClassVar[str] = "said"
     MAX_BYTES: ClassVar[int] = 1_024
     ERROR: ClassVar[type[BadInput]] = BadEvent
 

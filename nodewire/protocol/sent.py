@@ -64,6 +64,7 @@ class Sent(Schema):
     """`signer` put these frames out on `edge` in `chunk`, as the provider of `task`."""
 
     TAG: ClassVar[str] = "nodewire/sent/1"
+    NAME: ClassVar[str] = "sent"
     MAX_BYTES: ClassVar[int] = 1_024
     ERROR: ClassVar[type[BadInput]] = BadFrame
 

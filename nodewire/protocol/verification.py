@@ -47,6 +47,7 @@ class Sample(Schema):
 
 
 class Sampled(Schema):
+    NAME: ClassVar[str] = "sampled"
     MAX_BYTES: ClassVar[int] = 60_000
     ERROR: ClassVar[type[BadInput]] = BadEvent
 

@@ -14,7 +14,7 @@ import torch
 
 from nodewire.customer.training.events import Event, Judged, Lost, Missed, Published, Stepped
 from nodewire.customer.training.hearing import Hearing
-from nodewire.customer.training.journal import Journal
+from nodewire.customer.training.journal import Journal, tag
 from nodewire.errors import WorkerFailed
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
@@ -176,7 +176,7 @@ async def test_a_customer_that_dies_around_a_quorum_and_a_late_result_pays_once_
             return
         if isinstance(event, Stepped):
             slow.open.set()
-        deaths.append(type(event).__name__)
+        deaths.append(tag(event))
         raise Killed
 
     async with provider(market, "ada", hold=slow), provider(market, "bea"):

@@ -5,17 +5,20 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import orjson
 
 from nodewire.customer.training.events import (
+    Audited,
     Begun,
     ClosePublished,
     Contribution,
     DepositAsked,
     Event,
     Judged,
+    Lost,
+    Missed,
     Opened,
     Paid,
     Published,
@@ -23,8 +26,11 @@ from nodewire.customer.training.events import (
     ResultCame,
     Row,
     Sealed,
+    StepHere,
     Stepped,
     StepPublished,
+    StepsBy,
+    Sufficed,
     Undone,
 )
 from nodewire.database import open_versioned
@@ -36,10 +42,33 @@ CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, type TEXT NOT NULL, 
 """
 _AGAIN = (DepositAsked, Begun, ResultCame, Received, Judged, Stepped, Paid)
 """What is heard, computed or looked up again."""
-_WRITTEN = {ResultCame: "Delivered", ClosePublished: "Closed"}
-"""Journals outlive names: the tags of events that are called otherwise in the code."""
-_TAGS: dict[type[Any], str] = {cls: _WRITTEN.get(cls, cls.__name__) for cls in get_args(Event)}
-_TYPES: dict[str, type[Any]] = {tag: cls for cls, tag in _TAGS.items()}
+_TYPES: dict[str, type[Any]] = {
+    "Opened": Opened,
+    "Published": Published,
+    "DepositAsked": DepositAsked,
+    "Begun": Begun,
+    "Delivered": ResultCame,
+    "Received": Received,
+    "Judged": Judged,
+    "Closed": ClosePublished,
+    "Audited": Audited,
+    "Paid": Paid,
+    "Lost": Lost,
+    "Missed": Missed,
+    "Sufficed": Sufficed,
+    "Stepped": Stepped,
+    "Undone": Undone,
+    "StepsBy": StepsBy,
+    "StepPublished": StepPublished,
+    "StepHere": StepHere,
+}
+"""Journals outlive names: events by what they are written as."""
+_TAGS: dict[type[Any], str] = {cls: tag for tag, cls in _TYPES.items()}
+
+
+def tag(event: Event) -> str:
+    """What an event is written as."""
+    return _TAGS[type(event)]
 
 
 class Journal:
@@ -84,7 +113,7 @@ class Journal:
         data = orjson.dumps(asdict(event)).decode()
         try:
             self._db.execute(f"PRAGMA synchronous = {'NORMAL' if isinstance(event, _AGAIN) else 'FULL'}")
-            self._db.execute("INSERT INTO events (type, data) VALUES (?, ?)", (_TAGS[type(event)], data))
+            self._db.execute("INSERT INTO events (type, data) VALUES (?, ?)", (tag(event), data))
         except sqlite3.Error as error:
             raise BadConfig(str(self._path), f"{error}; where there is room again the training goes on") from error
 
