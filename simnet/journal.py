@@ -28,23 +28,23 @@ _VERSION = 2
 _BODY = "CAST(json_remove(CAST(body AS TEXT), '$.is_second') AS BLOB)"
 _STEPS = {1: f"UPDATE events SET body = {_BODY} WHERE type = 'Judged'"}  # 2: nobody stands by for a provider
 _TYPES: dict[str, type[Event | Step]] = {
-    "Opened": network.Opened,
-    "Invoiced": network.Invoiced,
-    "Offered": network.Offered,
-    "Settled": network.Settled,
-    "Cancelled": network.Cancelled,
-    "Expired": network.Expired,
-    "Seated": steps.Seated,
-    "Locked": steps.Locked,
-    "Raised": steps.Raised,
-    "Stated": steps.Stated,
-    "Unbonded": steps.Unbonded,
-    "Freed": steps.Freed,
-    "Judged": steps.Judged,
-    "Quoted": steps.Quoted,
-    "Claimed": steps.Claimed,
-    "Lapsed": steps.Lapsed,
-    "Closed": steps.Closed,
+    "Opened": network.NodeJoin,
+    "Invoiced": network.InvoiceIssue,
+    "Offered": network.PaymentOffer,
+    "Settled": network.InvoiceSettlement,
+    "Cancelled": network.InvoiceCancellation,
+    "Expired": network.InvoiceExpiry,
+    "Seated": steps.HolderSeat,
+    "Locked": steps.BondLock,
+    "Raised": steps.BondRaise,
+    "Stated": steps.StatementStep,
+    "Unbonded": steps.UnbondRequest,
+    "Freed": steps.BondRelease,
+    "Judged": steps.VerdictStep,
+    "Quoted": steps.ZapQuote,
+    "Claimed": steps.PayoutClaim,
+    "Lapsed": steps.ClaimLapse,
+    "Closed": steps.RequestClosure,
 }
 """Logs outlive names: events by what they are written as, and said to be by the API."""
 _TAGS = {cls: tag for tag, cls in _TYPES.items()}
@@ -79,10 +79,10 @@ class Journal:
         self._db = open_versioned(path, "a network's log", _SCHEMA, _VERSION, _STEPS, alone=True)
 
     def append(self, event: Event | Step, *, payee: str | None = None, payer: str | None = None) -> int:
-        """Commit `event`; its place in the log. The parties find it again by `of`."""
+        """Commit `event`; its place in the log. The parties find it again by `read`."""
         return self._insert(event, payee, payer)
 
-    def open_node(self, event: network.Opened, node: Node) -> None:
+    def open_node(self, event: network.NodeJoin, node: Node) -> None:
         """Commit a new node's keys together with the event that opens its account."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -102,7 +102,7 @@ class Journal:
         for _, event in self._select("", ()):
             yield event
 
-    def of(self, node: str, *, after: int, types: tuple[str, ...], limit: int) -> list[Entry]:
+    def read(self, node: str, *, after: int, types: tuple[str, ...], limit: int) -> list[Entry]:
         """The first `limit` events of these types after place `after` in which `node` pays or is paid."""
         marks = ", ".join("?" * len(types))
         where = f"WHERE seq > ? AND (payee = ? OR payer = ?) AND type IN ({marks})"

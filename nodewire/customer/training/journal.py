@@ -10,28 +10,28 @@ from typing import Any
 import orjson
 
 from nodewire.customer.training.events import (
-    Audited,
-    Begun,
-    ClosePublished,
+    AuditOutcome,
+    CiphertextRef,
+    ClosePublication,
     Contribution,
-    DepositAsked,
+    DepositRequest,
     Event,
-    Judged,
-    Lost,
-    Missed,
-    Opened,
-    Paid,
-    Published,
-    Received,
-    ResultCame,
+    LocalStepChoice,
+    RequestPublication,
+    ResultArrival,
+    ResultJudgement,
+    ResultPayment,
+    ResultReceipt,
+    ResultTimeout,
+    RoundQuorum,
     Row,
-    Sealed,
-    StepHere,
-    Stepped,
-    StepPublished,
-    StepsBy,
-    Sufficed,
-    Undone,
+    ShardLoss,
+    StepCompletion,
+    StepOwnerChange,
+    StepPublication,
+    StepRollback,
+    TrainingStart,
+    WorkStart,
 )
 from nodewire.database import open_versioned
 from nodewire.errors import BadConfig
@@ -40,27 +40,27 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, type TEXT NOT NULL, data TEXT NOT NULL) STRICT;
 """
-_AGAIN = (DepositAsked, Begun, ResultCame, Received, Judged, Stepped, Paid)
+_AGAIN = (DepositRequest, WorkStart, ResultArrival, ResultReceipt, ResultJudgement, StepCompletion, ResultPayment)
 """What is heard, computed or looked up again."""
 _TYPES: dict[str, type[Any]] = {
-    "Opened": Opened,
-    "Published": Published,
-    "DepositAsked": DepositAsked,
-    "Begun": Begun,
-    "Delivered": ResultCame,
-    "Received": Received,
-    "Judged": Judged,
-    "Closed": ClosePublished,
-    "Audited": Audited,
-    "Paid": Paid,
-    "Lost": Lost,
-    "Missed": Missed,
-    "Sufficed": Sufficed,
-    "Stepped": Stepped,
-    "Undone": Undone,
-    "StepsBy": StepsBy,
-    "StepPublished": StepPublished,
-    "StepHere": StepHere,
+    "Opened": TrainingStart,
+    "Published": RequestPublication,
+    "DepositAsked": DepositRequest,
+    "Begun": WorkStart,
+    "Delivered": ResultArrival,
+    "Received": ResultReceipt,
+    "Judged": ResultJudgement,
+    "Closed": ClosePublication,
+    "Audited": AuditOutcome,
+    "Paid": ResultPayment,
+    "Lost": ShardLoss,
+    "Missed": ResultTimeout,
+    "Sufficed": RoundQuorum,
+    "Stepped": StepCompletion,
+    "Undone": StepRollback,
+    "StepsBy": StepOwnerChange,
+    "StepPublished": StepPublication,
+    "StepHere": LocalStepChoice,
 }
 """Journals outlive names: events by what they are written as."""
 _TAGS: dict[type[Any], str] = {cls: tag for tag, cls in _TYPES.items()}
@@ -125,22 +125,22 @@ class Journal:
 
 def _event(type_: str, data: dict[str, Any]) -> Event:
     cls = _TYPES[type_]
-    if cls is Published:
+    if cls is RequestPublication:
         data["rows"] = tuple(Row(**row) for row in data["rows"])
-    if cls is Opened:
-        data["shards"] = tuple(Sealed(**shard) for shard in data["shards"])
-        data["start"] = Sealed(**data["start"]) if data.get("start") else None
-    if cls in (Opened, Stepped):
-        data["theta"] = Sealed(**data["theta"])
-    if cls is ClosePublished:
+    if cls is TrainingStart:
+        data["shards"] = tuple(CiphertextRef(**shard) for shard in data["shards"])
+        data["start"] = CiphertextRef(**data["start"]) if data.get("start") else None
+    if cls in (TrainingStart, StepCompletion):
+        data["theta"] = CiphertextRef(**data["theta"])
+    if cls is ClosePublication:
         data["results"] = tuple(tuple(key) for key in data["results"])
-    if cls is Undone:
+    if cls is StepRollback:
         data["failed"] = tuple(tuple(key) for key in data["failed"])
-    if cls is StepPublished:
+    if cls is StepPublication:
         data["row"] = Row(**data["row"])
-    if cls in (Stepped, StepPublished):
+    if cls in (StepCompletion, StepPublication):
         momenta = data.get("momenta")
-        data["momenta"] = Sealed(**momenta) if momenta else None
+        data["momenta"] = CiphertextRef(**momenta) if momenta else None
         data["counted"] = tuple(Contribution(**one) for one in data.get("counted", ()))
     event: Event = cls(**data)
     return event
