@@ -19,7 +19,7 @@ from nodewire.graph import encoder_directory
 from nodewire.graph.examples import BATCH, Signature
 from nodewire.graph.families.building import build
 from nodewire.graph.families.inputs import IMAGES, SEQUENCE, TARGET, Largest
-from nodewire.graph.reading import Traced
+from nodewire.graph.reading import TracedModel
 from nodewire.graph.register import split, volume
 from nodewire.graph.split_directory import compared, parts_of, trace_built
 from nodewire.kind import Registration
@@ -242,7 +242,7 @@ class Cut:
     and how its tasks compare with the module itself."""
 
     called: Signature
-    traced: Traced
+    traced: TracedModel
     made: Registration
     export_s: float
     split_s: float

@@ -111,7 +111,7 @@ def learned(matrix: Matrix, pairs: Sequence[Pair], chance: random.Random, liars:
     for _ in range(ROUNDS):
         claims = [_lie(chance) if i in liars else node.place.claim for i, node in enumerate(nodes)]
         for a, b in (*pairs, *((j, i) for i, j in pairs)):
-            nodes[a].heard(str(b), claims[b])
+            nodes[a].update(str(b), claims[b])
             nodes[a].measured(str(b), round(matrix[a][b] * (1 + chance.expovariate(2 / NOISE))))
     return [node.place.claim.at for node in nodes]
 

@@ -148,9 +148,9 @@ def _lossless(report: Report, folder: Path, device: torch.device) -> None:
 def _capture(device: torch.device) -> Capture:
     if device.type == "cuda":
         return CudaGraphs(device)
-    from nodewire.llm.traced import Traced
+    from nodewire.llm.traced import FxCapture
 
-    return Traced()
+    return FxCapture()
 
 
 def _measured(

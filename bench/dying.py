@@ -15,11 +15,11 @@ from nodewire.customer.training.events import Event
 
 
 def dies_before(name: str) -> None:
-    """From now on this process ends where an event of that type would be written to a journal."""
+    """From now on this process ends where an event would be written to a journal under that name."""
     append = journal.Journal.append
 
     def dying(self: journal.Journal, event: Event) -> None:
-        if type(event).__name__ == name:
+        if journal.tag(event) == name:
             os.kill(os.getpid(), signal.SIGKILL)
         append(self, event)
 

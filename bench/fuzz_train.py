@@ -67,10 +67,10 @@ def targets() -> dict[str, Target]:
     from nodewire.nostr.keys import Keys
     from nodewire.protocol import audit, closing, delivery, feedback, trainer
     from nodewire.protocol import round as rounds
-    from nodewire.protocol.delivery import Delivered, Progress
+    from nodewire.protocol.delivery import DeliveryDetails, Progress
     from nodewire.protocol.manifest import BlobRef
     from nodewire.protocol.recipe import Recipe
-    from nodewire.protocol.round import Assigned, Round, RoundTicket
+    from nodewire.protocol.round import Round, RoundTicket, ShardAssignment
     from nodewire.protocol.trainer import Trainer
     from nodewire.store import sealed
     from nodewire.train import compress, data, state
@@ -101,7 +101,7 @@ def targets() -> dict[str, Target]:
 
     blob = BlobRef(sha256=hash_, bytes=100)
     shard_of = [
-        Assigned(
+        ShardAssignment(
             index=index, provider=keys.public, data=blob, steps=20, gflop=3, price_msat=1_000, deposit_msat=250,
             ticket=a_ticket(small).seal(),
         )
@@ -113,20 +113,22 @@ def targets() -> dict[str, Target]:
     )  # fmt: skip
     said, content = rounds.tags_and_content(round_, relays=("ws://r",))
     request = events.sign(me, 8841, created_at=at, tags=said, content=content)
-    opening = Delivered(key="01" * 32, sha256=hash_, bytes=5_000, samples=640, losses=(1, 2, 3), states=(hash_,) * 4)
+    opening = DeliveryDetails(
+        key="01" * 32, sha256=hash_, bytes=5_000, samples=640, losses=(1, 2, 3), states=(hash_,) * 4
+    )
     commitment = opening.commitment(other.public, request.id, 3, 0)
     result = delivery.build(
         other, 8841, request.id, me.public, commitment=commitment, blob=blob, amount_msat=750, ciphertext="x",
         created_at=at,
     )  # fmt: skip
-    shown = [audit.Shown(segment=n, blob=blob, key="03" * 32, sha256=hash_) for n in range(3)]
+    shown = [audit.SnapshotCiphertext(segment=n, blob=blob, key="03" * 32, sha256=hash_) for n in range(3)]
     due = feedback.Due(0, 0, 1, 250, hash_)
     say_due = feedback.build(other, request.id, me.public, "payment-required", created_at=at, due=due, kind=8841)
     ad = Trainer(
         name="ada", kinds=(8840, 8841), families=("mlp",), msat_per_pflop=5, gflops=50, memory_bytes=10**9,
         most_bytes=10**8, concurrency=2, lnurl="https://ada.example/pay",
     )  # fmt: skip
-    counted = closing.Counted(
+    counted = closing.CountedResult(
         request=request.id, provider=other.public, index=0, result=result.id, commitment=commitment
     )
     close = closing.Close(job=round_.job, round=3, nonce="0c" * 32, results=(counted,), others=("0d" * 32,))
@@ -149,7 +151,7 @@ def targets() -> dict[str, Target]:
         return read
 
     def opened(data: bytes) -> None:
-        read = Delivered.parse(data)
+        read = DeliveryDetails.parse(data)
         assert len(read.commitment(other.public, request.id, 3, 0)) == 64
 
     def updates(**compression: Any) -> Target:
@@ -231,8 +233,8 @@ def targets() -> dict[str, Target]:
         "round.closed": _events([closed], event_read(closing.parse)),
         "audit.asked": _events([asked], event_read(audit.parse)),
         "audit.showing": _documents(
-            [json.loads(audit.Showing(shown=tuple(shown)).to_json())],
-            lambda data: void(audit.Showing.parse(data)),
+            [json.loads(audit.AuditAnswer(shown=tuple(shown)).to_json())],
+            lambda data: void(audit.AuditAnswer.parse(data)),
         ),
         "trainer.ad": _events([ad_event], event_read(trainer.parse)),
     }

@@ -16,12 +16,12 @@ import numpy as np
 
 from nodewire.kind import TaskSession, Worker
 from nodewire.nostr.event import Event
-from nodewire.protocol.audit import Asked
-from nodewire.protocol.closing import Closed
+from nodewire.protocol.audit import AuditRequest
+from nodewire.protocol.closing import CloseEvent
 from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.round import RoundRequest, RoundTicket
 from nodewire.provider.training import training
-from nodewire.provider.training.admission import Admitted
+from nodewire.provider.training.admission import AdmittedShard
 from nodewire.provider.training.run import ShardRun
 
 CHEATS, SHOWS = 0, 2
@@ -40,13 +40,13 @@ class LateCheat(ShardRun):
             return losses, states, samples, update
         return losses, ["ab" * 32] * len(states), samples, [longer(b"".join(update))]
 
-    async def reveal(self, asked: Asked, closed: Closed, worker: Worker) -> None:
+    async def reveal(self, asked: AuditRequest, closed: CloseEvent, worker: Worker) -> None:
         if self.job.request.round.round == CHEATS:
             await _shows[self.job.request.round.job].wait()
         await super().reveal(asked, closed, worker)
 
 
-class Following(training.Training):
+class Following(training.TrainingService):
     async def _serve(
         self, event: Event, request: RoundRequest | OuterRequest, ticket: RoundTicket | OuterTicket
     ) -> None:
@@ -54,7 +54,7 @@ class Following(training.Training):
             _shows[request.round.job].set()
         await super()._serve(event, request, ticket)
 
-    async def _until_paid_before(self, job: Admitted) -> None:
+    async def _until_paid_before(self, job: AdmittedShard) -> None:
         """It is in no hurry to be paid: what it was not paid for in earlier trainings is no reason not to be asked."""
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     from nodewire.provider.training import starting
 
     training.ShardRun = LateCheat
-    starting.Training = Following
+    starting.TrainingService = Following
     nodewire()
 
 

@@ -112,7 +112,7 @@ async def _sold(customer: Customer, market: Market, name: str, whole: Whole | No
         made.expected = [{"vectors": embed(minilm(), texts).numpy()} for texts in SENTENCES]
         return made
     manifest = await customer.session.market.manifest(address)
-    signature = Signature.of(manifest)
+    signature = Signature.from_manifest(manifest)
     inputs = {one: (tensor.dtype, tensor.shape) for one, tensor in signature.inputs.items()}
     made = Sold(name, address, MODELS[name][2], manifest)
     made.calls = [whole.call(inputs, seed) for seed in range(VARIANTS)]

@@ -52,7 +52,7 @@ async def _node(lines: asyncio.StreamReader) -> None:
             here, _ = await announcing.addresses(listening, seen, upnp=told["upnp"])
             node.ladder = Reach(node, keys, pool, here=splices)
             dialled = await dialback.ask_some(splices, PORT, keys, allow_private=False)
-            outcome = dialled.outcome if isinstance(dialled, dialback.Dialled) else str(dialled)
+            outcome = dialled.outcome if isinstance(dialled, dialback.DialbackResult) else str(dialled)
         else:
             node.ladder = Reach(node, keys, pool)
         _say({"public": keys.public, "addresses": here, "dialled_back": outcome})

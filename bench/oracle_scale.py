@@ -28,10 +28,10 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import Seat
-from nodewire.oracle.state import Action, Received, SayInventory
+from nodewire.oracle.state import Action, SayInventory, VerifiedEvent
 from nodewire.protocol import inventory, kinds, snapshot
 from nodewire.protocol.committee import KEPT_EPOCHS, Committee
-from nodewire.protocol.inventory import Listed, Proposal
+from nodewire.protocol.inventory import InventoryEvent, Proposal
 from tests.oracle.sky import Sky
 from tests.oracle.test_oracle_growth import COMMITTEE_KINDS, market
 from tests.protocol_committee.actors import GENESIS_S, HOLDER, Provider, committee, digest
@@ -103,7 +103,7 @@ class Relay:
         said = inventory.parse(event)
         for seat in self._others:
             tags = [tag for tag in event.tags if tag[0] != "e"]
-            if isinstance(said, Listed):
+            if isinstance(said, InventoryEvent):
                 self.inbox.put_nowait(_signed(seat, event, tags))
             elif isinstance(said, Proposal):
                 topic = event.tag("n") or ""
@@ -223,7 +223,7 @@ class TimedSky(Sky):
 
     def _feed(self, pubkey: str, what: object) -> None:
         before_s = time.process_time()
-        if isinstance(what, Received):
+        if isinstance(what, VerifiedEvent):
             verify(what.event)  # as the pool does, once
         super()._feed(pubkey, what)
         key = self.committee.epoch_at(self.now_ms), pubkey

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nodewire.protocol import closing, drawing
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, inner, segments, state
 from nodewire.train.data import Shard
@@ -60,7 +60,7 @@ def committed(
     recipe: Recipe, round_: int, index: int, states: list[bytes], snapshots: list[Snapshot], packed: bytes
 ) -> dict[str, Any]:
     """What a provider commits to, then has drawn by a close that depends on it, and then shows."""
-    delivered = Delivered(
+    delivered = DeliveryDetails(
         key="00" * 32,
         sha256=hashlib.sha256(packed).hexdigest(),
         bytes=len(packed),

@@ -145,7 +145,7 @@ async def _customer(folder: Path, market: Any, size: int) -> dict[str, Any]:
 
 def buy(said: dict[str, Any]) -> dict[str, Any]:
     """The customer's process: buys the training and tells what it took."""
-    from nodewire.customer.training.events import Stepped
+    from nodewire.customer.training.events import StepCompletion
     from nodewire.protocol.recipe import Recipe
     from nodewire.train import bare, state
     from nodewire.train.actors import coordinator
@@ -170,7 +170,7 @@ def buy(said: dict[str, Any]) -> dict[str, Any]:
     steps: list[float] = []
 
     def on_change(_: Any, event: Any, __: str) -> None:
-        if isinstance(event, Stepped):
+        if isinstance(event, StepCompletion):
             steps.append(time.monotonic())
 
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -22,7 +22,7 @@ import torch
 
 from bench import support_table, support_tiny
 from bench.report import Report, run
-from nodewire.cli.cutting import Asked, cut
+from nodewire.cli.cutting import CutOptions, cut
 from nodewire.errors import NodewireError, OverMemory
 from nodewire.kind import Registration
 from nodewire.protocol.sizes import parse_size
@@ -99,7 +99,7 @@ def _tried(name: str) -> dict[str, Any]:
 
 
 def _dry(folder: Path, name: str, target: int) -> Registration:
-    return cut(folder, Asked(target, name), None)
+    return cut(folder, CutOptions(target, name), None)
 
 
 def _does(folder: Path, name: str, error: OverMemory) -> bool:

@@ -12,7 +12,7 @@ import transformers
 
 from bench import architectures, tiny_decoders, tiny_encoders, tiny_packed
 from bench.carved import Carved
-from nodewire.cli.cutting import Asked, cut
+from nodewire.cli.cutting import CutOptions, cut
 from nodewire.errors import NodewireError
 from nodewire.graph.families.inputs import Largest
 from nodewire.llm.sampling import Sampling
@@ -106,7 +106,7 @@ def _beside(model: Any, folder: Path) -> tuple[float, bool]:
 def _embedded(name: str, folder: Path) -> tuple[float, bool]:
     tiny_encoders.make_encoder(folder, name)
     with tempfile.TemporaryDirectory() as out:
-        made = cut(folder, Asked(60_000, "one"), Path(out))
+        made = cut(folder, CutOptions(60_000, "one"), Path(out))
         carved = Carved(made)
         off = 0.0
         for rows, length in ((1, 24), (3, 7), (4, 6)):

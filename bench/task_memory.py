@@ -31,7 +31,7 @@ from nodewire.graph.decompose import decompose
 from nodewire.graph.format import NAMES, Program
 from nodewire.graph.interpret import Interpreter
 from nodewire.graph.liveness import corners, walk
-from nodewire.graph.verify import Verified
+from nodewire.graph.verify import VerifiedProgram
 from nodewire.kind import Limits
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker.client import WorkerProcess
@@ -43,7 +43,7 @@ QUICK = ("bert", "llama")
 DECODER = "decoder"
 
 
-def worst(made: Verified) -> dict[str, int]:
+def worst(made: VerifiedProgram) -> dict[str, int]:
     """The sizes at which a task is predicted to take most."""
     return max(corners(made.program), key=lambda sizes: walk(made.program, sizes, 2**62).peak_bytes)
 
@@ -60,7 +60,7 @@ def inputs_of(program: Program, sizes: Mapping[str, int]) -> dict[str, torch.Ten
     return made
 
 
-def here(made: Verified, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def here(made: VerifiedProgram, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Predicted and measured peak of a task at its largest sizes, bytes."""
     program, sizes = made.program, worst(made)
     held = {one.name: weights[one.name] for one in program.weights}
@@ -80,7 +80,7 @@ def here(made: Verified, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     }
 
 
-async def capped(made: Verified, weights: Mapping[str, torch.Tensor], target_bytes: int) -> dict[str, Any]:
+async def capped(made: VerifiedProgram, weights: Mapping[str, torch.Tensor], target_bytes: int) -> dict[str, Any]:
     """A task in a worker with exactly the target: what it took at its peak, or why it failed."""
     program = made.program
     with tempfile.TemporaryDirectory(prefix="nw-memory-") as folder:
@@ -111,7 +111,7 @@ def array(tensor: torch.Tensor) -> Array:
     return Array(NAMES[tensor.dtype], tuple(tensor.shape), memoryview(raw))
 
 
-def split(built: Built) -> tuple[dict[str, Verified], int, dict[str, torch.Tensor]]:
+def split(built: Built) -> tuple[dict[str, VerifiedProgram], int, dict[str, torch.Tensor]]:
     """A model's tasks, the target they were made for, and their weights by the tasks' names for them."""
     done = decompose(built.program, built.shapes, built.target_bytes, built.least_volume)
     weights = dict(built.weights)

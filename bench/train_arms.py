@@ -114,10 +114,10 @@ def market(recipe: Recipe, data: Path, k: int, config: Path, daemons: Sequence[i
     rounds: list[float] = []
 
     def on_change(state: State, event: object, provider: str) -> None:
-        if isinstance(event, happened.Published) and not times:
+        if isinstance(event, happened.RequestPublication) and not times:
             times["cpu"], times["worker"] = _cpu_s(daemons), _cpu_s([os.getpid()])
             times["begun"] = time.monotonic()
-        if isinstance(event, happened.Stepped):
+        if isinstance(event, happened.StepCompletion):
             rounds.append(time.monotonic() - times["begun"])
             if state.is_trained:
                 times["cpu"], times["worker"] = (

@@ -36,18 +36,18 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.oracle import judging
 from nodewire.oracle.case import (
-    Drawn,
-    Opened,
+    EpochDraw,
+    OpeningResult,
     PublishVerdict,
     PullOpening,
     Recompute,
-    Recomputed,
-    Said,
+    RecomputeResult,
     SayVote,
     State,
     Tick,
     VerdictCame,
     VoteCame,
+    VoteRecord,
     start,
 )
 from nodewire.oracle.setup import create_committee, load_seat
@@ -57,13 +57,13 @@ from nodewire.protocol import chunk, commitment, inventory, job, kinds, verdict
 from nodewire.protocol.ad import TaskOffer
 from nodewire.protocol.body import Body
 from nodewire.protocol.chunk import Leaf, Opening, leaf_of
-from nodewire.protocol.commitment import ChunkRoot, Commitment, Committed
+from nodewire.protocol.commitment import ChunkRoot, Commitment, CommitmentEvent
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import Terms
 from nodewire.protocol.sizes import parse_size
-from nodewire.protocol.snapshot import Held, Node, Snapshot
+from nodewire.protocol.snapshot import HeldTasks, Node, Snapshot
 from nodewire.protocol.verification import Sample
 from processes.saying import say
 from simnet.service import Fees, Simnet
@@ -266,7 +266,7 @@ class _Court:
 
         def node(keys: Keys, tasks: list[str]) -> Node:
             offers = tuple(TaskOffer(task=task, price_msat=PRICE_MSAT, us_per_position=1_000) for task in sorted(tasks))
-            held = Held(manifest=digest, free=4, tasks=offers)
+            held = HeldTasks(manifest=digest, free=4, tasks=offers)
             return Node(
                 pubkey=keys.public, beat=self._hex(), ad=self._hex(), held=(held,), bond_msat=BOND_MSAT, region="",
                 load_ppm=0, coordinates=(0, 0, 0), epochs=1,
@@ -324,7 +324,7 @@ class _Court:
     def _hex(self) -> str:
         return self.rng.randbytes(32).hex()
 
-    def committed(self, found: _Job) -> list[Committed]:
+    def committed(self, found: _Job) -> list[CommitmentEvent]:
         """One commitment event of each node."""
         by_node: dict[str, list[ChunkRoot]] = {}
         for (public, request, task, number, attempt), root in found.roots.items():
@@ -370,7 +370,7 @@ def _judged(court: _Court, found: _Job, request: job.Request, snapshot: Snapshot
     for number in range(EPOCHS + 1):
         roots = provided if number == 0 else verified if number == 1 else {}
         body = hashlib.sha256(b"%d" % number).hexdigest()
-        certified = Drawn(EPOCH + number, body, samples if not number else (), manifests, roots, others=same)
+        certified = EpochDraw(EPOCH + number, body, samples if not number else (), manifests, roots, others=same)
         for public in oracles:
             feed(public, certified)
         for _ in range(EPOCH_MS // STEP_MS):
@@ -394,13 +394,13 @@ def _act(
     match action:
         case PullOpening(sample, _, node, key):
             other = sample.key if sample.key != key else ""
-            feed(me.public, Opened(key, node, found.openings.get((node, sample.task)), other))
+            feed(me.public, OpeningResult(key, node, found.openings.get((node, sample.task)), other))
         case Recompute(sample, _):
-            feed(me.public, Recomputed(sample.key, _again(court, found, sample)))
+            feed(me.public, RecomputeResult(sample.key, _again(court, found, sample)))
         case SayVote(key, _, x, said):
             topic = verdict.topic(key)
             vote = inventory.build_vote(me, court.committee.digest(), topic, x, created_at=now_ms // 1000)
-            feed(me.public, Said(key, said))
+            feed(me.public, VoteRecord(key, said))
             for public in states:
                 feed(public, VoteCame(vote))
         case PublishVerdict(certificate):

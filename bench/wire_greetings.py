@@ -15,7 +15,7 @@ from bench.wire_readers import Fault
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.wire.shm import SameHost, memory, proof
-from nodewire.wire.shm.greeting import Greeted
+from nodewire.wire.shm.greeting import HandshakeResult
 
 
 def greet(rng: random.Random, connection: socket.socket, folder: Path) -> str:
@@ -50,7 +50,7 @@ def greet(rng: random.Random, connection: socket.socket, folder: Path) -> str:
     return kind
 
 
-def count(rng: random.Random, connection: socket.socket, greeted: Greeted) -> str:
+def count(rng: random.Random, connection: socket.socket, greeted: HandshakeResult) -> str:
     """Counts of bytes that cannot be, or no counts."""
     written = rng.choice((memory.RING_BYTES + 1, 2**32, 2**63, 2**64 - 1))
     counts = rng.choice(((written, 0), (greeted.mapping.out.written, 1 + rng.randrange(2**40)), None))

@@ -21,7 +21,7 @@ from nodewire.errors import NodewireError, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import JobChannelSpec, JobMailbox, Link, Node, Patience, Route, frames, identity, links
-from nodewire.wire.decoder import Decoder, Landing
+from nodewire.wire.decoder import Decoder, FrameMemory
 from nodewire.wire.headers import DataHeader
 from nodewire.wire.identity import Identity
 from nodewire.wire.pull import Want
@@ -50,11 +50,11 @@ class Noting:
 
     def stray(self, nbytes: int) -> None: ...
 
-    def data_begins(self, header: DataHeader) -> Landing:
+    def data_begins(self, header: DataHeader) -> FrameMemory:
         if header.nbytes > streams.LARGEST_FRAME:
-            return Landing(None, is_expected=False)
+            return FrameMemory(None, is_expected=False)
         self.held_bytes += header.nbytes
-        return Landing(memoryview(bytearray(header.nbytes)), is_expected=True)
+        return FrameMemory(memoryview(bytearray(header.nbytes)), is_expected=True)
 
     def data_ends(self, header: DataHeader, buffer: memoryview) -> None:
         self.found.append(

@@ -26,7 +26,7 @@ from nodewire.errors import BadPeer, NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.wire import Node, Patience, frames, identity, links
 from nodewire.wire.shm import SameHost, greeting, memory
-from nodewire.wire.shm.greeting import Greeted
+from nodewire.wire.shm.greeting import HandshakeResult
 
 _ANSWER_S = 20.0
 _PATIENCE = Patience(handshake_s=20.0, dial_s=20.0, again_s=20.0, stagger_s=20.0)
@@ -194,7 +194,7 @@ async def _said(reader: asyncio.StreamReader) -> str:
         return ""
 
 
-async def _said_in(connection: socket.socket, greeted: Greeted) -> str:
+async def _said_in(connection: socket.socket, greeted: HandshakeResult) -> str:
     """The same, of what comes through memory."""
     into, came = greeted.mapping.into, bytearray()
     loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -88,8 +89,7 @@ class Market:
 
     async def stop(self) -> None:
         for process in self.processes.values():
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGTERM)
+            _signal(process, signal.SIGTERM)
         await asyncio.gather(*(_ended(p) for p in self.processes.values()))
 
 
@@ -97,8 +97,15 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
     try:
         await asyncio.wait_for(process.wait(), 5)
     except TimeoutError:
-        os.killpg(process.pid, signal.SIGKILL)
+        _signal(process, signal.SIGKILL)
         await process.wait()
+
+
+def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    """Signal a process and its children. The system may have collected it before asyncio noticed its end."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
 
 
 def key_of(folder: Path) -> str:

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from kinds.k8843_guessing import Guessing, chunk_said
+from kinds.k8843_guessing import SpeculationTask, chunk_said
 from kinds.k8843_parameters import GENERATION, checked
-from kinds.k8843_waiting import Inboxes, Waiting
+from kinds.k8843_waiting import InboxBacklog, Inboxes
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
 from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
 from nodewire.protocol.chunk import chunk_of, first_seq
@@ -32,7 +32,7 @@ class SplitInference:
     worker_entry = "kinds.k8843_worker"
 
     def __init__(self) -> None:
-        self._waiting = Waiting()
+        self._waiting = InboxBacklog()
 
     def check(self, manifest: Manifest, params: Params) -> Params:
         return checked(manifest, params)
@@ -52,7 +52,7 @@ class SplitInference:
         return [*merged, _joined(run)] if run else merged
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
-        closing = _Closing(job, desk)
+        closing = _ChunkCloser(job, desk)
         inboxes = Inboxes(self._waiting, job.manifest, closing.ended)
         sessions: dict[str, TaskSession] = {}
         try:
@@ -78,10 +78,10 @@ class SplitInference:
         mailbox: Mailbox,
         session: TaskSession,
         desk: Desk,
-        closing: _Closing,
+        closing: _ChunkCloser,
     ) -> None:
         generates = job.manifest.mode == "generate"
-        guessing = Guessing(task, job, inboxes, desk) if generates else None
+        guessing = SpeculationTask(task, job, inboxes, desk) if generates else None
         closes = not generates or task == job.manifest.driver.name
         while not closing.ended.is_set():  # returns of guesses may come after the last token
             frame = await inboxes.get(task)
@@ -105,7 +105,7 @@ class SplitInference:
             closing.returned(frame)
 
     async def _computed(
-        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: Guessing | None
+        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: SpeculationTask | None
     ) -> Sequence[Frame[Array]]:
         try:
             outs = await session.receive(frame)
@@ -114,7 +114,7 @@ class SplitInference:
         return outs if guessing is None else guessing.outs(frame, outs)
 
     async def _guessed(
-        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: Guessing
+        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: SpeculationTask
     ) -> Sequence[Frame[Array]]:
         """What is made of a frame among which there may be guesses."""
         given, passed = await guessing.given(frame)
@@ -148,7 +148,7 @@ class SplitInference:
             frame = await inboxes.get(task)
 
 
-class _Closing:
+class _ChunkCloser:
     """Tells the desk when this node's part of a chunk is complete: of calls by each output, of a generation by what its
     driver takes and puts out."""
 

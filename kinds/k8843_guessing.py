@@ -18,7 +18,7 @@ from nodewire.protocol.guesses import Step, is_computed, step_of, without_rows
 from nodewire.protocol.refusal import driven
 
 
-class Guessing:
+class SpeculationTask:
     """Of one task. Its frames come in through `given`; what the task makes goes out through `outs`."""
 
     def __init__(self, task: str, job: Job, inboxes: Inboxes, desk: Desk) -> None:

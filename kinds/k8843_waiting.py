@@ -21,7 +21,7 @@ It is not waited for room: that could be in a circle."""
 
 
 @dataclass(slots=True)
-class Waiting:
+class InboxBacklog:
     """What waits in all jobs of this node."""
 
     nbytes: int = 0
@@ -33,7 +33,7 @@ class Inboxes:
     A generation's are taken as they came, calls by their number.
     """
 
-    def __init__(self, everywhere: Waiting, manifest: Manifest, ended: asyncio.Event) -> None:
+    def __init__(self, everywhere: InboxBacklog, manifest: Manifest, ended: asyncio.Event) -> None:
         """`ended` is set when the job is over; here that is an error, which `check` raises."""
         self._everywhere = everywhere
         self._manifest = manifest

@@ -24,7 +24,7 @@ class Budget:
     def __len__(self) -> int:
         return len(self._left)
 
-    def take(self, origin: str, amount: float = 1.0) -> bool:
+    def spend(self, origin: str, amount: float = 1.0) -> bool:
         """Whether `origin` had `amount` left; then it is taken, else nothing is."""
         if not self._per_s:
             return True
@@ -34,13 +34,13 @@ class Budget:
         self._set(origin, left - amount)
         return True
 
-    def left(self, origin: str) -> float:
+    def available(self, origin: str) -> float:
         """The amount that `origin` may take at once. Below 0 the origin is in debt."""
         return self._now(origin) if self._per_s else float("inf")
 
     def debt_s(self, origin: str) -> float:
         """The seconds until `origin` has paid all that was charged."""
-        return max(0.0, -self.left(origin) / self._per_s) if self._per_s else 0.0
+        return max(0.0, -self.available(origin) / self._per_s) if self._per_s else 0.0
 
     def charge(self, origin: str, amount: float) -> float:
         """Take `amount`, which may make a debt; the seconds until `origin` has paid all of it."""

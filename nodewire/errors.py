@@ -75,7 +75,7 @@ class BadVersion(BadInput):
     code = "bad-version"
 
     @classmethod
-    def of(cls, said: object, known: object) -> BadVersion:
+    def from_versions(cls, said: object, known: object) -> BadVersion:
         """The error where a document's `v` is `said`: a peer's words in few, and not at all where they are nested or
         a number of thousands of digits, which Python does not write."""
         fits = said is None or isinstance(said, str) or (isinstance(said, int) and said.bit_length() <= 64)
@@ -85,7 +85,7 @@ class BadVersion(BadInput):
     def check(cls, said: object, known: int) -> None:
         """Raises BadVersion unless `said` is the integer `known`: `1.0` and `true` are none, and equal it in Python."""
         if type(said) is not int or said != known:
-            raise cls.of(said, known)
+            raise cls.from_versions(said, known)
 
 
 class Unsupported(BadInput):

@@ -154,7 +154,7 @@ class _Guest(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert self._inner is not None
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        if not self._door.accepts.take(origin_of(self._address)):
+        if not self._door.accepts.spend(origin_of(self._address)):
             self._inner = None
             self._transport.abort()
             return

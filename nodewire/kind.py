@@ -128,7 +128,7 @@ class Actor(Protocol):
 
 
 @runtime_checkable
-class Batching(Actor, Protocol):
+class BatchActor(Actor, Protocol):
     """An actor that can compute calls of several sessions as one."""
 
     @property
@@ -152,7 +152,7 @@ class InBlocks(Actor, Protocol):
 
 
 @runtime_checkable
-class Sized(Actor, Protocol):
+class SizedActor(Actor, Protocol):
     """An actor that knows what it takes of memory."""
 
     @property

@@ -37,7 +37,7 @@ from nodewire.plan.epoch import Epoch, Epochs, is_valid
 from nodewire.protocol import certificate, commitment, committee, inventory, kinds, publish, snapshot, tags
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.body import Body
-from nodewire.protocol.commitment import Commitment, Committed
+from nodewire.protocol.commitment import Commitment, CommitmentEvent
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
 from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.manifest import Manifest
@@ -58,7 +58,7 @@ log = logging.getLogger("nodewire.market")
 class Contents:
     """The commitments that a body certifies, as far as they could be read; `lacking` are the ids of the others."""
 
-    commitments: tuple[Committed, ...]
+    commitments: tuple[CommitmentEvent, ...]
     lacking: tuple[str, ...]
 
 
@@ -73,7 +73,7 @@ class Market:
         self._epochs = Epochs(committee_)
         self._changed = asyncio.Condition()
         self._snapshots = BoundedDict[str, Snapshot](_KEPT_SNAPSHOTS)
-        self._commitments = BoundedDict[str, tuple[Committed, ...]](_KEPT_SNAPSHOTS)
+        self._commitments = BoundedDict[str, tuple[CommitmentEvent, ...]](_KEPT_SNAPSHOTS)
         self._kept: OrderedDict[str, Event] = OrderedDict()
         self._kept_bytes = 0
         self._reading = asyncio.Lock()
@@ -104,7 +104,7 @@ class Market:
         both = frozenset({kinds.CERTIFICATE, kinds.BEACON})
         async for event in self._pool.subscribe([Filter(kinds=both, authors=oracles, since=since)]):
             try:
-                await self.take(event)
+                await self.add_event(event)
             except NodewireError:
                 continue  # one oracle's malformed event; the others' go on
 
@@ -118,9 +118,9 @@ class Market:
             async with self._changed:
                 self._changed.notify_all()
 
-    async def take(self, event: Event) -> None:
-        """Take note of a certificate or a beacon partial. Raises as `Epochs.take`."""
-        self._epochs.take(event)
+    async def add_event(self, event: Event) -> None:
+        """Take note of a certificate or a beacon partial. Raises as `Epochs.add_event`."""
+        self._epochs.add_event(event)
         async with self._changed:
             self._changed.notify_all()
 
@@ -166,7 +166,7 @@ class Market:
             known = certificate.parse(event)
             if known.digest != digest:
                 raise BadQuorum("certificate", "certifies another body")
-            await self.take(event)
+            await self.add_event(event)
         return known.body
 
     async def certificate_event(self, id_: str) -> Event:
@@ -249,7 +249,7 @@ class Market:
         """Whether a snapshot that was read lately lists this provider."""
         return any(snapshot.node(public) is not None for snapshot in self._snapshots.values())
 
-    async def commitments(self, body: Body) -> tuple[Committed, ...]:
+    async def commitments(self, body: Body) -> tuple[CommitmentEvent, ...]:
         """The commitments that `body` certifies, with their chunk roots: all of them but the malformed ones.
 
         Raises:
@@ -269,7 +269,7 @@ class Market:
             return Contents(self._commitments[digest], ())
         ids = await self.commitment_ids(body)
         events = await self._certified_events(ids)
-        found: list[Committed] = []
+        found: list[CommitmentEvent] = []
         lacking = [id_ for id_ in ids if id_ not in events]
         for id_ in ids:
             if id_ not in events:
@@ -352,7 +352,7 @@ class Market:
     async def _inventory(self, event: Event) -> Inventory | None:
         try:
             listed = inventory.parse(event)
-            if not isinstance(listed, inventory.Listed):
+            if not isinstance(listed, inventory.InventoryEvent):
                 return None
             if listed.inventory is None and listed.blob is not None:
                 path = await self.blobs.get(listed.blob, max_bytes=Inventory.MAX_BYTES)

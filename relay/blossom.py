@@ -72,7 +72,7 @@ def add_routes(
         grant = authorized(request, "upload", int(clock()), config)
         address = address_of(request, config.proxies)
         origin, size = origin_of(address), request.content_length
-        if size is not None and size > shares.left(origin):
+        if size is not None and size > shares.available(origin):
             raise TooLarge("quota", _SHARE)
         await working.pay(work, origin, working.UPLOAD, counts)
         chunks = _charged(_read(request, limits), shares, origin, limits.least_blob_bytes)
@@ -170,12 +170,12 @@ async def _read(request: web.Request, limits: BlobLimits) -> AsyncIterator[bytes
 async def _charged(
     chunks: AsyncIterator[bytes], shares: Budget, origin: str, least_blob_bytes: int
 ) -> AsyncIterator[bytes]:
-    if not shares.take(origin, least_blob_bytes):
+    if not shares.spend(origin, least_blob_bytes):
         raise TooLarge("quota", _SHARE)
     async for chunk in chunks:
         paid = min(len(chunk), least_blob_bytes)
         least_blob_bytes -= paid
-        if not shares.take(origin, len(chunk) - paid):
+        if not shares.spend(origin, len(chunk) - paid):
             raise TooLarge("quota", _SHARE)
         yield chunk
 

@@ -102,7 +102,7 @@ class Conversation:
             self._house.counts.refusals["invalid"] += 1
             self._say(nip01.Notice(f"invalid: {error}"))
             return
-        if not self._messages.take(""):
+        if not self._messages.spend(""):
             self._refuse(array, "rate-limited: too many messages, slow down")
             return
         try:
@@ -181,9 +181,9 @@ class Conversation:
     def _has_stored_too_much(self, event: Event) -> str:
         """Why the address or the key may not store more now; empty if it may."""
         limits = self._house.config.limits
-        if self._house.address_growth.left(self._path[0]) <= 0:
+        if self._house.address_growth.available(self._path[0]) <= 0:
             return f"rate-limited: your address may store {limits.address_bytes_per_day} bytes a day"
-        if self._house.key_growth.left(event.pubkey) <= 0:
+        if self._house.key_growth.available(event.pubkey) <= 0:
             return f"rate-limited: a key may store {limits.key_bytes_per_day} bytes a day"
         return ""
 
@@ -191,16 +191,16 @@ class Conversation:
         self._unsubscribe(name)  # a REQ under a name in use replaces what stood there
         limits = self._house.config.limits
         if len(self._subscriptions) >= limits.subscriptions:
-            self._say(nip01.Closed(name, f"rate-limited: {limits.subscriptions} subscriptions are open"))
+            self._say(nip01.ClosedMessage(name, f"rate-limited: {limits.subscriptions} subscriptions are open"))
             return
         if refused := self._refuses(filters):
-            self._say(nip01.Closed(name, refused))
+            self._say(nip01.ClosedMessage(name, refused))
             return
         heavy, standing = weight(filters), self._house.standing
         await working.pay(self._house.work, self.origin, working.of_values(heavy), self._house.counts)
         if standing[self.origin] + heavy > limits.standing_values:
             reason = f"rate-limited: your address has {limits.standing_values} values in its filters, close some"
-            self._say(nip01.Closed(name, reason))
+            self._say(nip01.ClosedMessage(name, reason))
             return
         # The subscription is live before the query looks, and what the query saw is not sent again: no gap, no double.
         subscription = Subscription(self, name, filters, weight=heavy)
@@ -224,7 +224,7 @@ class Conversation:
                 page = await self._house.archive.load(left, reader)
         except (TimedOut, sqlite3.Error) as error:
             self._unsubscribe(name)
-            self._say(nip01.Closed(name, _unanswerable(error)))
+            self._say(nip01.ClosedMessage(name, _unanswerable(error)))
             return
         await self._outbox.put(nip01.Eose(name).to_json())
         waiting, subscription.waiting = subscription.waiting or [], None
@@ -242,12 +242,12 @@ class Conversation:
 
     async def _count(self, name: str, filters: Sequence[nip01.Filter]) -> None:
         if refused := self._refuses(filters):
-            self._say(nip01.Closed(name, refused))
+            self._say(nip01.ClosedMessage(name, refused))
             return
         try:
             self._say(nip01.RelayCount(name, await self._house.archive.count(filters, self._reader())))
         except (TimedOut, sqlite3.Error) as error:
-            self._say(nip01.Closed(name, _unanswerable(error)))
+            self._say(nip01.ClosedMessage(name, _unanswerable(error)))
 
     def _authenticate(self, event: Event) -> None:
         now_s = int(self._house.clock())
@@ -295,7 +295,7 @@ class Conversation:
             case ["EVENT" | "AUTH", {"id": str(id_)}, *_] if len(id_) <= 64:
                 self._say(nip01.Ok(id_, False, reason))
             case ["REQ" | "COUNT", str(name), *_] if 0 < len(name) <= nip01.MAX_SUB_ID_CHARS:
-                self._say(nip01.Closed(name, reason))
+                self._say(nip01.ClosedMessage(name, reason))
             case _:
                 self._say(nip01.Notice(reason))
 

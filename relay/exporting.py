@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from nodewire.metrics.endpoint import Exposed
+from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.metrics.family import counter, gauge, histogram
 from relay.limits import Config
 from relay.serving import Relay
@@ -52,14 +52,14 @@ class Talk:
 
     def collect(self) -> Iterator[Metric]:
         counts = self._relay.counts
-        yield CONNECTIONS.of(self._relay.connections)
-        yield TURNED_AWAY.of(counts.turned_away)
-        yield CUT.of(counts.cut)
-        yield SUBSCRIPTIONS.of(counts.subscriptions)
+        yield CONNECTIONS.to_metric(self._relay.connections)
+        yield TURNED_AWAY.to_metric(counts.turned_away)
+        yield CUT.to_metric(counts.cut)
+        yield SUBSCRIPTIONS.to_metric(counts.subscriptions)
         yield EVENTS.by({("accepted" if ok else "refused", why): n for (ok, why), n in counts.answers.items()})
         yield REFUSED.by({(reason,): count for reason, count in counts.refusals.items()})
-        yield WAITED.of(counts.waited_s)
-        yield DELIVERED.of(counts.delivered)
+        yield WAITED.to_metric(counts.waited_s)
+        yield DELIVERED.to_metric(counts.delivered)
         yield INGEST.spread({(): counts.ingest})
         yield FANOUT.spread({(): counts.fanout})
 
@@ -73,16 +73,16 @@ class Stored:
     def collect(self) -> Iterator[Metric]:
         db = self._config.db
         files = [path for path in (db, db.with_name(f"{db.name}-wal")) if path.exists()]
-        yield DB_BYTES.of(sum(path.stat().st_size for path in files))
+        yield DB_BYTES.to_metric(sum(path.stat().st_size for path in files))
         blobs, nbytes = _blobs(self._config.blobs) if self._config.blobs is not None else (0, 0)
-        yield BLOBS.of(blobs)
-        yield BLOB_BYTES.of(nbytes)
-        yield BLOB_CAP.of(self._config.blob_limits.quota_bytes if self._config.blobs is not None else 0)
+        yield BLOBS.to_metric(blobs)
+        yield BLOB_BYTES.to_metric(nbytes)
+        yield BLOB_CAP.to_metric(self._config.blob_limits.quota_bytes if self._config.blobs is not None else 0)
 
 
-def exposed(relay: Relay, listen: str) -> Exposed:
+def exposed(relay: Relay, listen: str) -> MetricsExposition:
     """What is shown of a relay that runs alone."""
-    return Exposed("relay", listen, [Talk(relay)], [Stored(relay.config)])
+    return MetricsExposition("relay", listen, [Talk(relay)], [Stored(relay.config)])
 
 
 def _blobs(folder: Path) -> tuple[int, int]:

@@ -102,9 +102,9 @@ class Relay:
         for talk, count in tested.items():
             of[talk.origin] += count
         for origin, count in of.items():
-            if self._tests.take(origin, count):
+            if self._tests.spend(origin, count):
                 continue
-            left = self._tests.left(origin)
+            left = self._tests.available(origin)
             mine = sorted((talk for talk in tested if talk.origin == origin), key=tested.__getitem__)
             while mine and count > left:
                 count -= tested[mine[-1]]

@@ -9,7 +9,7 @@ from nodewire.errors import LinkLost
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.pay.bond_holder import HeldBond, Holder, Paid, Settled
+from nodewire.pay.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
 from simnet.wallet import SimWallet
 
 _T = TypeVar("_T")
@@ -43,19 +43,19 @@ class SimBondHolder:
     async def release(self, keys: Keys) -> HeldBond:
         return _bond(await self._wallet.ask("POST", "/v1/bonds/release", {}, keys=keys))
 
-    async def present(self, certificate: Event, request: Event) -> Settled:
+    async def present(self, certificate: Event, request: Event) -> VerdictSettlement:
         body = {"certificate": certificate.as_dict(), "request": request.as_dict()}
         return _settled(await self._wallet.ask("POST", "/v1/verdicts", body))
 
-    async def case(self, case: str) -> Settled:
+    async def case(self, case: str) -> VerdictSettlement:
         return _settled(await self._wallet.ask("GET", f"/v1/cases/{case}"))
 
-    async def claim(self, keys: Keys, case: str) -> Paid:
+    async def claim(self, keys: Keys, case: str) -> ClaimPayment:
         due_msat = (await self.case(case)).due.get(keys.public, 0)
         body = {"case": case, "bolt11": await self._invoice(due_msat or 1)}  # paid before: the answer says so
         return _paid(await self._wallet.ask("POST", "/v1/claims", body, keys=keys))
 
-    async def claim_fee(self, keys: Keys) -> Paid | None:
+    async def claim_fee(self, keys: Keys) -> ClaimPayment | None:
         due_msat = int((await self._wallet.ask("GET", f"/v1/fees/{keys.public}"))["due_msat"])
         if due_msat <= 0:
             return None
@@ -82,12 +82,12 @@ def _bond(said: dict[str, Any]) -> HeldBond:
     return _read(HeldBond, {**said, "cases": tuple(said.get("cases", ())), "id": said.get("bond")})
 
 
-def _settled(said: dict[str, Any]) -> Settled:
-    return _read(Settled, said)
+def _settled(said: dict[str, Any]) -> VerdictSettlement:
+    return _read(VerdictSettlement, said)
 
 
-def _paid(said: dict[str, Any]) -> Paid:
-    return _read(Paid, said)
+def _paid(said: dict[str, Any]) -> ClaimPayment:
+    return _read(ClaimPayment, said)
 
 
 def _read(cls: type[_T], said: dict[str, Any]) -> _T:

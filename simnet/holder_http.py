@@ -44,7 +44,7 @@ from simnet.jsonhttp import (
     raw_of,
 )
 from simnet.service import Simnet
-from simnet.steps import Judged
+from simnet.steps import VerdictStep
 from simnet.treasurer import Treasurer
 
 NAME = "treasury"
@@ -157,11 +157,11 @@ class _Routes:
     async def _signed(self, request: web.Request) -> tuple[str, dict[str, Any]]:
         """The Nostr key that asks, and what. Raises NotAllowed."""
         raw = await raw_of(request, MAX_BODY_BYTES)
-        asked = nip98.Asked(self._base_url + request.path_qs, request.method, raw)
+        asked = nip98.HttpRequest(self._base_url + request.path_qs, request.method, raw)
         header = request.headers.get("Nostr-Authorization", request.headers.get("Authorization"))
         return nip98.check_header(header, asked, now_s=self._simnet.time_s()), parsed(raw)
 
-    def _case(self, judged: Judged) -> dict[str, Any]:
+    def _case(self, judged: VerdictStep) -> dict[str, Any]:
         return {
             "case": judged.case,
             "digest": judged.digest,

@@ -25,21 +25,21 @@ from nodewire.pay import bonds
 from nodewire.pay.bonds import Bond, Payout
 from nodewire.pay.settlement import funded_units, verifier_pay_msat
 from nodewire.persistent_map import PersistentMap
-from simnet.network import Moved
+from simnet.network import CoinTransfer
 from simnet.steps import (
     FEES,
-    Claimed,
-    Closed,
-    Freed,
-    Judged,
-    Lapsed,
-    Locked,
-    Quoted,
-    Raised,
-    Seated,
-    Stated,
+    BondLock,
+    BondRaise,
+    BondRelease,
+    ClaimLapse,
+    HolderSeat,
+    PayoutClaim,
+    RequestClosure,
+    StatementStep,
     Step,
-    Unbonded,
+    UnbondRequest,
+    VerdictStep,
+    ZapQuote,
 )
 
 
@@ -48,7 +48,7 @@ class Deposit:
     """A bond, whose coins it is, and the newest statement about it (JSON)."""
 
     bond: Bond
-    locked: Locked
+    locked: BondLock
     statement: str = ""
 
     @property
@@ -87,20 +87,20 @@ class Pot:
 class Claim:
     """`pool_msat` is the part that came out of the pool, `pot` the request whose pot gave the rest (empty: neither)."""
 
-    event: Claimed
+    event: PayoutClaim
     is_paid: bool = False
     pot: str = ""
     pool_msat: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HolderBook:
     node: str = ""
     deposits: PersistentMap[Deposit] = field(default_factory=PersistentMap)
     newest: PersistentMap[str] = field(default_factory=PersistentMap)
     """By provider, the id of its newest bond."""
-    cases: PersistentMap[Judged] = field(default_factory=PersistentMap)
-    quotes: PersistentMap[Quoted] = field(default_factory=PersistentMap)
+    cases: PersistentMap[VerdictStep] = field(default_factory=PersistentMap)
+    quotes: PersistentMap[ZapQuote] = field(default_factory=PersistentMap)
     """By payment hash."""
     shares: PersistentMap[Share] = field(default_factory=PersistentMap)
     """By `share_key`."""
@@ -125,7 +125,7 @@ class Holding:
             raise NotFound("bond", "no such bond")
         return self.deposits[bond]
 
-    def of(self, provider: str) -> Deposit | None:
+    def find_deposit(self, provider: str) -> Deposit | None:
         """The provider's newest bond."""
         return self.deposits[self.newest[provider]] if provider in self.newest else None
 
@@ -149,7 +149,7 @@ class Holding:
         came = sum(self._share(request, customer, one).before_ms(at_ms) for one in range(chunk + 1))
         return funded_units(came, unit_msat)
 
-    def covered_msat(self, case: Judged) -> int:
+    def covered_msat(self, case: VerdictStep) -> int:
         """What the share still covers for the chunk of the task that a verdict is about, in msat."""
         share = self._share(case.request, case.customer, case.chunk)
         if not case.rate_ppm or not case.chunk_msat:
@@ -161,7 +161,7 @@ class Holding:
     def _share(self, request: str, customer: str, chunk: int) -> Share:
         return self.shares.get(share_key(request, customer, chunk), Share(0))
 
-    def case(self, case: str) -> Judged:
+    def case(self, case: str) -> VerdictStep:
         """Raises NotFound."""
         if case not in self.cases:
             raise NotFound("case", "no verdict on it was presented")
@@ -195,7 +195,7 @@ class Holding:
                 total += 0 if claim.is_paid else claim.event.amount_msat
         return total
 
-    def _is_bonds(self, claimed: Claimed) -> bool:
+    def _is_bonds(self, claimed: PayoutClaim) -> bool:
         return claimed.ref in self.cases and claimed.payee in self.cases[claimed.ref].payouts
 
 
@@ -207,21 +207,21 @@ def claim_key(ref: str, payee: str) -> str:
     return f"{ref}/{payee}"
 
 
-def movement(event: Step, before: Holding) -> Moved | None:
+def movement(event: Step, before: HolderBook) -> CoinTransfer | None:
     """What `event` moves between the holder's account and others, if the book `before` does not have it yet."""
     match event:
-        case Locked(bond, account, _, amount_msat, _):
-            return Moved(bond, account, before.node, amount_msat)
-        case Raised(bond, key, amount_msat, _) if amount_msat:
-            return Moved(f"{bond}/{key}", before.deposit(bond).account, before.node, amount_msat)
-        case Freed(id_, _):
+        case BondLock(bond, account, _, amount_msat, _):
+            return CoinTransfer(bond, account, before.node, amount_msat)
+        case BondRaise(bond, key, amount_msat, _) if amount_msat:
+            return CoinTransfer(f"{bond}/{key}", before.deposit(bond).account, before.node, amount_msat)
+        case BondRelease(id_, _):
             deposit = before.deposit(id_)
             if deposit.bond.state == "unbonding" and deposit.bond.remainder_msat:
-                return Moved(f"{id_}/free", before.node, deposit.account, deposit.bond.remainder_msat)
+                return CoinTransfer(f"{id_}/free", before.node, deposit.account, deposit.bond.remainder_msat)
     return None
 
 
-def apply(event: Step, book: Holding) -> Holding:
+def apply(event: Step, book: HolderBook) -> HolderBook:
     """The book after `event`; the same book if the event has been applied before.
 
     Raises:
@@ -229,36 +229,36 @@ def apply(event: Step, book: Holding) -> Holding:
         PaymentFailed: the treasury does not hold what a claim asks for.
     """
     match event:
-        case Seated(node):
+        case HolderSeat(node):
             if book.node not in ("", node):
                 raise NotAllowed("node", "the holder has another")
             return book if book.node else replace(book, node=node)
-        case Locked():
+        case BondLock():
             return _lock(event, book)
-        case Raised(bond, key, amount_msat, until_s):
+        case BondRaise(bond, key, amount_msat, until_s):
             return _transition(book, bond, bonds.Raise(key, amount_msat, until_s))
-        case Stated(bond, until_s, text):
+        case StatementStep(bond, until_s, text):
             deposit = book.deposit(bond)
             if deposit.statement == text:
                 return book
-            after = bonds.apply(bonds.Stated(until_s), deposit.bond)
+            after = bonds.apply(bonds.HolderStatement(until_s), deposit.bond)
             return _put(book, replace(deposit, bond=after, statement=text))
-        case Unbonded(bond, at_s, delay_s):
+        case UnbondRequest(bond, at_s, delay_s):
             return _transition(book, bond, bonds.Unbond(at_s, delay_s))
-        case Freed(bond, at_s):
+        case BondRelease(bond, at_s):
             before = book.deposit(bond).bond
             after_book = _transition(book, bond, bonds.Free(at_s))
             burnt_msat = before.remainder_msat if before.state == "slashed" else 0
             return replace(after_book, pool_msat=book.pool_msat + burnt_msat) if burnt_msat else after_book
-        case Judged():
+        case VerdictStep():
             return _judge(event, book)
-        case Quoted():
+        case ZapQuote():
             return book if event.payment_hash in book.quotes else _with_quote(event, book)
-        case Claimed():
+        case PayoutClaim():
             return _claim(event, book)
-        case Lapsed():
+        case ClaimLapse():
             return _lapse(event, book)
-        case Closed(request, _):
+        case RequestClosure(request, _):
             pot = book.pots.get(request)
             if pot is None or pot.is_closed:
                 return book
@@ -266,7 +266,7 @@ def apply(event: Step, book: Holding) -> Holding:
             return replace(book, pots=pots, pool_msat=book.pool_msat + pot.left_msat)
 
 
-def settled(payment_hash: str, payer: str | None, at_s: int, book: Holding) -> Holding:
+def settled(payment_hash: str, payer: str | None, at_s: int, book: HolderBook) -> HolderBook:
     """The book after `payer` has paid an invoice of the network: a share that came in, or a claim that is paid."""
     if payment_hash in book.quotes and payment_hash not in book.received:
         return _receive(book.quotes[payment_hash], at_s, book)
@@ -278,12 +278,12 @@ def settled(payment_hash: str, payer: str | None, at_s: int, book: Holding) -> H
     return book
 
 
-def _lock(event: Locked, book: Holding) -> Holding:
+def _lock(event: BondLock, book: HolderBook) -> HolderBook:
     if event.bond in book.deposits:
         if book.deposits[event.bond].locked != event:
             raise NotAllowed("key", "it stands for another request")
         return book
-    newest = book.of(event.provider)
+    newest = book.find_deposit(event.provider)
     if newest is not None and newest.bond.state in ("slashed", "burnt"):
         raise NotAllowed("provider", "convicted; its key gets no new bond")
     if newest is not None and newest.bond.is_liable:
@@ -293,7 +293,7 @@ def _lock(event: Locked, book: Holding) -> Holding:
     return replace(after, newest=after.newest.including(event.provider, event.bond))
 
 
-def _judge(event: Judged, book: Holding) -> Holding:
+def _judge(event: VerdictStep, book: HolderBook) -> HolderBook:
     if event.case in book.cases:
         if book.cases[event.case].digest == event.digest:
             return book
@@ -312,13 +312,13 @@ def _judge(event: Judged, book: Holding) -> Holding:
     return _transition(after, event.bond, judged)
 
 
-def _with_quote(event: Quoted, book: Holding) -> Holding:
+def _with_quote(event: ZapQuote, book: HolderBook) -> HolderBook:
     if not 0 <= event.fee_msat <= event.amount_msat:
         raise BadInput("fee_msat", "more than the amount")
     return replace(book, quotes=book.quotes.including(event.payment_hash, event))
 
 
-def _receive(quote: Quoted, at_s: int, book: Holding) -> Holding:
+def _receive(quote: ZapQuote, at_s: int, book: HolderBook) -> HolderBook:
     pot = book.pots.get(quote.request, Pot())
     came_msat = quote.amount_msat - quote.fee_msat
     pot = Pot(pot.received_msat + came_msat, pot.left_msat + came_msat, at_s)
@@ -334,7 +334,7 @@ def _receive(quote: Quoted, at_s: int, book: Holding) -> Holding:
     )
 
 
-def _claim(event: Claimed, book: Holding) -> Holding:
+def _claim(event: PayoutClaim, book: HolderBook) -> HolderBook:
     key = claim_key(event.ref, event.payee)
     if key in book.claims:
         if book.claims[key].event == event:
@@ -361,7 +361,7 @@ def _claim(event: Claimed, book: Holding) -> Holding:
     )
 
 
-def _from_treasury(claim: Claim, book: Holding) -> tuple[Claim, Holding]:
+def _from_treasury(claim: Claim, book: HolderBook) -> tuple[Claim, HolderBook]:
     """Out of the request's own pot first, then out of the pool; whole or not at all."""
     case, amount_msat = book.cases[claim.event.ref], claim.event.amount_msat
     request = case.request
@@ -376,16 +376,16 @@ def _from_treasury(claim: Claim, book: Holding) -> tuple[Claim, Holding]:
     return replace(claim, pot=request, pool_msat=pool_msat), book
 
 
-def _drawn(book: Holding, case: Judged, amount_msat: int) -> PersistentMap[int]:
+def _drawn(book: HolderBook, case: VerdictStep, amount_msat: int) -> PersistentMap[int]:
     key = _drawn_key(case)
     return book.drawn.including(key, book.drawn.get(key, 0) + amount_msat)
 
 
-def _drawn_key(case: Judged) -> str:
+def _drawn_key(case: VerdictStep) -> str:
     return f"{case.task}/{case.chunk}/{case.request}"
 
 
-def _lapse(event: Lapsed, book: Holding) -> Holding:
+def _lapse(event: ClaimLapse, book: HolderBook) -> HolderBook:
     key = claim_key(event.ref, event.payee)
     claim = book.claims.get(key)
     if claim is None or claim.event.payment_hash != event.payment_hash:
@@ -407,11 +407,11 @@ def _lapse(event: Lapsed, book: Holding) -> Holding:
     return replace(book, pots=pots, pool_msat=book.pool_msat + pool_msat)
 
 
-def _transition(book: Holding, bond: str, event: bonds.Event) -> Holding:
+def _transition(book: HolderBook, bond: str, event: bonds.Event) -> HolderBook:
     deposit = book.deposit(bond)
     after = bonds.apply(event, deposit.bond)
     return book if after is deposit.bond else _put(book, replace(deposit, bond=after))
 
 
-def _put(book: Holding, deposit: Deposit) -> Holding:
+def _put(book: HolderBook, deposit: Deposit) -> HolderBook:
     return replace(book, deposits=book.deposits.including(deposit.bond.id, deposit))

@@ -27,7 +27,7 @@ from aiohttp import web
 from nodewire.errors import BadInput
 from nodewire.pay import invoices
 from simnet import holder_http, network
-from simnet.journal import Entry
+from simnet.journal import Entry, tag
 from simnet.jsonhttp import answer, bearer_token, body_of, bounded, errors, hex32, query
 from simnet.service import Simnet
 from simnet.treasurer import Treasurer
@@ -200,7 +200,7 @@ class _Routes:
     def _entry(self, entry: Entry, node: str) -> dict[str, Any]:
         assert isinstance(entry.event, network.OfInvoice)
         invoice = self._simnet.state.invoice(entry.event.payment_hash)
-        return {"cursor": entry.seq, "event": type(entry.event).__name__.lower(), **_transfer(invoice, node)}
+        return {"cursor": entry.seq, "event": tag(entry.event).lower(), **_transfer(invoice, node)}
 
 
 class _Until:

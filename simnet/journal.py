@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
 
 import orjson
 
@@ -29,17 +28,26 @@ _VERSION = 2
 _BODY = "CAST(json_remove(CAST(body AS TEXT), '$.is_second') AS BLOB)"
 _STEPS = {1: f"UPDATE events SET body = {_BODY} WHERE type = 'Judged'"}  # 2: nobody stands by for a provider
 _TYPES: dict[str, type[Event | Step]] = {
-    cls.__name__: cls
-    for cls in (
-        network.Opened,
-        network.Invoiced,
-        network.Offered,
-        network.Settled,
-        network.Cancelled,
-        network.Expired,
-        *get_args(steps.Step),
-    )
+    "Opened": network.NodeJoin,
+    "Invoiced": network.InvoiceIssue,
+    "Offered": network.PaymentOffer,
+    "Settled": network.InvoiceSettlement,
+    "Cancelled": network.InvoiceCancellation,
+    "Expired": network.InvoiceExpiry,
+    "Seated": steps.HolderSeat,
+    "Locked": steps.BondLock,
+    "Raised": steps.BondRaise,
+    "Stated": steps.StatementStep,
+    "Unbonded": steps.UnbondRequest,
+    "Freed": steps.BondRelease,
+    "Judged": steps.VerdictStep,
+    "Quoted": steps.ZapQuote,
+    "Claimed": steps.PayoutClaim,
+    "Lapsed": steps.ClaimLapse,
+    "Closed": steps.RequestClosure,
 }
+"""Logs outlive names: events by what they are written as, and said to be by the API."""
+_TAGS = {cls: tag for tag, cls in _TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +79,10 @@ class Journal:
         self._db = open_versioned(path, "a network's log", _SCHEMA, _VERSION, _STEPS, alone=True)
 
     def append(self, event: Event | Step, *, payee: str | None = None, payer: str | None = None) -> int:
-        """Commit `event`; its place in the log. The parties find it again by `of`."""
+        """Commit `event`; its place in the log. The parties find it again by `read`."""
         return self._insert(event, payee, payer)
 
-    def open_node(self, event: network.Opened, node: Node) -> None:
+    def open_node(self, event: network.NodeJoin, node: Node) -> None:
         """Commit a new node's keys together with the event that opens its account."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -94,7 +102,7 @@ class Journal:
         for _, event in self._select("", ()):
             yield event
 
-    def of(self, node: str, *, after: int, types: tuple[str, ...], limit: int) -> list[Entry]:
+    def read(self, node: str, *, after: int, types: tuple[str, ...], limit: int) -> list[Entry]:
         """The first `limit` events of these types after place `after` in which `node` pays or is paid."""
         marks = ", ".join("?" * len(types))
         where = f"WHERE seq > ? AND (payee = ? OR payer = ?) AND type IN ({marks})"
@@ -105,7 +113,7 @@ class Journal:
         self._db.close()
 
     def _insert(self, event: Event | Step, payee: str | None, payer: str | None) -> int:
-        row = (type(event).__name__, getattr(event, "payment_hash", None), payee, payer, orjson.dumps(asdict(event)))
+        row = (tag(event), getattr(event, "payment_hash", None), payee, payer, orjson.dumps(asdict(event)))
         sql = "INSERT INTO events (type, payment_hash, payee, payer, body) VALUES (?, ?, ?, ?, ?)"
         seq = self._db.execute(sql, row).lastrowid
         assert seq is not None
@@ -115,6 +123,11 @@ class Journal:
         sql = f"SELECT seq, type, body FROM events {where} ORDER BY seq LIMIT ?"
         for seq, kind, body in self._db.execute(sql, (*values, limit)):
             yield seq, _TYPES[kind](**orjson.loads(body))
+
+
+def tag(event: Event | Step) -> str:
+    """What an event is written as."""
+    return _TAGS[type(event)]
 
 
 def token_sha256(token: str) -> str:

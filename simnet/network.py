@@ -48,7 +48,7 @@ class Invoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class NodeJoin:
     """A node joins with `opening_msat` of new money: the only way that money comes into the network."""
 
     node: str
@@ -56,7 +56,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Invoiced:
+class InvoiceIssue:
     payment_hash: str
     payee: str
     amount_msat: int
@@ -67,7 +67,7 @@ class Invoiced:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class PaymentOffer:
     """`payer` locks the amount and the routing fee."""
 
     payment_hash: str
@@ -77,26 +77,26 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class InvoiceSettlement:
     payment_hash: str
     preimage: str
     at_s: int
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class InvoiceCancellation:
     payment_hash: str
     at_s: int
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
+class InvoiceExpiry:
     payment_hash: str
     at_s: int
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class CoinTransfer:
     """Coins go from one account to another without an invoice: into a bond, or back out of it. `id` names the move."""
 
     id: str
@@ -105,8 +105,8 @@ class Moved:
     amount_msat: int
 
 
-OfInvoice = Invoiced | Offered | Settled | Cancelled | Expired
-Event = Opened | OfInvoice | Moved
+OfInvoice = InvoiceIssue | PaymentOffer | InvoiceSettlement | InvoiceCancellation | InvoiceExpiry
+Event = NodeJoin | OfInvoice | CoinTransfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Network:
     balances: PersistentMap[int] = field(default_factory=lambda: PersistentMap({ROUTING: 0}))
     invoices: PersistentMap[Invoice] = field(default_factory=PersistentMap)
     issued_msat: int = 0
-    moves: PersistentMap[Moved] = field(default_factory=PersistentMap)
+    moves: PersistentMap[CoinTransfer] = field(default_factory=PersistentMap)
 
     def invoice(self, payment_hash: str) -> Invoice:
         """Raises NotFound."""
@@ -139,31 +139,31 @@ def apply(event: Event, network: Network) -> Network:
         NotAllowed: the invoice's phase does not admit the event.
     """
     match event:
-        case Opened(node, opening_msat):
+        case NodeJoin(node, opening_msat):
             if opening_msat < 0:
                 raise BadInput("opening_msat", "negative")
             if node in network.balances:
                 return network
             balances = network.balances.including(node, opening_msat)
             return replace(network, balances=balances, issued_msat=network.issued_msat + opening_msat)
-        case Invoiced():
+        case InvoiceIssue():
             return _invoice(event, network)
-        case Offered():
+        case PaymentOffer():
             return _offer(event, network)
-        case Settled():
+        case InvoiceSettlement():
             return _settle(event, network)
-        case Cancelled(payment_hash, at_s):
+        case InvoiceCancellation(payment_hash, at_s):
             return _end(network, payment_hash, "cancelled", at_s)
-        case Expired(payment_hash, at_s):
+        case InvoiceExpiry(payment_hash, at_s):
             invoice = network.invoice(payment_hash)
             if invoice.phase in ("open", "held") and at_s < invoice.deadline_s:
                 raise NotAllowed("expiry", f"not before {invoice.deadline_s}")
             return _end(network, payment_hash, "expired", at_s)
-        case Moved():
+        case CoinTransfer():
             return _move(event, network)
 
 
-def _invoice(event: Invoiced, network: Network) -> Network:
+def _invoice(event: InvoiceIssue, network: Network) -> Network:
     if event.payee not in network.balances:
         raise NotFound("payee", "no such node")
     if event.amount_msat <= 0 or event.hold_s < 0:
@@ -189,7 +189,7 @@ def _invoice(event: Invoiced, network: Network) -> Network:
     return replace(network, invoices=network.invoices.including(event.payment_hash, invoice))
 
 
-def _offer(event: Offered, network: Network) -> Network:
+def _offer(event: PaymentOffer, network: Network) -> Network:
     invoice = network.invoice(event.payment_hash)
     if event.fee_msat < 0:
         raise BadInput("fee_msat", "negative")
@@ -215,7 +215,7 @@ def _offer(event: Offered, network: Network) -> Network:
     )
 
 
-def _settle(event: Settled, network: Network) -> Network:
+def _settle(event: InvoiceSettlement, network: Network) -> Network:
     invoice = network.invoice(event.payment_hash)
     if not _opens(event.preimage, event.payment_hash):
         raise BadInput("preimage", "does not hash to the payment hash")
@@ -248,7 +248,7 @@ def _end(network: Network, payment_hash: str, phase: Phase, at_s: int) -> Networ
     return replace(network, balances=balances, invoices=network.invoices.including(payment_hash, ended))
 
 
-def _move(event: Moved, network: Network) -> Network:
+def _move(event: CoinTransfer, network: Network) -> Network:
     if event.id in network.moves:
         if network.moves[event.id] == event:
             return network

@@ -16,7 +16,7 @@ import coincurve
 from nodewire.errors import NotAllowed, NotFound, OverBudget, PaymentFailed
 from nodewire.pay import invoices
 from simnet import holding, network
-from simnet.holding import Holding
+from simnet.holding import HolderBook
 from simnet.journal import Entry, Journal, Node, token_sha256
 from simnet.network import Event, Invoice, Network
 from simnet.steps import Step
@@ -33,7 +33,7 @@ class Fees:
     base_msat: int = 0
     ppm: int = 0
 
-    def of(self, amount_msat: int) -> int:
+    def compute(self, amount_msat: int) -> int:
         return self.base_msat + amount_msat * self.ppm // 1_000_000
 
 
@@ -60,7 +60,7 @@ class Simnet:
         self._deadlines: list[tuple[int, str]] = []
         self._changed = asyncio.Event()
         self.state = Network()
-        self.book = Holding()
+        self.book = HolderBook()
         for event in self._journal.replay():
             self._apply(event)
         self._settle_what_was_held()
@@ -76,7 +76,7 @@ class Simnet:
         key = coincurve.PrivateKey()
         token = secrets.token_urlsafe(32)
         node = Node(key.public_key.format().hex(), name, key.secret, token_sha256(token))
-        event = network.Opened(node.node, opening_msat)
+        event = network.NodeJoin(node.node, opening_msat)
         after = network.apply(event, self.state)
         self._journal.open_node(event, node)
         self.state = after
@@ -129,7 +129,7 @@ class Simnet:
             description_hash=description_hash,
         )
         hold_s = HOLD_S if preimage is None else 0
-        event = network.Invoiced(
+        event = network.InvoiceIssue(
             invoice.payment_hash,
             payee,
             amount_msat,
@@ -158,15 +158,15 @@ class Simnet:
             raise PaymentFailed("invoice", "no route to a node that knows it")
         if known.payer != payer:
             # The holder pays out to the msat what its book owes; its routes are its own affair.
-            fee_msat = 0 if payer == self.book.node else self.fees.of(known.amount_msat)
+            fee_msat = 0 if payer == self.book.node else self.fees.compute(known.amount_msat)
             if fee_msat > max_fee_msat:
                 raise OverBudget("max_fee_msat", f"routing costs {fee_msat} msat, at most {max_fee_msat} msat allowed")
         else:
             fee_msat = known.fee_msat
         now_s = int(self._now_s())
-        self._commit(network.Offered(known.payment_hash, payer, fee_msat, now_s), known.payee, payer)
+        self._commit(network.PaymentOffer(known.payment_hash, payer, fee_msat, now_s), known.payee, payer)
         if known.preimage is not None:
-            self._commit(network.Settled(known.payment_hash, known.preimage, now_s), known.payee, payer)
+            self._commit(network.InvoiceSettlement(known.payment_hash, known.preimage, now_s), known.payee, payer)
         return self.state.invoice(known.payment_hash)
 
     def settle(self, payee: str, preimage: str) -> Invoice:
@@ -180,7 +180,9 @@ class Simnet:
         invoice = self.transfer(payee, invoices.hash_of(preimage))
         if invoice.payee != payee:
             raise NotAllowed("invoice", "another's to settle")
-        self._commit(network.Settled(invoice.payment_hash, preimage, int(self._now_s())), payee, invoice.payer)
+        self._commit(
+            network.InvoiceSettlement(invoice.payment_hash, preimage, int(self._now_s())), payee, invoice.payer
+        )
         return self.state.invoice(invoice.payment_hash)
 
     def cancel(self, payee: str, payment_hash: str) -> Invoice:
@@ -194,7 +196,7 @@ class Simnet:
         invoice = self.transfer(payee, payment_hash)
         if invoice.payee != payee:
             raise NotAllowed("invoice", "another's to cancel")
-        self._commit(network.Cancelled(payment_hash, int(self._now_s())), payee, invoice.payer)
+        self._commit(network.InvoiceCancellation(payment_hash, int(self._now_s())), payee, invoice.payer)
         return self.state.invoice(payment_hash)
 
     def transfer(self, node: str, payment_hash: str) -> Invoice:
@@ -208,11 +210,11 @@ class Simnet:
     def outcomes(self, node: str, after: int, limit: int) -> list[Entry]:
         """What happened to the node's invoices and payments after place `after` in the log."""
         self.sweep()
-        return self._journal.of(node, after=after, types=OUTCOMES, limit=limit)
+        return self._journal.read(node, after=after, types=OUTCOMES, limit=limit)
 
     def issued(self, node: str, after: int, limit: int) -> list[Entry]:
         """The node's own invoices made after place `after` in the log."""
-        return self._journal.of(node, after=after, types=("Invoiced",), limit=limit)
+        return self._journal.read(node, after=after, types=("Invoiced",), limit=limit)
 
     def sweep(self) -> None:
         """Expire what is due."""
@@ -221,7 +223,7 @@ class Simnet:
             _, payment_hash = heapq.heappop(self._deadlines)
             invoice = self.state.invoice(payment_hash)
             if invoice.phase in ("open", "held") and invoice.deadline_s <= now_s:
-                self._commit(network.Expired(payment_hash, now_s), invoice.payee, invoice.payer)
+                self._commit(network.InvoiceExpiry(payment_hash, now_s), invoice.payee, invoice.payer)
 
     def time_s(self) -> float:
         return self._now_s()
@@ -239,7 +241,7 @@ class Simnet:
     def close(self) -> None:
         self._journal.close()
 
-    def take(self, step: Step) -> None:
+    def apply(self, step: Step) -> None:
         """Write a step of the holder's book, and take it there and on the accounts.
 
         Raises:
@@ -250,7 +252,7 @@ class Simnet:
             self._journal.append(step)
             self._apply(step)
 
-    def _stepped(self, step: Step) -> tuple[Holding, Network]:
+    def _stepped(self, step: Step) -> tuple[HolderBook, Network]:
         move = holding.movement(step, self.book)
         book = holding.apply(step, self.book)
         return book, network.apply(move, self.state) if move is not None else self.state
@@ -267,10 +269,10 @@ class Simnet:
             self.book, self.state = self._stepped(event)
         else:
             self.state = network.apply(event, self.state)
-            if isinstance(event, network.Settled):
+            if isinstance(event, network.InvoiceSettlement):
                 payer = self.state.invoice(event.payment_hash).payer
                 self.book = holding.settled(event.payment_hash, payer, event.at_s, self.book)
-            if isinstance(event, network.Invoiced | network.Offered):
+            if isinstance(event, network.InvoiceIssue | network.PaymentOffer):
                 invoice = self.state.invoice(event.payment_hash)
                 if invoice.hold_s or invoice.phase == "open":
                     heapq.heappush(self._deadlines, (invoice.deadline_s, invoice.payment_hash))
@@ -281,5 +283,5 @@ class Simnet:
         """A crash after a plain payment was offered: it settles, as it would have."""
         for invoice in self.state.invoices.values():
             if invoice.phase == "held" and invoice.preimage is not None:
-                event = network.Settled(invoice.payment_hash, invoice.preimage, int(self._now_s()))
+                event = network.InvoiceSettlement(invoice.payment_hash, invoice.preimage, int(self._now_s()))
                 self._commit(event, invoice.payee, invoice.payer)

@@ -13,7 +13,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay import invoices, zaps
 from nodewire.pay.invoices import Invoice
 from simnet.service import Simnet
-from simnet.steps import Quoted
+from simnet.steps import ZapQuote
 
 QUOTE_S = 300
 MAX_QUOTES = 8
@@ -26,7 +26,7 @@ MAX_OF_ORIGIN = 1_000
 class Shares:
     """The treasury's till, signing as `keys`. `fee_ppm` of a share is the committee's; `watch` hears of every quote."""
 
-    def __init__(self, simnet: Simnet, keys: Keys, fee_ppm: int, watch: Callable[[Quoted], None]) -> None:
+    def __init__(self, simnet: Simnet, keys: Keys, fee_ppm: int, watch: Callable[[ZapQuote], None]) -> None:
         self._simnet = simnet
         self._keys = keys
         self._fee_ppm = fee_ppm
@@ -61,7 +61,7 @@ class Shares:
         invoice = self._simnet.make_invoice(
             self._simnet.book.node, amount_msat, QUOTE_S, description_hash=zaps.description_hash(zap_request)
         )
-        step = Quoted(
+        step = ZapQuote(
             payment_hash=invoice.payment_hash,
             zap_request=zap_request,
             bolt11=invoice.bolt11,
@@ -72,7 +72,7 @@ class Shares:
             fee_msat=amount_msat * self._fee_ppm // 1_000_000,
             expires_at_s=invoice.expires_at_s,
         )
-        self._simnet.take(step)  # before anybody has the invoice: no payment comes that the book cannot place
+        self._simnet.apply(step)  # before anybody has the invoice: no payment comes that the book cannot place
         heapq.heappush(self._open_quotes, (step.expires_at_s, step.payment_hash))
         self._origins[step.payment_hash] = origin
         self._watch(step)

@@ -22,7 +22,7 @@ def open_treasurer(
     keys = Keys.from_file(key)
     try:
         document = Committee.parse(committee.read_bytes())
-        rules = Rules.of(document, statement_s, unbonding_s)
+        rules = Rules.for_committee(document, statement_s, unbonding_s)
     except OSError as error:
         raise BadConfig(str(committee), f"cannot be read: {error.strerror}") from error
     except BadInput as error:

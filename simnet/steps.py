@@ -12,14 +12,14 @@ FEES = "fees"
 
 
 @dataclass(frozen=True, slots=True)
-class Seated:
+class HolderSeat:
     """The holder's own node."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class Locked:
+class BondLock:
     bond: str
     account: str
     """The node that the coins come from and go back to."""
@@ -29,7 +29,7 @@ class Locked:
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class BondRaise:
     bond: str
     key: str
     amount_msat: int
@@ -37,7 +37,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class StatementStep:
     """`event` is the signed statement (kind 8858) as JSON."""
 
     bond: str
@@ -46,20 +46,20 @@ class Stated:
 
 
 @dataclass(frozen=True, slots=True)
-class Unbonded:
+class UnbondRequest:
     bond: str
     at_s: int
     delay_s: int
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
+class BondRelease:
     bond: str
     at_s: int
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class VerdictStep:
     """A certified verdict, settled: `payouts` (payee to msat) come out of `bond`, `refused` says why they do not."""
 
     case: str
@@ -94,7 +94,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Quoted:
+class ZapQuote:
     """An invoice for a zap of `sender`: the share of one chunk; `fee_msat` of it is the committee's."""
 
     payment_hash: str
@@ -109,7 +109,7 @@ class Quoted:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class PayoutClaim:
     """`payee` will be paid its entitlement by this invoice. `ref` is a case, or FEES and the payment hash."""
 
     ref: str
@@ -120,7 +120,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lapsed:
+class ClaimLapse:
     """The claim's invoice has expired or was cancelled unpaid."""
 
     ref: str
@@ -129,11 +129,23 @@ class Lapsed:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class RequestClosure:
     """Nothing more came for a request; what its verifiers did not need goes to the pool."""
 
     request: str
     at_s: int
 
 
-Step = Seated | Locked | Raised | Stated | Unbonded | Freed | Judged | Quoted | Claimed | Lapsed | Closed
+Step = (
+    HolderSeat
+    | BondLock
+    | BondRaise
+    | StatementStep
+    | UnbondRequest
+    | BondRelease
+    | VerdictStep
+    | ZapQuote
+    | PayoutClaim
+    | ClaimLapse
+    | RequestClosure
+)

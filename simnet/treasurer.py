@@ -16,7 +16,7 @@ from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
 from nodewire.pay import invoices, settlement
 from nodewire.pay.bonds import Bond
-from nodewire.pay.settlement import Finding
+from nodewire.pay.settlement import PricedVerdict
 from nodewire.protocol import bond as statements
 from nodewire.protocol import canonical, job, verdict
 from nodewire.protocol.committee import Committee
@@ -25,17 +25,17 @@ from simnet.service import Simnet
 from simnet.shares import Shares
 from simnet.steps import (
     FEES,
-    Claimed,
-    Closed,
-    Freed,
-    Judged,
-    Lapsed,
-    Locked,
-    Quoted,
-    Raised,
-    Seated,
-    Stated,
-    Unbonded,
+    BondLock,
+    BondRaise,
+    BondRelease,
+    ClaimLapse,
+    HolderSeat,
+    PayoutClaim,
+    RequestClosure,
+    StatementStep,
+    UnbondRequest,
+    VerdictStep,
+    ZapQuote,
 )
 
 log = logging.getLogger("nodewire.pay.treasurer")
@@ -56,7 +56,7 @@ class Rules:
     statement_s: int = STATEMENT_S
 
     @classmethod
-    def of(cls, committee: Committee, statement_s: int = STATEMENT_S, delay_s: int | None = None) -> Rules:
+    def for_committee(cls, committee: Committee, statement_s: int = STATEMENT_S, delay_s: int | None = None) -> Rules:
         """With the shortest delay that covers the committee's verdicts, or a longer one.
 
         Raises:
@@ -77,12 +77,12 @@ class Treasurer:
         self._simnet = simnet
         self._keys = keys
         self._committee = committee
-        self.rules = rules or Rules.of(committee)
+        self.rules = rules or Rules.for_committee(committee)
         self._due: list[tuple[int, str, str]] = []
         self._watching: set[tuple[int, str, str]] = set()
         if not simnet.book.node:
             node, _ = simnet.open_account("bonds and treasury", 0)
-            simnet.take(Seated(node))
+            simnet.apply(HolderSeat(node))
         for deposit in simnet.book.deposits.values():
             self._watch(deposit.bond)
         for quote in simnet.book.quotes.values():
@@ -112,7 +112,7 @@ class Treasurer:
         bond = canonical.digest("nodewire/bond/1", [account, provider, _key(key)])
         if bond not in self._simnet.book.deposits and not 0 < until_s - self._now_s() <= MAX_LOCK_S:
             raise BadInput("until_s", f"not within the next {MAX_LOCK_S} s")
-        self._simnet.take(Locked(bond, account, provider, amount_msat, until_s))
+        self._simnet.apply(BondLock(bond, account, provider, amount_msat, until_s))
         return self._watched(bond)
 
     def top_up(self, account: str, provider: str, key: str, amount_msat: int, until_s: int) -> Deposit:
@@ -121,13 +121,13 @@ class Treasurer:
         deposit = self._own(account, provider)
         if until_s - self._now_s() > MAX_LOCK_S:
             raise BadInput("until_s", f"not within the next {MAX_LOCK_S} s")
-        self._simnet.take(Raised(deposit.bond.id, _key(key), amount_msat, until_s))
+        self._simnet.apply(BondRaise(deposit.bond.id, _key(key), amount_msat, until_s))
         return self._watched(deposit.bond.id)
 
     def bond(self, provider: str) -> Deposit:
         """The provider's newest bond. Raises NotFound."""
         self.sweep()
-        deposit = self._simnet.book.of(provider)
+        deposit = self._simnet.book.find_deposit(provider)
         if deposit is None:
             raise NotFound("provider", "it never had a bond here")
         return deposit
@@ -152,7 +152,7 @@ class Treasurer:
                 return event
         expires_at_s = min(bond.until_s, now_s + self.rules.statement_s)
         event = statements.build(self._keys, provider, bond.remainder_msat, expires_at_s=expires_at_s, created_at=now_s)
-        self._simnet.take(Stated(bond.id, max(expires_at_s, bond.stated_until_s), event.to_json()))
+        self._simnet.apply(StatementStep(bond.id, max(expires_at_s, bond.stated_until_s), event.to_json()))
         return event
 
     def release(self, account: str, provider: str) -> Deposit:
@@ -164,12 +164,12 @@ class Treasurer:
         """
         self.sweep()
         deposit = self._own(account, provider)
-        self._simnet.take(Unbonded(deposit.bond.id, self._now_s(), self.rules.delay_s))
+        self._simnet.apply(UnbondRequest(deposit.bond.id, self._now_s(), self.rules.delay_s))
         return self._watched(deposit.bond.id)
 
     # Verdicts
 
-    def present(self, certificate: Event, request: Event) -> Judged:
+    def present(self, certificate: Event, request: Event) -> VerdictStep:
         """Settle a certified verdict; both events are verified. Presented again, the first settlement stands.
 
         A verdict that no bond answers for is settled, too, and says so in `refused`: its verifiers are paid.
@@ -190,7 +190,7 @@ class Treasurer:
         if known is not None and known.digest == finding.digest:
             return known
         judged = self._judged(finding)
-        self._simnet.take(judged)
+        self._simnet.apply(judged)
         for bond in (judged.bond, *judged.burnt):
             if bond:
                 self._watch(self._simnet.book.deposit(bond).bond)
@@ -198,8 +198,8 @@ class Treasurer:
             log.warning("verdict on %s: %s of %s refused: %s", *_words(judged))
         return judged
 
-    def _judged(self, finding: Finding) -> Judged:
-        deposit = self._simnet.book.of(finding.culprit) if finding.culprit else None
+    def _judged(self, finding: PricedVerdict) -> VerdictStep:
+        deposit = self._simnet.book.find_deposit(finding.culprit) if finding.culprit else None
         bond, refused, given, forfeit_msat = "", "", dict[str, int](), 0
         if finding.culprit and deposit is None:
             refused = "it never had a bond here"
@@ -213,8 +213,8 @@ class Treasurer:
             given = settlement.payouts(finding, following=following, payable_msat=deposit.bond.payable_msat)
             left_msat = deposit.bond.remainder_msat - sum(given.values())
             forfeit_msat = settlement.forfeit_msat(finding, remainder_msat=left_msat)
-        theirs = [self._simnet.book.of(accomplice) for accomplice in finding.accomplices]
-        return Judged(
+        theirs = [self._simnet.book.find_deposit(accomplice) for accomplice in finding.accomplices]
+        return VerdictStep(
             case=finding.case,
             digest=finding.digest,
             request=finding.request,
@@ -239,7 +239,7 @@ class Treasurer:
             burnt=[one.bond.id for one in theirs if one is not None and one.bond.is_liable],
         )
 
-    def case(self, case: str) -> Judged:
+    def case(self, case: str) -> VerdictStep:
         """Raises NotFound."""
         return self._simnet.book.case(case)
 
@@ -294,7 +294,7 @@ class Treasurer:
                 raise BadInvoice("invoice", f"it is {invoice.phase}" if invoice.phase != "open" else "the holder's own")
             if asked.amount_msat != amount_msat:
                 raise BadInvoice("amount", f"{amount_msat} msat are due, not {asked.amount_msat} msat")
-            self._simnet.take(Claimed(ref, payee, asked.payment_hash, asked.bolt11, amount_msat))
+            self._simnet.apply(PayoutClaim(ref, payee, asked.payment_hash, asked.bolt11, amount_msat))
         self._send(self._simnet.book.claims[key])
         return self._simnet.book.claims[key]
 
@@ -309,7 +309,7 @@ class Treasurer:
             return
         invoice = self._simnet.state.invoice(claim.event.payment_hash)
         if invoice.phase in ("expired", "cancelled") or invoice.payer not in (None, self._simnet.book.node):
-            self._simnet.take(Lapsed(claim.event.ref, claim.event.payee, claim.event.payment_hash))
+            self._simnet.apply(ClaimLapse(claim.event.ref, claim.event.payee, claim.event.payment_hash))
 
     def resume(self) -> None:
         """Pay what was bound before the process died."""
@@ -360,9 +360,9 @@ class Treasurer:
     def _step(self, id_: str, now_s: int) -> None:
         bond = self._simnet.book.deposits[id_].bond
         if bond.state == "locked" and bond.until_s <= now_s:
-            self._simnet.take(Unbonded(id_, bond.until_s, self.rules.delay_s))
+            self._simnet.apply(UnbondRequest(id_, bond.until_s, self.rules.delay_s))
         elif bond.state in ("unbonding", "slashed") and bond.frees_at_s <= now_s:
-            self._simnet.take(Freed(id_, now_s))
+            self._simnet.apply(BondRelease(id_, now_s))
         else:
             return  # an earlier deadline of a bond that has a later one, too
         self._watch(self._simnet.book.deposits[id_].bond)
@@ -372,7 +372,7 @@ class Treasurer:
         if pot is not None and not pot.is_closed:
             closes_at_s = pot.quiet_since_s + self.rules.delay_s
             if closes_at_s <= now_s:
-                self._simnet.take(Closed(request, now_s))
+                self._simnet.apply(RequestClosure(request, now_s))
             else:
                 heapq.heappush(self._due, (closes_at_s, "pot", request))
 
@@ -382,7 +382,7 @@ class Treasurer:
             heapq.heappush(self._due, due)
             self._watching.add(due)
 
-    def _watch_pot(self, quote: Quoted) -> None:
+    def _watch_pot(self, quote: ZapQuote) -> None:
         heapq.heappush(self._due, (quote.expires_at_s + self.rules.delay_s, "pot", quote.request))
 
     def _watched(self, bond: str) -> Deposit:
@@ -391,7 +391,7 @@ class Treasurer:
         return deposit
 
     def _own(self, account: str, provider: str) -> Deposit:
-        deposit = self._simnet.book.of(provider)
+        deposit = self._simnet.book.find_deposit(provider)
         if deposit is None:
             raise NotFound("provider", "it never had a bond here")
         if deposit.account != account:
@@ -408,6 +408,6 @@ def _key(key: str) -> str:
     return key
 
 
-def _words(judged: Judged) -> tuple[str, str, str, str]:
+def _words(judged: VerdictStep) -> tuple[str, str, str, str]:
     what = "slash" if judged.slashes else "refund"
     return judged.case[:8], what, judged.culprit[:8], judged.refused

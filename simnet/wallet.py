@@ -173,7 +173,7 @@ class SimWallet:
         data = orjson.dumps(body) if body is not None else None
         headers = {}
         if keys is not None:
-            asked = nip98.Asked(self._url + path, method, data or b"")
+            asked = nip98.HttpRequest(self._url + path, method, data or b"")
             headers["Nostr-Authorization"] = nip98.header(keys, asked, now_s=int(time.time()))
         try:
             try:

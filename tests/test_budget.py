@@ -15,18 +15,18 @@ class Clock:
 def test_an_origin_has_its_burst_at_once_and_its_rate_from_then_on():
     clock = Clock()
     budget = Budget(2, 3, clock)
-    assert [budget.take("a") for _ in range(4)] == [True, True, True, False]
+    assert [budget.spend("a") for _ in range(4)] == [True, True, True, False]
     clock.now_s = 1.0
-    assert [budget.take("a") for _ in range(3)] == [True, True, False]
+    assert [budget.spend("a") for _ in range(3)] == [True, True, False]
     clock.now_s = 100.0
-    assert budget.left("a") == 3
+    assert budget.available("a") == 3
 
 
 def test_one_origin_takes_nothing_of_another():
     budget = Budget(1, 1, Clock())
-    assert budget.take("a")
-    assert not budget.take("a")
-    assert budget.take("b")
+    assert budget.spend("a")
+    assert not budget.spend("a")
+    assert budget.spend("b")
 
 
 def test_a_debt_is_paid_by_waiting():
@@ -34,15 +34,15 @@ def test_a_debt_is_paid_by_waiting():
     budget = Budget(10, 10, clock)
     assert budget.charge("a", 5) == 0
     assert budget.charge("a", 25) == 2.0
-    assert not budget.take("a")
+    assert not budget.spend("a")
     clock.now_s = 2.1
-    assert budget.take("a")
+    assert budget.spend("a")
 
 
 def test_the_table_is_bounded():
     budget = Budget(1, 1, Clock(), max_origins=10)
     for number in range(1_000):
-        assert budget.take(str(number))
+        assert budget.spend(str(number))
     assert len(budget) == 10
 
 

@@ -34,17 +34,17 @@ from nodewire.errors import NodewireError
 from nodewire.pay import debts
 from nodewire.protocol.chunk import AHEAD
 from nodewire.protocol.frame import chunk_of_turn
-from nodewire.wire.edges import Incoming, Window
+from nodewire.wire.edges import IncomingEdge, Window
 from nodewire.wire.headers import DataHeader
 
 CHUNK: Final = 2
 _PREIMAGE = "00" * 32
 _HASH = hashlib.sha256(bytes(32)).hexdigest()
 _EVENTS = {
-    "invoiced": debts.Invoiced("lnbc", _HASH),
-    "paying": debts.Paying(),
-    "paid": debts.Paid(_PREIMAGE, 0),
-    "failed": debts.Failed("no route"),
+    "invoiced": debts.DebtInvoice("lnbc", _HASH),
+    "paying": debts.PaymentAttempt(),
+    "paid": debts.DebtPayment(_PREIMAGE, 0),
+    "failed": debts.PaymentFailure("no route"),
 }
 Step = tuple[str, Run]
 _T = TypeVar("_T")
@@ -126,7 +126,7 @@ class Steps:
 
     def _received(self, run: Run, number: int, edge: Edge, message: Message) -> Run:
         consumer = ENDS[number][1]
-        incoming = Incoming("", "", 1, anew=edge.is_anew, next_seq=edge.lacks)
+        incoming = IncomingEdge("", "", 1, anew=edge.is_anew, next_seq=edge.lacks)
         try:
             incoming.admit(DataHeader("", "", 0, message.number, b"", (), {}, 0))
         except NodewireError as error:
@@ -432,7 +432,7 @@ def _documents(run: Run, number: int, closes: range | tuple[int, ...]) -> Run:
 
 
 def _cut(edge: Edge, *, pauses: bool = True) -> Edge:
-    window, incoming = Window("", edge.sends), Incoming("", "", 1, next_seq=edge.lacks)
+    window, incoming = Window("", edge.sends), IncomingEdge("", "", 1, next_seq=edge.lacks)
     if pauses:
         window.pause()
     incoming.restart()

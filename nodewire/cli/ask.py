@@ -15,11 +15,11 @@ import uvloop
 from rich.markup import escape
 
 from nodewire.cli.buying import (
-    Asked,
     Budget,
     Codecs,
     Config,
     Model,
+    PurchaseOptions,
     Report,
     Resplit,
     Verify,
@@ -134,14 +134,14 @@ def generate(
         done = _generate_here(local, text, params, how, chat=chat, draft=draft, stream=not json)
     elif swarm is not None:
         member = customer_of(swarm, split, key, state, lookahead)
-        asked = Asked.said("", edge_codec, verify=False, wait=False)
+        asked = PurchaseOptions.from_options("", edge_codec, verify=False, wait=False)
         done = uvloop.run(_generate(member, member.file.swarm.address, text, params, asked, chat=chat, show=not json))
         if not json:
             _show_speed(done)
     else:
         config, customer = needs(config, model)
         customer = from_whom(customer, driver, trusted, ends, exclude, region)
-        asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
+        asked = PurchaseOptions.from_options(budget, edge_codec, verify=verify, wait=wait)
         params |= {"transcribe": True} if transcript is not None else {}
         params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}
         done = uvloop.run(_generate(customer, model, text, params, asked, chat=chat, show=not json))
@@ -179,7 +179,7 @@ def embed(
         done = _embed_here(local, lines)
     else:
         config, customer = needs(config, model)
-        asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
+        asked = PurchaseOptions.from_options(budget, edge_codec, verify=verify, wait=wait)
         done = uvloop.run(_embed(customer, model, lines, asked, show=not json))
     vectors = done["vectors"]
     if report is not None:
@@ -205,7 +205,7 @@ async def _generate(
     model: str,
     prompt: str,
     params: dict[str, Any],
-    asked: Asked,
+    asked: PurchaseOptions,
     *,
     chat: bool,
     show: bool,
@@ -217,7 +217,7 @@ async def _generate(
         if chat:
             prompt, params = await _asked(prompt, params, await customer.chat_template(model))
         try:
-            async with aclosing(customer.generate(model, prompt, **asked.of(customer), **params)) as pieces:
+            async with aclosing(customer.generate(model, prompt, **asked.arguments(customer), **params)) as pieces:
                 async for piece in pieces:
                     if show:
                         text.add(piece.text)
@@ -226,9 +226,11 @@ async def _generate(
         return {**customer.last, "names": customer.names}
 
 
-async def _embed(config: CustomerConfig, model: str, texts: list[str], asked: Asked, *, show: bool) -> dict[str, Any]:
+async def _embed(
+    config: CustomerConfig, model: str, texts: list[str], asked: PurchaseOptions, *, show: bool
+) -> dict[str, Any]:
     async with buying(config, show=show) as customer:
-        vectors = await customer.embed(model, texts, **asked.of(customer))
+        vectors = await customer.embed(model, texts, **asked.arguments(customer))
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
 
 
@@ -270,12 +272,12 @@ def _generate_here(
     moments: list[float] = []
     likely: list[Any] = []
 
-    def told(said: str) -> None:
+    def keep_likely(said: str) -> None:
         likely.append([dict(zip(("id", "logprob", "text"), row, strict=True)) for row in orjson.loads(said)])
 
     started = time.perf_counter()
     try:
-        for token, text in steps(told):
+        for token, text in steps(keep_likely):
             moments.append(time.perf_counter())
             ids.append(token)
             texts.append(text)

@@ -18,7 +18,7 @@ from nodewire.kind import Limits, installed
 
 if TYPE_CHECKING:
     from nodewire.market import Market
-    from nodewire.verify.generation import Reading
+    from nodewire.verify.generation import GenerationAudit
 
 _HEAD_BYTES = 4_096
 _SPARE = 1.25
@@ -92,7 +92,9 @@ def _show(found: dict[str, Any]) -> None:
     console.print(f"{verdict}{again}[/]: {found['tokens']} tokens for {found['spent_msat'] / 1000:g} sat")
 
 
-async def _beyond(role: AnyRole, reading: Reading, trails: list[dict[str, Any]], *, replay: bool, show: bool) -> bool:
+async def _beyond(
+    role: AnyRole, reading: GenerationAudit, trails: list[dict[str, Any]], *, replay: bool, show: bool
+) -> bool:
     """Follow the jobs on relays, and make the tokens again if that is wished; whether they were."""
     from nodewire.verify.generation import compare
 
@@ -106,7 +108,9 @@ async def _beyond(role: AnyRole, reading: Reading, trails: list[dict[str, Any]],
     return True
 
 
-async def _replayed(stack: AsyncExitStack, role: AnyRole, market: Market, reading: Reading, *, show: bool) -> list[int]:
+async def _replayed(
+    stack: AsyncExitStack, role: AnyRole, market: Market, reading: GenerationAudit, *, show: bool
+) -> list[int]:
     from rich.progress import Progress
 
     from nodewire.verify.generation import replay

@@ -17,7 +17,7 @@ from nodewire.kind import Limits, installed_training
 
 if TYPE_CHECKING:
     from nodewire.verify.retraining import Segments
-    from nodewire.verify.transcript import Reading
+    from nodewire.verify.transcript import TrainingAudit
 
 _ROOM = 4
 """Times what a round of the recipe takes: theta of two rounds, and the updates of one."""
@@ -82,12 +82,18 @@ def _show(found: dict[str, Any], *, opened: bool, configured: bool) -> None:
 
 
 async def _recomputed(
-    reading: Reading, role: AnyRole, data: Path | None, start: Path | None, segments: Segments | str, *, show: bool
+    reading: TrainingAudit,
+    role: AnyRole,
+    data: Path | None,
+    start: Path | None,
+    segments: Segments | str,
+    *,
+    show: bool,
 ) -> int:
     from nodewire.customer.training import files
     from nodewire.nostr.keys import Keys
     from nodewire.store.blobs import Blobs
-    from nodewire.verify.retraining import Retraining
+    from nodewire.verify.retraining import RoundRecomputation
     from nodewire.worker.client import LONG_CALL_S, WorkerProcess
 
     recipe = reading.recipe
@@ -108,7 +114,7 @@ async def _recomputed(
         worker = await WorkerProcess.start(kind.worker_entry, limits, readable=readable, call_timeout_s=LONG_CALL_S)
         stack.push_async_callback(worker.stop)
         (folder / "recipe").write_bytes(recipe.pack())
-        one = Retraining(
+        one = RoundRecomputation(
             reading,
             worker,
             blobs,

@@ -21,7 +21,7 @@ from nodewire.nostr.keys import Keys, from_npub
 
 if TYPE_CHECKING:
     from nodewire.nostr.event import Event
-    from nodewire.pay.bond_holder import BondHolder, HeldBond, Paid
+    from nodewire.pay.bond_holder import BondHolder, ClaimPayment, HeldBond
     from nodewire.pay.claimable import Claimable
 
 app = typer.Typer(help="Bonds: what a provider stakes, and what verdicts pay out.", no_args_is_help=True)
@@ -148,7 +148,7 @@ async def _claim(holder: BondHolder, keys: Keys, certificate: Event, request: Ev
     return {"what": settled.case, "outcome": settled.outcome, "refused": settled.refused, **_paid(paid)}
 
 
-def _paid(paid: Paid | None) -> dict[str, Any]:
+def _paid(paid: ClaimPayment | None) -> dict[str, Any]:
     if paid is None:
         return {"amount_msat": 0, "state": "nothing due", "payment_hash": None}
     state = "paid" if paid.is_paid else "held"

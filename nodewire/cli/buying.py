@@ -17,7 +17,7 @@ from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadInput, NodewireError
 
 if TYPE_CHECKING:
-    from nodewire.cli.shown import Watched
+    from nodewire.cli.shown import ObservableCustomer
     from nodewire.plan.codec import EdgeCodec
     from nodewire.protocol.codec import Codec
     from nodewire.swarm.member import SwarmCustomer
@@ -46,7 +46,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="As --verify; end when it has
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PurchaseOptions:
     """What the options say of a purchase, whatever is bought. `most_msat` None: the configuration's budget."""
 
     most_msat: int | None
@@ -56,12 +56,12 @@ class Asked:
     wait: bool
 
     @classmethod
-    def said(cls, budget: str, edge_codec: list[str] | None, *, verify: bool, wait: bool) -> Self:
+    def from_options(cls, budget: str, edge_codec: list[str] | None, *, verify: bool, wait: bool) -> Self:
         """By the options' texts. Raises BadInput."""
         most_msat = parse_msat(budget) if budget else None
         return cls(most_msat, *codecs(edge_codec), verify=verify or wait, wait=wait)
 
-    def of(self, customer: Watched) -> dict[str, Any]:
+    def arguments(self, customer: ObservableCustomer) -> dict[str, Any]:
         """The arguments that a customer's methods share."""
         changed: dict[str, Any] = {"codecs": self.by_edge}
         if self.most_msat is not None:
@@ -73,12 +73,12 @@ class Asked:
 
 
 @asynccontextmanager
-async def buying(config: CustomerConfig | SwarmCustomer, *, show: bool) -> AsyncIterator[Watched]:
+async def buying(config: CustomerConfig | SwarmCustomer, *, show: bool) -> AsyncIterator[ObservableCustomer]:
     """A customer; whoever interrupts it, or meets an error, is told what it came to until then."""
-    from nodewire.cli.shown import Watched, show_so_far
+    from nodewire.cli.shown import ObservableCustomer, show_so_far
 
     with naming(config.relays):
-        async with Watched(config, show=show, asks=show) as customer:
+        async with ObservableCustomer(config, show=show, asks=show) as customer:
             try:
                 yield customer
             except asyncio.CancelledError:

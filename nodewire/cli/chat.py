@@ -136,7 +136,7 @@ class _InJson:
     def __exit__(self, *exception: object) -> None:
         return
 
-    def told(self, text: str, answer: Answer) -> None:
+    def show(self, text: str, answer: Answer) -> None:
         if text:
             print_json({"piece": text})
 
@@ -200,7 +200,7 @@ class _OnTerminal:
             self._live = None
         console.print(Text(self._line), soft_wrap=True)
 
-    def told(self, text: str, answer: Answer) -> None:
+    def show(self, text: str, answer: Answer) -> None:
         if self._live is None:
             print(plain(text) if sys.stdout.isatty() else text, end="", flush=True)
             return
@@ -268,7 +268,7 @@ def _talk(beside: Beside, talk: Talk, face: _InJson | _OnTerminal) -> None:
                 face.says(f"{name} is no command; /help says which there are")
             else:
                 with face.answering():
-                    answer = beside.run(talk.answer(line, face.told), interrupted=lambda: face.interrupted(talk))
+                    answer = beside.run(talk.answer(line, face.show), interrupted=lambda: face.interrupted(talk))
                 face.answered(answer, talk)
         except NodewireError as error:  # the next question may have more luck
             face.failed(error)

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from nodewire.chat.folder import template_file
 from nodewire.chat.rendering import Renderer
-from nodewire.cli.shown import Watched
+from nodewire.cli.shown import ObservableCustomer
 from nodewire.config import CustomerConfig
 from nodewire.customer.piece import Piece
 from nodewire.customer.purchase import Purchase
@@ -150,7 +150,7 @@ def template_for(own: Path | None, found: ChatTemplate | None) -> ChatTemplate:
 class Conversation(Talk):
     """With the market's or a swarm's model at `address`; `budget_msat` is what all of it may cost."""
 
-    customer: Watched
+    customer: ObservableCustomer
     digest: str | None = None
     """The manifest's digest, if a certain version is meant."""
     budget_msat: int | None = None
@@ -172,7 +172,7 @@ class Conversation(Talk):
 
         Raises BadInput: the model has no template either; or as `Customer.find_model`.
         """
-        customer = await stack.enter_async_context(Watched(config, show=False, asks=asks))
+        customer = await stack.enter_async_context(ObservableCustomer(config, show=False, asks=asks))
         renderer = Renderer()
         stack.push_async_callback(renderer.close)
         found = await customer.find_model(model)

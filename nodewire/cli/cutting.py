@@ -24,7 +24,7 @@ _REMEDY = "name them with --most (--most sequence=64), or a larger --target-vram
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CutOptions:
     """How a folder is to be cut. `most` as `nodewire.register` has it."""
 
     target_bytes: int
@@ -60,7 +60,7 @@ _OTHERS = {
 """Options that only decoders have, and how it is with others."""
 
 
-def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None) -> Registration:
+def cut(folder: Path, asked: CutOptions, out: Path | None, say: Say = lambda _: None) -> Registration:
     """The model in a folder as tasks, whose blobs are written into `out`; without it, as a dry run.
 
     torch is imported here, not before. Raises as the engine that the folder's architecture belongs to.
@@ -122,7 +122,7 @@ def _remedy(architecture: str, field: str) -> str:
     return f"those that generate text are {texts}; those that embed it {', '.join(_ENCODERS)}; {_ANY}"
 
 
-def _decoder(folder: Path, asked: Asked, out: Path | None) -> Registration:
+def _decoder(folder: Path, asked: CutOptions, out: Path | None) -> Registration:
     from nodewire.llm.split import split_decoder
 
     made = split_decoder(
@@ -150,7 +150,7 @@ def _is_decoder(folder: Path) -> bool:
     return _architecture(folder) in ARCHITECTURES
 
 
-def _check_plain(asked: Asked) -> None:
+def _check_plain(asked: CutOptions) -> None:
     """Raises BadInput: what is cut by its layers has no sizes to choose, and keeps its experts together."""
     if asked.expert_groups > 1:
         raise BadInput(
@@ -185,7 +185,7 @@ def _with_chat(made: Registration, folder: Path, out: Path | None) -> Registrati
     return replace(made, manifest=Manifest.from_document(manifest), blobs={**made.blobs, **blobs.paths}, report=report)
 
 
-def told(made: Registration) -> dict[str, Any]:
+def registration_report(made: Registration) -> dict[str, Any]:
     """What `--json` says of a registration, published or not: sizes in bytes, `flops` for a position."""
     manifest, at = made.manifest, steps(made.manifest)
     return {

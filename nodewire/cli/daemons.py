@@ -89,7 +89,7 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
             is_starting = False
             heap.freeze()
             wait = ready.pop("wait", None)
-            exposed: endpoint.Exposed | None = ready.pop("metrics", None)
+            exposed: endpoint.MetricsExposition | None = ready.pop("metrics", None)
             if exposed is not None and exposed.listen:
                 ready["metrics"] = await stack.enter_async_context(endpoint.serving(exposed))
             if as_json:
@@ -155,7 +155,7 @@ def provider(
     """Run a provider: serve tasks of models and be paid for them, or your layers of a swarm's model."""
     if swarm is not None:
         no_market(config=config)
-        lent = swarm_node.Lent(
+        lent = swarm_node.NodeOptions(
             swarm, split, key, state, model, listen,
             {"memory": memory, "threads": threads, "device": device, "draft": draft, "graphs": graphs,
              "sandbox": sandbox},

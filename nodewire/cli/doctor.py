@@ -18,7 +18,7 @@ import typer
 
 from nodewire import host_port
 from nodewire.cli import doctor_disk, doctor_network
-from nodewire.cli.doctor_reach import Check, Finding
+from nodewire.cli.doctor_reach import Check, CheckResult
 from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, print_json, sats
 from nodewire.cli.roles import enter_market, naming, wallet_of
 from nodewire.config import (
@@ -63,7 +63,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=OPERATORS)(doctor)
 
 
-async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str, Finding]]:
+async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str, CheckResult]]:
     """What each check found, shown as soon as those before it are; they are made at once, but those of the network."""
     checks: list[Check] = [("Python", _python), ("packages", _packages)]
     role = load_role(config) if config is not None else None
@@ -109,17 +109,17 @@ async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str
     return rows
 
 
-async def _after(turn: asyncio.Lock, check: Callable[[], Awaitable[Finding | str]]) -> Finding | str:
+async def _after(turn: asyncio.Lock, check: Callable[[], Awaitable[CheckResult | str]]) -> CheckResult | str:
     async with turn:
         return await check()
 
 
-async def _finding(check: Callable[[], Awaitable[Finding | str]]) -> Finding:
+async def _finding(check: Callable[[], Awaitable[CheckResult | str]]) -> CheckResult:
     try:
         found = await check()
     except NodewireError as error:
-        return Finding(False, in_words(error), {})
-    return found if isinstance(found, Finding) else Finding(True, found, {})
+        return CheckResult(False, in_words(error), {})
+    return found if isinstance(found, CheckResult) else CheckResult(True, found, {})
 
 
 async def _python() -> str:

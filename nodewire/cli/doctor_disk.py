@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from nodewire.cli.doctor_reach import Finding
+from nodewire.cli.doctor_reach import CheckResult
 from nodewire.config import AnyRole, OracleConfig, ProviderConfig
 from nodewire.protocol.sizes import in_units
 from nodewire.store.sweeping import files_of
@@ -17,12 +17,12 @@ _NEAR_PPM = 900_000
 _LEAST_FREE_BYTES = 10**9
 
 
-async def check(role: AnyRole) -> Finding:
+async def check(role: AnyRole) -> CheckResult:
     """Not ok where a limit is near that something is lost beyond, or where the disk is nearly full."""
     return await asyncio.to_thread(_check, role)
 
 
-def _check(role: AnyRole) -> Finding:
+def _check(role: AnyRole) -> CheckResult:
     free = shutil.disk_usage(_standing(role.state)).free
     blobs = sum(file.bytes for file in files_of(role.blobs))
     said, wrong = [f"{in_units(free)} free", f"{in_units(blobs)} of blobs"], []
@@ -45,7 +45,7 @@ def _check(role: AnyRole) -> Finding:
         said.append(f"`{field}` lets {in_units(to_come)} come, more than is free: lower it, or make room")
     if free < _LEAST_FREE_BYTES:
         wrong.append("the disk is nearly full: a ledger that cannot be written stops the role")
-    return Finding(not wrong, "; ".join([*said, *wrong]), facts)
+    return CheckResult(not wrong, "; ".join([*said, *wrong]), facts)
 
 
 def _standing(folder: Path) -> Path:

@@ -60,7 +60,7 @@ async def _clock(servers: Sequence[str]) -> str:
     except NotFound as error:
         return error.reason
     if abs(apart_s) > most_s:
-        raise BadConfig("clock", clock_offset.said(apart_s))
+        raise BadConfig("clock", clock_offset.describe(apart_s))
     return f"within {most_s:.0f} s of the relays' and blob stores'"
 
 

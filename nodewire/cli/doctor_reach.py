@@ -24,10 +24,10 @@ from nodewire.store.held import is_held
 
 if TYPE_CHECKING:
     from nodewire.nostr.keys import Keys
-    from nodewire.wire.reach.dialback import Dialled
+    from nodewire.wire.reach.dialback import DialbackResult
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """What a check found; `facts` stand in the JSON document beside the words."""
 
     ok: bool
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
     facts: dict[str, Any]
 
 
-Check = tuple[str, Callable[[], Awaitable[str | Finding]]]
+Check = tuple[str, Callable[[], Awaitable[str | CheckResult]]]
 
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
 """RFC 6598: between a carrier's NAT and its customers."""
@@ -96,7 +96,7 @@ async def _announced(address: str, is_open: bool, inside: int = 0) -> str:
     return "a public address"
 
 
-async def _outside(role: ProviderConfig, address: str) -> Finding:
+async def _outside(role: ProviderConfig, address: str) -> CheckResult:
     """Whether who dials the announced address gets this node: a splice tries it, if one can."""
     from nodewire.nostr.keys import Keys
     from nodewire.nostr.pool import Pool
@@ -122,7 +122,7 @@ async def _outside(role: ProviderConfig, address: str) -> Finding:
             return _untried(f"no splice is known ({error})")
     async with _answering(role, keys):
         dialled = await dialback.ask_some(splices, port, keys, allow_private=allow_private)
-    if isinstance(dialled, dialback.Dialled) and (seen := parsed(dialled.at)[0]) not in addresses:
+    if isinstance(dialled, dialback.DialbackResult) and (seen := parsed(dialled.at)[0]) not in addresses:
         return _untried(
             f"splices see this machine at {seen}, and dial it nowhere else; {host} is {', '.join(sorted(addresses))}."
             " If that is not another line of yours, announce the one that they see"
@@ -130,7 +130,7 @@ async def _outside(role: ProviderConfig, address: str) -> Finding:
     return _proof(dialled, inside)
 
 
-async def _ways(role: ProviderConfig) -> Finding:
+async def _ways(role: ProviderConfig) -> CheckResult:
     """The best rung of the ladder that holds from here, and what would be better, as its daemon would find out."""
     from nodewire.nostr.keys import Keys
     from nodewire.nostr.pool import Pool
@@ -153,12 +153,12 @@ async def _ways(role: ProviderConfig) -> Finding:
     said = f"{_RUNGS[found.rung]}: {found.words}" if found.rung in _RUNGS else found.words
     if is_dialled_here or found.dialled is None:
         said = f"{said}; {proof.said}"
-    return Finding(
+    return CheckResult(
         found.rung != "none" and (proof.ok or not is_dialled_here), said, {"rung": found.rung, **proof.facts}
     )
 
 
-def _proof(dialled: Dialled | NodewireError | None, inside: int) -> Finding:
+def _proof(dialled: DialbackResult | NodewireError | None, inside: int) -> CheckResult:
     """`inside`: the port that is listened at."""
     if dialled is None:
         return _untried("no splice is known")
@@ -167,12 +167,12 @@ def _proof(dialled: Dialled | NodewireError | None, inside: int) -> Finding:
     facts = {"dialled": {"by": dialled.splice, "at": dialled.at, "outcome": dialled.outcome}}
     said = f"a splice at {dialled.splice} dialled you at {dialled.at}"
     if dialled.outcome == "open":
-        return Finding(True, f"{said}: open", facts)
-    return Finding(False, f"{said}, {_CLOSED[dialled.outcome]}. {_opening(parsed(dialled.at)[1], inside)}", facts)
+        return CheckResult(True, f"{said}: open", facts)
+    return CheckResult(False, f"{said}, {_CLOSED[dialled.outcome]}. {_opening(parsed(dialled.at)[1], inside)}", facts)
 
 
-def _untried(why: str) -> Finding:
-    return Finding(True, f"whether it is open from outside was not tried: {why}", {"dialled": None, "why": why})
+def _untried(why: str) -> CheckResult:
+    return CheckResult(True, f"whether it is open from outside was not tried: {why}", {"dialled": None, "why": why})
 
 
 def _opening(port: int, inside: int) -> str:

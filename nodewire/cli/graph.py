@@ -22,7 +22,7 @@ from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
 from nodewire.protocol.manifest import Manifest
 
 if TYPE_CHECKING:
-    from nodewire.cli.graph_svg import Assigned
+    from nodewire.cli.graph_svg import ProviderLabels
     from nodewire.market import Market
     from nodewire.nostr.pool import Pool
 
@@ -109,21 +109,21 @@ def _told(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _of_report(manifest: Manifest, said: Mapping[str, Any]) -> Assigned:
-    from nodewire.cli.graph_svg import Assigned, Holding
+def _of_report(manifest: Manifest, said: Mapping[str, Any]) -> ProviderLabels:
+    from nodewire.cli.graph_svg import ProviderLabels, TaskHolders
 
-    tasks = {str(one["task"]): Holding(str(one.get("provider") or ""), (), None) for one in said["tasks"]}
+    tasks = {str(one["task"]): TaskHolders(str(one.get("provider") or ""), (), None) for one in said["tasks"]}
     if unknown := sorted(tasks.keys() - {task.name for task in manifest.tasks}):
         raise BadInput("--job", f"is of another model: this one has no task {unknown[0][:64]}")
     names = said.get("names") if isinstance(said.get("names"), dict) else {}
     assert isinstance(names, dict)
     about = f"job {str(said.get('request', ''))[:12]}"
-    return Assigned(about, tasks, {str(public): str(name) for public, name in names.items()})
+    return ProviderLabels(about, tasks, {str(public): str(name) for public, name in names.items()})
 
 
 async def _from_market(
     role: AnyRole, model: str, manifest: Manifest | None, request: str, *, live: bool, asks: bool
-) -> tuple[Manifest, Assigned | None]:
+) -> tuple[Manifest, ProviderLabels | None]:
     async with AsyncExitStack() as stack:
         keys, pool, market = await enter_market(stack, role)
         following = asyncio.create_task(market.follow())
@@ -142,8 +142,8 @@ async def _from_market(
 
 async def _of_job(
     pool: Pool, market: Market, address: str, manifest: Manifest | None, request: str
-) -> tuple[Manifest, Assigned]:
-    from nodewire.cli.graph_svg import Assigned, Holding
+) -> tuple[Manifest, ProviderLabels]:
+    from nodewire.cli.graph_svg import ProviderLabels, TaskHolders
     from nodewire.nostr.nip01 import Filter
     from nodewire.protocol import job
 
@@ -160,12 +160,12 @@ async def _of_job(
         names = {public: ad.name for public, ad in snapshot.ads(set(asked.plan.providers())).items()}
     except NodewireError:
         names = {}  # it is gone: the keys stay
-    tasks = {one.task: Holding(one.provider, (), one.price_msat) for one in asked.plan.tasks}
-    return found, Assigned(f"job {request[:12]}, planned in epoch {asked.plan.epoch}", tasks, names)
+    tasks = {one.task: TaskHolders(one.provider, (), one.price_msat) for one in asked.plan.tasks}
+    return found, ProviderLabels(f"job {request[:12]}, planned in epoch {asked.plan.epoch}", tasks, names)
 
 
-async def _of_snapshot(market: Market, manifest: Manifest) -> Assigned:
-    from nodewire.cli.graph_svg import Assigned, Holding
+async def _of_snapshot(market: Market, manifest: Manifest) -> ProviderLabels:
+    from nodewire.cli.graph_svg import ProviderLabels, TaskHolders
 
     epoch = await market.epoch(timeout_s=30.0)
     snapshot = await market.snapshot(epoch.body.snapshot)
@@ -178,5 +178,5 @@ async def _of_snapshot(market: Market, manifest: Manifest) -> Assigned:
                 holders.setdefault(task.task, []).append(node.pubkey)
                 prices.setdefault(task.task, []).append(task.price_msat)
     names = {public: ad.name for public, ad in snapshot.ads({one for two in holders.values() for one in two}).items()}
-    tasks = {task: Holding("", tuple(publics), min(prices[task])) for task, publics in holders.items()}
-    return Assigned(f"the market in epoch {epoch.body.epoch}", tasks, names)
+    tasks = {task: TaskHolders("", tuple(publics), min(prices[task])) for task, publics in holders.items()}
+    return ProviderLabels(f"the market in epoch {epoch.body.epoch}", tasks, names)

@@ -44,7 +44,7 @@ _STYLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class TaskHolders:
     """The nodes of a task: `provider` computes it in a job, `holders` are all that serve it."""
 
     provider: str = ""
@@ -53,11 +53,11 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class ProviderLabels:
     """What the picture says of providers: `names` are what they call themselves, by public key."""
 
     about: str
-    tasks: Mapping[str, Holding]
+    tasks: Mapping[str, TaskHolders]
     names: Mapping[str, str] = field(default_factory=dict)
 
     def providers(self) -> list[str]:
@@ -70,7 +70,7 @@ class Assigned:
         return sorted(counts, key=lambda public: (-counts[public], public))
 
 
-def draw(manifest: Manifest, assigned: Assigned | None = None) -> str:
+def draw(manifest: Manifest, assigned: ProviderLabels | None = None) -> str:
     """The SVG document."""
     return _Picture(manifest, assigned).document()
 
@@ -81,7 +81,7 @@ def size(count: float) -> str:
 
 
 class _Picture:
-    def __init__(self, manifest: Manifest, assigned: Assigned | None) -> None:
+    def __init__(self, manifest: Manifest, assigned: ProviderLabels | None) -> None:
         self._manifest, self._assigned = manifest, assigned
         publics = assigned.providers() if assigned is not None else []
         self._number = {public: k for k, public in enumerate(publics)}
@@ -153,8 +153,8 @@ class _Picture:
             lines.append("nobody serves it")
         return lines
 
-    def _holding(self, task: Task) -> Holding:
-        return self._assigned.tasks.get(task.name, Holding()) if self._assigned is not None else Holding()
+    def _holding(self, task: Task) -> TaskHolders:
+        return self._assigned.tasks.get(task.name, TaskHolders()) if self._assigned is not None else TaskHolders()
 
     def _called(self, public: str) -> str:
         if public == LOCAL:

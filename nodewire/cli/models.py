@@ -161,7 +161,7 @@ def _signature(manifest: Manifest) -> dict[str, Any]:
 
     if manifest.mode != "run":
         return {}
-    signature = Signature.of(manifest)
+    signature = Signature.from_manifest(manifest)
     inputs, outputs = signature.inputs.items(), signature.outputs.items()
     return {
         "takes": {name: described(tensor) for name, tensor in inputs},

@@ -36,7 +36,7 @@ _ONE_PLACE_US = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class NodeRow:
     """A node of the snapshot; `rtt_us` is what is predicted from here, None where it is not known where that is.
 
     The rest is what its ad says and nobody certifies: memory for tasks, and what its device does in float32.
@@ -53,11 +53,11 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _MarketView:
     """What was known when the command looked: where this node is, and the market's nodes or why they are not known."""
 
     claim: Claim | None
-    nodes: Mapping[str, Placed]
+    nodes: Mapping[str, NodeRow]
     silence: NodewireError | None
     now_s: float
 
@@ -102,7 +102,7 @@ def net(
         silence = None
     except NodewireError as error:
         nodes, silence = [], error
-    seen = _Seen(claim, {node.public: node for node in nodes}, silence, time.time())
+    seen = _MarketView(claim, {node.public: node for node in nodes}, silence, time.time())
     if peer:
         _show_one(role, _chosen(edges, seen, peer), seen, json)
         return
@@ -131,7 +131,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=OPERATORS)(net)
 
 
-async def _placed(role: AnyRole, claim: Claim | None) -> list[Placed]:
+async def _placed(role: AnyRole, claim: Claim | None) -> list[NodeRow]:
     """The nodes of the newest snapshot, the nearest first."""
     async with AsyncExitStack() as stack:
         _, _, market = await enter_market(stack, role)
@@ -146,7 +146,7 @@ async def _placed(role: AnyRole, claim: Claim | None) -> list[Placed]:
         ad, profile = ads.get(node.pubkey), profiles.get(node.pubkey)
         rate = profile.rates.get("float32") if profile is not None else None
         nodes.append(
-            Placed(
+            NodeRow(
                 public=node.pubkey,
                 name=ad.name if ad is not None else node.pubkey[:_DIGITS],
                 region=node.region,
@@ -160,7 +160,7 @@ async def _placed(role: AnyRole, claim: Claim | None) -> list[Placed]:
     return sorted(nodes, key=lambda node: (node.rtt_us or 0, node.public))
 
 
-def _chosen(edges: list[Edge], seen: _Seen, wanted: str) -> Edge:
+def _chosen(edges: list[Edge], seen: _MarketView, wanted: str) -> Edge:
     """The link that is meant by a node's name, its npub, the first digits of its key, or what `net` calls it.
 
     Raises BadInput: there is none, or more than one.
@@ -179,7 +179,7 @@ def _chosen(edges: list[Edge], seen: _Seen, wanted: str) -> Edge:
     raise BadInput("--peer", f"{fits} {wanted[:80]!r}; there {'is' if len(among) == 1 else 'are'} {listed}{unnamed}")
 
 
-def _show_links(edges: list[Edge], seen: _Seen) -> None:
+def _show_links(edges: list[Edge], seen: _MarketView) -> None:
     """Those that are open, then those that were."""
     if not edges:
         console.print("no links yet: this role has not linked to anybody")
@@ -197,7 +197,7 @@ def _show_links(edges: list[Edge], seen: _Seen) -> None:
         console.print(_table(past, seen))
 
 
-def _table(edges: list[Edge], seen: _Seen) -> Table:
+def _table(edges: list[Edge], seen: _MarketView) -> Table:
     """Of figures those that some link has."""
     titles = ("peer", "rung", "RTT", "jitter", "predicted", "loss", "at least", "control", "lost", "")
     rows = [
@@ -237,7 +237,7 @@ def _standing(edge: Edge, now_s: float) -> str:
     return f"[red]last seen[/] {age} ago: this role's process was killed"
 
 
-def _show_nodes(nodes: list[Placed], here: Coordinates | None) -> None:
+def _show_nodes(nodes: list[NodeRow], here: Coordinates | None) -> None:
     table = Table("", "node", "region", "from here", "last mile", "memory", "GFLOP/s", "GB/s", box=None)
     for index, node in enumerate(nodes):
         table.add_row(
@@ -266,7 +266,7 @@ def _show_nodes(nodes: list[Placed], here: Coordinates | None) -> None:
     console.print(f"[dim]{across_us / 1000:.1f} ms from left to right, last miles not counted{where}[/]")
 
 
-def _draw(chart: Path, nodes: list[Placed], seen: _Seen) -> None:
+def _draw(chart: Path, nodes: list[NodeRow], seen: _MarketView) -> None:
     if not nodes:
         notes.print(f"[yellow]{one_line(str(chart))} is not written[/]: no node's place is known", soft_wrap=True)
         return
@@ -276,7 +276,7 @@ def _draw(chart: Path, nodes: list[Placed], seen: _Seen) -> None:
     notes.print(f"{one_line(str(chart))}: {counted(len(nodes), 'node')} drawn", soft_wrap=True)
 
 
-def _show_one(role: AnyRole, edge: Edge, seen: _Seen, json: bool) -> None:
+def _show_one(role: AnyRole, edge: Edge, seen: _MarketView, json: bool) -> None:
     from nodewire.wire import health_log
 
     samples = health_log.samples(role.state, edge.peer, int(seen.now_s) - _DAY_S)
@@ -303,7 +303,7 @@ def _show_loss(samples: list[Sample]) -> None:
         console.print(f"[dim]loss at last {lost_ppm[-1] / 1e4:.2f} %, at worst {max(lost_ppm) / 1e4:.2f} %[/]")
 
 
-def _plain(edge: Edge, seen: _Seen) -> dict[str, Any]:
+def _plain(edge: Edge, seen: _MarketView) -> dict[str, Any]:
     return {
         **asdict(edge),
         "name": seen.name(edge.peer),

@@ -34,11 +34,11 @@ _LEAST_GFLOPS = 1e-9
 _Rate = Annotated[float, Field(ge=_LEAST_GFLOPS, le=1e9, allow_inf_nan=False)]
 
 
-class _Closed(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class _Machine(_Closed):
+class _Machine(_StrictModel):
     """A machine; `ms`: by task, measured milliseconds for so many items at once, which go before `gflops`. `holds`: the
     tasks that it serves now."""
 
@@ -53,7 +53,7 @@ class _Machine(_Closed):
     ms: Annotated[dict[str, list[tuple[Annotated[int, Field(ge=1, le=2**20)], _Ms]]], Field(max_length=1_024)] = {}
 
 
-class _Machines(_Closed):
+class _Machines(_StrictModel):
     """What --nodes reads; `rtt_ms` has the customer's row and column last, and goes before `at` and `customer`."""
 
     nodes: Annotated[list[_Machine], Field(min_length=1, max_length=MOST_NODES)]

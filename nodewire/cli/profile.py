@@ -227,8 +227,8 @@ def _show_task(made: Profile, task: TaskProfile) -> None:
         f" manifest predicts; loaded in {task.load_ms:,} ms; {task.busy:.0%} busy",
         soft_wrap=True,
     )
-    if task.over is not None:
-        console.print(f"[yellow]{task.over.code}[/] {one_line(str(task.over))}", soft_wrap=True)
+    if task.overrun is not None:
+        console.print(f"[yellow]{task.overrun.code}[/] {one_line(str(task.overrun))}", soft_wrap=True)
     calls = Table(box=None, pad_edge=False)
     for title in ("positions", "ms", "predicted ms", "positions/s"):
         calls.add_column(title, justify="right")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from nodewire.cli.cutting import Asked, cut, told
+from nodewire.cli.cutting import CutOptions, cut, registration_report
 from nodewire.cli.local import check_model, dtype_of, model_name
 from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json, steps
 from nodewire.cli.registered import SOURCES, is_registered
@@ -147,7 +147,7 @@ def register(
     results, folder = results_of(folder), model_in(folder)
     if not is_registered(folder):
         name = name or (results and trained(results).get("recipe")) or model_name(folder).lower()
-    asked = Asked(
+    asked = CutOptions(
         size_of(target_vram),
         name,
         sessions,
@@ -163,7 +163,7 @@ def register(
     if dry_run or out is not None:
         made = _kept(folder, asked, out, exact=exact, dry_run=dry_run)
         if json:
-            print_json({**told(made), "out": None if out is None else str(out)})
+            print_json({**registration_report(made), "out": None if out is None else str(out)})
             return
         from nodewire.cli.dry_run import show
 
@@ -231,7 +231,7 @@ def size_of(text: str) -> int:
 
 def publish_folder(
     folder: Path,
-    asked: Asked,
+    asked: CutOptions,
     key: Path,
     relays: list[str],
     servers: list[str],
@@ -249,10 +249,10 @@ def publish_folder(
             made = cut(folder, asked, Path(scratch), say)
         made = _exact(made) if exact else made
         published = asyncio.run(_publish(made, key, relays, servers, replaces=replaces, show=show))
-        return made, {**told(made), **published}
+        return made, {**registration_report(made), **published}
 
 
-def _kept(folder: Path, asked: Asked, out: Path | None, *, exact: bool, dry_run: bool) -> Registration:
+def _kept(folder: Path, asked: CutOptions, out: Path | None, *, exact: bool, dry_run: bool) -> Registration:
     """The model in a folder, cut and not published; `out` gets what is made of it.
 
     Raises BadInput: `out` is a model's folder, or the model is cut already.

@@ -10,7 +10,7 @@ import orjson
 import typer
 import uvloop
 
-from nodewire.cli.buying import Asked, Budget, Codecs, Report, Verify, Wait, buying, can_write, only_here
+from nodewire.cli.buying import Budget, Codecs, PurchaseOptions, Report, Verify, Wait, buying, can_write, only_here
 from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json
 from nodewire.cli.roles import check_model, load_customer
 from nodewire.config import CustomerConfig
@@ -79,7 +79,7 @@ def run(
     if config is None:
         raise BadInput("--config", "the customer's TOML file is needed; a folder in place of an address is run here")
     customer, calls = load_customer(config), _calls(input or (), each=each)
-    asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
+    asked = PurchaseOptions.from_options(budget, edge_codec, verify=verify, wait=wait)
     done, outputs = uvloop.run(_run(customer, manifest, calls, text or [], asked, show=not json))
     done = {**done, "verified": _verified(done, asked)}
     if out is not None:
@@ -125,7 +125,7 @@ def _run_here(folder: Path, calls: Sequence[Mapping[str, Any]]) -> list[dict[str
         raise Unsupported(
             "mode", f"{made.manifest.name} serves {made.manifest.mode}; here only tensors go through tasks"
         )
-    signature = Signature.of(made.manifest)
+    signature = Signature.from_manifest(made.manifest)
     arrays = [signature.arrays(call, array_of) for call in calls]
     for one in arrays:
         signature.check(one)
@@ -146,7 +146,7 @@ async def _run(
     model: str,
     calls: list[dict[str, Any]],
     texts: list[str],
-    asked: Asked,
+    asked: PurchaseOptions,
     *,
     show: bool,
 ) -> tuple[dict[str, Any], list[dict[str, Array]]]:
@@ -154,10 +154,10 @@ async def _run(
 
     async with buying(config, show=show) as customer:
         if texts:
-            vectors = await customer.embed(model, texts, **asked.of(customer))
+            vectors = await customer.embed(model, texts, **asked.arguments(customer))
             outputs = [{"vectors": Array("float32", vectors.shape, vectors.tobytes())}]
         else:
-            outputs = await customer.run(model, calls, **asked.of(customer))
+            outputs = await customer.run(model, calls, **asked.arguments(customer))
         return {**customer.last, "names": customer.names}, outputs
 
 
@@ -194,7 +194,7 @@ def _write(path: Path, outputs: Sequence[Mapping[str, Array]], *, each: bool) ->
     )
 
 
-def _verified(done: Mapping[str, Any], asked: Asked) -> str:
+def _verified(done: Mapping[str, Any], asked: PurchaseOptions) -> str:
     """none: nobody was asked; pending: it is not known yet; undrawn: nothing of it was drawn; passed; failed."""
     if not asked.wait:
         return "pending" if asked.verify else "none"

@@ -25,7 +25,7 @@ from nodewire.swarm.member import SwarmCustomer
 _NAME_CHARS = 24
 
 
-class Watched(Customer):
+class ObservableCustomer(Customer):
     """A customer whose purchases can be looked at while they run. `names` are the ads' of whom they went to. With
     `asks` a user at a terminal says which model a name means, once."""
 

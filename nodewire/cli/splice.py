@@ -24,7 +24,7 @@ from nodewire.protocol.faults import in_words
 from nodewire.protocol.sizes import parse_size
 
 if TYPE_CHECKING:
-    from nodewire.wire.reach.splicer import Carried
+    from nodewire.wire.reach.splicer import SpliceTotals
 
 _EVERY_S = 3_600.0
 _AGAIN_S = 60.0
@@ -48,11 +48,11 @@ def splice(
 ) -> None:
     """Run a splice: it joins two connections and carries bytes that it cannot read, and dials back who asks whether its
     port is open. Free, within limits."""
-    from nodewire.metrics.endpoint import Exposed
+    from nodewire.metrics.endpoint import MetricsExposition
     from nodewire.nostr.keys import Keys, from_npub
     from nodewire.nostr.pool import Pool
     from nodewire.protocol import splice as splices
-    from nodewire.wire.reach.measuring import Splicing
+    from nodewire.wire.reach.measuring import SpliceCollector
     from nodewire.wire.reach.splicer import Limits, Splicer
 
     host, port = host_port.parse(listen, "--listen", least_port=0, error=BadConfig)
@@ -103,7 +103,7 @@ def splice(
         task = asyncio.create_task(announcing())
         stack.callback(task.cancel)
         addresses = [f"splice:{keys.public}@{one}" for one in at]
-        exposed = Exposed("splice", metrics, [Splicing(splicer)])
+        exposed = MetricsExposition("splice", metrics, [SpliceCollector(splicer)])
         return {"ready": "splice", "npub": keys.npub, "addresses": addresses, "metrics": exposed}
 
     run_until_stopped(start, json, _ready)
@@ -119,7 +119,7 @@ def _ready(ready: Mapping[str, Any]) -> str:
     )
 
 
-def _say_carried(carried: Carried) -> None:
+def _say_carried(carried: SpliceTotals) -> None:
     log.info(
         "stopped: %s joined, %s carried, %s dialled back",
         counted(carried.pairs, "link"),

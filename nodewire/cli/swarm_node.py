@@ -24,7 +24,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class NodeOptions:
     """What the options of the command say."""
 
     path: Path
@@ -36,7 +36,7 @@ class Lent:
     worker: Mapping[str, Any]
 
 
-async def start(stack: AsyncExitStack, lent: Lent) -> dict[str, Any]:
+async def start(stack: AsyncExitStack, lent: NodeOptions) -> dict[str, Any]:
     """Cut this node's part of the model, and serve it.
 
     Raises:

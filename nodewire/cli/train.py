@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
-from nodewire.cli.cutting import Asked
+from nodewire.cli.cutting import CutOptions
 from nodewire.cli.output import CUSTOMERS, Json, console, end, notes, one_line, print_json, sats
 from nodewire.cli.register import TARGET_VRAM, publish_folder, size_of
 from nodewire.cli.replacement import Replace, check_free, published
@@ -24,7 +24,7 @@ from nodewire.errors import BadInput, NodewireError, NoProvider, NotFound
 
 if TYPE_CHECKING:
     from nodewire.customer.training.quoting import Quote
-    from nodewire.customer.training.training import Trained
+    from nodewire.customer.training.training import TrainingResult
     from nodewire.protocol.recipe import Recipe
     from nodewire.protocol.trainer import Trainer
 
@@ -192,7 +192,7 @@ def _registered(
 ) -> dict[str, Any]:
     """Put a trained model on the customer's own relays and blob servers."""
     where = customer.key, list(customer.relays), list(customer.blossom)
-    _, done = publish_folder(model, Asked(size_of(target_vram), name), *where, replaces=replaces, show=show)
+    _, done = publish_folder(model, CutOptions(size_of(target_vram), name), *where, replaces=replaces, show=show)
     return done
 
 
@@ -280,7 +280,7 @@ class _Ask:
     buys_steps: bool
 
 
-async def _train(ask: _Ask, *, show: bool) -> Trained:
+async def _train(ask: _Ask, *, show: bool) -> TrainingResult:
     """Quote, then buy; whoever interrupts it is told where it stands."""
     from nodewire.cli.training_quote import show_quote
     from nodewire.cli.training_view import TrainingView
@@ -305,7 +305,7 @@ async def _train(ask: _Ask, *, show: bool) -> Trained:
                     start=ask.start,
                     model=ask.model,
                     on_begin=view.begin,
-                    on_change=view.take,
+                    on_change=view.update,
                 )
         except (asyncio.CancelledError, NodewireError) as error:
             stopped = isinstance(error, asyncio.CancelledError)

@@ -11,7 +11,7 @@ import orjson
 from nodewire.errors import BadInput
 
 if TYPE_CHECKING:
-    from nodewire.customer.training.training import Trained
+    from nodewire.customer.training.training import TrainingResult
     from nodewire.protocol.recipe import Recipe
 
 WEIGHTS, CURVE, SUMMARY, MODEL = "weights.safetensors", "curve.svg", "summary.json", "model"
@@ -42,7 +42,7 @@ def model_of(out: Path) -> Path | None:
     return None if _is_file(out) else out / MODEL
 
 
-def summary(recipe: Recipe, done: Trained) -> dict[str, Any]:
+def summary(recipe: Recipe, done: TrainingResult) -> dict[str, Any]:
     """All that happened, as plain data."""
     state, history = done.state, done.history
     return {
@@ -77,7 +77,7 @@ def summary(recipe: Recipe, done: Trained) -> dict[str, Any]:
     }
 
 
-def write(out: Path, recipe: Recipe, done: Trained, *, closed: bool = False) -> dict[str, Any]:
+def write(out: Path, recipe: Recipe, done: TrainingResult, *, closed: bool = False) -> dict[str, Any]:
     """Write it all to `out`; the summary, with where everything stands. `closed`: the transcript opens nothing."""
     if _is_file(out):
         _replace(out, done.weights)
@@ -96,7 +96,7 @@ def write(out: Path, recipe: Recipe, done: Trained, *, closed: bool = False) -> 
     return said
 
 
-def _transcribed(path: Path, done: Trained, *, closed: bool) -> dict[str, str]:
+def _transcribed(path: Path, done: TrainingResult, *, closed: bool) -> dict[str, str]:
     """For its owner's eyes: an open transcript has the keys of all shards."""
     if done.transcript is None:
         return {}

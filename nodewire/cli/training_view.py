@@ -21,7 +21,7 @@ from nodewire.customer.training import events as happened
 from nodewire.customer.training.history import History
 from nodewire.customer.training.state import State, Work
 from nodewire.customer.training.transitions import apply
-from nodewire.customer.training.unpaid import Waiting
+from nodewire.customer.training.unpaid import PaymentWait
 from nodewire.protocol.delivery import Progress
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class _Verdict:
 
 
 class TrainingView:
-    """Follows one training by its events; `take` is what `train` calls with each.
+    """Follows one training by its events; `update` is what `train` calls with each.
 
     Args:
         names: the trainers' names in their ads, by public key.
@@ -88,7 +88,7 @@ class TrainingView:
         self.history.keys = course.session.keys
         for event in course.journal.events():
             self.state = apply(event, self.state)
-            self.history.take(event)
+            self.history.apply(event)
             self._note(event)
         self._stepped_s.clear()  # that was at another time
 
@@ -103,12 +103,12 @@ class TrainingView:
             yield
             self._live.refresh()
 
-    def take(self, state: State, event: happened.Event | Progress | Waiting, provider: str) -> None:
+    def update(self, state: State, event: happened.Event | Progress | PaymentWait, provider: str) -> None:
         self.state = state
         if isinstance(event, Progress):
             self._progress[provider] = event
-        elif not isinstance(event, Waiting):
-            self.history.take(event)
+        elif not isinstance(event, PaymentWait):
+            self.history.apply(event)
             self._note(event)
         if self._says:
             self._say(event, provider)
@@ -132,31 +132,31 @@ class TrainingView:
     def _note(self, event: happened.Event) -> None:
         """Remember what the table shows."""
         match event:
-            case happened.Published():
+            case happened.RequestPublication():
                 self._stepped_s = self._stepped_s or [self._clock()]
                 for row in event.rows:
                     self._progress.pop(row.provider, None)
-            case happened.StepPublished():
+            case happened.StepPublication():
                 self._step_requests.add(event.request)
-            case happened.Stepped():
+            case happened.StepCompletion():
                 self._stepped_s.append(self._clock())
                 self._progress.clear()
-            case happened.Undone():
+            case happened.StepRollback():
                 self._progress.clear()
-            case happened.Judged(request, provider, True, _, audit):
+            case happened.ResultJudgement(request, provider, True, _, audit):
                 self._rule(request, provider, "accepted, to be audited" if audit else "accepted", "green")
-            case happened.Judged(request, provider, False, reason, _):
+            case happened.ResultJudgement(request, provider, False, reason, _):
                 self._rule(request, provider, f"rejected: {reason}", "red")
-            case happened.Audited(request, provider, passed, reason):
+            case happened.AuditOutcome(request, provider, passed, reason):
                 self._rule(
                     request,
                     provider,
                     "audited ok" if passed else f"failed its audit: {reason}",
                     "green" if passed else "red",
                 )
-            case happened.Lost(request, provider, reason):
+            case happened.ShardLoss(request, provider, reason):
                 self._rule(request, provider, f"lost: {reason}", "yellow")
-            case happened.Missed(request, provider, reason):
+            case happened.ResultTimeout(request, provider, reason):
                 self._rule(request, provider, f"not waited for: {reason}", "yellow")
 
     def _rule(self, request: str, provider: str, text: str, style: str) -> None:
@@ -167,39 +167,39 @@ class TrainingView:
         words = f"{self._name(provider)} {text}" if style != "green" else f"{text} (round {debt.round + 1})"
         self._verdicts[debt.row.index] = _Verdict(words, style)
 
-    def _say(self, event: happened.Event | Progress | Waiting, provider: str) -> None:
+    def _say(self, event: happened.Event | Progress | PaymentWait, provider: str) -> None:
         """A line for what happened; above the live view only what went wrong."""
         who = self._name(provider)
         match event:
-            case happened.Judged(request, _, False, reason, _):
+            case happened.ResultJudgement(request, _, False, reason, _):
                 self._print(f"{self._place(request, provider)}: {who} [red]rejected[/]: {one_line(reason)}")
-            case happened.Audited(request, _, False, reason):
+            case happened.AuditOutcome(request, _, False, reason):
                 place = self._place(request, provider)
                 self._print(f"{place}: {who} [red]failed its audit[/]: {one_line(reason)}; it is not paid")
-            case happened.Lost(request, _, reason):
+            case happened.ShardLoss(request, _, reason):
                 self._print(f"{self._place(request, provider)}: {who} [yellow]lost[/]: {one_line(reason)}")
-            case happened.Undone(round_, failed):
+            case happened.StepRollback(round_, failed):
                 whose = " and ".join(dict.fromkeys(self._name(provider) for _, provider in failed))
                 self._print(f"[yellow]round {round_ + 1} is made again[/]: the work of {whose} failed its audit")
-            case happened.Missed(request, _, reason):
+            case happened.ResultTimeout(request, _, reason):
                 self._print(f"{self._place(request, provider)}: {who} [yellow]not waited for[/]: {one_line(reason)}")
-            case Waiting(owed, most_s):
+            case PaymentWait(owed, most_s):
                 whom = ", ".join(f"{self._name(public)} to take {sats(owed_msat)}" for public, owed_msat in owed)
                 self._print(f"[yellow]waiting[/] up to {most_s:.0f} s for {whom} that it is owed; then it stays owed")
             case _ if self._live is not None:
                 return
-            case happened.Published(round_, _, _, rows):
+            case happened.RequestPublication(round_, _, _, rows):
                 asked = ", ".join(f"{self._name(row.provider)} for shard {row.index}" for row in rows)
                 self._print(f"[dim]round {round_ + 1} of {self.state.rounds}: asked {asked}[/]")
-            case happened.StepPublished():
+            case happened.StepPublication():
                 self._print(f"[dim]round {event.round + 1}: asked {who} for the outer step[/]")
-            case happened.StepHere(round_, reason):
+            case happened.LocalStepChoice(round_, reason):
                 self._print(f"[dim]round {round_ + 1}: the outer step is made here, {one_line(reason)}[/]")
-            case happened.Judged(request, _, True, _, _):
+            case happened.ResultJudgement(request, _, True, _, _):
                 self._print(f"{self._place(request, provider)}: {who} [green]accepted[/]")
-            case happened.Audited(request, _, True, _):
+            case happened.AuditOutcome(request, _, True, _):
                 self._print(f"[dim]{self._place(request, provider)}: {who} audited ok[/]")
-            case happened.Stepped(round_, loss, _):
+            case happened.StepCompletion(round_, loss, _):
                 spent = sats(self.history.paid_msat + self.history.fees_msat)
                 self._print(f"[bold]round {round_ + 1}[/] held-out loss {loss / 1_000_000:.4f}, {spent} spent")
             case Progress():

@@ -17,7 +17,7 @@ from nodewire.config import DEFAULT_WALLET, CustomerConfig, OracleConfig, load_r
 from nodewire.errors import BadConfig, NotAllowed
 
 if TYPE_CHECKING:
-    from nodewire.customer.debts import Owed, Settled
+    from nodewire.customer.debts import ChunkDebt, DebtOutcome
 
 app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
 _NOT_AGREED = NotAllowed("pay", "not agreed to")
@@ -92,7 +92,7 @@ def settle(
         console.print("nothing is owed")
 
 
-async def _settle(role: CustomerConfig, agreed: Callable[[], bool], broken: tuple[str, ...]) -> list[Settled]:
+async def _settle(role: CustomerConfig, agreed: Callable[[], bool], broken: tuple[str, ...]) -> list[DebtOutcome]:
     """`broken`: to whom (beginnings of public keys) what is not owed is paid, too."""
     from nodewire.customer import debts
     from nodewire.customer.customer import Customer
@@ -105,12 +105,12 @@ async def _settle(role: CustomerConfig, agreed: Callable[[], bool], broken: tupl
             notes.print(_said(one), soft_wrap=True)
         to_pay = [one for one in owed if not one.is_broken or one.key.payee.startswith(broken)]
         left = [one for one in owed if one not in to_pay]
-        unpaid = [debts.Settled(one, None, NotAllowed("pay", "not owed; --broken pays it")) for one in left]
+        unpaid = [debts.DebtOutcome(one, None, NotAllowed("pay", "not owed; --broken pays it")) for one in left]
         if to_pay:
             total, payees = sum(one.amount_msat for one in to_pay), {one.key.payee for one in to_pay}
             notes.print(f"{sats(total)} in all, to {counted(len(payees), 'provider')}; routing fees come on top")
         if not to_pay or not agreed():
-            return unpaid + [debts.Settled(one, None, _NOT_AGREED) for one in to_pay]
+            return unpaid + [debts.DebtOutcome(one, None, _NOT_AGREED) for one in to_pay]
         return unpaid + await debts.settle(
             session.payer,
             to_pay,
@@ -120,7 +120,7 @@ async def _settle(role: CustomerConfig, agreed: Callable[[], bool], broken: tupl
         )
 
 
-def _said(one: Owed) -> str:
+def _said(one: ChunkDebt) -> str:
     amount, payee, chunk = sats(one.amount_msat), one.key.payee[:8], f"chunk {one.key.chunk} of job {one.key.job[:8]}"
     if not one.is_broken:
         by_its_word = f"{payee} says that you owe it {amount} for {chunk}"
@@ -128,7 +128,7 @@ def _said(one: Owed) -> str:
     return f"{payee} asks {amount} for {chunk}, which broke off before it came: it need not be paid, yet may be"
 
 
-def _owed(one: Settled) -> dict[str, Any]:
+def _owed(one: DebtOutcome) -> dict[str, Any]:
     key = one.owed.key
     return {
         "request": key.job,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from nodewire.customer.purchase import Purchase
-from nodewire.customer.rejected import BEGINS_ANEW, Rejected, is_one_word
+from nodewire.customer.rejected import BEGINS_ANEW, FrameRejection, is_one_word
 from nodewire.customer.session import Session
 from nodewire.errors import LinkLost, NodeFailed, NodewireError, PaymentRequired, TimedOut
 from nodewire.protocol.plan import MAX_EXCLUDED, Terms
@@ -32,7 +32,7 @@ def blamed(error: NodewireError, purchase: Purchase) -> set[str]:
     """Providers without whom the next one does better."""
     if is_one_word(error):
         return purchase.blamed | {error.by}
-    return purchase.blamed | (error.whom if isinstance(error, Rejected) else set())
+    return purchase.blamed | (error.whom if isinstance(error, FrameRejection) else set())
 
 
 def silent(error: NodewireError, purchase: Purchase, whom: Collection[str]) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ class SecondChances:
 
     def rejected(self, error: NodewireError) -> None:
         """Who refused is taken for no liar yet; nobody who sent this customer itself what it could not use."""
-        if isinstance(error, Rejected) and error.refuser:
+        if isinstance(error, FrameRejection) and error.refuser:
             refuser = frozenset({error.refuser})
             self._waiting += [(refuser, frozenset()), (error.producers - refuser, refuser)]
 

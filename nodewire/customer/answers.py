@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from nodewire import errors
 from nodewire.customer.claims import Claims
-from nodewire.customer.payments import Paid
+from nodewire.customer.payments import ZapPayment
 from nodewire.customer.receipts import ZapReceipts
 from nodewire.customer.rejected import reported
 from nodewire.errors import (
@@ -28,7 +28,7 @@ from nodewire.nostr import nip44, nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.relaying import Relaying
+from nodewire.nostr.relaying import EventTransport
 from nodewire.protocol import feedback, kinds, result
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.feedback import Feedback
@@ -42,7 +42,7 @@ _ITS_OWN = frozenset({NodeFailed.code, WorkerFailed.code})
 log = logging.getLogger("nodewire.customer")
 
 
-class Refused(errors.Busy):
+class ProviderRefusal(errors.Busy):
     """A provider of the plan takes no job now; `feedback` is the id of its signed word, `text` its reason."""
 
     def __init__(self, provider: str, feedback: str, text: str = "") -> None:
@@ -84,7 +84,7 @@ class Answers:
         """Providers that said themselves that they cannot go on for a reason of their own."""
         self.withdrawn = False
         """Whether the customer has given the job up: then who says that it is not allowed has just heard it."""
-        self.results: dict[str, result.Said] = {}
+        self.results: dict[str, result.ResultDetails] = {}
         """What each provider's result says (decrypted), by public key."""
         self.roots: dict[tuple[str, ChunkRoot], None] = {}
         """What providers said in their results that they committed to."""
@@ -98,7 +98,7 @@ class Answers:
         self._said = asyncio.Condition()
         """Notified with every event of the job."""
 
-    async def follow(self, pool: Relaying) -> None:
+    async def follow(self, pool: EventTransport) -> None:
         """Take what comes until cancelled."""
         answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), nip57.RECEIPT})
         wanted = Filter(kinds=answers, tags={"e": frozenset({self._request})})
@@ -111,13 +111,13 @@ class Answers:
                 except NodewireError as error:
                     log.debug("%s by %s ignored: %s", event.kind, event.pubkey[:8], error)
 
-    async def complete(self, paid: Callable[[], Iterable[Paid]]) -> None:
+    async def complete(self, paid: Callable[[], Iterable[ZapPayment]]) -> None:
         """Return when every provider has given its result, and a receipt for every zap."""
 
         def has_everything() -> bool:
             here = {*self._plan.providers()}
             return self.results.keys() >= here and all(
-                self.zap_receipts.of(one) for one in paid() if one.provider in here
+                self.zap_receipts.find_receipt(one) for one in paid() if one.provider in here
             )
 
         async with self._said:
@@ -139,7 +139,7 @@ class Answers:
             said = result.parse(event)
             self.roots.update(dict.fromkeys((event.pubkey, root) for root in said.roots))
             text = nip44.decrypt(said.ciphertext, nip44.conversation_key(self._keys, event.pubkey))
-            self.results[event.pubkey] = result.Said.parse(text)
+            self.results[event.pubkey] = result.ResultDetails.parse(text)
         else:
             self.zap_receipts.note(event)
 
@@ -150,7 +150,7 @@ class Answers:
         elif said.status == "error" and said.text == NotAllowed.code and self.withdrawn:
             return
         elif said.status == "busy":
-            self._background.fail(Refused(said.provider, said.id, said.text))
+            self._background.fail(ProviderRefusal(said.provider, said.id, said.text))
         elif said.status == "error" and said.text == WorkRequired.code:
             self._background.fail(MoreWork(said.provider, said.work))
         elif said.status == "error" and said.by in self._plan.providers() and said.text != LinkLost.code:

@@ -34,7 +34,7 @@ class Programs:
         self._record = record
         self._limit = asyncio.Semaphore(_FETCHES)
 
-    async def of(self, tasks: Sequence[Task]) -> dict[str, GraphProgram]:
+    async def load(self, tasks: Sequence[Task]) -> dict[str, GraphProgram]:
         """By name, those of `tasks` that are graphs. Raises NotFound, BadHash, BadTask, TooLarge."""
         graphs = [task for task in tasks if task.engine == GRAPH]
         if (total := sum(task.program.bytes for task in graphs)) > MAX_PROGRAMS_BYTES:
@@ -68,8 +68,8 @@ class Parts:
         }
 
 
-class Batching:
-    """Checks calls against what the model's tasks say of themselves. Made once for many calls, by `of`."""
+class BatchSplitter:
+    """Checks calls against what the model's tasks say of themselves. Made once for many calls, by `load`."""
 
     def __init__(self, manifest: Manifest, signature: Signature, programs: Mapping[str, GraphProgram]) -> None:
         self.signature = signature
@@ -78,19 +78,19 @@ class Batching:
         self._sends = {edge.name: edge for edge in signature.sends}
 
     @classmethod
-    async def of(cls, manifest: Manifest, programs: Programs) -> Self:
+    async def load(cls, manifest: Manifest, programs: Programs) -> Self:
         """Reads all programs; of a model whose programs are too large only those that the customer feeds.
 
         Raises:
             BadManifest: it is no model that can be called.
             NotFound, BadHash, BadTask, TooLarge: a program is not to be had, or is none.
         """
-        signature = Signature.of(manifest)
+        signature = Signature.from_manifest(manifest)
         tasks: Sequence[Task] = manifest.tasks
         if sum(task.program.bytes for task in tasks) > MAX_PROGRAMS_BYTES:
             fed = {edge.target for edge in signature.sends}
             tasks = [task for task in tasks if task.name in fed]
-        return cls(manifest, signature, await programs.of(tasks))
+        return cls(manifest, signature, await programs.load(tasks))
 
     async def parts(self, call: Call) -> Parts:
         """A call as it can be made.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodewire.customer import verified
-from nodewire.customer.closings import Closed
+from nodewire.customer.closings import FinalReceipts
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
-from nodewire.customer.verified import Verified
+from nodewire.customer.verified import JobVerification
 from nodewire.protocol import job
 
 MAX_REPAIRS = 3
@@ -19,18 +19,18 @@ MAX_REPAIRS = 3
 
 
 @dataclass(slots=True)
-class Bought:
+class PurchasedJob:
     """One job, and from where on in the work its output is."""
 
     purchase: Purchase
     first: int = 0
-    verified: Verified | None = None
-    closed: Closed | None = None
+    verified: JobVerification | None = None
+    closed: FinalReceipts | None = None
     counted: bool = False
     """Whether what was spent on it has been taken from the budget."""
 
 
-async def judge(bought: Bought, session: Session, progress: Callable[[Verified], None]) -> Verified:
+async def judge(bought: PurchasedJob, session: Session, progress: Callable[[JobVerification], None]) -> JobVerification:
     """Wait for the verdicts on a job, have them settled, and its receipts closed.
 
     What was paid and not committed to in time could not be drawn: it counts as failed.
@@ -51,7 +51,7 @@ async def judge(bought: Bought, session: Session, progress: Callable[[Verified],
     return bought.verified
 
 
-def judgement(jobs: Sequence[Bought]) -> dict[str, Any]:
+def judgement(jobs: Sequence[PurchasedJob]) -> dict[str, Any]:
     """What was drawn of the jobs, what came of it, and what was never certified, as plain data."""
     return {
         "verdicts": verdicts(jobs),
@@ -60,7 +60,7 @@ def judgement(jobs: Sequence[Bought]) -> dict[str, Any]:
     }
 
 
-def verdicts(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
+def verdicts(jobs: Sequence[PurchasedJob]) -> list[dict[str, Any]]:
     """What was drawn of the jobs and what came of it, as plain data."""
     return [
         {
@@ -78,7 +78,7 @@ def verdicts(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
     ]
 
 
-def uncertified(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
+def uncertified(jobs: Sequence[PurchasedJob]) -> list[dict[str, Any]]:
     """What was paid and no certificate held in time, as plain data: it was never drawn, so no verdict refunds it."""
     found = []
     for bought in jobs:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from nodewire.customer.again import SecondChances, may_begin, without
-from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
+from nodewire.customer.bought import MAX_REPAIRS, PurchasedJob, judge
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
-from nodewire.customer.verified import Verified
+from nodewire.customer.verified import JobVerification
 from nodewire.errors import NodewireError, NoProvider
 from nodewire.kind import JobKind
 from nodewire.plan.codec import EdgeCodec, Wish
@@ -21,8 +21,8 @@ from nodewire.protocol.plan import Terms
 
 
 @dataclass(slots=True)
-class Called(ABC):
-    """What is sent and what comes of it is a subclass's: `frames`, `take`, `forget`, `came`, `finish`."""
+class StatelessCall(ABC):
+    """What is sent and what comes of it is a subclass's: `frames`, `add_output`, `forget`, `has_output`, `finish`."""
 
     session: Session
     kind: JobKind
@@ -32,7 +32,7 @@ class Called(ABC):
     begun: Callable[[Purchase], None]
     """Told every purchase before it is made."""
     edge_codec: EdgeCodec | None
-    jobs: list[Bought] = field(default_factory=list, init=False)
+    jobs: list[PurchasedJob] = field(default_factory=list, init=False)
     """All that were bought for it, in their order."""
     begun_anew: int = field(default=0, init=False)
     """How often a job broke off, and was made again by others."""
@@ -49,7 +49,7 @@ class Called(ABC):
         """About how many there are in all."""
 
     @abstractmethod
-    def take(self, out: Frame[Array]) -> None:
+    def add_output(self, out: Frame[Array]) -> None:
         """Keep an output. Raises BadFrame: it is not worth its money."""
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Called(ABC):
         """Drop what came: it is bought anew."""
 
     @abstractmethod
-    def came(self) -> bool:
+    def has_output(self) -> bool:
         """Whether anything did."""
 
     @abstractmethod
@@ -79,11 +79,11 @@ class Called(ABC):
                 self.terms,
                 {},
                 frames,
-                self.take,
+                self.add_output,
                 patience=PATIENCE_EPOCHS if failure is None else 1,
                 wish=Wish(self.edge_codec, self.positions()) if self.edge_codec is not None else None,
             )
-            bought = Bought(made)
+            bought = PurchasedJob(made)
             self.begun(made)
             try:
                 async with made:
@@ -98,7 +98,7 @@ class Called(ABC):
                         self.terms = terms
                         continue
                     raise failure from error
-                may = may_begin(error, made, failures=failures, came=self.came())
+                may = may_begin(error, made, failures=failures, came=self.has_output())
                 if not may or self._chances.believed(error):
                     raise
                 self.session.log.info("job %s ended (%s), beginning anew", made.request.id[:8], error)
@@ -107,13 +107,13 @@ class Called(ABC):
                 self._without(bought, whom)
         self.finish()
 
-    def left(self) -> Terms:
+    def remaining_terms(self) -> Terms:
         """The terms for what is bought next: without whom this did without, and less what it cost."""
         for bought in self.jobs:
             self._without(bought, ())
         return self.terms
 
-    async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> None:
+    async def verify(self, progress: Callable[[JobVerification], None] = lambda found: None) -> None:
         """Wait for the verdicts, and buy anew what failed, until nothing fails. Raises as `buy`."""
         for repair in range(MAX_REPAIRS + 1):
             bought = self.jobs[-1]
@@ -124,7 +124,7 @@ class Called(ABC):
             self.repaired += 1
             await self.buy()
 
-    def _without(self, bought: Bought, whom: Collection[str]) -> None:
+    def _without(self, bought: PurchasedJob, whom: Collection[str]) -> None:
         """Go on without these providers, and with what is left of the budget."""
         self.terms = without(self.terms, whom, 0 if bought.counted else bought.purchase.spent_msat)
         bought.counted = True

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nodewire.customer.payments import Paid
+from nodewire.customer.payments import ZapPayment
 from nodewire.customer.receipts import ZapReceipts, receipts_for
 from nodewire.customer.refunds import Refunds
 from nodewire.errors import BadInput, NodewireError, NotFound
@@ -39,7 +39,7 @@ log = logging.getLogger("nodewire.customer")
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class FinalReceipts:
     """The receipts and closings of a job, by the receipts' event ids."""
 
     receipts: Mapping[str, Receipt]
@@ -87,7 +87,7 @@ class Closings:
                     log.info("the receipts of %s cannot be closed yet: %s", request[:8], error)
             await asyncio.sleep(epoch_s)
 
-    async def finish(self, request: str) -> Closed | None:
+    async def finish(self, request: str) -> FinalReceipts | None:
         """Close a job that is over, waiting until no root of it can become final any more; None if it cannot be."""
         committee = self._market.committee
         for _ in range(
@@ -101,7 +101,7 @@ class Closings:
             await asyncio.sleep(committee.epoch_ms / 2000)
         return None
 
-    async def close(self, request: str) -> Closed | None:
+    async def close(self, request: str) -> FinalReceipts | None:
         """Give the receipts of a job that are still owed, and close them all; None if that is not possible yet.
 
         Raises:
@@ -133,7 +133,7 @@ class Closings:
                     event = receipt.build_closing(self._keys, closing, created_at=int(time.time()))
                     await self._pool.publish(event, timeout_s=10.0)
             self._ledger.close_job(request)
-            return Closed(given, closings)
+            return FinalReceipts(given, closings)
 
     def _late_by(self, known: _Records) -> int:
         """How many epochs are certified, or will never be, since the last one that a closing waits for; below 1 before.
@@ -163,13 +163,13 @@ class Closings:
         mine = [debt for debt in self._ledger.debts_of(known.request.id) if debt.key.payee in members]
         return all(debt.state == "paid" for debt in mine) and len(self._paid(known)) == len(mine)
 
-    def _paid(self, known: _Records) -> dict[tuple[str, int], Paid]:
+    def _paid(self, known: _Records) -> dict[tuple[str, int], ZapPayment]:
         """The job's payments by payee and chunk, as far as relays still have what they were claimed with."""
         found = {}
         for debt in self._ledger.debts_of(known.request.id):
             said = known.claims.get((debt.key.payee, debt.key.chunk, debt.key.attempt, debt.amount_msat))
             if debt.state == "paid" and said is not None and said.due is not None:
-                found[debt.key.payee, debt.key.chunk] = Paid(said, said.due, debt)
+                found[debt.key.payee, debt.key.chunk] = ZapPayment(said, said.due, debt)
         return found
 
     async def _records(self, request: str) -> _Records:

@@ -10,7 +10,7 @@ from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.close import Close
 from nodewire.protocol.sent import LACKING
 from nodewire.wire.mailbox import JobMailbox
-from nodewire.wire.signing import Signing, tell
+from nodewire.wire.signing import OutputSigner, tell
 
 log = logging.getLogger("nodewire.customer")
 
@@ -20,7 +20,7 @@ async def follow(
     mailbox: JobMailbox,
     driver: str,
     payments: JobPayments,
-    signing: Signing | None,
+    signing: OutputSigner | None,
     background: JobTaskGroup,
 ) -> None:
     """Take note of what the driver (a public key) signs off, which is what may be charged; say again in the background

@@ -25,15 +25,15 @@ from nodewire.config import CustomerConfig
 from nodewire.customer import starting, swarm
 from nodewire.customer.again import MAX_AGAIN
 from nodewire.customer.arrays import array_of, like
-from nodewire.customer.batching import Batching, Programs
-from nodewire.customer.bought import MAX_REPAIRS, Bought, judgement
-from nodewire.customer.called import Called
+from nodewire.customer.batching import BatchSplitter, Programs
+from nodewire.customer.bought import MAX_REPAIRS, PurchasedJob, judgement
+from nodewire.customer.called import StatelessCall
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.generation import Generation
 from nodewire.customer.model_names import ModelAt
 from nodewire.customer.model_text import ModelText
-from nodewire.customer.moving import MAX_MOVES, Moved
+from nodewire.customer.moving import MAX_MOVES, Migration
 from nodewire.customer.people import people
 from nodewire.customer.piece import Piece
 from nodewire.customer.purchase import Purchase
@@ -73,7 +73,7 @@ class Customer:
         self.purchases: deque[Purchase] = deque(maxlen=(MAX_AGAIN + 1 + MAX_MOVES) * (MAX_REPAIRS + 1))
         """The newest that were begun, the last one last: as many as one call may begin."""
         self._config, self._is_buyer = config, is_buyer
-        self._batchings = BoundedDict[str, Batching](MAX_READ)
+        self._batchings = BoundedDict[str, BatchSplitter](MAX_READ)
         """By manifest's digest, the newest last."""
         self._texts = BoundedDict[str, ModelText](MAX_READ)
         """By manifest's digest, the newest last."""
@@ -150,7 +150,7 @@ class Customer:
         digest: str | None = None,
         transcribe: bool = False,
         resplit_msat: int | None = None,
-        moved: Callable[[Moved], None] = lambda move: None,
+        moved: Callable[[Migration], None] = lambda move: None,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt` on the model that is called `model`; `params` are those of kind 8843 (max_tokens ...).
@@ -287,7 +287,7 @@ class Customer:
                 )
             )
             await made[-1].buy()
-            terms = made[-1].left()
+            terms = made[-1].remaining_terms()
         self._tell(await self._finish(made, wait=wait))
         came = iter([outputs for portion in made for outputs in portion.outputs])
         outputs = [part.whole([next(came) for _ in part.calls]) for part in parts]
@@ -319,13 +319,13 @@ class Customer:
         if ended is not None:
             ended(done)
 
-    async def _finish(self, made: Sequence[Called], *, wait: bool) -> dict[str, Any]:
+    async def _finish(self, made: Sequence[StatelessCall], *, wait: bool) -> dict[str, Any]:
         """Have it verified, if that is waited for, and say what was bought."""
-        terms = made[-1].left()
+        terms = made[-1].remaining_terms()
         for one in made if wait else ():
             one.terms = terms  # what is made again costs what is left of the budget for all
             await one.verify()
-            terms = one.left()
+            terms = one.remaining_terms()
         jobs = [bought for one in made for bought in one.jobs]
         return {
             **together([self._finished(bought.purchase) for bought in jobs]),
@@ -334,7 +334,7 @@ class Customer:
             **await self._judgement(jobs),
         }
 
-    async def _judgement(self, jobs: Sequence[Bought]) -> dict[str, Any]:
+    async def _judgement(self, jobs: Sequence[PurchasedJob]) -> dict[str, Any]:
         """What the committee made of the jobs, what came back, and what was paid and got for earlier ones meanwhile."""
         settler, refunds = self.session.settler, self.session.refunds
         got = refunds.got_msat if refunds is not None else {}
@@ -354,18 +354,18 @@ class Customer:
 
         return tell
 
-    async def _batching(self, manifest: Manifest) -> Batching:
+    async def _batching(self, manifest: Manifest) -> BatchSplitter:
         """What a model takes, read once for many calls."""
         digest = manifest.digest()
         if digest not in self._batchings:
-            self._batchings[digest] = await Batching.of(manifest, Programs(self.session.record))
+            self._batchings[digest] = await BatchSplitter.load(manifest, Programs(self.session.record))
         return self._batchings[digest]
 
     async def _text(self, manifest: Manifest) -> ModelText:
         """How a model's ids are read, fetched once for many generations."""
         digest = manifest.digest()
         if digest not in self._texts:
-            self._texts[digest] = await ModelText.of(manifest, self.session.record)
+            self._texts[digest] = await ModelText.load(manifest, self.session.record)
         return self._texts[digest]
 
     async def _manifest(self, model: str, mode: str, digest: str | None = None) -> tuple[str, Manifest]:

@@ -12,7 +12,7 @@ from nodewire.errors import BadInput, NodewireError, NotFound, TimedOut
 from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter, newest_first
-from nodewire.nostr.relaying import Relaying
+from nodewire.nostr.relaying import EventTransport
 from nodewire.pay import lnurl, zaps
 from nodewire.pay.debts import Debt, JobBudget, Key
 from nodewire.pay.payer import Payer
@@ -30,7 +30,7 @@ log = logging.getLogger("nodewire.customer")
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class ChunkDebt:
     """One chunk that is not paid; `lnurl` is the payee's endpoint ("lnurl1..."), empty if it is not known.
 
     `is_evident`: plan and ledger say that it is owed, so that nobody need be asked. `is_broken`: its job broke off, and
@@ -47,28 +47,28 @@ class Owed:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class DebtOutcome:
     """What became of a debt: paid, or why not."""
 
-    owed: Owed
+    owed: ChunkDebt
     paid: Debt | None
     error: NodewireError | None
 
 
-def in_ledger(payer: Payer) -> list[Owed]:
+def in_ledger(payer: Payer) -> list[ChunkDebt]:
     """What this customer knows that it owes and where to pay it."""
-    return [Owed(debt.key, debt.amount_msat, debt.lnurl) for debt in payer.unpaid() if debt.lnurl]
+    return [ChunkDebt(debt.key, debt.amount_msat, debt.lnurl) for debt in payer.unpaid() if debt.lnurl]
 
 
-async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: bool = False) -> list[Owed]:
+async def on_relays(pool: EventTransport, payer: Payer, customer: str, *, briefly: bool = False) -> list[ChunkDebt]:
     """What providers of this customer's own requests have claimed and the ledger does not know.
 
     `briefly`: only of what one answer of a relay holds, the newest hundreds.
 
     Such a claim came when this process was about to end. It counts if the request's plan names the provider and the
     price; how much of a prompt was computed, and that a chunk was, may be only the provider's word, within the plan's
-    budget (`Owed.is_evident`). It does not count where its provider has published a receipt for that chunk: the ledger
-    that would know of it was lost.
+    budget (`ChunkDebt.is_evident`). It does not count where its provider has published a receipt for that chunk: the
+    ledger that would know of it was lost.
 
     Raises:
         LinkLost, TimedOut: no relay answers.
@@ -79,8 +79,8 @@ async def on_relays(pool: Relaying, payer: Payer, customer: str, *, briefly: boo
 
 
 async def claimed(
-    pool: Relaying, payer: Payer, customer: str, heard: Iterable[Feedback], *, briefly: bool = False
-) -> list[Owed]:
+    pool: EventTransport, payer: Payer, customer: str, heard: Iterable[Feedback], *, briefly: bool = False
+) -> list[ChunkDebt]:
     """The claims among these that the ledger does not know, as `on_relays` judges them. Raises LinkLost, TimedOut."""
     read = partial(pool.fetch, max_events=MAX_BRIEFLY) if briefly else pool.fetch_all
     claims = _unknown(heard, payer)
@@ -103,10 +103,10 @@ async def claimed(
             plan = request.plan
             budget = JobBudget(plan.terms.max_total_msat, frozenset(plan.providers()))
             ended = payer.has_ended(request.id)
-            came = payer.came(request.id)
+            came = payer.count_received(request.id)
             broken = came is not None and said.due.chunk >= came
             evident = not broken and is_evident(said, request, booked, ended=ended)
-            owed.append(Owed(key, said.due.amount_msat, endpoints[said.provider], evident, broken, budget))
+            owed.append(ChunkDebt(key, said.due.amount_msat, endpoints[said.provider], evident, broken, budget))
     return owed
 
 
@@ -139,18 +139,18 @@ def is_evident(said: Feedback, request: Request, booked: Sequence[Debt], *, ende
 
 async def settle(
     payer: Payer,
-    owed: Iterable[Owed],
+    owed: Iterable[ChunkDebt],
     *,
     relays: tuple[str, ...],
     network: str,
     private_endpoints: bool,
     within_s: float | None = None,
-) -> list[Settled]:
+) -> list[DebtOutcome]:
     """Pay every debt once, as far as `within_s` goes; one that cannot be paid does not keep the others from it."""
     until = None if within_s is None else asyncio.get_running_loop().time() + within_s
     turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def pay(one: Owed) -> Settled:
+    async def pay(one: ChunkDebt) -> DebtOutcome:
         try:
             async with asyncio.timeout_at(until), turns:
                 if not one.lnurl:
@@ -165,10 +165,10 @@ async def settle(
                     one.key, one.amount_msat, fetch, relays=relays, lnurl=one.lnurl, budget=one.budget
                 )
         except TimeoutError:
-            return Settled(one, None, TimedOut("debt", f"not paid within {within_s or 0:.0f} s"))
+            return DebtOutcome(one, None, TimedOut("debt", f"not paid within {within_s or 0:.0f} s"))
         except NodewireError as error:
-            return Settled(one, None, error)
-        return Settled(one, paid, None)
+            return DebtOutcome(one, None, error)
+        return DebtOutcome(one, paid, None)
 
     return list(await asyncio.gather(*map(pay, owed)))
 
@@ -237,7 +237,7 @@ def _is_in_plan(said: Feedback, request: Request) -> bool:
     return fair and not due.attempt and due.units * plan.chunk_msat <= plan.terms.max_total_msat
 
 
-async def _endpoint(pool: Relaying, provider: str) -> str:
+async def _endpoint(pool: EventTransport, provider: str) -> str:
     """Where the provider is paid ("lnurl1..."); empty if no relay has its ad."""
     wanted = Filter(kinds=frozenset({ad.KIND}), authors=frozenset({provider}))
     events = await pool.fetch([wanted], timeout_s=_FETCH_S)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import orjson
 
-from nodewire.customer.called import Called
+from nodewire.customer.called import StatelessCall
 from nodewire.customer.piece import only
 from nodewire.errors import BadFrame, BadInput
 from nodewire.plan.codec import CHARS_PER_TOKEN
@@ -18,7 +18,7 @@ MAX_TEXTS_BYTES = 16_000_000
 
 
 @dataclass(slots=True)
-class Embedding(Called):
+class Embedding(StatelessCall):
     """`rows` are the vectors so far, float32 [n, width]."""
 
     texts: Sequence[str]
@@ -44,7 +44,7 @@ class Embedding(Called):
         """A token has some four characters."""
         return sum(-(-len(text) // CHARS_PER_TOKEN) for text in self.texts)
 
-    def take(self, out: Frame[Array]) -> None:
+    def add_output(self, out: Frame[Array]) -> None:
         matrix = _matrix(out)
         many = sum(map(len, self.rows)) + len(matrix) > len(self.texts)
         if many or (self.rows and matrix.shape[1:] != self.rows[0].shape[1:]):
@@ -57,7 +57,7 @@ class Embedding(Called):
         self.rows.clear()
         self.tokens = 0
 
-    def came(self) -> bool:
+    def has_output(self) -> bool:
         return bool(self.rows)
 
     def finish(self) -> None:

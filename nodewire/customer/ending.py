@@ -31,7 +31,7 @@ async def pay_what_came(payments: JobPayments, gone: Collection[str]) -> None:
 
     Who is `gone` is paid when it can be, and not waited for: what is bought next may wait for this.
     """
-    await payments.over()
+    await payments.close()
     if payments.failed or not payments.may_owe():
         return
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nodewire.customer.called import Called
+from nodewire.customer.called import StatelessCall
 from nodewire.errors import BadFrame, Unsupported
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Ticket
@@ -21,7 +21,7 @@ _HEAD_BYTES = 1_024
 
 
 @dataclass(slots=True)
-class Evaluation(Called):
+class Evaluation(StatelessCall):
     """`outputs` are those of every call, as far as they have come."""
 
     signature: Signature
@@ -36,7 +36,7 @@ class Evaluation(Called):
     def positions(self) -> int:
         return max((max(one.values(), default=1) for one in self.sizes), default=1)
 
-    def take(self, out: Frame[Array]) -> None:
+    def add_output(self, out: Frame[Array]) -> None:
         if out.seq >= len(self.calls):
             raise BadFrame(out.edge, f"an output of call {out.seq}, there are {len(self.calls)}")
         if (out.meta.get("end") is True) != (out.seq == len(self.calls) - 1):
@@ -49,7 +49,7 @@ class Evaluation(Called):
     def forget(self) -> None:
         self.outputs = [{} for _ in self.calls]
 
-    def came(self) -> bool:
+    def has_output(self) -> bool:
         return any(self.outputs)
 
     def finish(self) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from nodewire.customer.again import SecondChances, may_begin, without
-from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
+from nodewire.customer.bought import MAX_REPAIRS, PurchasedJob, judge
 from nodewire.customer.leg import Leg
 from nodewire.customer.likely import Likely
 from nodewire.customer.model_text import ModelText
-from nodewire.customer.moving import Moved, Moving
+from nodewire.customer.moving import Migration, Migrator
 from nodewire.customer.payments import most_positions
 from nodewire.customer.piece import Piece
 from nodewire.customer.planning import PATIENCE_EPOCHS
@@ -22,7 +22,7 @@ from nodewire.customer.purchase import Purchase
 from nodewire.customer.race import Outcome, Race
 from nodewire.customer.session import Session
 from nodewire.customer.token_reader import TokenReader
-from nodewire.customer.verified import Verified
+from nodewire.customer.verified import JobVerification
 from nodewire.errors import NodewireError, NoProvider
 from nodewire.kind import JobKind
 from nodewire.plan.codec import CHARS_PER_TOKEN, EdgeCodec, Wish
@@ -48,16 +48,16 @@ class Generation:
     edge_codec: EdgeCodec | None = None
     resplit_msat: int = 0
     """What moves to other rings may cost beside it."""
-    moved: Callable[[Moved], None] = lambda move: None
+    moved: Callable[[Migration], None] = lambda move: None
     """Told what became of each of them."""
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     likely: list[tuple[Likely, ...]] = field(default_factory=list)
     """Of each id, if that was asked for."""
-    jobs: list[Bought] = field(default_factory=list)
-    lost: list[Bought] = field(default_factory=list)
+    jobs: list[PurchasedJob] = field(default_factory=list)
+    lost: list[PurchasedJob] = field(default_factory=list)
     """Jobs that were bought to go on with, and not gone on with: no token is theirs alone."""
-    moves: list[Moved] = field(default_factory=list)
+    moves: list[Migration] = field(default_factory=list)
     positions: int = 0
     """Of the prompt and of what is generated, by the newest driver's word."""
     repaired: list[int] = field(default_factory=list)
@@ -66,14 +66,14 @@ class Generation:
     """How often a job broke off, and another went on from the text so far."""
     _chances: SecondChances = field(default_factory=SecondChances)
     _race: Race = field(init=False)
-    _moving: Moving = field(init=False)
+    _moving: Migrator = field(init=False)
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
         """Buy the rest of the generation. Raises as `Customer.generate`."""
         failure: NodewireError | None = None
         again = 0
         race = self._race = Race(self._decided, lambda leg: self._without(leg.bought, set()))
-        moving = self._moving = Moving(self, race, self.resplit_msat)
+        moving = self._moving = Migrator(self, race, self.resplit_msat)
         try:
             while True:
                 patience = 1 if failure is not None else PATIENCE_EPOCHS
@@ -109,7 +109,7 @@ class Generation:
                     failure, again, self.begun_anew = error, again + 1, self.begun_anew + 1
                     whom = await self._chances.left_out(error, purchase, self.session)
                     self._without(bought, whom)
-                    if self.terms.max_total_msat < purchase.plan.chunk_msat or self.left() <= 0:
+                    if self.terms.max_total_msat < purchase.plan.chunk_msat or self.remaining() <= 0:
                         raise
         finally:
             await moving.end()
@@ -119,7 +119,7 @@ class Generation:
 
     def job(self, terms: Terms, patience: int) -> Leg:
         """Another job of the text so far, under these terms; it begins at once."""
-        bought, tokens = Bought(self._purchase(terms, patience), len(self.ids)), self.left()
+        bought, tokens = PurchasedJob(self._purchase(terms, patience), len(self.ids)), self.remaining()
         self.begun(bought.purchase)
         positions = most_positions(self.manifest, bought.purchase.inputs)
         return Leg(bought, positions, tokens, self._began)
@@ -133,7 +133,9 @@ class Generation:
             (self.jobs if outcome == "moved" else self.lost).append(leg.bought)
         self.moved(self._moving.decided(leg, outcome))
 
-    async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> AsyncGenerator[Piece, None]:
+    async def verify(
+        self, progress: Callable[[JobVerification], None] = lambda found: None
+    ) -> AsyncGenerator[Piece, None]:
         """Wait for the verdicts on all jobs, and buy anew from the first chunk that failed, until nothing fails.
 
         The pieces that are made again follow those that were yielded before; `repaired` says where they belong.
@@ -151,7 +153,7 @@ class Generation:
                     yield piece
         await self._first_failed(progress)
 
-    async def _first_failed(self, progress: Callable[[Verified], None]) -> int | None:
+    async def _first_failed(self, progress: Callable[[JobVerification], None]) -> int | None:
         """The first token that a culprit of failed work had a hand in; the culprits are excluded from now on."""
         failed = []
         for bought in self.jobs:
@@ -166,11 +168,11 @@ class Generation:
                 failed.append(bought.first + (1 + (chunk - 1) * self.manifest.chunk if chunk else 0))
         return min((n for n in failed if n < len(self.ids)), default=None)
 
-    def left(self) -> int:
+    def remaining(self) -> int:
         """How many tokens are still wanted."""
         return int(self.params["max_tokens"]) - len(self.ids)
 
-    def _without(self, bought: Bought, whom: set[str]) -> None:
+    def _without(self, bought: PurchasedJob, whom: set[str]) -> None:
         """Go on without these providers, and with what is left of the budget."""
         self.terms = without(self.terms, whom, 0 if bought.counted else bought.purchase.spent_msat)
         bought.counted = True
@@ -182,7 +184,7 @@ class Generation:
             history = np.array(self.ids, np.int64)
             tensors += (Array("int64", history.shape, history.tobytes()),)
         edge = next(e for e in self.manifest.edges if e.source == "customer")
-        most = self.left()
+        most = self.remaining()
         inputs = [Frame(edge.name, 0, tensors, {"chunk": 0})]
         params = {"positions": most_positions(self.manifest, inputs, most), **self.params, "max_tokens": most}
         reader = TokenReader(self.text, params, self.ids, most_positions(self.manifest, inputs))

@@ -21,7 +21,7 @@ KEPT_EPOCHS = 64
 
 
 @dataclass(slots=True)
-class _Missed:
+class _Absence:
     """Since `epoch`, for the `times`-th time; `back`: seen since."""
 
     epoch: int
@@ -34,13 +34,13 @@ class _Missed:
         return self.epoch + (1 << min(self.times - 1, MOST_DOUBLED))
 
 
-class Gone:
+class FailedProviders:
     """Public keys, at most as many as a plan may leave out; the oldest go."""
 
     def __init__(self, committee: Committee, clock_s: Callable[[], float] = time.time) -> None:
         self._committee = committee
         self._clock_s = clock_s
-        self._missed: dict[str, _Missed] = {}
+        self._missed: dict[str, _Absence] = {}
 
     def note(self, providers: Iterable[str]) -> None:
         """These have just failed. Of jobs that break off together by one death it is one failure."""
@@ -48,9 +48,9 @@ class Gone:
         for provider in sorted(providers):
             known = self._missed.pop(provider, None)
             if known is None:
-                self._missed[provider] = _Missed(epoch)
+                self._missed[provider] = _Absence(epoch)
             elif known.back:
-                self._missed[provider] = _Missed(epoch, known.times + 1)
+                self._missed[provider] = _Absence(epoch, known.times + 1)
             else:
                 self._missed[provider] = known
         while len(self._missed) > MAX_EXCLUDED:

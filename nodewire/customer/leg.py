@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from math import ceil
 
-from nodewire.customer.bought import Bought
+from nodewire.customer.bought import PurchasedJob
 from nodewire.customer.pace import Pace
 from nodewire.customer.piece import Piece
 from nodewire.pay.settlement import share_msat
@@ -17,7 +17,7 @@ class Leg:
     """It reads no further than its tokens are taken. `positions` and `tokens`: what it may take in and put out at most,
     by which `most_msat` is what it can cost."""
 
-    def __init__(self, bought: Bought, positions: int, tokens: int, begun: Callable[[Leg], None]) -> None:
+    def __init__(self, bought: PurchasedJob, positions: int, tokens: int, begun: Callable[[Leg], None]) -> None:
         """`begun` is told when its request is out."""
         self.bought, self.pace = bought, Pace()
         self.at = bought.first
@@ -53,7 +53,7 @@ class Leg:
         chunk = self.bought.purchase.manifest.chunk
         return self.chunk_msat * (ceil(self._positions / chunk) + ceil(self._tokens / chunk))
 
-    def take(self) -> Piece | None:
+    def pop(self) -> Piece | None:
         """The token that has come; None after the last. Only if it `is_ready`.
 
         Raises:
@@ -84,7 +84,7 @@ class Leg:
             self._is_over = True
             self.task.cancel()
 
-    async def over(self) -> None:
+    async def wait_end(self) -> None:
         """Return when what came is settled, after the task's callbacks. What it raised is nobody's business."""
         await asyncio.gather(self.task, return_exceptions=True)
         await asyncio.sleep(0)  # from Python 3.12 on gather does not wait for the callbacks of a task that is over
@@ -102,7 +102,7 @@ class Leg:
             async for piece in purchase.outputs():
                 now_s = time.monotonic()
                 self.started_s = self.started_s or now_s - requested_s
-                self.pace.came(now_s, now_s - asked_s)
+                self.pace.record(now_s, now_s - asked_s)
                 if self._is_left:
                     if self._is_whole():
                         break

@@ -87,7 +87,7 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class Known:
+class TrustedSources:
     """Whom a customer follows, and the addresses that it has pinned or whose authors it follows."""
 
     own: str
@@ -159,7 +159,7 @@ class ModelNames:
         if len(published) == 1:
             return ModelAt(publish.address(published[0]), tags.hex32(published[0], "x"), "follow list")
         if published:
-            raise await self._ambiguous(name, Known(self._public, keys, self._pins), published)
+            raise await self._ambiguous(name, TrustedSources(self._public, keys, self._pins), published)
         known = await self._known(keys)
         held, is_all = await self._held(name)
         alike = [one for one in known.addresses if skeleton(_name(one)) == skeleton(name)]
@@ -177,34 +177,34 @@ class ModelNames:
             + meant,
         )
 
-    async def known(self) -> Known:
+    async def known(self) -> TrustedSources:
         """Raises TooLarge, RelayRefused, TimedOut: as `find`."""
         return await self._known(await self._followed())
 
-    async def market_events(self, known: Known, snapshot: Snapshot, most: int) -> list[Event]:
+    async def market_events(self, known: TrustedSources, snapshot: Snapshot, most: int) -> list[Event]:
         """At most `most` publications: what is pinned or followed, what providers hold, then the newest of others.
 
         Raises RelayRefused, TimedOut: no relay answers.
         """
         found: dict[str, Event] = {}
 
-        def take(events: Iterable[Event]) -> None:
+        def add_newest(events: Iterable[Event]) -> None:
             for event in sorted(events, key=newest_first):
                 found.setdefault(publish.address(event), event)
 
         for address in dict.fromkeys(pin.manifest for pin in self._pins.values()):
             if len(found) < most:
                 _, author, name = address.split(":", 2)
-                take(await self._fetched(authors={author}, about={"d": {name}}))
+                add_newest(await self._fetched(authors={author}, about={"d": {name}}))
         for some in _parts(sorted({known.own, *known.followed})):
-            take(await self._fetched(authors=some))
+            add_newest(await self._fetched(authors=some))
         for some in _held_parts(snapshot):
             if len(found) < most:
-                take(await self._fetched(about={"x": some}))
-        take(await self._fetched())
+                add_newest(await self._fetched(about={"x": some}))
+        add_newest(await self._fetched())
         return list(found.values())[:most]
 
-    async def candidates(self, known: Known, models: Sequence[tuple[str, Event | None]]) -> list[Candidate]:
+    async def candidates(self, known: TrustedSources, models: Sequence[tuple[str, Event | None]]) -> list[Candidate]:
         """What is known of models by their addresses, with their events where these are there; the nearest first."""
         epoch = await self._market.epoch(timeout_s=_EPOCH_S)
         snapshot = await self._market.snapshot(epoch.body.snapshot)
@@ -241,7 +241,13 @@ class ModelNames:
             return error
 
     async def _ambiguous(
-        self, name: str, known: Known, events: Sequence[Event], alike: Sequence[str] = (), *, is_all: bool = True
+        self,
+        name: str,
+        known: TrustedSources,
+        events: Sequence[Event],
+        alike: Sequence[str] = (),
+        *,
+        is_all: bool = True,
     ) -> Ambiguous:
         """The error that lists what `name` may mean: what is alike and known first, then the publications."""
         models: dict[str, Event | None] = dict.fromkeys(alike)
@@ -290,8 +296,8 @@ class ModelNames:
             versions.setdefault(event.tag("x"), event)
         return list(versions.values())
 
-    async def _known(self, keys: frozenset[str]) -> Known:
-        known = Known(self._public, keys, self._pins, [pin.manifest for pin in self._pins.values()])
+    async def _known(self, keys: frozenset[str]) -> TrustedSources:
+        known = TrustedSources(self._public, keys, self._pins, [pin.manifest for pin in self._pins.values()])
         for some in _parts(sorted(keys)):
             known.addresses += [publish.address(event) for event in _newest(await self._fetched(authors=some))]
         return known

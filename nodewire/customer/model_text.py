@@ -23,7 +23,7 @@ class ModelText:
     detokenizer: Detokenizer
 
     @classmethod
-    async def of(cls, manifest: Manifest, record: PublicRecord) -> Self:
+    async def load(cls, manifest: Manifest, record: PublicRecord) -> Self:
         """The text of a model that generates.
 
         Raises:

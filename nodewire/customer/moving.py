@@ -37,7 +37,7 @@ _MUCH = 0.5
 
 
 @dataclass(slots=True)
-class Moved:
+class Migration:
     """One move. `at`: up to which token the other ring was given the text; `overtook_at`: from which token on it
     leads; `before` and `after`: who has each task; the ring that is left takes `step_ms` for a token, of the other
     `expected_ms` are expected."""
@@ -70,17 +70,17 @@ class MovableGeneration(Protocol):
     @property
     def positions(self) -> int: ...
     @property
-    def moves(self) -> list[Moved]:
+    def moves(self) -> list[Migration]:
         """Its moves add themselves."""
 
-    def left(self) -> int:
+    def remaining(self) -> int:
         """How many tokens are still wanted."""
 
     def job(self, terms: Terms, patience: int) -> Leg:
         """Another job of the text so far, under these terms; it begins at once."""
 
 
-class Moving:
+class Migrator:
     """Of one generation, which tells it its tokens by `look`."""
 
     def __init__(self, made: MovableGeneration, race: Race, most_msat: int) -> None:
@@ -91,7 +91,7 @@ class Moving:
         self._best_s: float | None = None
         """The lead's."""
         self._pause_s, self._next_s = LOOK_S, time.monotonic() + LOOK_S
-        self._moves: dict[Leg, Moved] = {}
+        self._moves: dict[Leg, Migration] = {}
         self._avoided: set[str] = set()
         """Who did not keep up."""
         self._suspected: set[str] = set()
@@ -111,10 +111,10 @@ class Moving:
             if not self._looking.done():
                 return
             self._looking.result()
-        if self._made.left() * step_s > LEAST_SAVED_S and time.monotonic() >= self._next_s:
+        if self._made.remaining() * step_s > LEAST_SAVED_S and time.monotonic() >= self._next_s:
             self._looking = asyncio.create_task(self._look(lead, step_s, best_s))
 
-    def decided(self, leg: Leg, outcome: Outcome) -> Moved:
+    def decided(self, leg: Leg, outcome: Outcome) -> Migration:
         """What became of a second job. Who joined and did not keep up is in none of the next."""
         moved = self._moves[leg]
         moved.outcome = outcome
@@ -150,7 +150,7 @@ class Moving:
         self._left_msat -= move.extra_msat
         leg = self._made.job(terms.model_copy(update={"max_total_msat": left_msat}), patience=0)
         after = {a.task: a.provider for a in plan.tasks}
-        self._moves[leg] = moved = Moved(
+        self._moves[leg] = moved = Migration(
             leg.at, before, after, round(step_s * 1_000, 3), round(move.step_s * 1_000, 3), tuple(sorted(slow))
         )
         self._made.moves.append(moved)
@@ -171,9 +171,9 @@ class Moving:
         plan = drawn.plan
         if all(before[a.task] == a.provider for a in plan.tasks):
             return None
-        ahead = Ahead(made.positions, made.left(), made.manifest.chunk)
+        ahead = Ahead(made.positions, made.remaining(), made.manifest.chunk)
         move = expected(here, turn_us(plan), plan.chunk_msat + share_msat(plan), ahead)
-        under_way = sum(leg.most_msat for leg in (lead, *self._race.left))
+        under_way = sum(leg.most_msat for leg in (lead, *self._race.abandoned))
         left_msat = made.terms.max_total_msat - under_way
         if move is None or move.extra_msat > self._left_msat or move.total_msat > left_msat:
             return None

@@ -20,7 +20,7 @@ class Pace:
         self._count = 0
         self._waited_s = 0.0
 
-    def came(self, now_s: float, waited_s: float) -> None:
+    def record(self, now_s: float, waited_s: float) -> None:
         """A token has come, for which its reader waited so long."""
         if self._since_s is None:  # the first waits for the prompt, too
             self._since_s = now_s

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from nodewire.customer.rejected import Rejected
+from nodewire.customer.rejected import FrameRejection
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.pay import lnurl
@@ -36,7 +36,7 @@ log = logging.getLogger("nodewire.customer")
 
 
 @dataclass(frozen=True, slots=True)
-class Paid:
+class ZapPayment:
     """One zap: the provider's claim, what is due by it, and the debt that it was."""
 
     claim: Feedback
@@ -88,7 +88,7 @@ class JobPayments:
     ) -> None:
         """`most_units`: what chunk 0 may count at most, from the size of the input. `private_endpoints`: whether
         LNURL endpoints on loopback and private networks, over plain http, may be asked."""
-        self.paid: dict[tuple[str, int], Paid] = {}
+        self.paid: dict[tuple[str, int], ZapPayment] = {}
         self.failed: list[NodewireError] = []
         self._request = request
         self._plan = plan
@@ -116,7 +116,7 @@ class JobPayments:
         """The first chunk that the driver has not closed."""
         return max(self._closed, default=-1) + 1 if self._closed is not None else self._delivered + 1
 
-    def came(self) -> int:
+    def count_owed(self) -> int:
         """How many chunks are owed, all that were before them included: of a generation those that its driver closed,
         else those that have come."""
         closed = self._closed
@@ -142,8 +142,9 @@ class JobPayments:
             self._delivered = max(self._delivered, chunk)
             self._changed.notify_all()
 
-    async def over(self) -> None:
-        """No more output is taken, whatever has come: of a generation all that is closed may be paid (see `came`)."""
+    async def close(self) -> None:
+        """No more output is taken, whatever has come: of a generation all that is closed may be paid (see
+        `count_owed`)."""
         async with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -220,7 +221,7 @@ class JobPayments:
         # Two closes are the driver's fault. Without one either may lie.
         reason = f"the driver closed {due.chunk} with {closed}, {said.provider[:8]} asks for {due.units}"
         drivers = frozenset({self._driver}) & {*self._plan.providers()}
-        differs = Rejected("units", reason, drivers, "" if by_close else said.provider)
+        differs = FrameRejection("units", reason, drivers, "" if by_close else said.provider)
         if due.units > closed and not by_close:
             raise differs
         ad = self._ads[said.provider]
@@ -239,7 +240,7 @@ class JobPayments:
                 frozenset(self._plan.providers()),
             ),
         )
-        paid = Paid(said, due, debt)
+        paid = ZapPayment(said, due, debt)
         async with self._changed:
             self.paid[said.provider, due.chunk] = paid
             self._changed.notify_all()

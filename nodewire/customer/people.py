@@ -8,14 +8,14 @@ from nodewire.errors import BadInput, NotFound, TooLarge
 from nodewire.nostr import nip19
 from nodewire.nostr.keys import from_npub
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.relaying import Relaying
+from nodewire.nostr.relaying import EventTransport
 
 FOLLOW_SET = 30_000
 """NIP-51: people, in public `p` tags, under a name of the author's."""
 MAX_PEOPLE = 64
 
 
-async def people(relays: Relaying, named: Iterable[str], field: str) -> tuple[str, ...]:
+async def people(relays: EventTransport, named: Iterable[str], field: str) -> tuple[str, ...]:
     """The public keys that are named by an npub, 64 hex digits, or a follow set: an naddr, or 30000:AUTHOR:NAME.
 
     Of a list that its author has encrypted nothing is read. Errors name `field`.
@@ -24,7 +24,7 @@ async def people(relays: Relaying, named: Iterable[str], field: str) -> tuple[st
         BadInput: a text is none of these.
         NotFound: the relays have no such list.
         TooLarge: they are more than 64 together.
-        TimedOut, RelayRefused: as `Relaying.fetch`.
+        TimedOut, RelayRefused: as `EventTransport.fetch`.
     """
     found: dict[str, None] = {}
     for text in named:
@@ -59,7 +59,7 @@ def _key(text: str, field: str) -> str:
         raise BadInput(field, f"{text[:80]!r} is no npub, 64 hex digits, naddr or {FOLLOW_SET}:AUTHOR:NAME") from error
 
 
-async def _members(relays: Relaying, listed: tuple[str, str], text: str, field: str) -> tuple[str, ...]:
+async def _members(relays: EventTransport, listed: tuple[str, str], text: str, field: str) -> tuple[str, ...]:
     author, name = listed
     wanted = Filter(kinds=frozenset({FOLLOW_SET}), authors=frozenset({author}), tags={"d": frozenset({name})})
     newest = next(iter(await relays.fetch([wanted])), None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from nodewire.customer.gone import Gone
+from nodewire.customer.gone import FailedProviders
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.market import Market
 from nodewire.nostr.event import Event
@@ -69,7 +69,7 @@ class MarketPlanner:
     def __init__(self, market: Market, customer: str, health: Mapping[str, Health]) -> None:
         """`health` of this customer's own links, by public key of the other end."""
         self._market, self._customer, self._health = market, customer, health
-        self._gone = Gone(market.committee)
+        self._gone = FailedProviders(market.committee)
 
     def terms(self, asked: Terms, units: int) -> Terms:
         """Their budget is what the verification shares leave of the customer's."""

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from nodewire.customer import ending, requesting
-from nodewire.customer.answers import Answers, MoreWork, Refused
+from nodewire.customer.answers import Answers, MoreWork, ProviderRefusal
 from nodewire.customer.payments import JobPayments, least_msat
 from nodewire.customer.planning import MAX_POW_BITS, PATIENCE_EPOCHS
-from nodewire.customer.running import Running
+from nodewire.customer.running import JobAttempt
 from nodewire.customer.session import Session
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
-from nodewire.customer.timing import Timing
+from nodewire.customer.timing import JobTimes
 from nodewire.errors import BadFrame, NodewireError, NoProvider
 from nodewire.job_task_group import typed_fault
 from nodewire.kind import JobKind, Params
@@ -59,7 +59,7 @@ class Purchase:
         `patience`: for how many further epochs a plan is tried when a task has no provider. `wish`: for edges that the
         terms do not name."""
         self.manifest = manifest
-        self.timing = Timing()
+        self.timing = JobTimes()
         self.receipts: list[Event] = []
         self.beside = False
         """Whether it is to overtake another job of the same generation, which goes on."""
@@ -77,9 +77,9 @@ class Purchase:
         self._busy: list[Busy] = []
         self._bits: list[int] = []
         """Of work, that providers have asked for beyond their ads."""
-        self._running: Running | None = None
+        self._running: JobAttempt | None = None
         """The newest request; another is made when a provider is busy."""
-        self._earlier: list[Running] = []
+        self._earlier: list[JobAttempt] = []
         """Those before it. Nothing had come of them, but what their drivers closed is paid."""
         self._last_chunk = -1
         self._done = False
@@ -95,7 +95,7 @@ class Purchase:
         return self.running.plan
 
     @property
-    def running(self) -> Running:
+    def running(self) -> JobAttempt:
         assert self._running is not None
         return self._running
 
@@ -144,7 +144,7 @@ class Purchase:
 
     @property
     def ticket(self) -> job.Ticket:
-        return self._tickets.of(self.request.id)
+        return self._tickets.make_ticket(self.request.id)
 
     @property
     def answers(self) -> Answers:
@@ -196,7 +196,7 @@ class Purchase:
         while open_edges:
             try:
                 frame = await self.running.next(deadline_s)
-            except Refused as refusal:
+            except ProviderRefusal as refusal:
                 await self._redraw(refusal)
                 continue
             except MoreWork as more:
@@ -231,9 +231,9 @@ class Purchase:
 
     def _has_begun(self) -> bool:
         """Whether anything has come, or is owed: such a job is not requested again, but ends and is paid."""
-        return bool(self.timing.outputs) or self.payments.came() > 0
+        return bool(self.timing.outputs) or self.payments.count_owed() > 0
 
-    async def _redraw(self, refusal: Refused) -> None:
+    async def _redraw(self, refusal: ProviderRefusal) -> None:
         """Begin anew without the provider that has no free slot.
 
         Raises:
@@ -282,7 +282,7 @@ class Purchase:
             ticket=self._tickets.seal(),
             bits=max(drawn.pow_bits, *self._bits, 0),
         )
-        self._running = Running(
+        self._running = JobAttempt(
             self._session,
             self._kind,
             self.manifest,
@@ -311,7 +311,7 @@ class Purchase:
             return
         try:
             if error is None or isinstance(error, NodewireError):
-                self._gone = await self._running.gone(error)
+                self._gone = await self._running.find_absent(error)
                 self._session.planner.missed(self._gone)
             if pays:
                 self._paying = self._session.beside(self._pay(self._running))
@@ -319,7 +319,7 @@ class Purchase:
             if self._paying is None:
                 await self._running.end()
 
-    async def _pay(self, running: Running) -> None:
+    async def _pay(self, running: JobAttempt) -> None:
         """Pay a job that broke off for what came. Who is gone is not waited for; what is not paid is owed."""
         try:
             try:

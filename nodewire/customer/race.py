@@ -58,7 +58,7 @@ class Race:
         return self._second is not None
 
     @property
-    def left(self) -> Sequence[Leg]:
+    def abandoned(self) -> Sequence[Leg]:
         """Jobs that are not read any more, and not over."""
         return tuple(self._left)
 
@@ -89,7 +89,7 @@ class Race:
                     return piece
             elif self.lead.is_ready:
                 try:
-                    piece = self.lead.take()
+                    piece = self.lead.pop()
                 except NodewireError:
                     if self._second is not None:
                         self._out(self._second.leg, "ended")
@@ -105,7 +105,7 @@ class Race:
         left = [*self._left]
         for leg in left:
             leg.stop()
-        await asyncio.gather(*(leg.over() for leg in left))
+        await asyncio.gather(*(leg.wait_end() for leg in left))
 
     async def end(self) -> None:
         """Nothing more is wanted; returns when all jobs are settled."""
@@ -113,14 +113,14 @@ class Race:
             self._out(self._second.leg, "ended")
         if self._lead is not None:
             self._lead.task.cancel()
-            await self._lead.over()
+            await self._lead.wait_end()
         await self.clear()
 
     def _of_second(self, second: _Second, ids: Sequence[int]) -> Piece | None:
         """Take a token of the second job; it is the one to go on with if it is new."""
         leg = second.leg
         try:
-            piece = leg.take()
+            piece = leg.pop()
         except NodewireError:
             piece = None
         if piece is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from nodewire.customer.payments import Paid
+from nodewire.customer.payments import ZapPayment
 from nodewire.errors import NodewireError
 from nodewire.nostr.event import Event
 from nodewire.pay import zaps
@@ -30,7 +30,7 @@ class ZapReceipts:
         if len(seen) < MAX_ZAP_RECEIPTS:
             seen.append(event)
 
-    def of(self, paid: Paid) -> str | None:
+    def find_receipt(self, paid: ZapPayment) -> str | None:
         """The id of the provider's receipt for this zap, checked by every clause of NIP-57."""
         for event in self._seen.get(paid.provider, []):
             if event.tag("bolt11") != paid.debt.bolt11:
@@ -45,7 +45,7 @@ class ZapReceipts:
 
 
 def receipts_for(
-    provider: str, request: str, plan: Plan, paid: Mapping[tuple[str, int], Paid], zap_receipts: ZapReceipts
+    provider: str, request: str, plan: Plan, paid: Mapping[tuple[str, int], ZapPayment], zap_receipts: ZapReceipts
 ) -> list[Receipt]:
     """One receipt, or for a long job several of MAX_CHUNKS chunks each."""
     digest, codecs = plan.digest(), plan.terms.lossy
@@ -62,7 +62,7 @@ def receipts_for(
                     amount_msat=one.due.amount_msat,
                     fee_msat=one.debt.fee_msat,
                     payment_hash=one.debt.payment_hash,
-                    zap_receipt=zap_receipts.of(one),
+                    zap_receipt=zap_receipts.find_receipt(one),
                     cached=one.due.cached,
                 )
             )

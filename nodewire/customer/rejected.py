@@ -15,7 +15,7 @@ from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.refusal import suspects
 
 
-class Rejected(BadFrame):
+class FrameRejection(BadFrame):
     """`producers` sent what `refuser` says that it cannot compute; that is empty where it was this customer itself."""
 
     def __init__(self, field: str, reason: str, producers: frozenset[str], refuser: str = "") -> None:
@@ -29,7 +29,7 @@ class Rejected(BadFrame):
         return {*self.producers, self.refuser} - {""}
 
 
-BEGINS_ANEW = (LinkLost, TimedOut, NodeFailed, PaymentRequired, Rejected)
+BEGINS_ANEW = (LinkLost, TimedOut, NodeFailed, PaymentRequired, FrameRejection)
 """What others may do better at, whoever says it."""
 
 
@@ -38,7 +38,7 @@ def is_one_word(error: NodewireError) -> bool:
     return bool(error.by) and not isinstance(error, BEGINS_ANEW)
 
 
-def reported(said: Feedback, manifest: Manifest, now: Mapping[str, str]) -> Rejected | None:
+def reported(said: Feedback, manifest: Manifest, now: Mapping[str, str]) -> FrameRejection | None:
     """What a provider's bad-frame means, with `now` every task's provider; None if it gets the customer's frames alone,
     or names an edge on which those came: then it is the customer's fault."""
     producers = suspects(manifest, now, said.provider, said.edge)
@@ -46,12 +46,12 @@ def reported(said: Feedback, manifest: Manifest, now: Mapping[str, str]) -> Reje
         return None
     named = ", ".join(sorted(one[:8] for one in producers))
     reason = f"{said.provider[:8]} cannot compute what came from {named}"
-    return Rejected(said.edge or "frames", reason, producers, said.provider)
+    return FrameRejection(said.edge or "frames", reason, producers, said.provider)
 
 
-def noticed(error: BadFrame, edge: str, manifest: Manifest, now: Mapping[str, str]) -> Rejected | None:
+def noticed(error: BadFrame, edge: str, manifest: Manifest, now: Mapping[str, str]) -> FrameRejection | None:
     """What it means that this customer, or a task that runs here, cannot use a frame on `edge`; None if no provider
     made it."""
     source = next((one.source for one in manifest.edges if one.name == edge), None)
     producer = now.get(source, LOCAL) if source is not None else LOCAL
-    return Rejected(error.field, error.reason, frozenset({producer})) if producer != LOCAL else None
+    return FrameRejection(error.field, error.reason, frozenset({producer})) if producer != LOCAL else None

@@ -12,11 +12,11 @@ from nodewire.customer.claims import Claims
 from nodewire.customer.payments import JobPayments, most_units
 from nodewire.customer.planning import Draw
 from nodewire.customer.presence import Presence
-from nodewire.customer.rejected import Rejected, is_one_word, noticed
+from nodewire.customer.rejected import FrameRejection, is_one_word, noticed
 from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
-from nodewire.customer.timing import Timing
+from nodewire.customer.timing import JobTimes
 from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.kind import JobKind, Params
@@ -33,7 +33,7 @@ GRACE_S = 10.0
 """How long a job waits for a provider that is lost to be heard of again."""
 
 
-class Running:
+class JobAttempt:
     """`await start()` publishes the request; `await end()` in any case, also if that fails."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Running:
         tickets: Tickets,
         drawn: Draw,
         request: Event,
-        timing: Timing,
+        timing: JobTimes,
     ) -> None:
         self.drawn, self.request, self.plan = drawn, request, drawn.plan
         self.background = JobTaskGroup()
@@ -160,7 +160,7 @@ class Running:
             until = max(asyncio.get_running_loop().time() + deadline_s, self._patient_until)
             async with asyncio.timeout_at(until) as self._deadline:
                 frame = await self._arrived()
-                while self._local is not None and self._local.take(frame):
+                while self._local is not None and self._local.accept(frame):
                     frame = await self._arrived()
                 return frame
         except TimeoutError as error:
@@ -177,14 +177,14 @@ class Running:
         finally:
             self._deadline = None
 
-    def noticed(self, error: BadFrame, edge: str) -> Rejected | None:
+    def noticed(self, error: BadFrame, edge: str) -> FrameRejection | None:
         """What it means that a frame on `edge` is of no use here; None if it is no provider's."""
         return noticed(error, edge, self._manifest, {a.task: a.provider for a in self.plan.tasks})
 
     async def _meant(self, error: NodewireError) -> NodewireError | None:
         """What has ended the job as who ended it signs it, for a neighbour may only be passing it on; None if it is the
         error itself, `by` whom is known then."""
-        if isinstance(error, Rejected):
+        if isinstance(error, FrameRejection):
             return None
         if not error.by:
             return self.noticed(error, error.field) if isinstance(error, BadFrame) else None
@@ -193,7 +193,7 @@ class Running:
                 await self.background.ended.wait()
         said = Feedback("", error.by, self.request.id, self.plan.customer, "error", error.code)
         meant = self.background.fault or self.answers.reported(said)
-        if isinstance(meant, Rejected) or meant.code != error.code or not meant.by:
+        if isinstance(meant, FrameRejection) or meant.code != error.code or not meant.by:
             return meant
         error.by = meant.by
         return None
@@ -238,7 +238,7 @@ class Running:
         named = {failure.field} & set(self.plan.providers()) if failure is not None else set()
         return self.missed | self.answers.blamed | named | self._named
 
-    async def gone(self, error: NodewireError | None) -> set[str]:
+    async def find_absent(self, error: NodewireError | None) -> set[str]:
         """Providers whose absence ended the job with `error`.
 
         What others say of one of them is not believed before this node has asked it. Where nobody is named, all are.
@@ -291,8 +291,8 @@ class Running:
         if self.is_open:
             self.is_open = False
             self._mailbox.close()
-            await self.payments.over()
-            self._session.settler.over(self.request.id, self.payments)
+            await self.payments.close()
+            self._session.settler.end_job(self.request.id, self.payments)
             self._session.spool.remove(self.request.id)
 
     async def _arrived(self) -> Frame[Array]:

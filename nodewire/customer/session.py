@@ -19,7 +19,7 @@ from nodewire.kind import Inbox, Job, JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.relaying import Relaying
+from nodewire.nostr.relaying import EventTransport
 from nodewire.pay.bond_holder import BondHolder
 from nodewire.pay.payer import Payer
 from nodewire.protocol.close import WITHDRAW, Close
@@ -32,7 +32,7 @@ from nodewire.public_record import PublicRecord
 from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
 from nodewire.wire.record import Record
-from nodewire.wire.signing import Signing, tell
+from nodewire.wire.signing import OutputSigner, tell
 from nodewire.wire.spool import Spool
 
 _FAREWELL_S = 3.5
@@ -66,7 +66,7 @@ class PlannedJob(Protocol):
 @dataclass(slots=True)
 class Session:
     keys: Keys
-    pool: Relaying
+    pool: EventTransport
     relays: tuple[str, ...]
     record: PublicRecord
     planner: Planner
@@ -145,7 +145,7 @@ class Session:
         params: Params,
         mailbox: LocalMailbox,
         on_close: OnClose,
-        signing: Signing | None,
+        signing: OutputSigner | None,
         record: Record | None = None,
     ) -> None:
         """Run the plan's local tasks here, in a worker, until the job's end; a local driver's closes go to `on_close`.
@@ -162,7 +162,7 @@ class Session:
             narrowed = codings(manifest, plan.terms.codecs)
             job = Job(request, manifest, tasks, params, narrowed, plan.terms.lookahead)
             await kind.serve(job, mailbox, worker, desk)
-            await desk.said()
+            await desk.wait_sent()
         except ExceptionGroup as group:
             raise first_of(group) from group
         finally:
@@ -198,7 +198,7 @@ class LocalMailbox:
         self.put = mailbox.put
         self.control = mailbox.control
 
-    def take(self, frame: Frame[Array]) -> bool:
+    def accept(self, frame: Frame[Array]) -> bool:
         """Whether the frame is for one of the customer's own tasks; then they have it."""
         if frame.edge not in self._edges:
             return False
@@ -219,7 +219,7 @@ class LocalMailbox:
             pass
 
 
-def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan) -> Signing | None:
+def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan) -> OutputSigner | None:
     """For what the customer's own tasks put out in a job that may be judged; None if there is nothing to sign."""
     if plan.verification.policy != "sampled" or all(a.provider != LOCAL for a in plan.tasks):
         return None
@@ -230,7 +230,7 @@ def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan) -> Sign
         provider = providers.get(edge.target, LOCAL)
         return provider if provider != LOCAL else None
 
-    return Signing(keys, request, manifest, consumer)
+    return OutputSigner(keys, request, manifest, consumer)
 
 
 class _LocalDesk:
@@ -245,7 +245,7 @@ class _LocalDesk:
         plan: Plan,
         mailbox: LocalMailbox,
         on_close: OnClose,
-        signing: Signing | None,
+        signing: OutputSigner | None,
         record: Record | None = None,
     ) -> None:
         own = plan.tasks_of(LOCAL)
@@ -275,7 +275,7 @@ class _LocalDesk:
     def received(self, task: str, frame: Frame[Array]) -> None:
         assert self._record is not None
         if frame.edge in self._record.inner:
-            self._record.came(frame.edge, frame)
+            self._record.record_frame(frame.edge, frame)
 
     def _plain(self, edge: str, chunk: int, frame: Frame[Array]) -> None:
         """What went on an inner edge is final."""
@@ -303,7 +303,7 @@ class _LocalDesk:
         else:
             self._say(chunk)
 
-    async def said(self) -> None:
+    async def wait_sent(self) -> None:
         """Return when what is signed has been told, as far as that goes."""
         if self._saying:
             await asyncio.wait(self._saying, timeout=_FAREWELL_S)

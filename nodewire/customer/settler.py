@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, replace
 
 from nodewire.bounded_dict import BoundedDict
 from nodewire.customer import debts
-from nodewire.customer.debts import Owed, Settled
+from nodewire.customer.debts import ChunkDebt, DebtOutcome
 from nodewire.customer.payments import JobPayments
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.relaying import Relaying
+from nodewire.nostr.relaying import EventTransport
 from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
 from nodewire.protocol import feedback, kinds
@@ -68,7 +68,7 @@ class Settler:
 
     def __init__(
         self,
-        pool: Relaying,
+        pool: EventTransport,
         payer: Payer,
         customer: str,
         *,
@@ -107,9 +107,9 @@ class Settler:
         self.under_way.add(request)
         self._own.add(request)
 
-    def over(self, request: str, payments: JobPayments) -> None:
+    def end_job(self, request: str, payments: JobPayments) -> None:
         """A job has ended here; what its providers still claim is checked by its payments."""
-        self._payer.end(request, payments.came())
+        self._payer.end(request, payments.count_owed())
         self.under_way.discard(request)
         self._over[request] = payments
 
@@ -222,7 +222,7 @@ class Settler:
         if self._old != Old():
             log.warning("%s", self._old)
 
-    async def _claimed(self) -> tuple[list[Settled], list[Owed]]:
+    async def _claimed(self) -> tuple[list[DebtOutcome], list[ChunkDebt]]:
         """What became of claims that only relays know of, and those that only a person can judge."""
         until = asyncio.get_running_loop().time() + ROUND_S
         try:
@@ -250,10 +250,10 @@ class Settler:
             return
         await self._settle([one for one in found if one.is_evident], ROUND_S)
 
-    def _in_ledger(self) -> list[Owed]:
+    def _in_ledger(self) -> list[ChunkDebt]:
         return [one for one in debts.in_ledger(self._payer) if one.key.job not in self.under_way]
 
-    async def _settle(self, owed: Sequence[Owed], within_s: float | None = None) -> list[Settled]:
+    async def _settle(self, owed: Sequence[ChunkDebt], within_s: float | None = None) -> list[DebtOutcome]:
         done = await debts.settle(
             self._payer,
             owed,
@@ -272,7 +272,7 @@ class Settler:
             self._old.fees_msat += paid.fee_msat
             self._paid_old.add(paid.key.payee)
 
-    def _count(self, done: Iterable[Settled]) -> None:
+    def _count(self, done: Iterable[DebtOutcome]) -> None:
         for one in done:
             key = one.owed.key
             if one.paid is not None:

@@ -13,7 +13,7 @@ from nodewire.protocol.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class JobCost:
     """What a job cost by its customer's ledger: all that left the wallet for it."""
 
     paid_msat: Mapping[str, int]
@@ -30,12 +30,12 @@ class Spent:
         return sum(self.paid_msat.values()) + self.share_msat + self.fees_msat
 
 
-def spent(plan: Plan, booked: Iterable[Debt]) -> Spent:
+def spent(plan: Plan, booked: Iterable[Debt]) -> JobCost:
     """`booked` are the ledger's debts of the job with this `plan`; what is no provider's is a verification share."""
     paid = [debt for debt in booked if debt.state == "paid"]
     members = plan.providers()
     by = {p: sum(debt.amount_msat for debt in paid if debt.key.payee == p) for p in members}
-    return Spent(
+    return JobCost(
         by,
         sum(debt.amount_msat for debt in paid if debt.key.payee not in members),
         sum(debt.fee_msat for debt in paid),

@@ -48,9 +48,9 @@ from nodewire.swarm.record import ads
 from nodewire.wire import congestion
 from nodewire.wire.link import Link
 from nodewire.wire.node import Node
-from nodewire.wire.relaying import LinkRelaying
+from nodewire.wire.relaying import LinkEventTransport
 from nodewire.wire.shm import SameHost
-from nodewire.wire.showing import Showing
+from nodewire.wire.showing import InventoryExchange
 from nodewire.wire.spool import Spool
 from nodewire.wire.transport import TcpTls
 from nodewire.worker.lasting import maker
@@ -63,7 +63,7 @@ NETWORK = "bcrt"
 class Nodes:
     """The nodes of a file as this customer meets them: linked to, and asked what they hold."""
 
-    def __init__(self, file: SwarmFile, node: Node, showing: Showing) -> None:
+    def __init__(self, file: SwarmFile, node: Node, showing: InventoryExchange) -> None:
         self._file, self._node, self._showing = file, node, showing
         self._digest = file.swarm.digest()
 
@@ -94,12 +94,12 @@ class Nodes:
         return next(iter(held)), links
 
     async def ask(self, entry: NodeEntry) -> tuple[RollCall, Link]:
-        """What a node says of itself, and the link to it. Raises as `Node.link` and `Showing.ask`."""
+        """What a node says of itself, and the link to it. Raises as `Node.link` and `InventoryExchange.ask`."""
         link = await self._node.link(entry.npub, (entry.address,))
         return RollCall.unpack(await self._showing.ask(link, "swarm", RollCall.MAX_BYTES)), link
 
     async def shown(self, what: str, max_bytes: int) -> bytes:
-        """A document that the driver shows. Raises as `call` and `Showing.ask`."""
+        """A document that the driver shows. Raises as `call` and `InventoryExchange.ask`."""
         _, links = await self.call()
         return await self._showing.ask(links[self._file.swarm.driver], what, max_bytes)
 
@@ -238,12 +238,12 @@ async def start(stack: AsyncExitStack, config: SwarmCustomer) -> Session:
     if keys.public not in file.customers:
         raise BadConfig(str(config.path), f"does not name {keys.npub}: add it to customers, on every machine")
     at = addresses(file)
-    relaying = LinkRelaying(keys.public, at)
-    showing = Showing(lambda peer: node.open_link(peer), {})
+    relaying = LinkEventTransport(keys.public, at)
+    showing = InventoryExchange(lambda peer: node.open_link(peer), {})
 
     def controlled(peer: str, document: Mapping[str, Any]) -> None:
-        if not relaying.heard(peer, document):
-            showing.heard(peer, document)
+        if not relaying.handle(peer, document):
+            showing.handle(peer, document)
 
     node = Node(
         keys,

@@ -12,7 +12,7 @@ from nodewire.errors import NodewireError, TooLarge
 from nodewire.kind import Params
 from nodewire.nostr import nip59
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.relaying import Relaying
+from nodewire.nostr.relaying import EventTransport
 from nodewire.protocol import job, kinds
 from nodewire.protocol.frame import Array, Frame
 
@@ -32,19 +32,19 @@ class Tickets:
         self._params = params
         self._salt = secrets.token_hex(32)
         self._contents = tuple((frame.edge, frame.seq, job.content_of(frame)) for frame in inputs)
-        if (size := len(self.of(_UNKNOWN).to_json())) > job.Ticket.MAX_BYTES:
+        if (size := len(self.make_ticket(_UNKNOWN).to_json())) > job.Ticket.MAX_BYTES:
             raise TooLarge("params", f"{size} bytes with all that a ticket has, at most {job.Ticket.MAX_BYTES}")
 
     def seal(self) -> str:
         """What the request says of them."""
-        return self.of(_UNKNOWN).seal()
+        return self.make_ticket(_UNKNOWN).seal()
 
-    def of(self, request: str) -> job.Ticket:
+    def make_ticket(self, request: str) -> job.Ticket:
         return job.Ticket(request=request, params=dict(self._params), salt=self._salt, inputs=self._contents)
 
-    async def send(self, request: str, provider: str, heard: Collection[str], pool: Relaying) -> None:
+    async def send(self, request: str, provider: str, heard: Collection[str], pool: EventTransport) -> None:
         """Send the provider its ticket until it is among those that were heard of."""
-        ticket = self.of(request)
+        ticket = self.make_ticket(request)
         while provider not in heard:
             now_s = int(time.time())
             rumor = nip59.rumor(self._keys.public, kinds.TICKET, created_at=now_s, content=ticket.to_json())

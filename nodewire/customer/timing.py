@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Timing:
+class JobTimes:
     """Monotonic moments of a job, seconds."""
 
     asked: float = field(default_factory=time.monotonic)

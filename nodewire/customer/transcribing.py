@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nodewire.customer.bought import Bought
+from nodewire.customer.bought import PurchasedJob
 from nodewire.customer.generation import Generation
 from nodewire.customer.session import Session
 from nodewire.customer.summary import spent
 from nodewire.protocol import coordinates
-from nodewire.protocol.generation import Committed, GenerationTranscript, Part
+from nodewire.protocol.generation import GenerationTranscript, Part, TaskRoot
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.snapshot import Snapshot
@@ -35,7 +35,7 @@ async def transcribed(made: Generation) -> GenerationTranscript:
     return said.model_copy(update={"chain": last}).signed(keys)
 
 
-async def _part(session: Session, manifest: Manifest, bought: Bought) -> Part:
+async def _part(session: Session, manifest: Manifest, bought: PurchasedJob) -> Part:
     purchase = bought.purchase
     plan = purchase.plan
     snapshot = await session.market.snapshot(plan.snapshot)
@@ -47,7 +47,7 @@ async def _part(session: Session, manifest: Manifest, bought: Bought) -> Part:
         ads=tuple(event.to_json() for _, event in snapshot.ad_events(plan.providers())),
         rtts_us=_round_trips(plan, manifest, snapshot),
         roots=tuple(
-            Committed(provider=provider, task=root.task, chunk=root.chunk, attempt=root.attempt, root=root.root)
+            TaskRoot(provider=provider, task=root.task, chunk=root.chunk, attempt=root.attempt, root=root.root)
             for provider, root in purchase.answers.roots
         ),
         receipts=tuple(event.to_json() for event in purchase.receipts),

@@ -9,25 +9,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodewire.customer.closings import COMMIT_EPOCHS
-from nodewire.customer.payments import Paid
+from nodewire.customer.payments import ZapPayment
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.relaying import Relaying
+from nodewire.nostr.relaying import EventTransport
 from nodewire.pay.bond_holder import BondHolder
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, place
 from nodewire.protocol import kinds, verdict
-from nodewire.protocol.commitment import ChunkRoot, Committed
+from nodewire.protocol.commitment import ChunkRoot, CommitmentEvent
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS
 from nodewire.protocol.job import Request
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.verdict import Verdict, sample_key
 from nodewire.protocol.verification import Sample
-from nodewire.verify.finality import Certified, Finality, final_claims
+from nodewire.verify.finality import CertifiedRoot, Finality, final_claims
 
 VERDICT_EPOCHS = 9
 """How long after its draw a sample's verdict is waited for: its verifiers' time and the committee's."""
@@ -37,7 +37,7 @@ log = logging.getLogger("nodewire.customer")
 
 
 @dataclass(slots=True)
-class Verified:
+class JobVerification:
     """`roots` were committed to, `certified` of them are final; of the `samples` came the `verdicts`."""
 
     roots: int = 0
@@ -69,13 +69,13 @@ class Verified:
 async def follow(
     request: Request,
     roots: Mapping[tuple[str, ChunkRoot], None],
-    claims: Iterable[Paid] = (),
+    claims: Iterable[ZapPayment] = (),
     *,
     market: Market,
-    pool: Relaying,
+    pool: EventTransport,
     last_epoch: int,
-    progress: Callable[[Verified], None] = lambda found: None,
-) -> Verified:
+    progress: Callable[[JobVerification], None] = lambda found: None,
+) -> JobVerification:
     """Wait until everything that was drawn of the job has its verdict, or will have none.
 
     That is known by the clock, too: a committee that certifies nothing more is not waited for.
@@ -86,7 +86,7 @@ async def follow(
             time to commit: until then it may become final, from then on a complaint gives back what it cost.
         last_epoch: in which the job ended. What is drawn is derived here, from what the certificates hold.
     """
-    reading = _Reading(request, roots, claims, market, last_epoch)
+    reading = _CertificateReader(request, roots, claims, market, last_epoch)
     found, came = reading.found, asyncio.Event()
     listening = asyncio.create_task(_listen(request, found, market, pool, came))
     try:
@@ -110,7 +110,9 @@ async def follow(
     return found
 
 
-async def _conclude(claims: Sequence[Paid], found: Verified, request: Request, market: Market, pool: Relaying) -> None:
+async def _conclude(
+    claims: Sequence[ZapPayment], found: JobVerification, request: Request, market: Market, pool: EventTransport
+) -> None:
     """Say which of these claims nothing certified stands behind, of whatever epoch.
 
     Nobody is blamed if hardly anything was certified at all: complaints are void then, and what is bought anew would
@@ -135,23 +137,23 @@ async def _conclude(claims: Sequence[Paid], found: Verified, request: Request, m
             found.uncommitted[provider] = min(chunk, found.uncommitted.get(provider, chunk))
 
 
-def _last_epoch(paid: Paid, committee: Committee) -> int:
+def _last_epoch(paid: ZapPayment, committee: Committee) -> int:
     """The last one whose certificate makes a claim good."""
     return committee.epoch_at(paid.claim.created_at * 1000) + CLAIMED_EPOCHS
 
 
-class _Reading:
+class _CertificateReader:
     """What the certificates since a job's request hold of it, epoch by epoch."""
 
     def __init__(
         self,
         request: Request,
         roots: Mapping[tuple[str, ChunkRoot], None],
-        claims: Iterable[Paid],
+        claims: Iterable[ZapPayment],
         market: Market,
         last_epoch: int,
     ) -> None:
-        self.found = Verified(roots=len(roots))
+        self.found = JobVerification(roots=len(roots))
         self._request, self._market, self._committee = request, market, market.committee
         self._said = {sample_key(provider, *root.key): root.root for provider, root in roots}
         self.open = list(claims)
@@ -164,7 +166,7 @@ class _Reading:
         self._deadline = self._committed_by
         self._waits = 0
 
-    async def read(self, progress: Callable[[Verified], None]) -> None:
+    async def read(self, progress: Callable[[JobVerification], None]) -> None:
         """Take note of the epochs that have been certified since."""
         self._waits = 0
         for epoch in self._market.epochs_after(self._newest):
@@ -193,7 +195,7 @@ class _Reading:
         judged = all(sample.key in self.found.verdicts for sample in self.found.samples)
         return over >= self._deadline or (judged and (self._seen >= self._said.keys() or over >= self._committed_by))
 
-    def _take(self, epoch: Epoch, mine: Sequence[Committed], snapshot: Snapshot) -> None:
+    def _take(self, epoch: Epoch, mine: Sequence[CommitmentEvent], snapshot: Snapshot) -> None:
         number, found, request = epoch.body.epoch, self.found, self._request
         drawn = draw(self._committee, epoch.beacon, mine, {request.id: request}, snapshot, seen=self._places)
         found.samples += drawn
@@ -206,7 +208,7 @@ class _Reading:
                 if self._said.get(key) == root.root and key not in self._seen and not late:
                     found.certified += 1
                 if not late:
-                    final = Certified(one.provider, root, one.id, number, epoch.body.digest())
+                    final = CertifiedRoot(one.provider, root, one.id, number, epoch.body.digest())
                     self._finality.roots.setdefault((one.provider, *root.key), final)
                 self._seen.add(key)
                 self._places.add(place(one.provider, root.request, root.task, root.chunk))
@@ -227,7 +229,7 @@ class _Reading:
         return self._committee.epoch_at(int(time.time() * 1000))
 
 
-async def settle(found: Verified, request: Event, holder: BondHolder, keys: Keys) -> None:
+async def settle(found: JobVerification, request: Event, holder: BondHolder, keys: Keys) -> None:
     """Present every verdict to the bonds' holder, and take what it gives back to the customer."""
     for key, certificate in found.certificates.items():
         try:
@@ -240,7 +242,9 @@ async def settle(found: Verified, request: Event, holder: BondHolder, keys: Keys
             log.warning("the verdict on %s is not settled: %s", found.verdicts[key].task, error)
 
 
-async def _listen(request: Request, found: Verified, market: Market, pool: Relaying, came: asyncio.Event) -> None:
+async def _listen(
+    request: Request, found: JobVerification, market: Market, pool: EventTransport, came: asyncio.Event
+) -> None:
     about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({request.id})})
     while True:
         try:
@@ -253,7 +257,7 @@ async def _listen(request: Request, found: Verified, market: Market, pool: Relay
         await asyncio.sleep(market.committee.epoch_ms / 1000)  # then relays tell again what they have
 
 
-def _take(event: Event, request: Request, found: Verified, committee: Committee, came: asyncio.Event) -> None:
+def _take(event: Event, request: Request, found: JobVerification, committee: Committee, came: asyncio.Event) -> None:
     try:
         certificate = verdict.parse(event)
         certificate.check(committee)

@@ -20,7 +20,7 @@ from nodewire.errors import NodewireError, NotFound, TooLarge, Unsupported
 from nodewire.gateway import embedding, fields, generating, messages
 from nodewire.gateway.config import ANY, MAX_CALLED_CHARS, GatewayConfig, KeyConfig, ModelConfig
 from nodewire.gateway.desk import Desk
-from nodewire.gateway.fields import Asked, Body
+from nodewire.gateway.fields import Body, RequestFields
 from nodewire.gateway.figures import Figures
 from nodewire.gateway.keys import Keys
 from nodewire.gateway.port import Buyer, Offer
@@ -152,14 +152,16 @@ class Gateway:
         offer: Offer,
         prompt: str,
         params: dict[str, Any],
-        asked: Asked,
+        asked: RequestFields,
         *,
         chat: bool,
         tools: bool = False,
     ) -> web.StreamResponse:
         names = {"logprobs": "top_logprobs" if chat else "logprobs", **asked.names}
         params = {**params, **self._apart(request[_KEY])}
-        wanted = generating.Wanted(request[_KEY], model, offer, prompt, params, asked.stream, chat, tools, names)
+        wanted = generating.CompletionRequest(
+            request[_KEY], model, offer, prompt, params, asked.stream, chat, tools, names
+        )
         return await generating.generate(request, self._desk, self._figures, wanted)
 
     def _apart(self, key: KeyConfig) -> dict[str, str]:
@@ -168,7 +170,7 @@ class Gateway:
             return {}
         return {"apart": hmac.digest(self._apart_by, key.name.encode(), "sha256").hex()[:32]}
 
-    async def _admitted(self, request: web.Request, asked: Asked, mode: str) -> tuple[ModelConfig, Offer]:
+    async def _admitted(self, request: web.Request, asked: RequestFields, mode: str) -> tuple[ModelConfig, Offer]:
         """The model that is asked for, of this mode; the request counts from here on."""
         key = request[_KEY]
         model = self._named(asked.model, key)
@@ -289,7 +291,7 @@ class Gateway:
         }
 
     def _owner(self, request: web.Request) -> KeyConfig:
-        key = self._keys.of(request.headers.get(hdrs.AUTHORIZATION, ""))
+        key = self._keys.find(request.headers.get(hdrs.AUTHORIZATION, ""))
         if key is None:
             message = "Incorrect API key provided, or none: Authorization: Bearer YOUR_KEY"
             raise Refusal(401, "invalid_request_error", message, code="invalid_api_key")

@@ -147,7 +147,7 @@ class Desk:
             OverBudget: nothing is left of the key's budget.
         """
         owner = f"key {key.name}" if self._config.keys else origin
-        await self._line.take(owner, key.at_a_time)
+        await self._line.acquire(owner, key.at_a_time)
         try:
             answer = self._ordered(key, model, offer, units, make)
         except BaseException:

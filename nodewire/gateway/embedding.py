@@ -30,7 +30,7 @@ async def embed(
         found = await anext(answer.items())
         answer.whole()  # which it is when it is settled
         usage = Usage(found.tokens, 0, answer.order.cost_msat, answer.order.requests)
-    figures.said(model.label, usage.prompt, 0)
+    figures.count_tokens(model.label, usage.prompt, 0)
     data = [
         {"object": "embedding", "index": number, "embedding": _written(row, in_base64=in_base64)}
         for number, row in enumerate(found.rows)

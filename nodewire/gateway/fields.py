@@ -123,7 +123,7 @@ HARMLESS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key
 
 
 @dataclass(frozen=True, slots=True)
-class Streaming:
+class StreamOptions:
     """Whether the answer comes piece by piece, and its usage at the end."""
 
     wanted: bool = False
@@ -131,18 +131,18 @@ class Streaming:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestFields:
     """What requests have in common."""
 
     model: str
-    stream: Streaming
+    stream: StreamOptions
     params: dict[str, Any] = field(default_factory=dict)
     """Of the job."""
     names: dict[str, str] = field(default_factory=dict)
     """By parameter of the job, the request's field that said it."""
 
 
-def asked(body: Body, own: frozenset[str], *, generates: bool = True) -> Asked:
+def asked(body: Body, own: frozenset[str], *, generates: bool = True) -> RequestFields:
     """What `body` asks for; `own` are the fields that the endpoint reads itself.
 
     Raises:
@@ -160,8 +160,8 @@ def asked(body: Body, own: frozenset[str], *, generates: bool = True) -> Asked:
     if not isinstance(model, str) or not model:
         raise bad_request("you must provide a model parameter", "model")
     if not generates:
-        return Asked(model, Streaming())
-    return Asked(model, _streaming(body), *_params(body))
+        return RequestFields(model, StreamOptions())
+    return RequestFields(model, _streaming(body), *_params(body))
 
 
 def _params(body: Body) -> tuple[dict[str, Any], dict[str, str]]:
@@ -199,12 +199,12 @@ def logprobs_of_completion(body: Body) -> dict[str, int]:
     return {"logprobs": _integer("logprobs", wanted, *INTEGERS["logprobs"])}
 
 
-def _streaming(body: Body) -> Streaming:
+def _streaming(body: Body) -> StreamOptions:
     stream, options = body.get("stream"), body.get("stream_options")
     if stream is not None and not isinstance(stream, bool):
         raise bad_request("stream: neither true nor false", "stream")
     if options is None:
-        return Streaming(bool(stream))
+        return StreamOptions(bool(stream))
     if not stream:
         raise bad_request("stream_options: only with stream", "stream_options")
     if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
@@ -212,7 +212,7 @@ def _streaming(body: Body) -> Streaming:
     usage = options.get("include_usage", False)
     if not isinstance(usage, bool):
         raise bad_request("stream_options.include_usage: neither true nor false", "stream_options")
-    return Streaming(True, usage)
+    return StreamOptions(True, usage)
 
 
 def _numbers(values: tuple[Any, ...], said: Any) -> tuple[Any, ...]:

@@ -51,7 +51,7 @@ class Figures:
     def began(self, model: str, us: int) -> None:
         self.first[(model,)].add(us)
 
-    def said(self, model: str, prompt: int, completion: int) -> None:
+    def count_tokens(self, model: str, prompt: int, completion: int) -> None:
         self.tokens[model, "prompt"] += prompt
         self.tokens[model, "completion"] += completion
 
@@ -64,7 +64,7 @@ class Figures:
             self.failed[(capped(failure.code, CODES),)] += 1
 
 
-class Shown:
+class GatewayCollector:
     """To be collected on the event loop."""
 
     def __init__(self, figures: Figures, in_flight: Callable[[], int], waiting: Callable[[], int]) -> None:
@@ -75,8 +75,8 @@ class Shown:
         yield REQUESTS.by(counts.requests)
         yield TIME.spread(counts.took)
         yield FIRST.spread(counts.first)
-        yield IN_FLIGHT.of(self._in_flight())
-        yield WAITING.of(self._waiting())
+        yield IN_FLIGHT.to_metric(self._in_flight())
+        yield WAITING.to_metric(self._waiting())
         yield TOKENS.by(counts.tokens)
         yield COST.by(counts.cost_msat)
         yield FAILED.by(counts.failed)

@@ -17,10 +17,10 @@ from nodewire.errors import BadInput, NodewireError, OverBudget, TooLarge, Unsup
 from nodewire.gateway import logprobs
 from nodewire.gateway.config import KeyConfig, ModelConfig
 from nodewire.gateway.desk import Answer, Desk
-from nodewire.gateway.fields import Streaming
+from nodewire.gateway.fields import StreamOptions
 from nodewire.gateway.figures import Figures
 from nodewire.gateway.port import Offer
-from nodewire.gateway.refusals import HEADERS, Refusal, bad_request, told
+from nodewire.gateway.refusals import HEADERS, Refusal, bad_request, error_body
 from nodewire.gateway.replies import Calls, Finish, Reply, Usage
 from nodewire.gateway.toolcalls import ToolCalls
 from nodewire.strangers import origin_of
@@ -37,7 +37,7 @@ _SPECIAL = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CompletionRequest:
     """One generation as it was asked for. `tools`: its text may hold calls of tools."""
 
     key: KeyConfig
@@ -45,7 +45,7 @@ class Wanted:
     offer: Offer
     prompt: str
     params: dict[str, Any]
-    stream: Streaming
+    stream: StreamOptions
     chat: bool
     tools: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class _Course:
     """With log-probabilities, not told yet."""
     _offset: int = 0
 
-    def take(self, piece: Piece) -> tuple[str, Calls]:
+    def feed(self, piece: Piece) -> tuple[str, Calls]:
         """The text, and the calls, that are certain with it."""
         if piece.likely:
             self.pieces.append(piece)
@@ -98,7 +98,7 @@ class _Course:
         return "tool_calls" if self.calls is not None and self.calls.found else _FINISHES.get(self.reason, "length")
 
 
-async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: Wanted) -> web.StreamResponse:
+async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: CompletionRequest) -> web.StreamResponse:
     """Buy it and tell it. Raises NodewireError, Refusal: before anything was told."""
     if (size := len(wanted.prompt.encode())) > MAX_PROMPT_BYTES:
         raise too_long("messages" if wanted.chat else "prompt", f"{size} bytes, at most {MAX_PROMPT_BYTES}")
@@ -109,7 +109,7 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: W
     def seen(piece: Piece) -> tuple[str, Calls]:
         if not course.usage.completion:
             figures.began(wanted.model.label, int((time.perf_counter() - began_s) * 1e6))
-        return course.take(piece)
+        return course.feed(piece)
 
     async with desk.answering(
         wanted.key,
@@ -121,7 +121,7 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: W
     ) as answer:
         try:
             if wanted.stream.wanted:
-                return await _Told(request, reply, course, answer, wanted).run(seen)
+                return await _EventStream(request, reply, course, answer, wanted).run(seen)
             text = ""
             try:
                 async for piece in answer.items():
@@ -140,15 +140,15 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: W
             whole = reply.whole(text, calls, course.finish, course.usage, course.likelihoods())
             return web.Response(body=orjson.dumps(whole), content_type="application/json")
         finally:
-            figures.said(wanted.model.label, course.usage.prompt, course.usage.completion)
+            figures.count_tokens(wanted.model.label, course.usage.prompt, course.usage.completion)
 
 
-class _Told:
+class _EventStream:
     """An answer as server-sent events: the first goes out when something has come, so that what fails before is an
     error with a status."""
 
     def __init__(
-        self, request: web.Request, reply: Reply, course: _Course, answer: Answer[Piece], wanted: Wanted
+        self, request: web.Request, reply: Reply, course: _Course, answer: Answer[Piece], wanted: CompletionRequest
     ) -> None:
         self._request, self._reply, self._course, self._answer = request, reply, course, answer
         self._wanted = wanted
@@ -182,7 +182,7 @@ class _Told:
             if self._response is None:
                 raise _asked_for(error, self._wanted) from error
             if not ended:
-                await self._write(b"data: " + orjson.dumps(told(_asked_for(error, self._wanted))[1]) + b"\n\n")
+                await self._write(b"data: " + orjson.dumps(error_body(_asked_for(error, self._wanted))[1]) + b"\n\n")
                 return self._response
         if self._wanted.stream.usage:
             _count(self._course.usage, self._answer)
@@ -226,7 +226,7 @@ def too_long(field: str, reason: str) -> Refusal:
     return bad_request(f"{field}: too long: {reason}", field, "context_length_exceeded")
 
 
-def _asked_for(error: NodewireError, wanted: Wanted) -> NodewireError | Refusal:
+def _asked_for(error: NodewireError, wanted: CompletionRequest) -> NodewireError | Refusal:
     """What the driver refuses is the client's: a parameter, if its word for that has come, or else the prompt."""
     if error.code not in (BadInput.code, TooLarge.code, Unsupported.code):
         return error

@@ -31,7 +31,7 @@ class Keys:
     def __init__(self, keys: Sequence[KeyConfig]) -> None:
         self._known = [(key, key.sha256 or sha256_of(secret_in(key.env or ""))) for key in keys]
 
-    def of(self, authorization: str) -> KeyConfig | None:
+    def find(self, authorization: str) -> KeyConfig | None:
         """Whose the `Authorization` header is; None if nobody's. All are compared, whichever it is."""
         if not self._known:
             return OPEN

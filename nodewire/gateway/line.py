@@ -29,7 +29,7 @@ class Line:
     def waiting(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    async def take(self, owner: str, at_a_time: int | None = None) -> None:
+    async def acquire(self, owner: str, at_a_time: int | None = None) -> None:
         """Wait for a place, and take it.
 
         Raises:

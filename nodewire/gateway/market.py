@@ -26,7 +26,7 @@ _KEPT_OFFERS = 256
 _EPOCH_S = 5.0
 
 
-class Buying:
+class CustomerMarket:
     """Of one open customer, whose `announce` it takes."""
 
     def __init__(self, customer: Customer) -> None:
@@ -67,8 +67,8 @@ class Buying:
     def names(self) -> tuple[str, ...]:
         return self._customer.pinned
 
-    def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> Ordered:
-        return Ordered(self._customer, self._orders, model, offer, terms, announced)
+    def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> CustomerOrder:
+        return CustomerOrder(self._customer, self._orders, model, offer, terms, announced)
 
     async def epoch(self) -> int:
         return (await self._customer.session.market.epoch(timeout_s=_EPOCH_S)).body.epoch
@@ -84,8 +84,8 @@ class Buying:
             self._orders[purchase](purchase.request.id, plan.chunk_msat + -(-plan.chunk_msat * share_ppm // 1_000_000))
 
 
-class Ordered:
-    """An order of `Buying`."""
+class CustomerOrder:
+    """An order of `CustomerMarket`."""
 
     def __init__(
         self,

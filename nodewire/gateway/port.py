@@ -1,4 +1,4 @@
-"""What the gateway needs of a customer: `market.Buying` is the real one."""
+"""What the gateway needs of a customer: `market.CustomerMarket` is the real one."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def unsupported(param: str, message: str) -> Refusal:
     return bad_request(message, param, "unsupported_parameter")
 
 
-def told(error: NodewireError | Refusal) -> tuple[int, dict[str, Any]]:
+def error_body(error: NodewireError | Refusal) -> tuple[int, dict[str, Any]]:
     """Its status, and the body that says it."""
     if isinstance(error, Refusal):
         said = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
@@ -106,12 +106,12 @@ def told(error: NodewireError | Refusal) -> tuple[int, dict[str, Any]]:
 
 def document(error: NodewireError | Refusal) -> bytes:
     """The JSON that tells it."""
-    return orjson.dumps(told(error)[1])
+    return orjson.dumps(error_body(error)[1])
 
 
 def response(error: NodewireError | Refusal) -> web.Response:
     """The answer. Its headers say whether a client does well to ask again (`x-should-retry` is what OpenAI's obey)."""
-    status, body = told(error)
+    status, body = error_body(error)
     retry = isinstance(error, NodewireError) and error.retryable
     headers = {"x-should-retry": "true" if retry else "false"}
     if isinstance(error, TooFast):

@@ -17,10 +17,10 @@ from nodewire.gateway.accounts import Accounts
 from nodewire.gateway.app import Gateway
 from nodewire.gateway.config import GatewayConfig
 from nodewire.gateway.desk import Desk
-from nodewire.gateway.figures import Figures, Shown
+from nodewire.gateway.figures import Figures, GatewayCollector
 from nodewire.gateway.keys import Keys
-from nodewire.gateway.market import Buying
-from nodewire.metrics.endpoint import Exposed, Scrapes
+from nodewire.gateway.market import CustomerMarket
+from nodewire.metrics.endpoint import MetricsExposition, Scrapes
 from nodewire.store.held import held
 
 _STRANGER_S = 45.0
@@ -46,12 +46,14 @@ async def start(stack: AsyncExitStack, config: GatewayConfig) -> dict[str, Any]:
     accounts = Accounts(config.accounts)
     stack.callback(accounts.close)
     customer = await stack.enter_async_context(Customer.open(CustomerConfig.load(config.customer)))
-    buyer, figures, renderer = Buying(customer), Figures(), Renderer()
+    buyer, figures, renderer = CustomerMarket(customer), Figures(), Renderer()
     stack.push_async_callback(renderer.close)
     if left := accounts.recover(buyer.cost_msat):
         log.info("%d requests that an earlier process left are settled", left)
     desk = Desk(config, buyer, accounts, figures)
-    exposed = Exposed("gateway", config.metrics.listen, [Shown(figures, lambda: desk.in_flight, lambda: desk.waiting)])
+    exposed = MetricsExposition(
+        "gateway", config.metrics.listen, [GatewayCollector(figures, lambda: desk.in_flight, lambda: desk.waiting)]
+    )
     gateway = Gateway(config, buyer, desk, keys, figures, renderer, templates, Scrapes(exposed))
     most, each_s = 4 * config.max_requests + 64, config.request_s + _CONNECTION_S
     await stack.enter_async_context(

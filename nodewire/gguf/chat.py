@@ -13,9 +13,9 @@ def chat_of(model: Model) -> tuple[str, dict[str, str]]:
     """The template, empty if there is none, and the tokens by their names in it. Raises BadTask."""
     texts, tokens = model.texts("tokenizer.ggml.tokens"), {}
     for name, key in TOKENS.items():
-        found = model.said(f"tokenizer.ggml.{key}_token_id", int, -1)
+        found = model.read_value(f"tokenizer.ggml.{key}_token_id", int, -1)
         if found >= len(texts):
             raise BadTask(f"gguf.tokenizer.ggml.{key}_token_id", f"{found} is none of {len(texts)} tokens")
         if found >= 0:
             tokens[name] = texts[found]
-    return model.said("tokenizer.chat_template", str, ""), tokens
+    return model.read_value("tokenizer.chat_template", str, ""), tokens

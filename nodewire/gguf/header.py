@@ -40,7 +40,7 @@ _BOOL, _TEXT, _ARRAY = 7, 8, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class TensorEntry:
     """A tensor in a file: `shape` has rows last, `start` is the byte that its data begin at."""
 
     path: Path
@@ -61,7 +61,7 @@ class Header(NamedTuple):
     """Metadata are whole numbers, floats, booleans and texts; arrays are lists of texts, or of numpy."""
 
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, Placed]
+    tensors: Mapping[str, TensorEntry]
 
 
 def read(path: Path) -> Header:
@@ -183,9 +183,9 @@ class _Reader:
         kind, offset = self._number(at, "<I"), self._number(at, "<Q")
         return name, tuple(reversed(shape)), kind, offset
 
-    def _placed(self, rows: list[tuple[str, tuple[int, ...], int, int]], alignment: int) -> dict[str, Placed]:
+    def _placed(self, rows: list[tuple[str, tuple[int, ...], int, int]], alignment: int) -> dict[str, TensorEntry]:
         first = -(-self._at // alignment) * alignment
-        found: dict[str, Placed] = {}
+        found: dict[str, TensorEntry] = {}
         for name, shape, kind, offset in rows:
             at = f"gguf.tensor {name[:80]}"
             if name in found:
@@ -201,7 +201,7 @@ class _Reader:
                 raise BadTask(at, f"rows of {shape[-1]} numbers, which are no whole blocks of {type_.name}")
             if offset % alignment:
                 raise BadTask(at, f"misaligned: begins at byte {offset} of the data, not at a multiple of {alignment}")
-            found[name] = placed = Placed(self._path, type_, shape, first + offset)
+            found[name] = placed = TensorEntry(self._path, type_, shape, first + offset)
             if placed.start + placed.nbytes > self._size:
                 raise BadTask(at, f"cut short: ends at byte {placed.start + placed.nbytes}, the file at {self._size}")
         end, before = first, ""

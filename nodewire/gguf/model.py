@@ -12,7 +12,7 @@ import numpy as np
 
 from nodewire.errors import BadTask, NotFound, TooLarge
 from nodewire.gguf import header
-from nodewire.gguf.header import Placed
+from nodewire.gguf.header import TensorEntry
 
 SUFFIX = ".gguf"
 MAX_SHARDS = 1_000
@@ -63,9 +63,9 @@ class Model:
     path: Path
     architecture: str
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, Placed]
+    tensors: Mapping[str, TensorEntry]
 
-    def said(self, key: str, kind: type[T], default: T | None = None) -> T:
+    def read_value(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of a key. Raises BadTask: it is missing and has no default, or of another type."""
         value = self.metadata.get(key, default)
         if value is None:
@@ -103,7 +103,7 @@ def open_model(path: Path) -> Model:
     """
     files = files_of(path)
     metadata: Mapping[str, Any] = {}
-    tensors: dict[str, Placed] = {}
+    tensors: dict[str, TensorEntry] = {}
     for number, file in enumerate(files):
         found = header.read(file)
         if not number:

@@ -14,13 +14,13 @@ from safetensors import SafetensorError, safe_open
 
 from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import BadFrame, BadInput, BadTask, Busy, NodewireError, NotAllowed, NotFound, TooLarge
-from nodewire.graph.compile import Compiled, find
+from nodewire.graph.compile import CompiledProgram, find
 from nodewire.graph.encoder import DriverProgram, EncoderDriver
 from nodewire.graph.format import Input, Program, Weight
 from nodewire.graph.interpret import Interpreter, bind, check_dims
 from nodewire.graph.liveness import corners, walk
 from nodewire.graph.origins import origins
-from nodewire.graph.verify import MAX_VERIFY_S, Verified, verify, verify_weights
+from nodewire.graph.verify import MAX_VERIFY_S, VerifiedProgram, verify, verify_weights
 from nodewire.kind import Actor, Limits
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.graph_program import GraphProgram
@@ -57,7 +57,9 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
     return GraphActor(verified, held, limits, _compiled(program, decoded, held, limits))
 
 
-def _compiled(data: bytes, program: Program, weights: Mapping[str, torch.Tensor], limits: Limits) -> Compiled | None:
+def _compiled(
+    data: bytes, program: Program, weights: Mapping[str, torch.Tensor], limits: Limits
+) -> CompiledProgram | None:
     """The task's library, where the operator allows it, has made one, and it says what the interpreter says."""
     if not limits.compiled or limits.device != "cpu":
         return None
@@ -101,10 +103,10 @@ class GraphActor:
 
     def __init__(
         self,
-        verified: Verified,
+        verified: VerifiedProgram,
         weights: Mapping[str, torch.Tensor],
         limits: Limits,
-        compiled: Compiled | None = None,
+        compiled: CompiledProgram | None = None,
     ) -> None:
         self._program = verified.program
         self._compiled = compiled

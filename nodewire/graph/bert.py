@@ -16,7 +16,7 @@ from nodewire.graph.families.building import plain, taken, values
 from nodewire.graph.families.checkpoint import Checkpoint
 from nodewire.graph.format import Input
 from nodewire.weights.directory import stored_tensors
-from nodewire.weights.tensorfile import Assembled, read
+from nodewire.weights.tensorfile import AssembledTensor, read
 
 BATCH, SEQUENCE = "batch", "sequence"
 IDS, MASK = "input_ids", "attention_mask"
@@ -137,6 +137,8 @@ def loaded(directory: EncoderDirectory) -> Any:
         model = model_of(config(directory))
     own = model.state_dict()
     checkpoint = Checkpoint(model, stored_tensors(directory.path), {})
-    parts = {name: Assembled(one.dtype, tuple(one.shape), tuple(checkpoint.parts(name))) for name, one in own.items()}
+    parts = {
+        name: AssembledTensor(one.dtype, tuple(one.shape), tuple(checkpoint.parts(name))) for name, one in own.items()
+    }
     model.load_state_dict({name: read(one) for name, one in parts.items()})
     return model.eval()

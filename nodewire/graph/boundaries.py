@@ -9,7 +9,7 @@ import numpy as np
 
 from nodewire.graph.analysis import Flow
 from nodewire.graph.courses import Course, Layout
-from nodewire.graph.cut import MAX_CROSSING, Chain, Crossing, Step
+from nodewire.graph.cut import MAX_CROSSING, BoundaryTensor, Chain, Step
 from nodewire.graph.format import DTYPES, Shape
 
 _SENT = frozenset(DTYPES.values())
@@ -58,7 +58,7 @@ def _live(flow: Flow, courses: Sequence[Course], rows: Sequence[int]) -> tuple[l
 
 def _crossing(
     flow: Flow, courses: Sequence[Course], shapes: Mapping[str, Shape], rows: Sequence[int]
-) -> tuple[tuple[Crossing, ...] | None, ...]:
+) -> tuple[tuple[BoundaryTensor, ...] | None, ...]:
     """Of every boundary the tensors that cross it; None where they are too many, or of a size that has no name."""
     inputs = len(flow.program.inputs)
     step = {k: s for s, k in enumerate(rows)}
@@ -77,7 +77,7 @@ def _crossing(
     )
 
     @cache
-    def tensor(s: int) -> Crossing | None:
+    def tensor(s: int) -> BoundaryTensor | None:
         k = rows[s]
         if nodes[k].name not in shapes:
             return None
@@ -88,9 +88,9 @@ def _crossing(
                 return None
             nbytes = token.type.nbytes
             most, is_view = max(most, nbytes), is_view or (k, nbytes) not in own
-        return Crossing(nodes[k].name, most, last[s], is_view)
+        return BoundaryTensor(nodes[k].name, most, last[s], is_view)
 
-    found: list[tuple[Crossing, ...] | None] = [()]
+    found: list[tuple[BoundaryTensor, ...] | None] = [()]
     passing: dict[int, None] = {}
     for s in range(len(rows)):
         passing[s] = None

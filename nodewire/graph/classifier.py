@@ -28,7 +28,7 @@ from nodewire.kind import Registration
 from nodewire.protocol.families import Cnn, Family, Linear, Mlp
 from nodewire.protocol.recipe import Recipe
 from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import StoredTensor
 
 WEIGHTS, RECIPE = SINGLE, "recipe.json"
 ROWS, X, SCORES = "rows", "x", "scores"
@@ -197,14 +197,14 @@ def _recipe(directory: Path) -> Recipe:
         raise BadInput(RECIPE, "no text") from error
 
 
-def _stored(directory: Path) -> Mapping[str, Stored]:
+def _stored(directory: Path) -> Mapping[str, StoredTensor]:
     try:
         return stored_tensors(directory)
     except BadTask as error:
         raise BadInput(WEIGHTS, f"not a safetensors file beside its recipe: {error.reason}") from error
 
 
-def _check(recipe: Recipe, stored: Mapping[str, Stored]) -> None:
+def _check(recipe: Recipe, stored: Mapping[str, StoredTensor]) -> None:
     for name, shape in recipe.family.shapes().items():
         if name not in stored or stored[name].shape != shape:
             found = list(stored[name].shape) if name in stored else "missing"

@@ -150,7 +150,7 @@ def _library(program: Program, scratch: Path) -> Path:
 # The worker.
 
 
-class Compiled:
+class CompiledProgram:
     """A library that said what the interpreter says, at the kinds of sizes in which it did."""
 
     def __init__(self, program: Program, weights: Tensors, library: Path) -> None:
@@ -200,7 +200,7 @@ class Compiled:
         return len(self._kinds)
 
 
-def find(data: bytes, program: Program, weights: Tensors, folder: Path, threads: int) -> Compiled:
+def find(data: bytes, program: Program, weights: Tensors, folder: Path, threads: int) -> CompiledProgram:
     """The compiled form of a task, checked against the interpreter.
 
     Raises:
@@ -216,7 +216,7 @@ def find(data: bytes, program: Program, weights: Tensors, folder: Path, threads:
         if found.st_uid not in (os.getuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise NotAllowed(str(place), "may be written by others")
     try:
-        made = Compiled(program, weights, path)
+        made = CompiledProgram(program, weights, path)
     except RuntimeError as error:
         raise BadTask("program", f"its library does not load: {str(error).splitlines()[0][:160]}") from error
     if not made.check(Interpreter(program, weights)):

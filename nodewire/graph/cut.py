@@ -34,7 +34,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class BoundaryTensor:
     """A tensor that crosses a boundary, its bytes, and the step that uses it last; whether it lies within another."""
 
     name: str
@@ -52,7 +52,7 @@ class Chain:
     """
 
     steps: tuple[Step, ...]
-    crossing: tuple[tuple[Crossing, ...] | None, ...]
+    crossing: tuple[tuple[BoundaryTensor, ...] | None, ...]
     floor_bytes: int = 0
     given_bytes: int = 0
 

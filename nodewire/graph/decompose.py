@@ -24,13 +24,13 @@ from nodewire.graph.boundaries import chain
 from nodewire.graph.carve import Carver, Group, edge_name
 from nodewire.graph.courses import Calls, Course, Plan
 from nodewire.graph.cut import cut, most_bytes, next_boundary
-from nodewire.graph.experts import Rewritten, mixtures, rewrite
+from nodewire.graph.experts import RewrittenProgram, mixtures, rewrite
 from nodewire.graph.format import Program, Shape
 from nodewire.graph.liveness import corners, weight_bytes
-from nodewire.graph.rows import EMBEDDING, LINEAR, RowRange, Split, split_rows
+from nodewire.graph.rows import EMBEDDING, LINEAR, RowRange, RowSplit, split_rows
 from nodewire.graph.segments import Segment, segments
 from nodewire.graph.uncollected import uncollected
-from nodewire.graph.verify import Verified
+from nodewire.graph.verify import VerifiedProgram
 from nodewire.graph.whitelist import Ref
 from nodewire.protocol.sizes import at_least, in_units
 
@@ -61,7 +61,7 @@ class Bottleneck:
 class Decomposition:
     """Programs by task name, in topological order, and what each takes; `ranges` has the rows that new weights hold."""
 
-    tasks: Mapping[str, Verified]
+    tasks: Mapping[str, VerifiedProgram]
     ranges: Mapping[str, RowRange]
     volume: int
     bottlenecks: tuple[Bottleneck, ...] = ()
@@ -108,7 +108,7 @@ def _decompose(whole: _Whole, target_bytes: int) -> Decomposition:
     raise OverMemory(found.field, f"needs a target of {at_least(high)}, {in_units(target_bytes)} given") from None
 
 
-def memory_bytes(task: Verified, target_bytes: int) -> int:
+def memory_bytes(task: VerifiedProgram, target_bytes: int) -> int:
     """A task's peak, and room for the frames that wait."""
     return task.peak_bytes + waiting_bytes(task.input_bytes, target_bytes)
 
@@ -127,8 +127,8 @@ class _Whole:
         self._mixtures = mixtures(program, shapes)
         self._groups = groups
         self._most_groups = max((one.experts for one in self._mixtures), default=1)
-        self._rewritten: dict[int, Rewritten] = {}
-        self._sized: dict[tuple[int, int], _Sized] = {}
+        self._rewritten: dict[int, RewrittenProgram] = {}
+        self._sized: dict[tuple[int, int], _SizedProgram] = {}
 
     def under(self, target: int) -> Decomposition:
         """Experts are parted only as far as the target asks."""
@@ -180,16 +180,16 @@ class _Whole:
             found = larger
         return found
 
-    def _in_groups(self, groups: int) -> Rewritten:
+    def _in_groups(self, groups: int) -> RewrittenProgram:
         if groups not in self._rewritten:
             self._rewritten[groups] = rewrite(self._source, self._shapes, self._mixtures, groups)
         return self._rewritten[groups]
 
-    def _at_volume(self, groups: int, volume: int) -> _Sized:
+    def _at_volume(self, groups: int, volume: int) -> _SizedProgram:
         if (groups, volume) not in self._sized:
             like = next((sized for (known, _), sized in self._sized.items() if known == groups), None)
             program = replace(self._in_groups(groups).program, volume=volume)
-            self._sized[groups, volume] = _Sized(program, self._calls, like)
+            self._sized[groups, volume] = _SizedProgram(program, self._calls, like)
         return self._sized[groups, volume]
 
     def _at(self, groups: int, volume: int, target: int) -> Decomposition:
@@ -199,17 +199,19 @@ class _Whole:
         while True:
             try:
                 split = _split_rows(whole.program, made, target, to_split, self._calls)
-                return _Cutting(split, whole, target, self._calls).done()
+                return _CutSearch(split, whole, target, self._calls).done()
             except OverMemory as error:
                 if error.field not in large - to_split:
                     raise
                 to_split.add(error.field)
 
 
-class _Sized:
+class _SizedProgram:
     """A program with its flow and its courses at the largest sizes."""
 
-    def __init__(self, program: Program, calls: Calls, like: _Sized | None = None, sent: Collection[str] = ()) -> None:
+    def __init__(
+        self, program: Program, calls: Calls, like: _SizedProgram | None = None, sent: Collection[str] = ()
+    ) -> None:
         """`like` is the same program at another volume; other tasks send the inputs named in `sent`."""
         self.program = program
         self._like, self._sent = like, sent
@@ -235,12 +237,12 @@ class _Sized:
         live = max(self._live, key=max)
         return self.program.nodes[min(live.index(max(live)), len(self.program.nodes) - 1)].name
 
-    def verified(self) -> Verified:
+    def verified(self) -> VerifiedProgram:
         arriving = [
             sum(kind.nbytes for v in range(len(self.program.inputs)) if (kind := course.type(v)) is not None)
             for course in self.courses
         ]
-        return Verified(
+        return VerifiedProgram(
             program=self.program,
             weight_bytes=weight_bytes(self.program),
             live_bytes=self.live_bytes,
@@ -249,12 +251,12 @@ class _Sized:
         )
 
 
-class _Cutting:
+class _CutSearch:
     """One way through: a program at one volume, under one target."""
 
-    def __init__(self, split: Rewritten, whole: _Sized, target: int, calls: Calls) -> None:
+    def __init__(self, split: RewrittenProgram, whole: _SizedProgram, target: int, calls: Calls) -> None:
         self._split, self._target, self._calls = split, target, calls
-        self._whole = whole if split.program is whole.program else _Sized(split.program, calls)
+        self._whole = whole if split.program is whole.program else _SizedProgram(split.program, calls)
         self._carver = self._carver_of(self._whole)
 
     def done(self) -> Decomposition:
@@ -267,24 +269,24 @@ class _Cutting:
                 pieces[piece.group.name] = piece
                 counted[name] = counted.get(name, 0) + 1
         programs = self._carver.tasks([*aside, *(piece.group for piece in pieces.values())])
-        tasks: dict[str, Verified] = {}
+        tasks: dict[str, VerifiedProgram] = {}
         for name, task in programs.items():
             found = pieces[name].found if name in pieces else beside[name]
             tasks[name] = replace(found, program=task)
         found_there = tuple(piece.bottleneck for piece in pieces.values())
         return Decomposition(_in_order(tasks), self._split.ranges, self._split.program.volume, found_there)
 
-    def _carver_of(self, sized: _Sized) -> Carver:
+    def _carver_of(self, sized: _SizedProgram) -> Carver:
         return Carver(sized.flow, self._split.shapes, sized.dtype, DRIVER, self._split.program.inputs)
 
-    def _beside(self, group: Group) -> Verified:
-        task = _Sized(self._carver.alone(group.nodes), self._calls)
+    def _beside(self, group: Group) -> VerifiedProgram:
+        task = _SizedProgram(self._carver.alone(group.nodes), self._calls)
         found = task.verified()
         if memory_bytes(found, self._target) > self._target:
             raise OverMemory(task.peak_node(), f"takes {found.peak_bytes} bytes in {group.name}, {self._target} given")
         return found
 
-    def _segments(self, aside: Sequence[Group]) -> Iterable[tuple[str, _Sized]]:
+    def _segments(self, aside: Sequence[Group]) -> Iterable[tuple[str, _SizedProgram]]:
         whole = self._whole
         apart = {whole.flow.number[name] for group in aside for name in group.nodes}
         parts = segments(whole.flow, [course.flops for course in whole.courses], apart, self._split.shapes.keys())
@@ -295,21 +297,24 @@ class _Cutting:
         tasks = self._carver.tasks([*aside, *(Group(name, part) for name, part in groups.items())])
         carved = [tasks[name] for name in groups]
         return [
-            (_name(whole.flow, part), _Sized(task, self._calls, sent={i.name for i in task.inputs if i.name in made}))
+            (
+                _name(whole.flow, part),
+                _SizedProgram(task, self._calls, sent={i.name for i in task.inputs if i.name in made}),
+            )
             for part, task in zip(parts, carved, strict=True)
         ]
 
-    def _cut(self, name: str, number: int, sized: _Sized) -> list[_Piece]:
+    def _cut(self, name: str, number: int, sized: _SizedProgram) -> list[_Piece]:
         """The tasks of a segment, numbered from `number`."""
         line = chain(sized.flow, sized.courses, self._split.shapes)
         carver = self._carver_of(sized)
         steps = [step.name for step in line.steps]
         # A segment that was carved has no input that it does not use; the whole program may.
-        known: dict[tuple[int, int], _Sized] = {} if sized is self._whole else {(0, len(steps)): sized}
+        known: dict[tuple[int, int], _SizedProgram] = {} if sized is self._whole else {(0, len(steps)): sized}
 
-        def sized_task(first: int, end: int) -> _Sized:
+        def sized_task(first: int, end: int) -> _SizedProgram:
             if (first, end) not in known:
-                known[first, end] = _Sized(carver.alone(steps[first:end]), self._calls)
+                known[first, end] = _SizedProgram(carver.alone(steps[first:end]), self._calls)
             return known[first, end]
 
         def measure(first: int, end: int) -> int:
@@ -346,7 +351,7 @@ class _Cutting:
 @dataclass(frozen=True, slots=True)
 class _Piece:
     group: Group
-    found: Verified
+    found: VerifiedProgram
     bottleneck: Bottleneck
 
 
@@ -365,9 +370,9 @@ def _name(flow: Flow, segment: Segment) -> str:
     return f"{best}-module" if best in _ASIDE else best
 
 
-def _in_order(tasks: Mapping[str, Verified]) -> dict[str, Verified]:
+def _in_order(tasks: Mapping[str, VerifiedProgram]) -> dict[str, VerifiedProgram]:
     """The tasks so that each stands after all that send to it, as they stood otherwise."""
-    found: dict[str, Verified] = {}
+    found: dict[str, VerifiedProgram] = {}
 
     def place(name: str) -> None:
         for declared in tasks[name].program.inputs:
@@ -382,7 +387,9 @@ def _in_order(tasks: Mapping[str, Verified]) -> dict[str, Verified]:
     return found
 
 
-def _split_rows(program: Program, made: Rewritten, target: int, chosen: Collection[str], calls: Calls) -> Rewritten:
+def _split_rows(
+    program: Program, made: RewrittenProgram, target: int, chosen: Collection[str], calls: Calls
+) -> RewrittenProgram:
     """Split what is chosen by the rows of its weight, and every lookup whose table alone is above the target."""
     parts, ranges, shapes = dict(made.parts), dict(made.ranges), made.shapes
     sizes = {w.name: w.nbytes for w in program.weights}
@@ -406,12 +413,12 @@ def _split_rows(program: Program, made: Rewritten, target: int, chosen: Collecti
         for part in split.parts:
             parts[f"{kind}.{counted[kind]}"] = part
             counted[kind] += 1
-    return Rewritten(program, shapes, parts, ranges)
+    return RewrittenProgram(program, shapes, parts, ranges)
 
 
 def _fitting(
     program: Program, shapes: Mapping[str, Shape], name: str, weight_size: int, target: int, calls: Calls
-) -> Split:
+) -> RowSplit:
     """The operator in as few parts as fit.
 
     Raises:
@@ -423,7 +430,7 @@ def _fitting(
         dtype = next(w.dtype for w in split.program.weights if w.name in split.ranges)
         dtypes = dict.fromkeys(split.shapes, dtype)
         task = Carver(flow(split.program), split.shapes, dtypes.__getitem__, DRIVER).alone(split.parts[0])
-        found = _Sized(task, calls).verified()
+        found = _SizedProgram(task, calls).verified()
         left = target - found.live_bytes - waiting_bytes(found.input_bytes, target)
         if left <= 0:
             raise OverMemory(name, f"takes {found.live_bytes} bytes without its weight, {target} given")

@@ -72,7 +72,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class RewrittenProgram:
     """`parts` names the nodes of each group that is to be a task; `ranges` which expert each new weight is."""
 
     program: Program
@@ -81,10 +81,10 @@ class Rewritten:
     ranges: Mapping[str, RowRange]
 
 
-def rewrite(program: Program, shapes: Mapping[str, Shape], found: Sequence[Mixture], groups: int) -> Rewritten:
+def rewrite(program: Program, shapes: Mapping[str, Shape], found: Sequence[Mixture], groups: int) -> RewrittenProgram:
     """The program with its mixtures in the form above, each in so many groups, or one for each expert."""
     if not found:
-        return Rewritten(program, shapes, {}, {})
+        return RewrittenProgram(program, shapes, {}, {})
     known = dict(shapes)
     parts: dict[str, tuple[str, ...]] = {}
     ranges: dict[str, RowRange] = {}
@@ -101,7 +101,7 @@ def rewrite(program: Program, shapes: Mapping[str, Shape], found: Sequence[Mixtu
         parts.update({f"experts.{number}.{k}": part for k, part in enumerate(writer.parts)})
     nodes = [one for node in program.nodes for one in made.get(node.name, [node])]
     written = without_unused(replace(program, nodes=tuple(nodes), weights=tuple(weights.values())))
-    return Rewritten(written, known, parts, ranges)
+    return RewrittenProgram(written, known, parts, ranges)
 
 
 def _expert(weight: Weight, expert: int) -> str:

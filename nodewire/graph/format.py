@@ -165,7 +165,7 @@ class Program:
         if not isinstance(document, dict):
             raise BadTask("program", "not a map")
         if document.get("v") != VERSION:
-            raise BadVersion.of(document.get("v"), VERSION)
+            raise BadVersion.from_versions(document.get("v"), VERSION)
         fields = {"v", "slots", "dims", "volume", "inputs", "weights", "nodes", "outputs"}
         if set(document) != fields:
             raise BadTask("program", f"its fields are not {', '.join(sorted(fields))}")

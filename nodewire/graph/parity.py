@@ -16,9 +16,9 @@ import torch
 from nodewire.errors import BadTask, NodewireError
 from nodewire.graph import in_process
 from nodewire.graph.examples import Signature, named_tensors
-from nodewire.graph.state import Held
+from nodewire.graph.state import ModuleState
 from nodewire.graph.uncollected import uncollected
-from nodewire.graph.unloaded import Reading
+from nodewire.graph.unloaded import StreamedWeights
 from nodewire.kind import Registration
 from nodewire.protocol.graph_program import GraphProgram
 
@@ -42,13 +42,13 @@ class Off:
 
 
 def eager(
-    module: torch.nn.Module, said: Signature, outputs: Sequence[str] | None, mode: Reading | None = None
+    module: torch.nn.Module, said: Signature, outputs: Sequence[str] | None, mode: StreamedWeights | None = None
 ) -> Eager:
     """The module as it stands, which is left as it was; `mode` has its weights if they are not its own."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
 
     def call(given: Tensors) -> Tensors:
-        held = Held(module)
+        held = ModuleState(module)
         try:
             with torch.no_grad(), mode or nullcontext():
                 copies = {name: one.to(device if mode is None else "cpu", copy=True) for name, one in given.items()}

@@ -69,7 +69,7 @@ def _convolution(args: tuple[Any, ...], op: str) -> tuple[str, tuple[Any, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedModel:
     """A whole model as one program, not yet normalized.
 
     `shapes` has every tensor's shape where each size is a number or a dim's name; a tensor with a derived size is not
@@ -121,7 +121,7 @@ class Reader:
         self._within: list[tuple[Ref, bool]] = []
         """Conditions of the branches that are being read, and whether each is of what holds."""
 
-    def read(self, names: Sequence[str]) -> Traced:
+    def read(self, names: Sequence[str]) -> TracedModel:
         """The program; `names` are those of its outputs."""
         signature = self._exported.graph_signature
         for spec in signature.output_specs:
@@ -149,7 +149,7 @@ class Reader:
         )
         tied = {names[0]: names for names in self._tied.values() if len(names) > 1}
         sources = {name: source for source, name in self._called.items()}
-        return Traced(program, self._shapes, self._constants, tied, self._places, sources)
+        return TracedModel(program, self._shapes, self._constants, tied, self._places, sources)
 
     def _read(self, graph_module: torch.fx.GraphModule, operands: Sequence[torch.fx.Node] | None) -> Sequence[Any]:
         """Read a graph; its placeholders are the operands, or the exported program's own. What it returns."""

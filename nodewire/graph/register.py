@@ -26,7 +26,7 @@ from nodewire.graph.experts import mixtures
 from nodewire.graph.format import Program
 from nodewire.graph.normalize import normalize
 from nodewire.graph.places import Place
-from nodewire.graph.reading import Traced
+from nodewire.graph.reading import TracedModel
 from nodewire.graph.trace import trace
 from nodewire.graph.whitelist import OPS
 from nodewire.graph.writing import Parts, write_run
@@ -115,7 +115,7 @@ def register(
 
 
 def split(
-    traced: Traced,
+    traced: TracedModel,
     said: Signature,
     parts: Parts | None,
     target_bytes: int,
@@ -155,7 +155,7 @@ def split(
     return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.paths, say=say)
 
 
-def normalized(traced: Traced, slots: int = 1) -> Program:
+def normalized(traced: TracedModel, slots: int = 1) -> Program:
     """The plain form of a traced program. Raises BadTask: it has an operator that no task may; names the module."""
     whole = normalize(replace(traced.program, slots=slots))
     for node in whole.nodes:
@@ -165,7 +165,7 @@ def normalized(traced: Traced, slots: int = 1) -> Program:
     return whole
 
 
-def held(model: torch.nn.Module, traced: Traced) -> Parts:
+def held(model: torch.nn.Module, traced: TracedModel) -> Parts:
     """Weights that a module holds."""
     tensors = dict((*model.named_parameters(), *model.named_buffers()))
 

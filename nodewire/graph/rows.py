@@ -29,7 +29,7 @@ class RowRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class RowSplit:
     """A program with one operator split: `parts[k]` names the nodes of part k, `ranges` what each new weight holds."""
 
     program: Program
@@ -38,13 +38,13 @@ class Split:
     ranges: Mapping[str, RowRange]
 
 
-def split_rows(program: Program, shapes: Mapping[str, Shape], name: str, count: int) -> Split:
+def split_rows(program: Program, shapes: Mapping[str, Shape], name: str, count: int) -> RowSplit:
     """The program with the lookup or linear layer `name` in `count` parts."""
     node = next(node for node in program.nodes if node.name == name)
     return (_lookup if node.op == EMBEDDING else _linear)(program, shapes, name, count)
 
 
-def _linear(program: Program, shapes: Mapping[str, Shape], name: str, count: int) -> Split:
+def _linear(program: Program, shapes: Mapping[str, Shape], name: str, count: int) -> RowSplit:
     at = next(k for k, node in enumerate(program.nodes) if node.name == name)
     whole = program.nodes[at]
     held = [arg.name for arg in whole.args[1:] if isinstance(arg, Ref)]
@@ -69,10 +69,10 @@ def _linear(program: Program, shapes: Mapping[str, Shape], name: str, count: int
     used = {ref for node in program.nodes if node.name != name for ref in node.refs()}
     kept = tuple(w for w in program.weights if w.name not in held or w.name in used)
     split = replace(program, nodes=(*program.nodes[:at], *nodes, *program.nodes[at + 1 :]), weights=(*kept, *weights))
-    return Split(split, known, parts, ranges)
+    return RowSplit(split, known, parts, ranges)
 
 
-def _lookup(program: Program, shapes: Mapping[str, Shape], name: str, count: int) -> Split:
+def _lookup(program: Program, shapes: Mapping[str, Shape], name: str, count: int) -> RowSplit:
     """The program with the lookup `name` replaced by `count` partial ones and their sum, which keeps the name."""
     at = next(k for k, node in enumerate(program.nodes) if node.name == name)
     lookup = program.nodes[at]
@@ -110,7 +110,7 @@ def _lookup(program: Program, shapes: Mapping[str, Shape], name: str, count: int
         total = sum_name
     still_used = any(table in node.refs() for node in program.nodes if node.name != name)
     kept = tuple(w for w in program.weights if w.name != table or still_used)
-    return Split(
+    return RowSplit(
         program=replace(
             program,
             nodes=(*program.nodes[:at], *nodes, *program.nodes[at + 1 :]),

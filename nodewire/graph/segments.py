@@ -33,7 +33,7 @@ def segments(flow: Flow, flops: Sequence[Sequence[int]], aside: Set[int], sent: 
     `flops[c][k]` is the work of node k at the c-th of the largest sizes; `sent` names the nodes whose values have sizes
     that an edge can declare.
     """
-    part = _Parting(flow, flops, [k for k, free in enumerate(flow.free) if not free and k not in aside])
+    part = _SegmentSearch(flow, flops, [k for k, free in enumerate(flow.free) if not free and k not in aside])
     levels = _levels(flow, aside, sent)
     groups = part.by_inputs()
     found: list[Segment] = []
@@ -63,7 +63,7 @@ def _levels(flow: Flow, aside: Set[int], sent: Collection[str]) -> list[int]:
     return levels
 
 
-class _Parting:
+class _SegmentSearch:
     def __init__(self, flow: Flow, flops: Sequence[Sequence[int]], chain: Sequence[int]) -> None:
         self._flow, self._flops, self._chain = flow, flops, chain
         self._whole = [sum(work) for work in flops]

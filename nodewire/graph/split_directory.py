@@ -12,17 +12,17 @@ from pathlib import Path
 import torch
 
 from nodewire.graph import encoder_directory, parity
-from nodewire.graph.families.building import Built, build
+from nodewire.graph.families.building import BuiltModel, build
 from nodewire.graph.families.checkpoint import Checkpoint
 from nodewire.graph.families.inputs import LARGEST, Largest
-from nodewire.graph.reading import Traced
+from nodewire.graph.reading import TracedModel
 from nodewire.graph.register import split, volume
 from nodewire.graph.trace import trace
-from nodewire.graph.unloaded import Reading
+from nodewire.graph.unloaded import StreamedWeights
 from nodewire.graph.writing import Parts
 from nodewire.kind import Registration, Say
 from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import StoredTensor
 
 
 def split_directory(
@@ -75,14 +75,14 @@ def split_directory(
     return replace(made, report=(*made.report, compared(made, built, traced, parts)))
 
 
-def compared(made: Registration, built: Built, traced: Traced, parts: Parts) -> str:
+def compared(made: Registration, built: BuiltModel, traced: TracedModel, parts: Parts) -> str:
     """The tasks beside the module, which reads a weight at a time from the directory. Raises BadTask as `compare`."""
-    mode = Reading(built.module, parts, traced.tied, {**built.buffers, **traced.constants})
+    mode = StreamedWeights(built.module, parts, traced.tied, {**built.buffers, **traced.constants})
     itself = parity.eager(built.module, built.called, built.family.outputs or None, mode)
     return parity.compare(made, itself, [parity.drawn(made, built.called)])
 
 
-def trace_built(built: Built) -> Traced:
+def trace_built(built: BuiltModel) -> TracedModel:
     """Raises BadTask as `trace`."""
     return trace(
         built.module,
@@ -93,11 +93,11 @@ def trace_built(built: Built) -> Traced:
     )
 
 
-def parts_of(built: Built, traced: Traced, stored: Mapping[str, Stored]) -> Parts:
+def parts_of(built: BuiltModel, traced: TracedModel, stored: Mapping[str, StoredTensor]) -> Parts:
     """Where a directory's weights lie. Raises BadInput, Unsupported as `Checkpoint.parts`."""
     checkpoint = Checkpoint(built.module, stored, traced.tied)
 
-    def parts(weight: str) -> Sequence[Stored | torch.Tensor]:
+    def parts(weight: str) -> Sequence[StoredTensor | torch.Tensor]:
         return (traced.constants[weight],) if weight in traced.constants else checkpoint.parts(weight)
 
     return parts

@@ -22,12 +22,12 @@ from nodewire.graph.examples import Leaf, Signature
 from nodewire.graph.families.checkpoint import Checkpoint
 from nodewire.graph.normalize import normalize
 from nodewire.graph.trace import trace
-from nodewire.graph.unloaded import Reading
+from nodewire.graph.unloaded import StreamedWeights
 from nodewire.graph.writing import Writer, pieces, report
 from nodewire.kind import Registration, TaskSize
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
 from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import StoredTensor
 
 VECTORS = "vectors"
 _DRIVER_BYTES = 8 * 2**20
@@ -66,7 +66,7 @@ def split_encoder(
     stored = stored_if_any(directory) if out is None else stored_tensors(directory)
     checkpoint = None if stored is None else Checkpoint(module.model, stored, {})
 
-    def parts(weight: str) -> Sequence[Stored | torch.Tensor]:
+    def parts(weight: str) -> Sequence[StoredTensor | torch.Tensor]:
         if weight in traced.constants:
             return (traced.constants[weight],)
         assert checkpoint is not None
@@ -98,7 +98,9 @@ def split_encoder(
     made = Registration(manifest, writer.blobs.paths, lines, known, lacks)
     if out is None:
         return made
-    itself = parity.eager(module, called, None, Reading(module, parts, traced.tied, {**buffers, **traced.constants}))
+    itself = parity.eager(
+        module, called, None, StreamedWeights(module, parts, traced.tied, {**buffers, **traced.constants})
+    )
     compared = parity.compare(made, lambda given: {VECTORS: itself(given)["output"]}, [parity.drawn(made, called)])
     return replace(made, report=(*lines, compared))
 

@@ -31,7 +31,7 @@ _WEIGHTS_AGAIN = re.compile(r"\b_flat_weight(s|_refs)$")
 _Copy = list[Any] | dict[Any, Any] | set[Any]
 
 
-class Held:
+class ModuleState:
     """The attributes of all modules, and what stands in their lists, maps and plain objects, as it was."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -83,7 +83,7 @@ class Held:
             self._keep(f"{path}.{key}".removeprefix("."), item, depth - 1)
 
 
-class _Left:
+class _LeftoverGuard:
     """Stands on a module for what a call left there: whoever looks at it is told off. It cannot be asked `is None`."""
 
     def __init__(self, name: str, parts: Parts) -> None:
@@ -107,7 +107,7 @@ def leave(module: torch.nn.Module, names: Sequence[str]) -> None:
     parts = parts_of(module)
     for name in names:
         path, _, attribute = name.rpartition(".")
-        vars(module.get_submodule(path))[attribute] = _Left(name, parts)
+        vars(module.get_submodule(path))[attribute] = _LeftoverGuard(name, parts)
 
 
 def read_by_the_next(name: str, place: str = "") -> BadTask:

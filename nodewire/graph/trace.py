@@ -23,8 +23,8 @@ from nodewire.graph.examples import Signature, named_tensors
 from nodewire.graph.format import Program
 from nodewire.graph.guards import Guard, guards
 from nodewire.graph.hooks import hook
-from nodewire.graph.reading import KNOWN, Reader, Traced
-from nodewire.graph.state import Held, leave, read_by_the_next
+from nodewire.graph.reading import KNOWN, Reader, TracedModel
+from nodewire.graph.state import ModuleState, leave, read_by_the_next
 from nodewire.graph.uncollected import uncollected
 from nodewire.graph.unwarned import unwarned
 from nodewire.graph.whitelist import OPS
@@ -41,7 +41,7 @@ def trace(
     *,
     buffers: Mapping[str, torch.Tensor] | None = None,
     outputs: Sequence[str] | None = None,
-) -> Traced:
+) -> TracedModel:
     """Export `module`, called as `said`; its outputs leave the program under their paths in what it returns.
 
     `buffers` has the values of buffers that lie on the meta device and are not among the weights. `outputs` names those
@@ -55,7 +55,7 @@ def trace(
     check(module)
     hook(module)
 
-    def once() -> tuple[Traced, Sequence[str]]:
+    def once() -> tuple[TracedModel, Sequence[str]]:
         whole = _Whole(module, said, outputs)
         with guards(module, said) as asked:
             exported = _exported(whole, said, asked)
@@ -74,7 +74,7 @@ def _check_unread(
     module: torch.nn.Module, first: Program, changed: Sequence[str], again: Callable[[], Program]
 ) -> None:
     """Raises BadTask: a call reads what the one before left in the attributes `changed`."""
-    held = Held(module)
+    held = ModuleState(module)
     leave(module, changed)
     try:
         same = again() == first
@@ -152,7 +152,7 @@ def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) ->
 
 
 @dataclass(slots=True)
-class _Seen:
+class _CallTrace:
     """Of a call of the model: names of the tensors that came out, and what it left on modules, where it is undone."""
 
     names: list[str] = field(default_factory=list)
@@ -166,10 +166,10 @@ class _Whole(torch.nn.Module):
         super().__init__()
         self.model = model
         self.eval()
-        self.said, self.outputs, self.seen = said, outputs, _Seen()
+        self.said, self.outputs, self.seen = said, outputs, _CallTrace()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        held = Held(self.model)
+        held = ModuleState(self.model)
         try:
             given = {i.name: t for i, t in zip(self.said.inputs, tensors, strict=True)}
             return _flat(self.said.call(self.model, given), self.outputs, self.seen.names)

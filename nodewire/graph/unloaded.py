@@ -10,14 +10,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from nodewire.graph.writing import Parts
-from nodewire.weights.tensorfile import Assembled, read
+from nodewire.weights.tensorfile import AssembledTensor, read
 
 _PLAIN = tuple(getattr(torch.Tensor, name).__get__ for name in ("dtype", "shape", "ndim", "is_cuda", "requires_grad"))
 """What is asked of a tensor without its values."""
 _PLACE = torch.Tensor.device.__get__
 
 
-class Reading(TorchFunctionMode):
+class StreamedWeights(TorchFunctionMode):
     """Within it, every parameter and buffer of `module` has the value that `parts` says; one at a time is in memory.
 
     `tied` has all names of weights that have several, `buffers` the values of what is stored nowhere.
@@ -61,7 +61,9 @@ class Reading(TorchFunctionMode):
             return tensor
         if name != self._last[0]:
             value = self._buffers.get(name)
-            made = Assembled(tensor.dtype, tuple(tensor.shape), tuple(self._parts(name) if value is None else (value,)))
+            made = AssembledTensor(
+                tensor.dtype, tuple(tensor.shape), tuple(self._parts(name) if value is None else (value,))
+            )
             self._last = ("", torch.empty(0))
             self._last = (name, read(made))
         return self._last[1]

@@ -23,7 +23,7 @@ _HEADER_BYTES, _ENTRY_BYTES = 65_536, 512
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedProgram:
     """What a task takes at most: `weight_bytes` and `live_bytes` (inputs among them) at once, `flops` for a call."""
 
     program: Program
@@ -37,7 +37,7 @@ class Verified:
         return self.weight_bytes + self.live_bytes
 
 
-def verify(program: Program, budget_bytes: int, threads: int = 1) -> Verified:
+def verify(program: Program, budget_bytes: int, threads: int = 1) -> VerifiedProgram:
     """Run the program on the meta device at the largest sizes it declares, for a machine that gives it `threads`.
 
     Raises:
@@ -49,7 +49,7 @@ def verify(program: Program, budget_bytes: int, threads: int = 1) -> Verified:
         course = walk(program, sizes, budget_bytes, threads, longest_s=MAX_VERIFY_S / len(every))
         peak, flops = max(peak, course.peak_bytes), max(flops, course.flops)
         arriving = max(arriving, sum(course.types[i.name].nbytes for i in program.inputs))
-    return Verified(program, weight_bytes(program), peak, arriving, flops)
+    return VerifiedProgram(program, weight_bytes(program), peak, arriving, flops)
 
 
 def verify_weights(program: Program, files: Sequence[Path]) -> None:

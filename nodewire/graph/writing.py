@@ -26,14 +26,14 @@ from nodewire.kind import Registration, Say, TaskSize
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.sizes import in_units
 from nodewire.weights.blob_folder import blobs_in
-from nodewire.weights.tensorfile import Assembled, Stored, elements
+from nodewire.weights.tensorfile import AssembledTensor, StoredTensor, elements
 
 SHARED_BYTES = 2**20
 """Below, a weight of several tasks is copied into each of them."""
 
 _Typed = TypeVar("_Typed", Input, Output)
 
-Parts = Callable[[str], Sequence[Stored | torch.Tensor]]
+Parts = Callable[[str], Sequence[StoredTensor | torch.Tensor]]
 """Where a weight's elements lie, end to end. Raises BadInput, NotFound."""
 
 
@@ -219,9 +219,9 @@ class Writer:
         weights = tuple(replace(w, file=files.get(w.name, 0)) for w in program.weights)
         return replace(program, weights=weights), own, large
 
-    def _assembled(self, weight: Weight) -> Assembled:
+    def _assembled(self, weight: Weight) -> AssembledTensor:
         if self._parts is None:
-            return Assembled(weight.dtype, weight.shape, ())
+            return AssembledTensor(weight.dtype, weight.shape, ())
         rows = self._done.ranges.get(weight.name)
         parts = self._parts(rows.source if rows else weight.name)
         have = sum(_count(part) for part in parts)
@@ -232,7 +232,7 @@ class Writer:
         if have != prod(weight.shape) or (len(parts) == 1 and not rows and tuple(parts[0].shape) != weight.shape):
             said = [list(part.shape) for part in parts]
             raise BadInput(weight.name, f"is stored as {said}, the model makes it {list(weight.shape)}")
-        return Assembled(weight.dtype, weight.shape, tuple(parts))
+        return AssembledTensor(weight.dtype, weight.shape, tuple(parts))
 
 
 def _to_customer(task: str, program: Program) -> Program:
@@ -271,11 +271,11 @@ def fixed_bytes(tensor: Input | Output) -> int:
     return tensor.dtype.itemsize * prod(n for n in tensor.shape if isinstance(n, int))
 
 
-def _count(part: Stored | torch.Tensor) -> int:
+def _count(part: StoredTensor | torch.Tensor) -> int:
     return part.numel() if isinstance(part, torch.Tensor) else prod(part.shape)
 
 
-def _cut(parts: Sequence[Stored | torch.Tensor], first: int, last: int) -> list[Stored | torch.Tensor]:
+def _cut(parts: Sequence[StoredTensor | torch.Tensor], first: int, last: int) -> list[StoredTensor | torch.Tensor]:
     """Elements [first, last) of all parts."""
     found, at = [], 0
     for part in parts:

@@ -25,7 +25,7 @@ from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.protocol.frame import Frame
 from nodewire.text.stream import TextStream
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import StoredTensor
 
 _SESSION = "alone"
 
@@ -149,6 +149,6 @@ def _common(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
     }
 
 
-def _table(stored: Mapping[str, Stored]) -> dict[str, Any]:
+def _table(stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
     kinds = {name: stored_type(one) for name, one in stored.items()}
     return {name: TensorType.from_document({"dtype": k[0], "shape": k[1]}).document() for name, k in kinds.items()}

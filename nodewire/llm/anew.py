@@ -18,23 +18,23 @@ from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families import modules_of
 from nodewire.llm.families.compressed import named
 from nodewire.llm.families.methods import Eight, InGroups, Method
-from nodewire.llm.families.naming import Kept
+from nodewire.llm.families.naming import CheckpointTensor
 from nodewire.protocol.stored_dtypes import CODE_OF
-from nodewire.weights.drawn import Drawn
-from nodewire.weights.fp8 import Scaled
-from nodewire.weights.groups import Form, Grouped
-from nodewire.weights.tensorfile import DTYPES, Stored
+from nodewire.weights.drawn import DerivedTensor
+from nodewire.weights.fp8 import Fp8Matrix
+from nodewire.weights.groups import Form, GroupedMatrix
+from nodewire.weights.tensorfile import DTYPES, StoredTensor
 
 _FP8 = CODE_OF["float8_e4m3fn"]
 _SCALES = ("weight_scale_inv", "weight_scale")
 _AGAIN = "the file does not hold the whole model, or not as config.json says: take both anew"
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
-Tensors = dict[str, Stored]
+Tensors = dict[str, StoredTensor]
 
 
 def made(
-    method: Method, config: DecoderConfig, stored: Mapping[str, Stored], *, in_blocks: bool
+    method: Method, config: DecoderConfig, stored: Mapping[str, StoredTensor], *, in_blocks: bool
 ) -> tuple[DecoderConfig, Tensors]:
     """A checkpoint's tensors as they are without such a method, and its configuration, which says what is in blocks.
     Without `in_blocks` nothing is. Nothing is read.
@@ -72,7 +72,7 @@ def made(
     return config, tensors
 
 
-def foreseen(method: Method, config: DecoderConfig, tensors: Mapping[str, Stored]) -> Tensors:
+def foreseen(method: Method, config: DecoderConfig, tensors: Mapping[str, StoredTensor]) -> Tensors:
     """What a checkpoint of such a method holds, of what it would hold without; in no file."""
     found = dict(tensors)
     for _, _, pieces in modules_of(config):
@@ -81,7 +81,10 @@ def foreseen(method: Method, config: DecoderConfig, tensors: Mapping[str, Stored
                 continue
             plain = found[piece.name]
             if isinstance(method, Eight):
-                parts = {"weight": Kept("float8_e4m3fn", plain.shape), "weight_scale": Kept("float32", ())}
+                parts = {
+                    "weight": CheckpointTensor("float8_e4m3fn", plain.shape),
+                    "weight_scale": CheckpointTensor("float32", ()),
+                }
             elif any(name in piece.stem for name in method.plain):
                 continue
             else:
@@ -90,11 +93,11 @@ def foreseen(method: Method, config: DecoderConfig, tensors: Mapping[str, Stored
             for part, kept in parts.items():
                 nbytes = prod(kept.shape) * getattr(torch, kept.dtype).itemsize
                 code = kept.dtype if kept.dtype in DTYPES else CODE_OF[kept.dtype]
-                found[f"{piece.stem}.{part}"] = Stored(plain.path, code, kept.shape, 0, nbytes)
+                found[f"{piece.stem}.{part}"] = StoredTensor(plain.path, code, kept.shape, 0, nbytes)
     return found
 
 
-def told(method: Method, config: DecoderConfig) -> str:
+def describe(method: Method, config: DecoderConfig) -> str:
     """What a registration says of it."""
     how = config.quantization
     kept = "widened as it is read" if how is None else f"kept in blocks of {how.scheme[3:]} bits"
@@ -119,18 +122,18 @@ def _in_blocks(method: InGroups, config: DecoderConfig, found: Collection[str]) 
     return DecoderConfig.from_document(config.document() | {"quantization": how})
 
 
-def _parts(method: InGroups, rows: int, width: int) -> dict[str, Kept]:
+def _parts(method: InGroups, rows: int, width: int) -> dict[str, CheckpointTensor]:
     """The tensors of a matrix."""
     each, groups = 32 // method.bits, -(-width // (method.group or width))
     found = {
-        "qweight": Kept("int32", (width // each, rows) if method.layout.down else (width, rows // each)),
-        "qzeros": Kept("int32", (groups, rows // each)),
-        "scales": Kept("float16", (groups, rows)),
+        "qweight": CheckpointTensor("int32", (width // each, rows) if method.layout.down else (width, rows // each)),
+        "qzeros": CheckpointTensor("int32", (groups, rows // each)),
+        "scales": CheckpointTensor("float16", (groups, rows)),
     }
-    return found if method.in_turn else found | {"g_idx": Kept("int32", (width,))}
+    return found if method.in_turn else found | {"g_idx": CheckpointTensor("int32", (width,))}
 
 
-def _grouped(method: InGroups, stem: str, codes: Stored, stored: Mapping[str, Stored]) -> Grouped:
+def _grouped(method: InGroups, stem: str, codes: StoredTensor, stored: Mapping[str, StoredTensor]) -> GroupedMatrix:
     each = 32 // method.bits
     if len(codes.shape) != 2 or not all(codes.shape):
         raise BadTask(f"weights.{stem[:80]}.qweight", f"{list(codes.shape)} is no matrix; {_AGAIN}")
@@ -138,7 +141,7 @@ def _grouped(method: InGroups, stem: str, codes: Stored, stored: Mapping[str, St
     rows, width = (rows, width * each) if method.layout.down else (rows * each, width)
     parts = _parts(method, rows, width)
     if f"{stem}.g_idx" in stored:
-        parts["g_idx"] = Kept("int32", (width,))
+        parts["g_idx"] = CheckpointTensor("int32", (width,))
     for part, kept in parts.items():
         one = stored.get(name := f"{stem}.{part}")
         if one is None:
@@ -150,7 +153,7 @@ def _grouped(method: InGroups, stem: str, codes: Stored, stored: Mapping[str, St
                 f"{one.dtype[:20]} {list(one.shape)}, not {list(kept.shape)}, which bits and group_size of "
                 f"quantization_config say; {_AGAIN}",
             )
-    return Grouped(
+    return GroupedMatrix(
         name=stem,
         layout=method.layout,
         bits=method.bits,
@@ -164,7 +167,7 @@ def _grouped(method: InGroups, stem: str, codes: Stored, stored: Mapping[str, St
     )
 
 
-def _of_eight(method: Eight, stored: Mapping[str, Stored]) -> Tensors:
+def _of_eight(method: Eight, stored: Mapping[str, StoredTensor]) -> Tensors:
     found = dict(stored)
     for name, one in stored.items():
         stem = name.removesuffix(".weight")
@@ -175,12 +178,12 @@ def _of_eight(method: Eight, stored: Mapping[str, Stored]) -> Tensors:
             raise BadTask(f"weights.{stem[:80]}.{_SCALES[1]}", f"missing; {_AGAIN}")
         scales = found.pop(at)
         rows, columns = _block(method, name, one, at, scales)
-        source = Scaled(one, scales, rows, columns)
-        found[name] = Drawn(one.path, "float32", one.shape, 0, prod(one.shape) * 4, source)
+        source = Fp8Matrix(one, scales, rows, columns)
+        found[name] = DerivedTensor(one.path, "float32", one.shape, 0, prod(one.shape) * 4, source)
     return found
 
 
-def _block(method: Eight, name: str, one: Stored, at: str, scales: Stored) -> tuple[int, int]:
+def _block(method: Eight, name: str, one: StoredTensor, at: str, scales: StoredTensor) -> tuple[int, int]:
     """How many rows and columns share a scale."""
     if len(one.shape) != 2 or not all(one.shape):
         raise BadTask(f"weights.{name[:80]}", f"{list(one.shape)} is no matrix; {_AGAIN}")
@@ -200,7 +203,7 @@ def _block(method: Eight, name: str, one: Stored, at: str, scales: Stored) -> tu
     )
 
 
-def _drawn(matrix: Grouped, dtype: str, out: int) -> Stored:
+def _drawn(matrix: GroupedMatrix, dtype: str, out: int) -> StoredTensor:
     nbytes = matrix.rows * out * getattr(torch, dtype).itemsize
     code = dtype if dtype in DTYPES else CODE_OF[dtype]
-    return Drawn(matrix.codes.path, code, (matrix.rows, out), 0, nbytes, matrix)
+    return DerivedTensor(matrix.codes.path, code, (matrix.rows, out), 0, nbytes, matrix)

@@ -31,14 +31,14 @@ from nodewire.llm.gguf.file import opened
 from nodewire.protocol.stored_dtypes import CODE_OF
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors
-from nodewire.weights.drawn import Drawn, widened_to
-from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, Stored
+from nodewire.weights.drawn import DerivedTensor, widened_to
+from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     config: DecoderConfig
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     tokenizer: bytes
     lacks: tuple[str, ...] = ()
     """The files that are not there, in place of which `open_checkpoint` made something up."""
@@ -62,13 +62,13 @@ class Checkpoint:
     @property
     def is_drawn(self) -> bool:
         """Whether tensors are made as they are read, which takes READING_BYTES."""
-        return any(isinstance(stored, Drawn) for stored in self.tensors.values())
+        return any(isinstance(stored, DerivedTensor) for stored in self.tensors.values())
 
     def for_arithmetic(self, dtype: str) -> Checkpoint:
         """The same, what is widened as it is read widened to the dtype that is computed in, and no further."""
         return replace(self, tensors={name: widened_to(stored, dtype) for name, stored in self.tensors.items()})
 
-    def pick(self, pieces: Iterable[Piece]) -> dict[str, Stored]:
+    def pick(self, pieces: Iterable[Piece]) -> dict[str, StoredTensor]:
         """The stored tensors of these pieces.
 
         Raises:
@@ -126,7 +126,7 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False, in_blocks: bool = 
         tensors = own_tensors(config, found, sees=sees)
     if method is not None:
         config, tensors = anew.made(method, config, tensors, in_blocks=in_blocks)
-        note = "; ".join(filter(None, (note, anew.told(method, config))))
+        note = "; ".join(filter(None, (note, anew.describe(method, config))))
     has_tokenizer = not is_dry or (directory / "tokenizer.json").exists()
     tokenizer = read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b""
     lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
@@ -139,12 +139,12 @@ def _dtype(document: Mapping[str, Any]) -> str:
     return named if isinstance(named, str) and named in DTYPES else "float32"
 
 
-def _foreseen(config: DecoderConfig, path: Path, dtype: str) -> dict[str, Stored]:
+def _foreseen(config: DecoderConfig, path: Path, dtype: str) -> dict[str, StoredTensor]:
     """A model's tensors as its configuration has them, in no file: of `dtype`, or of what blocks are."""
     found = {}
     for piece in chain(end_tensors(config), stage_tensors(config, 0, config.num_hidden_layers)):
         for name, kept in piece.stored().items():
             stored = dtype if kept.dtype == NUMBERS else kept.dtype
             nbytes = prod(kept.shape) * getattr(torch, stored).itemsize
-            found[name] = Stored(path, stored if stored in DTYPES else CODE_OF[stored], kept.shape, 0, nbytes)
+            found[name] = StoredTensor(path, stored if stored in DTYPES else CODE_OF[stored], kept.shape, 0, nbytes)
     return found

@@ -24,7 +24,7 @@ from nodewire.llm.programs import DriverProgram
 from nodewire.llm.sampler import Sampler
 from nodewire.llm.sampling import Sampling, parse_params
 from nodewire.llm.speculation.drafter import Drafter
-from nodewire.llm.speculation.flight import Flight, Sent
+from nodewire.llm.speculation.flight import Flight, InFlightFrame
 from nodewire.llm.speculation.ngram import NgramDrafter
 from nodewire.llm.speculation.router import Router
 from nodewire.llm.tokenizer import Tokenizer
@@ -98,7 +98,7 @@ class Driver:
         ends = frozenset(self.program.config.eos_token_id)
         router = Router(self._make_drafters(sampler), ends, self._clock_ns) if sampling.lookahead > 1 else None
         text = TextStream(self._tokenizer, sampling.stop) if sampling.stop else None
-        pages = self._room.take(sampling.positions)
+        pages = self._room.allocate(sampling.positions)
         self._sessions[session] = _Session(sampling, sampler, text, router, pages)
 
     def _sampler(self, sampling: Sampling) -> Sampler:
@@ -243,7 +243,7 @@ class Driver:
         # The ring first: the next token waits for it, the customer's copy does not.
         return [*self._onward(state, flight), *told]
 
-    def _read(self, state: _Session, flight: Flight, sent: Sent, x: Tensor) -> list[Frame[Any]]:
+    def _read(self, state: _Session, flight: Flight, sent: InFlightFrame, x: Tensor) -> list[Frame[Any]]:
         """The tokens that the rows of a return make known, as the customer gets them."""
         told = []
         for row, node in enumerate(sent.nodes):
@@ -277,7 +277,7 @@ class Driver:
     def _shown(self, state: _Session, logits: Tensor, token: int, before: int) -> dict[str, str]:
         if state.sampling.logprobs is None:
             return {}
-        return {"logprobs": state.sampler.told(logits, token, before, self._tokenizer)}
+        return {"logprobs": state.sampler.format_logprobs(logits, token, before, self._tokenizer)}
 
     def _told(self, state: _Session, token: int, pos: int, shown: Mapping[str, str | bool]) -> Frame[Any]:
         seq = state.generated
@@ -318,7 +318,7 @@ class Driver:
             return "length"
         return None
 
-    def _hidden(self, state: _Session, sent: Sent) -> Frame[Any]:
+    def _hidden(self, state: _Session, sent: InFlightFrame) -> Frame[Any]:
         ids = torch.tensor([node.token for node in sent.nodes], dtype=torch.int64)
         first = sent.pos if ids.numel() else sent.pos - 1  # of no rows, of the last that it keeps
         chunk = chunk_of_turn(1 + first - state.prompt, self.program.chunk)

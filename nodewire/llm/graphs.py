@@ -46,7 +46,7 @@ def hidden_around(width: int, dtype: torch.dtype, device: torch.device) -> Aroun
 
 
 @dataclass(slots=True)
-class _Captured:
+class _CapturedGraph:
     grid: Grid
     inputs: Tensor
     out: Tensor
@@ -69,7 +69,7 @@ class Graphs:
         self._layers, self._lanes, self._around, self._capture = layers, lanes, around, capture
         self._room_bytes = min(room_bytes, CAPTURED_BYTES)
         self._met: Counter[Shape] = Counter()
-        self._captured = BoundedDict[Shape, _Captured](MOST)
+        self._captured = BoundedDict[Shape, _CapturedGraph](MOST)
         self.replays = 0
         self.off = ""
         if (reason := layers.uncapturable) is not None:
@@ -108,7 +108,7 @@ class Graphs:
             out[0].copy_(made)
             grid.end()
 
-        found = _Captured(grid, inputs, inputs, step)
+        found = _CapturedGraph(grid, inputs, inputs, step)
         _fill(found, rows, spans)
         try:
             step()
@@ -121,7 +121,7 @@ class Graphs:
         found.replay()
         return self._taken(found, spans)
 
-    def _taken(self, found: _Captured, spans: Sequence[Span]) -> Tensor:
+    def _taken(self, found: _CapturedGraph, spans: Sequence[Span]) -> Tensor:
         """A copy: the next replay overwrites it."""
         if not self._around.rowwise:
             return found.out.clone()
@@ -139,7 +139,7 @@ class Graphs:
         return footprint.captured(self._layers.config, shape.lanes, shape.rows, shape.cells, self._layers.item)
 
 
-def _fill(captured: _Captured, rows: Tensor, spans: Sequence[Span]) -> None:
+def _fill(captured: _CapturedGraph, rows: Tensor, spans: Sequence[Span]) -> None:
     captured.grid.set(spans)
     n, at = captured.grid.shape.rows, 0
     if n == 1:

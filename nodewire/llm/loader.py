@@ -15,7 +15,7 @@ from nodewire.llm.families.naming import Piece, Pieces
 from nodewire.llm.parameters import TURNED, Parameters, lies_in_columns
 from nodewire.llm.programs import TensorType, stored_type
 from nodewire.weights import mxfp4, nvfp4
-from nodewire.weights.tensorfile import Stored, elements, read_header, read_into
+from nodewire.weights.tensorfile import StoredTensor, elements, read_header, read_into
 
 MXFP4_BLOCKS = 8_192
 """Blocks that are decoded at once, those of NVFP4 too."""
@@ -46,7 +46,7 @@ def open_weights(path: Path, table: Mapping[str, TensorType]) -> Fill:
     return filler(stored)
 
 
-def filler(stored: Mapping[str, Stored]) -> Fill:
+def filler(stored: Mapping[str, StoredTensor]) -> Fill:
     def fill(name: str, target: Tensor, first: int = 0) -> None:
         read_into(elements(stored[name], first, first + target.numel()), target)
 

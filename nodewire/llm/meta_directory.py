@@ -12,7 +12,7 @@ from nodewire.llm.families.fields import Fields
 from nodewire.llm.meta_tokenizer import converted
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 from nodewire.weights.directory import read_bounded, read_tokenizer
-from nodewire.weights.tensorfile import MAX_HEADER_BYTES, Stored, read_header
+from nodewire.weights.tensorfile import MAX_HEADER_BYTES, StoredTensor, read_header
 
 PARAMS, WEIGHTS = "params.json", "consolidated.safetensors"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
@@ -25,7 +25,7 @@ def is_one(directory: Path) -> bool:
 
 def opened(
     directory: Path, *, is_dry: bool = False
-) -> tuple[DecoderConfig, Mapping[str, Stored] | None, bytes, tuple[str, ...]]:
+) -> tuple[DecoderConfig, Mapping[str, StoredTensor] | None, bytes, tuple[str, ...]]:
     """Its configuration, its tensors (headers are read), its tokenizer as a tokenizer.json, and the files it lacks.
 
     Only for a dry run may it lack any. Without weights there are no tensors: params.json must say how large the
@@ -50,7 +50,7 @@ def opened(
     return DecoderConfig.from_document(document | {"eos_token_id": ends}), tensors, tokenizer, lacks
 
 
-def _tensors(directory: Path) -> Mapping[str, Stored]:
+def _tensors(directory: Path) -> Mapping[str, StoredTensor]:
     """Those of its weights, which have an embedding."""
     if not (directory / WEIGHTS).is_file():
         pickles = sorted(directory.glob("consolidated.*.pth"))

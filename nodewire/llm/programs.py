@@ -20,7 +20,7 @@ from nodewire.llm.parameters import BOTH, NEITHER, Ends, Parameters, of_ends, of
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.schema import Name, Schema
 from nodewire.protocol.stored_dtypes import DTYPE_OF
-from nodewire.weights.tensorfile import DTYPES, Stored
+from nodewire.weights.tensorfile import DTYPES, StoredTensor
 
 MAX_TENSORS = 32 * MAX_LAYERS
 
@@ -167,7 +167,7 @@ def _check_parameters(config: DecoderConfig, pieces: Pieces, parameters: Paramet
             raise ValueError(f"config: the tensors of a {config.family} make up no such {role}")
 
 
-def stored_type(stored: Stored) -> tuple[str, tuple[int, ...]]:
+def stored_type(stored: StoredTensor) -> tuple[str, tuple[int, ...]]:
     """A stored tensor's dtype and shape, as a table says them."""
     return DTYPE_OF.get(stored.dtype, stored.dtype), stored.shape
 

@@ -99,7 +99,7 @@ class Sampler:
             logits = logits - sampling.frequency_penalty * times - sampling.presence_penalty * (times > 0)
         return logits
 
-    def told(self, logits: Tensor, token: int, before: int, tokenizer: Tokenizer) -> str:
+    def format_logprobs(self, logits: Tensor, token: int, before: int, tokenizer: Tokenizer) -> str:
         """The model's own log-probabilities of `token` and of the likeliest tokens, before anything bent them.
 
         JSON: [[id, log-probability, text], ...], the chosen token first; `before` is the token before it. Where that

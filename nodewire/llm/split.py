@@ -24,7 +24,7 @@ from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, 
 from nodewire.protocol.schema import Schema
 from nodewire.text.detokenizer import Detokenizer
 from nodewire.weights.blob_folder import BlobFolder, BlobSizes, blobs_in
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import StoredTensor
 
 CONTEXT = 8_192
 """A session's positions, unless more are asked for or the model has fewer."""
@@ -226,7 +226,7 @@ def _weights(
     return table, blobs.weights(stored) if is_kept else blobs.hashed(stored)
 
 
-def _type(stored: Stored) -> TensorType:
+def _type(stored: StoredTensor) -> TensorType:
     dtype, shape = stored_type(stored)
     return TensorType.from_document({"dtype": dtype, "shape": shape})
 

@@ -24,7 +24,7 @@ from nodewire.llm.kv.rows import together
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import Fill
 from nodewire.llm.programs import StageProgram
-from nodewire.llm.underway import Underway, begin
+from nodewire.llm.underway import StageRequest, begin
 from nodewire.llm.vocabulary import Vocabulary
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.pages import PAGE
@@ -37,7 +37,7 @@ class _Session:
     chain: Chain | None
     """Of its prompt, as long as its pages may be kept or found."""
     epoch: int = 0
-    underway: Underway | None = None
+    underway: StageRequest | None = None
 
 
 class Stage:
@@ -129,16 +129,16 @@ class Stage:
         self, calls: Sequence[tuple[str, Sequence[Frame[Any]]]]
     ) -> list[list[Frame[Any]] | NodewireError]:
         """What `receive` answers to each session's frame, or the error that it raises."""
-        begun: list[Underway | NodewireError] = []
+        begun: list[StageRequest | NodewireError] = []
         for session, parts in calls:
             try:
                 begun.append(self._begin(session, parts))
             except NodewireError as error:
                 begun.append(error)
-        self._compute([work for work in begun if isinstance(work, Underway)])
+        self._compute([work for work in begun if isinstance(work, StageRequest)])
         return [self._answer(session, work) for (session, _), work in zip(calls, begun, strict=True)]
 
-    def _begin(self, session: str, parts: Sequence[Frame[Any]]) -> Underway:
+    def _begin(self, session: str, parts: Sequence[Frame[Any]]) -> StageRequest:
         state = self._sessions.get(session)
         if state is None:
             raise NotFound("session", "not open")
@@ -159,7 +159,7 @@ class Stage:
         self._find(state, work)
         return work
 
-    def _find(self, state: _Session, work: Underway) -> None:
+    def _find(self, state: _Session, work: StageRequest) -> None:
         """Where the work is the next page of the session's prompt, have what is kept of it stand for computing it."""
         chain = state.chain
         if chain is None or work.frame.seq != 0 or work.pos != PAGE * chain.pages or len(work.rows) != PAGE:
@@ -170,20 +170,20 @@ class Stage:
         if found is not None:
             work.known(found)
 
-    def _compute(self, works: Sequence[Underway]) -> None:
+    def _compute(self, works: Sequence[StageRequest]) -> None:
         """All rows, in as few forwards of at most a block as it takes."""
-        while left := [work for work in works if work.left]:
+        while left := [work for work in works if work.remaining]:
             room, parts = self.program.block, []
             for work in left:
-                if n := min(work.left, room):
+                if n := min(work.remaining, room):
                     parts.append((work, n))
                     room -= n
             rows = [work.rows[work.done : work.done + n].to(self._device) for work, n in parts]
             made = self._made(rows[0] if len(rows) == 1 else torch.cat(rows), parts)
             for (work, _), y in zip(parts, torch.split(made, [n for _, n in parts]), strict=True):
-                work.take(y)
+                work.add_rows(y)
 
-    def _made(self, rows: torch.Tensor, parts: Sequence[tuple[Underway, int]]) -> torch.Tensor:
+    def _made(self, rows: torch.Tensor, parts: Sequence[tuple[StageRequest, int]]) -> torch.Tensor:
         """What becomes of the works' next rows."""
         if self._graphs is not None:
             made = self._graphs.run(rows, [work.span(n) for work, n in parts])
@@ -191,7 +191,7 @@ class Stage:
                 return made
         return self._layers.run(rows, together([work.past(n) for work, n in parts]))
 
-    def _answer(self, session: str, work: Underway | NodewireError) -> list[Frame[Any]] | NodewireError:
+    def _answer(self, session: str, work: StageRequest | NodewireError) -> list[Frame[Any]] | NodewireError:
         if isinstance(work, NodewireError):
             return work
         state = self._sessions[session]

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from nodewire.llm.capture import Replay
 
 
-class Traced:
+class FxCapture:
     """A Capture (capture.py) of the operations of one run. What cannot be in a CUDA graph is refused, so that a machine
     without a GPU shows whether a step can be captured, and that a replay says what the step says."""
 
@@ -27,14 +27,14 @@ class Traced:
 
 def _pure(step: Callable[[], None]) -> Callable[[], tuple[Tensor, ...]]:
     def run() -> tuple[Tensor, ...]:
-        with _Refusing():
+        with _DeviceReadGuard():
             step()
         return ()
 
     return run
 
 
-class _Refusing(TorchFunctionMode):
+class _DeviceReadGuard(TorchFunctionMode):
     """Raises RuntimeError: what reads a tensor's memory, which is no operation and would not be seen."""
 
     def __torch_function__(

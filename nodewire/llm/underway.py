@@ -25,7 +25,7 @@ _PASSED_ON = ("epoch", "parents", "keep")
 
 
 @dataclass(slots=True)
-class Underway:
+class StageRequest:
     """`rows` [n, width] at the committed run's positions `pos` .., or where `tree` is, its last n cells."""
 
     frame: Frame[Any]
@@ -43,7 +43,7 @@ class Underway:
     """Whether it was found and not computed."""
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Rows that are not computed yet."""
         return 0 if self.error else len(self.rows) - self.done
 
@@ -64,7 +64,7 @@ class Underway:
         self.made, self.done, self.is_known = made, len(self.rows), True
         self.lane.length = self.pos + self.done
 
-    def take(self, y: Tensor) -> None:
+    def add_rows(self, y: Tensor) -> None:
         """Note what the next rows have become, [n, width]; with the last of them the lane has them all."""
         try:
             frames.check_finite(y)
@@ -104,7 +104,7 @@ class Underway:
         return Frame(edge, self.frame.seq, (sent.cpu(),), meta)
 
 
-def begin(frame: Frame[Any], x: Tensor, lane: Lane, epoch: int, *, closes: bool) -> tuple[Underway, int]:
+def begin(frame: Frame[Any], x: Tensor, lane: Lane, epoch: int, *, closes: bool) -> tuple[StageRequest, int]:
     """Begin with a frame of hidden states `x` [1, n, width], and its epoch; `epoch` is that of the one before.
 
     The lane is rewound, or keeps what the frame says, when nothing can be wrong any more but the numbers. A frame of no
@@ -117,7 +117,7 @@ def begin(frame: Frame[Any], x: Tensor, lane: Lane, epoch: int, *, closes: bool)
     pos, chunk, n = frames.count(frame, "pos"), frames.count(frame, "chunk"), x.shape[1]
     of = frames.count(frame, "epoch") if "epoch" in frame.meta else 0
     parents, keep = _cells(frame, "parents"), _cells(frame, "keep") or []
-    work = Underway(frame, lane, x[0], pos, chunk, None, closes and frame.seq == 0 and n > 0)
+    work = StageRequest(frame, lane, x[0], pos, chunk, None, closes and frame.seq == 0 and n > 0)
     if not n and not keep:
         return work, epoch
     if parents is not None and len(parents) != n:

@@ -105,9 +105,10 @@ class Whole:
     ) -> Iterator[int]:
         """The generated ids, up to and with an end token, `max_tokens`, the end of the context or of a schema's text.
 
-        `sampler`: a fresh one of the same sampling, for who wants to look at it; `told` is given `Sampler.told` of each
-        id, if log-probabilities are asked for. With `reuse` the beginning that the prompt has in common with what was
-        computed last is not computed again (last bits may differ: sums are made in other batches).
+        `sampler`: a fresh one of the same sampling, for who wants to look at it; `told` is given
+        `Sampler.format_logprobs` of each id, if log-probabilities are asked for. With `reuse` the beginning that the
+        prompt has in common with what was computed last is not computed again (last bits may differ: sums are made in
+        other batches).
         """
         if not prompt:
             raise BadInput("prompt", "empty")
@@ -123,7 +124,7 @@ class Whole:
             token = sampler.choose(logits, pos)
             sampler.accept(token)
             if sampling.logprobs is not None:
-                told(sampler.told(logits, token, feed[-1], self.tokenizer))
+                told(sampler.format_logprobs(logits, token, feed[-1], self.tokenizer))
             yield token
             if token in self.config.eos_token_id or sampler.ended:
                 return

@@ -40,7 +40,7 @@ _log = logging.getLogger("nodewire.metrics")
 
 
 @dataclass(frozen=True, slots=True)
-class Exposed:
+class MetricsExposition:
     """What a daemon shows, and where: `listen` is host:port, nowhere if empty.
 
     `here` is collected on the event loop; `apart` on a thread: what reads files and databases and nothing that the
@@ -53,7 +53,7 @@ class Exposed:
     apart: Sequence[Collector] = ()
 
 
-class Collected:
+class MetricsSnapshot:
     """What was found at one moment, as the library's encoder wants it."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
@@ -66,7 +66,7 @@ class Collected:
 class Scrapes:
     """Collects when it is asked for, at most once in FRESH_S."""
 
-    def __init__(self, exposed: Exposed) -> None:
+    def __init__(self, exposed: MetricsExposition) -> None:
         gc = GCCollector(CollectorRegistry())  # not the library's own registry: that is the whole process's
         self._here = (_Build(exposed.daemon), *exposed.here)
         self._apart = (ProcessCollector(registry=None), gc, *exposed.apart)
@@ -87,7 +87,7 @@ class Scrapes:
             self._failures += failed
             for source in self._here:
                 found += source.collect()
-            return generate_latest(Collected([*found, FAILURES.of(self._failures)]))
+            return generate_latest(MetricsSnapshot([*found, FAILURES.to_metric(self._failures)]))
         finally:
             self._until_s = asyncio.get_running_loop().time() + FRESH_S
 
@@ -113,7 +113,7 @@ class _Build:
 
 
 @asynccontextmanager
-async def serving(exposed: Exposed) -> AsyncIterator[str]:
+async def serving(exposed: MetricsExposition) -> AsyncIterator[str]:
     """Serve until the block is left; gives the URL to scrape.
 
     Raises:

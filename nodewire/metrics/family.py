@@ -35,7 +35,7 @@ class Family:
     help: str
     labels: Labels = ()
 
-    def of(self, value: float) -> Metric:
+    def to_metric(self, value: float) -> Metric:
         """The family as a single number; it has no labels."""
         return self.by({(): value})
 

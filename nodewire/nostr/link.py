@@ -17,7 +17,7 @@ from nodewire.errors import BadInput, LinkLost, Unsupported
 from nodewire.nostr import nip01, nip42
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.nip01 import Closed, Eose, Filter, Notice, Ok, RelayAuth, RelayCount, RelayEvent
+from nodewire.nostr.nip01 import ClosedMessage, Eose, Filter, Notice, Ok, RelayAuth, RelayCount, RelayEvent
 
 MAX_INVALID = 100  # malformed messages and false events on one connection, after which it is not worth keeping
 MAX_CHALLENGES = 16  # answered on one connection
@@ -28,7 +28,7 @@ _PASSING = frozenset({"", "error", "rate-limited"})
 
 LinkState = Literal["connecting", "connected", "waiting", "closed"]
 Standing = Literal["pending", "eose", "closed", "refused", "unreachable"]
-Answer = Ok | RelayCount | Closed
+Answer = Ok | RelayCount | ClosedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RelayStatus:
 class Listener(Protocol):
     """Who subscribed."""
 
-    def take(self, event: Event, size: int) -> bool:
+    def accept(self, event: Event, size: int) -> bool:
         """An event came in a message of `size` bytes; False if it is not what was asked for, or false in itself."""
 
     def stand(self, url: str, standing: Standing, reason: str) -> None:
@@ -139,7 +139,7 @@ class Link:
         # Some relays say "duplicate" with false; the event is there, and that is what was wanted.
         return replace(ok, accepted=True) if nip01.prefix(ok.message) == "duplicate" else ok
 
-    async def count(self, sub_id: str, filters: tuple[Filter, ...]) -> RelayCount | Closed:
+    async def count(self, sub_id: str, filters: tuple[Filter, ...]) -> RelayCount | ClosedMessage:
         """The relay's count of stored events, or its refusal."""
         answer = await self._ask(("count", sub_id), nip01.ClientCount(sub_id, filters).to_json())
         assert not isinstance(answer, Ok)
@@ -164,7 +164,7 @@ class Link:
                 waiting.remove(future)
                 if not waiting:
                     self._answers.pop(key, None)
-            refused = isinstance(answer, Closed) or (isinstance(answer, Ok) and not answer.accepted)
+            refused = isinstance(answer, ClosedMessage) or (isinstance(answer, Ok) and not answer.accepted)
             if not (refused and self._wants_auth(answer) and retried_on != connection):
                 return answer
             retried_on = connection
@@ -187,14 +187,14 @@ class Link:
                 entry = self._entries.get(sub_id)
                 if entry is None:
                     return  # sent before the relay read our CLOSE
-                if entry.listener.take(event, len(data)):
+                if entry.listener.accept(event, len(data)):
                     self._note(events=self.status.events + 1)
                 else:
                     self._invalid("an event that is false, or was not asked for")
             case Eose(sub_id):
                 if (entry := self._entries.get(sub_id)) is not None:
                     entry.listener.stand(self.url, "eose", "")
-            case Closed(sub_id):
+            case ClosedMessage(sub_id):
                 self._closed(message)
             case Ok(event_id):
                 if event_id == self._auth_id:
@@ -207,7 +207,7 @@ class Link:
             case Notice(text):
                 self._note(notice=text[:MAX_WORDS_CHARS])
 
-    def _closed(self, message: Closed) -> None:
+    def _closed(self, message: ClosedMessage) -> None:
         self._answer(("count", message.sub_id), message)
         entry = self._entries.get(message.sub_id)
         if entry is None:
@@ -255,7 +255,7 @@ class Link:
     def _wants_auth(self, answer: Answer) -> bool:
         return (
             self._keys is not None
-            and isinstance(answer, Ok | Closed)
+            and isinstance(answer, Ok | ClosedMessage)
             and nip01.prefix(answer.message) == nip42.AUTH_REQUIRED
         )
 

@@ -202,7 +202,7 @@ class ClientAuth:
 
 @dataclass(frozen=True, slots=True)
 class ClientCount:
-    """NIP-45: how many stored events match any of `filters`; answered by `RelayCount` or `Closed`."""
+    """NIP-45: how many stored events match any of `filters`; answered by `RelayCount` or `ClosedMessage`."""
 
     sub_id: str
     filters: tuple[Filter, ...]
@@ -249,7 +249,7 @@ class Eose:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedMessage:
     """The relay refused or ended a subscription (or refused a count)."""
 
     sub_id: str
@@ -288,7 +288,7 @@ class RelayCount:
         return _dump("COUNT", self.sub_id, body)
 
 
-RelayMessage = RelayEvent | Ok | Eose | Closed | Notice | RelayAuth | RelayCount
+RelayMessage = RelayEvent | Ok | Eose | ClosedMessage | Notice | RelayAuth | RelayCount
 
 
 def prefix(message: str) -> str:
@@ -357,9 +357,9 @@ def parse_relay(data: str | bytes | list[Any], *, max_bytes: int = MAX_MESSAGE_B
         case ["EOSE", sub_id, *_]:
             return Eose(_sub_id(sub_id))
         case ["CLOSED", sub_id]:
-            return Closed(_sub_id(sub_id))
+            return ClosedMessage(_sub_id(sub_id))
         case ["CLOSED", sub_id, str(message), *_]:
-            return Closed(_sub_id(sub_id), message)
+            return ClosedMessage(_sub_id(sub_id), message)
         case ["NOTICE", str(message), *_]:
             return Notice(message)
         case ["AUTH", str(challenge), *_]:

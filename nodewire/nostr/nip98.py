@@ -20,7 +20,7 @@ WINDOW_S = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HttpRequest:
     """What was asked for: the absolute URL as the server is known by, the method, the body."""
 
     url: str
@@ -32,19 +32,19 @@ class Asked:
         return hashlib.sha256(self.body).hexdigest()
 
 
-def build(keys: Keys, asked: Asked, *, now_s: int) -> Event:
+def build(keys: Keys, asked: HttpRequest, *, now_s: int) -> Event:
     tags = [("u", asked.url), ("method", asked.method)]
     if asked.body:
         tags.append(("payload", asked.payload))
     return sign(keys, KIND, created_at=now_s, tags=tags)
 
 
-def header(keys: Keys, asked: Asked, *, now_s: int) -> str:
+def header(keys: Keys, asked: HttpRequest, *, now_s: int) -> str:
     """The value of the `Authorization` header by which `keys` ask."""
     return to_header(build(keys, asked, now_s=now_s))
 
 
-def check(event: Event, asked: Asked, *, now_s: float) -> str:
+def check(event: Event, asked: HttpRequest, *, now_s: float) -> str:
     """The public key of whoever signed for this request, in a verified event.
 
     A body must be covered by `payload`, which the NIP leaves open.
@@ -65,7 +65,7 @@ def check(event: Event, asked: Asked, *, now_s: float) -> str:
     return event.pubkey
 
 
-def check_header(value: str | None, asked: Asked, *, now_s: float) -> str:
+def check_header(value: str | None, asked: HttpRequest, *, now_s: float) -> str:
     """As `check`, for the value of the header.
 
     Raises:

@@ -215,7 +215,7 @@ class Pool:
         asked = (_within(timeout_s, link.count(sub_id, wanted)) for link in self._links.values())
         answers = dict(zip(self._links, await asyncio.gather(*asked), strict=True))
         counts = {url: answer.count for url, answer in answers.items() if isinstance(answer, RelayCount)}
-        refusals = {url: answer.message for url, answer in answers.items() if isinstance(answer, nip01.Closed)}
+        refusals = {url: answer.message for url, answer in answers.items() if isinstance(answer, nip01.ClosedMessage)}
         if not counts and refusals:
             raise RelayRefused("filters", _reasons(refusals))
         if not counts:

@@ -11,7 +11,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.subscription import MAX_QUEUED_EVENTS, Subscription
 
 
-class Relaying(Protocol):
+class EventTransport(Protocol):
     """As `Pool` has it, whoever carries the events. What comes is verified."""
 
     def subscribe(self, filters: Iterable[Filter], *, max_queued: int = MAX_QUEUED_EVENTS) -> Subscription:

@@ -104,7 +104,7 @@ class Subscription:
 
     # As a link's listener
 
-    def take(self, event: Event, size: int) -> bool:
+    def accept(self, event: Event, size: int) -> bool:
         if event.id in self._seen:
             return True
         if not any(wanted.matches(event) for wanted in self.filters) or not self._is_genuine(event):

@@ -12,19 +12,19 @@ from nodewire.oracle.case import (
     OPEN_EPOCHS,
     VERIFIED_EPOCHS,
     Case,
-    Drawn,
-    FramesShown,
-    InputsShown,
-    Opened,
+    EpochDraw,
+    FramesDisclosure,
+    InputsDisclosure,
+    OpeningResult,
     Parties,
-    PublishSampled,
-    Recomputed,
+    PublishSamples,
+    RecomputeResult,
     State,
     Step,
 )
 from nodewire.protocol.choices import tokens_edge
 from nodewire.protocol.chunk import Opening
-from nodewire.protocol.verification import MAX_SAMPLES, Sample, Sampled
+from nodewire.protocol.verification import MAX_SAMPLES, JobSamples, Sample
 
 MAX_DRAWN = 1_024
 """Samples that are judged of one epoch: the first in the order in which they come."""
@@ -36,7 +36,7 @@ MAX_OTHERS = 8
 """Nodes that are asked whether a root that they committed to as well is their own."""
 
 
-def drawn(what: Drawn, state: State) -> State:
+def drawn(what: EpochDraw, state: State) -> State:
     """An epoch was read: new cases, and what it shows of those there are."""
     cases = {key: _with_others(_with_verifiers(case, what), what) for key, case in state.cases.items()}
     judged = [sample for sample in what.samples if sample.request in what.manifests][:MAX_DRAWN]
@@ -56,7 +56,7 @@ def drawn(what: Drawn, state: State) -> State:
     to_publish = dict(state.to_publish)
     for request, samples in by_request.items():
         to_publish[what.epoch, request] = tuple(
-            Sampled(
+            JobSamples(
                 committee=state.digest,
                 epoch=what.epoch,
                 certificate=what.certificate,
@@ -69,7 +69,7 @@ def drawn(what: Drawn, state: State) -> State:
     return replace(state, read=max(what.epoch, state.read), cases=cases, to_publish=to_publish, drawn_ms=drawn_ms)
 
 
-def _with_others(case: Case, what: Drawn) -> Case:
+def _with_others(case: Case, what: EpochDraw) -> Case:
     """The case with those whom this epoch shows to have committed to the same root."""
     found = list(case.others)
     for (provider, request, task, chunk, attempt), root in what.roots.items():
@@ -88,7 +88,7 @@ def _is_new(sample: Sample, epoch: int, cases: Mapping[str, Case]) -> bool:
     return case is None or (epoch < case.epoch and not case.said and case.done is None)
 
 
-def _with_verifiers(case: Case, what: Drawn) -> Case:
+def _with_verifiers(case: Case, what: EpochDraw) -> Case:
     """The case with the verifiers whose roots this epoch certifies."""
     if not case.epoch < what.epoch <= case.epoch + VERIFIED_EPOCHS or case.said:
         return case
@@ -104,7 +104,7 @@ def _with_verifiers(case: Case, what: Drawn) -> Case:
     return found
 
 
-def published(sampled: Sampled, state: State) -> State:
+def published(sampled: JobSamples, state: State) -> State:
     """What was published truly need not be published again."""
     place = sampled.epoch, sampled.request
     left = tuple(mine for mine in state.to_publish.get(place, ()) if mine != sampled)
@@ -121,12 +121,12 @@ def publish_due(state: State) -> Step:
         if state.committee.leader(epoch) == state.me or state.now_ms >= since_ms + state.committee.skew_ms:
             due.append((epoch, request))
     fresh = [place for place in due if place[0] + OPEN_EPOCHS >= state.epoch]
-    actions = tuple(PublishSampled(sampled) for place in fresh for sampled in state.to_publish[place])
+    actions = tuple(PublishSamples(sampled) for place in fresh for sampled in state.to_publish[place])
     rest = {place: sampled for place, sampled in state.to_publish.items() if place not in due}
     return replace(state, to_publish=rest), actions
 
 
-def opened(what: Opened, state: State) -> State:
+def opened(what: OpeningResult, state: State) -> State:
     """What a node showed, if it opens the root that it committed to."""
     case, node, opening = state.cases.get(what.key), what.node, what.opening
     if case is None:
@@ -172,7 +172,7 @@ def _is_of(opening: Opening, sample: Sample) -> bool:
     )
 
 
-def recomputed(what: Recomputed, state: State) -> State:
+def recomputed(what: RecomputeResult, state: State) -> State:
     """What this oracle computed, or why it has not."""
     case, leaves = state.cases.get(what.key), what.leaves
     if case is None:
@@ -204,13 +204,13 @@ def recomputed(what: Recomputed, state: State) -> State:
     return state
 
 
-def inputs_shown(what: InputsShown, state: State) -> State:
+def inputs_shown(what: InputsDisclosure, state: State) -> State:
     """The provider has shown inputs that it had not shown before."""
     case = state.cases.get(what.key)
     return state if case is None else state.with_case(replace(case, withheld=False))
 
 
-def frames_shown(what: FramesShown, state: State) -> State:
+def frames_shown(what: FramesDisclosure, state: State) -> State:
     """The provider's own frames, by their leaves."""
     case = state.cases.get(what.key)
     if case is None:

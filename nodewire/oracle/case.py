@@ -13,7 +13,7 @@ from nodewire.protocol.complaint import Complaint
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.sent import Equivocation
 from nodewire.protocol.verdict import Certificate, Verdict
-from nodewire.protocol.verification import Sample, Sampled
+from nodewire.protocol.verification import JobSamples, Sample
 
 RootKey = tuple[str, str, str, int, int]
 """Provider, request, task, chunk, attempt."""
@@ -56,7 +56,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class EpochDraw:
     """An epoch is certified, with its beacon: what was drawn of it, and every root that it certifies.
 
     Epochs come in order, but for one that was certified late: after it the later ones come again. Samples with those
@@ -83,11 +83,11 @@ class Drawn:
 class SampledCame:
     """Somebody has published samples (kind 8844)."""
 
-    sampled: Sampled
+    sampled: JobSamples
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpeningResult:
     """How a `PullOpening` ended; None: the node is silent, refuses, or sent garbage."""
 
     key: str
@@ -98,7 +98,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputed:
+class RecomputeResult:
     """How a `Recompute` ended; None: the inputs are not to be had; `withheld`: because the provider does not show its
     own part of them."""
 
@@ -118,14 +118,14 @@ class Recomputed:
 
 
 @dataclass(frozen=True, slots=True)
-class InputsShown:
+class InputsDisclosure:
     """All inputs of a `Recompute` are here. The provider withholds nothing, however computing them ends."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class FramesShown:
+class FramesDisclosure:
     """How a `PullFrames` ended: the leaves of the frames that the provider shows, which hash to those of its opening;
     None: it shows none, or others."""
 
@@ -141,7 +141,7 @@ class VoteCame:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class VoteRecord:
     """What this oracle has put on record as its vote, now or before a restart; None where it joined others."""
 
     key: str
@@ -157,7 +157,7 @@ class VerdictCame:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfounded:
+class UnfoundedComplaint:
     """No certificate of an epoch up to `epoch` holds the roots of the claim that `complaint` is about; `task` is the
     first that the plan has for the accused."""
 
@@ -168,24 +168,24 @@ class Unfounded:
 
 Input = (
     Tick
-    | Drawn
+    | EpochDraw
     | SampledCame
-    | Opened
-    | InputsShown
-    | Recomputed
-    | FramesShown
+    | OpeningResult
+    | InputsDisclosure
+    | RecomputeResult
+    | FramesDisclosure
     | VoteCame
-    | Said
+    | VoteRecord
     | VerdictCame
-    | Unfounded
+    | UnfoundedComplaint
 )
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class PublishSampled:
-    sampled: Sampled
+class PublishSamples:
+    sampled: JobSamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class Convict:
     certificate: Certificate
 
 
-Action = PublishSampled | PullOpening | PullFrames | Recompute | SayVote | PublishVerdict | PublishFault | Convict
+Action = PublishSamples | PullOpening | PullFrames | Recompute | SayVote | PublishVerdict | PublishFault | Convict
 
 # ---- state --------------------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Case:
     """The verifier's."""
     mine: Opening | None = None
     excused: frozenset[int] = frozenset()
-    """Beside `mine`: as in `Recomputed`."""
+    """Beside `mine`: as in `RecomputeResult`."""
     reference: tuple[Leaf, ...] = ()
     """Beside `mine`: the same frames in float32, where they are to be had."""
     frames: tuple[Leaf, ...] | None = None
@@ -349,7 +349,7 @@ class State:
     heard: Mapping[str, int] = field(default_factory=dict)
     """By ballot: the epoch in which the first vote in it came."""
     accused: frozenset[tuple[str, str]] = frozenset()
-    to_publish: Mapping[tuple[int, str], tuple[Sampled, ...]] = field(default_factory=dict)
+    to_publish: Mapping[tuple[int, str], tuple[JobSamples, ...]] = field(default_factory=dict)
     """By epoch and request: samples that nobody has published yet."""
     drawn_ms: Mapping[int, int] = field(default_factory=dict)
     convicted: frozenset[str] = frozenset()

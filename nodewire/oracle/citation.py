@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nodewire.oracle.derivation import Key
 from nodewire.oracle.state import Round
 from nodewire.protocol import snapshot as _snapshot
-from nodewire.protocol.account import Judged
+from nodewire.protocol.account import ReputationVerdict
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.inventory import Inventory
 
@@ -23,7 +23,7 @@ class Citation:
     """The one of the round's leader, if it is among them."""
 
     @classmethod
-    def of(cls, ids: Collection[str], is_crowded: bool, round_: Round, leader: str) -> Citation:
+    def build(cls, ids: Collection[str], is_crowded: bool, round_: Round, leader: str) -> Citation:
         found = {id_: one for id_ in ids if (one := round_.inventories[id_].inventory) is not None}
         leader_inventory = next((one for id_, one in found.items() if round_.inventories[id_].oracle == leader), None)
         return cls(found, is_crowded, leader_inventory)
@@ -38,7 +38,7 @@ class Citation:
         """The counted beats that f+1 inventories list as bonded nodes'."""
         return _snapshot.popular(committee, (one.bonded for one in self.inventories.values()))
 
-    def judged(self, committee: Committee) -> list[Judged]:
+    def judged(self, committee: Committee) -> list[ReputationVerdict]:
         """The verdicts that count and are due."""
         return _snapshot.judged(committee, list(self.inventories.values()))
 

@@ -38,6 +38,6 @@ class ClockWatch:
         if abs(self.offset_s) <= self._most_s:
             return True
         _log.error(
-            "this oracle's clock is %s. Nothing is certified with it until then", clock_offset.said(self.offset_s)
+            "this oracle's clock is %s. Nothing is certified with it until then", clock_offset.describe(self.offset_s)
         )
         return False

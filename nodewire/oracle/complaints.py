@@ -12,7 +12,7 @@ from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.relays import Relays
-from nodewire.oracle.case import Unfounded
+from nodewire.oracle.case import UnfoundedComplaint
 from nodewire.protocol import complaint, job
 from nodewire.protocol.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS, Complaint
 from nodewire.protocol.job import Request
@@ -43,7 +43,7 @@ class Complaints:
         relays: Relays,
         clock: Clock,
         snapshots: Callable[[], Mapping[int, str]],
-        holds: Callable[[Unfounded], None],
+        holds: Callable[[UnfoundedComplaint], None],
     ) -> None:
         self._market, self._relays, self._clock = market, relays, clock
         self._committee, self._digest = market.committee, market.committee.digest()
@@ -54,7 +54,7 @@ class Complaints:
         self._open: dict[str, dict[str, Complaint]] = {}
         """By the accused and the case's key."""
 
-    def came(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Raises BadInput: it is malformed, or too old to be looked into."""
         one = complaint.parse(event)
         if one.committee != self._digest:
@@ -126,7 +126,7 @@ class Complaints:
         if len(certified) < ENOUGH_EPOCHS:
             raise BadInput("epochs", f"only {len(certified)} were certified in which the roots could have been")
         _log.warning("%s claimed chunk %d and committed to nothing", one.provider[:8], one.due.chunk)
-        self._holds(Unfounded(one, last, task))
+        self._holds(UnfoundedComplaint(one, last, task))
 
     async def _request(self, one: Complaint) -> Request:
         for event in await self._relays.fetch([Filter(ids=frozenset({one.request}))]):

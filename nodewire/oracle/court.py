@@ -23,32 +23,32 @@ from nodewire.oracle.case import (
     OPEN_EPOCHS,
     Action,
     Convict,
-    FramesShown,
+    FramesDisclosure,
     Input,
-    InputsShown,
-    Opened,
+    InputsDisclosure,
+    OpeningResult,
     Parties,
     PublishFault,
-    PublishSampled,
+    PublishSamples,
     PublishVerdict,
     PullFrames,
     PullOpening,
     Recompute,
-    Recomputed,
-    Said,
+    RecomputeResult,
     SampledCame,
     SayVote,
     State,
     Tick,
     VerdictCame,
     VoteCame,
+    VoteRecord,
     start,
 )
 from nodewire.oracle.complaints import Complaints
 from nodewire.oracle.docket import Docket
 from nodewire.oracle.figures import CourtFigures
 from nodewire.oracle.journal import Journal
-from nodewire.oracle.reading import Reading
+from nodewire.oracle.reading import EpochReader
 from nodewire.plan.epoch import Epochs
 from nodewire.protocol import certificate, inventory, kinds, verdict, verification
 from nodewire.protocol.chunk import Leaf, Opening
@@ -57,7 +57,7 @@ from nodewire.protocol.compare import compare
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
 from nodewire.verify.inquiry import Overloaded
-from nodewire.verify.recompute import MAX_BYTES, Computed, Equivocated, Inputs, Unopened, most_input_bytes
+from nodewire.verify.recompute import MAX_BYTES, ComputedLeaves, Equivocated, Inputs, Unopened, most_input_bytes
 from nodewire.verify.waiting_list import Cap, WaitingList
 
 MAX_ASKING = 32
@@ -103,7 +103,7 @@ class Evidence(Protocol):
 
     async def recompute(
         self, inputs: Inputs, *, judged: Opening | None, beside: Opening | None, within_s: float
-    ) -> Computed:
+    ) -> ComputedLeaves:
         """The chunk, computed here; `judged` is the provider's opening, `beside` the verifier's.
 
         Raises:
@@ -134,7 +134,7 @@ class Court:
         self._relays, self._evidence = relays, evidence
         self._journal, self._clock, self._convict = journal, clock, convict
         self._epochs = Epochs(committee)
-        self._reading = Reading(committee, self._epochs, docket, clock, self._feed)
+        self._reading = EpochReader(committee, self._epochs, docket, clock, self._feed)
         self.figures = CourtFigures()
         self._complaints = Complaints(market, relays, clock, docket.snapshots, self._feed)
         self._state = start(committee, keys.public, can_recompute=evidence.can_recompute)
@@ -192,11 +192,11 @@ class Court:
             self._feed(VoteCame(event))
         elif event.kind == kinds.EVIDENCE:
             if event.tag("e") is not None:  # the other evidence is of oracles' faults
-                self._complaints.came(event)
+                self._complaints.add(event)
         elif event.kind == kinds.CERTIFICATE and (event.tag("n") or "").startswith("verdict/"):
             self._feed(VerdictCame(verdict.parse(event)))
         else:
-            self._epochs.take(event)
+            self._epochs.add_event(event)
 
     async def _tick(self) -> None:
         """Tell the time; and the log, when this machine does not keep up with it: then nobody else is to blame."""
@@ -212,7 +212,7 @@ class Court:
                 _log.warning("overloaded: this oracle woke up %.1f s late, which is more than a skew", now_s - due_s)
 
     def _feed(self, what: Input) -> None:
-        if isinstance(what, Recomputed):
+        if isinstance(what, RecomputeResult):
             self._say_apart(what)
         before = self._state
         self._state, actions = judging.apply(what, before)
@@ -223,7 +223,7 @@ class Court:
                 self.figures.moved(action.certificate, before, self._state)
             self._do(action)
 
-    def _say_apart(self, what: Recomputed) -> None:
+    def _say_apart(self, what: RecomputeResult) -> None:
         """To the log, how far the provider's work is from what was computed here."""
         case = self._state.cases.get(what.key)
         if case is None or case.theirs is None or case.manifest is None or what.leaves is None:
@@ -238,7 +238,7 @@ class Court:
     def _do(self, action: Action) -> None:
         now_s = int(self._clock.time_s())
         match action:
-            case PublishSampled(sampled):
+            case PublishSamples(sampled):
                 self._spawn(self._publish(verification.build(self._keys, sampled, created_at=now_s)))
             case PullOpening():
                 self._spawn(self._pull(action))
@@ -278,7 +278,7 @@ class Court:
         except NodewireError as error:
             _log.error("not voting on sample %s: %s", action.key[:8], error)
             return
-        self._feed(Said(action.key, Verdict.parse(document) if document else None))
+        self._feed(VoteRecord(action.key, Verdict.parse(document) if document else None))
         self._feed(VoteCame(event))
         self._spawn(self._publish(event))
 
@@ -291,7 +291,7 @@ class Court:
             self._lacks(of.key, f"the opening of {node[:8]}: {_said(error)}")
         except Exception:  # noqa: BLE001 - a fault in one sample must not end the others
             _log.exception("opening of sample %s by %s: a fault of this software", sample.key[:8], node[:8])
-        self._feed(Opened(of.key, node, opening, sample.key if sample.key != of.key else ""))
+        self._feed(OpeningResult(of.key, node, opening, sample.key if sample.key != of.key else ""))
 
     async def _pull_frames(self, sample: Sample, epoch: int, opening: Opening) -> None:
         leaves = None
@@ -303,7 +303,7 @@ class Court:
             self._lacks(sample.key, f"the frames of {sample.provider[:8]}: {_said(error)}")
         except Exception:  # noqa: BLE001 - a fault in one sample must not end the others
             _log.exception("frames of sample %s: a fault of this software", sample.key[:8])
-        self._feed(FramesShown(sample.key, leaves))
+        self._feed(FramesDisclosure(sample.key, leaves))
 
     async def _recompute(self, sample: Sample, epoch: int, last: bool) -> None:
         computed, beside, equivocation, withheld, unopened = None, None, None, False, None
@@ -323,15 +323,15 @@ class Court:
             withheld = isinstance(error, Withheld)
         except Exception:  # noqa: BLE001 - a fault in one sample must not end the others
             _log.exception("sample %s is not computed again: a fault of this software", sample.key[:8])
-        ended = Recomputed(sample.key, None, withheld, equivocation, unopened=unopened)
+        ended = RecomputeResult(sample.key, None, withheld, equivocation, unopened=unopened)
         if computed is not None:
             root = beside.root() if beside is not None else ""
-            ended = Recomputed(
+            ended = RecomputeResult(
                 sample.key, computed.leaves, excused=computed.excused, beside=root, reference=computed.reference
             )
         self._feed(ended)
 
-    async def _computed(self, sample: Sample, epoch: int, last: bool) -> tuple[Computed, Opening | None]:
+    async def _computed(self, sample: Sample, epoch: int, last: bool) -> tuple[ComputedLeaves, Opening | None]:
         """Fetch the inputs beside other cases' fetches, then compute when it is this case's turn. With the verifier's
         opening that it was computed beside.
 
@@ -349,7 +349,7 @@ class Court:
             inputs = await self._evidence.inputs(
                 sample, epoch, last=last, within_s=self._left_s(epoch, math.inf if is_bonded else STRANGERS_EPOCHS)
             )
-            self._feed(InputsShown(sample.key))
+            self._feed(InputsDisclosure(sample.key))
             async with self._computing.turn(rank, [Cap("worker", 1)]):
                 left_s = self._left_s(epoch, math.inf if is_bonded else 1)
                 case = self._state.cases.get(sample.key)

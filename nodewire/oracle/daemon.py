@@ -27,7 +27,7 @@ from nodewire.oracle.setup import Seat
 from nodewire.oracle.state import (
     Action,
     BlobCame,
-    Convicted,
+    Conviction,
     Derive,
     FetchBlob,
     FetchCertificates,
@@ -35,18 +35,18 @@ from nodewire.oracle.state import (
     Input,
     KeepBlob,
     KeepEvent,
-    KeepJudged,
     KeepSnapshot,
+    KeepVerdict,
     PublishCertificate,
     PublishFault,
     PublishPartial,
-    Received,
     SayInventory,
     SayProposal,
     SaySupply,
     SayVote,
     State,
     Tick,
+    VerifiedEvent,
     start,
 )
 from nodewire.oracle.tenure import tenured
@@ -134,7 +134,7 @@ class Oracle:
 
     def expel(self, pubkey: str) -> None:
         """List this node no more: a certified verdict, which the journal has, convicts it."""
-        self._spawn(self._inbox.put(Convicted(pubkey)))
+        self._spawn(self._inbox.put(Conviction(pubkey)))
 
     async def run(self) -> None:
         """Announce the committee, then follow the rules until cancelled.
@@ -187,7 +187,7 @@ class Oracle:
                 self._verdict_came(event)
                 await asyncio.sleep(0)
             else:
-                await self._inbox.put(Received(event))
+                await self._inbox.put(VerifiedEvent(event))
         raise LinkLost("relays", "every relay has ended the subscription")
 
     def _verdict_came(self, event: Event) -> None:
@@ -206,7 +206,7 @@ class Oracle:
     async def _count(self, event: Event, said: Verdict) -> None:
         try:
             if await self._counts(said):
-                await self._inbox.put(Received(event))
+                await self._inbox.put(VerifiedEvent(event))
         finally:
             self._asking.discard(said.key)
 
@@ -221,7 +221,7 @@ class Oracle:
         while True:
             what = await self._inbox.get()
             # time moves with every input, so that an event is judged by when it came
-            if isinstance(what, Received) and self._now_ms() > self._state.now_ms + self._committee.skew_ms:
+            if isinstance(what, VerifiedEvent) and self._now_ms() > self._state.now_ms + self._committee.skew_ms:
                 await self._move(Tick(self._now_ms()), turn)
             await self._move(what, turn)
             applied += 1
@@ -272,7 +272,7 @@ class Oracle:
                 _log.warning("oracle %s contradicts itself on %s", fault.oracle, fault.topic)
                 self.figures.faults += 1
                 self._spawn(self._publish(certificate.build_fault(self._keys, fault, created_at=now_s)))
-            case KeepJudged(judged):
+            case KeepVerdict(judged):
                 self._journal.keep_judged(self._digest, judged, self._state.epoch - JUDGED_EPOCHS)
             case FetchEvents(ids, is_urgent):
                 (self._urgent if is_urgent else self._strangers).add(ids)
@@ -300,7 +300,7 @@ class Oracle:
     async def _store_and_publish(self, event: Event, blob: bytes | None) -> None:
         if blob is not None:
             await self._blobs.put(blob)
-        await self._inbox.put(Received(event))
+        await self._inbox.put(VerifiedEvent(event))
         await self._publish(event)
 
     async def _publish(self, event: Event) -> None:
@@ -314,7 +314,7 @@ class Oracle:
 
     async def _feed_all(self, events: Sequence[Event]) -> None:
         for event in events:
-            await self._inbox.put(Received(event))
+            await self._inbox.put(VerifiedEvent(event))
 
     async def _fetch_bonds(self) -> None:
         """Learn whom a bond backs: nobody else is sure of a place among strangers."""

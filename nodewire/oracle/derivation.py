@@ -11,7 +11,7 @@ from nodewire.nostr.event import parse as parse_event
 from nodewire.protocol import beat as _beat
 from nodewire.protocol import pieces
 from nodewire.protocol import snapshot as _snapshot
-from nodewire.protocol.account import Judged
+from nodewire.protocol.account import ReputationVerdict
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.committee import Committee
@@ -23,7 +23,7 @@ Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class DerivationResult:
     """What a derivation gives. `snapshot` is None: what it follows from is not sound."""
 
     epoch: int
@@ -48,7 +48,7 @@ class Derivation:
     epoch: int
     key: Key
     beats: tuple[str, ...]
-    judged: tuple[Judged, ...]
+    judged: tuple[ReputationVerdict, ...]
     previous: Snapshot | None
     known: Mapping[str, Event]
     parsed: Mapping[str, Beat | Ad]
@@ -56,16 +56,16 @@ class Derivation:
     bonded: tuple[str, ...] = ()
     """Of `beats`, those that f+1 list as bonded nodes'."""
 
-    def run(self) -> Derived:
+    def run(self) -> DerivationResult:
         """Do the work without a pause."""
         return whole(self.sliced())
 
-    def sliced(self) -> Sliced[Derived]:
+    def sliced(self) -> Sliced[DerivationResult]:
         """Do the work, which takes long for many nodes, in slices. It looks at nothing but its fields."""
         try:
             return (yield from self._derived((yield from self._offered()) if self.blob else self.known))
         except BadInput:
-            return Derived(self.epoch, self.key, None, b"", "")
+            return DerivationResult(self.epoch, self.key, None, b"", "")
 
     def _offered(self) -> Sliced[dict[str, Event]]:
         """The listed beats, the events in the blob, and what else is at hand of bonded nodes. Raises as `_events`."""
@@ -79,7 +79,7 @@ class Derivation:
                 return offered
             offered.update(at_hand)
 
-    def _derived(self, known: Mapping[str, Event]) -> Sliced[Derived]:
+    def _derived(self, known: Mapping[str, Event]) -> Sliced[DerivationResult]:
         if any(id_ not in known for id_ in self.beats):
             raise BadInput("events", "a beat that the inventories list is missing")
         beats = [known[id_] for id_ in self.beats]
@@ -99,7 +99,7 @@ class Derivation:
             refuse=refused.append,
         )
         blob = yield from pieces.packed(snapshot)
-        return Derived(self.epoch, self.key, snapshot, blob, (yield from pieces.sha256(blob)), len(refused))
+        return DerivationResult(self.epoch, self.key, snapshot, blob, (yield from pieces.sha256(blob)), len(refused))
 
 
 def _events(blob: bytes, known: Mapping[str, Event]) -> Sliced[dict[str, Event]]:

@@ -15,7 +15,7 @@ from nodewire.market import Market
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.relays import Relays
 from nodewire.oracle.arrivals import MAX_OTHERS
-from nodewire.oracle.case import Drawn, Parties, RootKey
+from nodewire.oracle.case import EpochDraw, Parties, RootKey
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, is_audited, is_inspected, place, turn
 from nodewire.protocol import job
@@ -71,7 +71,7 @@ class Docket:
         """SHA-256 of the snapshots of all epochs that were read lately."""
         return self._snapshots
 
-    async def read(self, epoch: Epoch) -> Drawn:
+    async def read(self, epoch: Epoch) -> EpochDraw:
         """What `epoch` drew and certifies.
 
         Raises:
@@ -112,7 +112,7 @@ class Docket:
         self._remember((place(*key[:4]) for key in roots), number)
         audited = frozenset(sample.key for sample in samples if is_audited(epoch.beacon, sample.key))
         inspected = frozenset(sample.key for sample in samples if is_inspected(epoch.beacon, sample.key))
-        return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited, inspected, others, parties)
+        return EpochDraw(number, epoch.body.digest(), samples, manifests, roots, audited, inspected, others, parties)
 
     async def _sampled(self, ids: Iterable[str], epoch: int) -> dict[str, Request]:
         """The requests among `ids` that are to be sampled in `epoch`."""

@@ -14,7 +14,7 @@ from nodewire.oracle.state import (
     FetchBlob,
     KeepBlob,
     KeepEvent,
-    KeepJudged,
+    KeepVerdict,
     PublishFault,
     PublishPartial,
     Round,
@@ -30,11 +30,11 @@ from nodewire.protocol import inventory as _inventory
 from nodewire.protocol import pieces, tags
 from nodewire.protocol import snapshot as _snapshot
 from nodewire.protocol import verdict as _verdict
-from nodewire.protocol.account import COUNTED_AFTER, Judged
+from nodewire.protocol.account import COUNTED_AFTER, ReputationVerdict
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import Commitment
 from nodewire.protocol.committee import KEPT_EPOCHS, VALID_EPOCHS
-from nodewire.protocol.inventory import Inventory, Listed, Proposal, Supply, Vote
+from nodewire.protocol.inventory import Inventory, InventoryEvent, Proposal, Supply, Vote
 from nodewire.slices import Sliced
 
 KEPT_CERTIFICATES = 16
@@ -123,7 +123,7 @@ def _said(event: Event, state: State) -> Step:
         return state, ()
     round_, actions = _accuse(event, round_)
     match said:
-        case Listed():
+        case InventoryEvent():
             cited = any(said.id in proposal.body.inventories for proposal in round_.proposals.values())
             if cited or sum(listed.oracle == said.oracle for listed in round_.inventories.values()) < 2:
                 known = round_.inventories.get(said.id, said)
@@ -174,14 +174,14 @@ def _judged_came(event: Event, state: State) -> Step:
     if not state.epoch - JUDGED_EPOCHS <= verdict.epoch <= state.epoch:
         return state, ()
     certificate.check(state.committee)
-    judged = Judged(
+    judged = ReputationVerdict(
         epoch=verdict.epoch,
         sample=verdict.key,
         provider=verdict.provider,
         outcome=outcome,
         price_msat=verdict.price_msat,
     )
-    return replace(state, judged={**state.judged, judged.sample: judged}), (KeepJudged(judged),)
+    return replace(state, judged={**state.judged, judged.sample: judged}), (KeepVerdict(judged),)
 
 
 def certificate_came(certificate: Certificate, state: State) -> Step:

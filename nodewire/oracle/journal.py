@@ -7,7 +7,7 @@ from pathlib import Path
 from nodewire.database import open_versioned
 from nodewire.errors import NotAllowed
 from nodewire.nostr.event import Event, parse
-from nodewire.protocol.account import Judged
+from nodewire.protocol.account import ReputationVerdict
 
 KEPT_EPOCHS = 10_000
 
@@ -112,7 +112,7 @@ class Journal:
         rows = self._db.execute("SELECT pubkey FROM convicted WHERE committee = ?", (committee,)).fetchall()
         return frozenset(pubkey for (pubkey,) in rows)
 
-    def keep_judged(self, committee: str, judged: Judged, oldest: int) -> None:
+    def keep_judged(self, committee: str, judged: ReputationVerdict, oldest: int) -> None:
         """Remember what a certified verdict says, and forget those on samples drawn before epoch `oldest`."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
@@ -120,10 +120,10 @@ class Journal:
             self._db.execute("INSERT OR IGNORE INTO to_count VALUES (?, ?, ?, ?)", row)
             self._db.execute("DELETE FROM to_count WHERE committee = ? AND epoch < ?", (committee, oldest))
 
-    def judged(self, committee: str) -> dict[str, Judged]:
+    def judged(self, committee: str) -> dict[str, ReputationVerdict]:
         """By sample."""
         rows = self._db.execute("SELECT sample, judged FROM to_count WHERE committee = ?", (committee,)).fetchall()
-        return {sample: Judged.parse(text) for sample, text in rows}
+        return {sample: ReputationVerdict.parse(text) for sample, text in rows}
 
     def close(self) -> None:
         self._db.close()

@@ -54,20 +54,20 @@ from nodewire.oracle.ballots import again, certify, joins_unknown, sample_of, ve
 from nodewire.oracle.case import (
     Action,
     Case,
-    Drawn,
-    FramesShown,
+    EpochDraw,
+    FramesDisclosure,
     Input,
-    InputsShown,
-    Opened,
-    Recomputed,
-    Said,
+    InputsDisclosure,
+    OpeningResult,
+    RecomputeResult,
     SampledCame,
     State,
     Step,
     Tick,
-    Unfounded,
+    UnfoundedComplaint,
     VerdictCame,
     VoteCame,
+    VoteRecord,
 )
 from nodewire.oracle.trial import judge, unfounded
 
@@ -83,23 +83,23 @@ def apply(what: Input, state: State) -> Step:
             state, actions = publish_due(state)
             actions += joins_unknown(state) if begins else ()
             keys = tuple(state.cases)
-        case Drawn():
+        case EpochDraw():
             state = drawn(what, state)
             state, actions = publish_due(state)
             keys = tuple(state.cases)
         case SampledCame(sampled):
             state = published(sampled, state)
-        case Opened(key):
+        case OpeningResult(key):
             state, keys = opened(what, state), (key,)
-        case Recomputed(key, unopened=witness):
+        case RecomputeResult(key, unopened=witness):
             state, keys = recomputed(what, state), (key,) if witness is None else (key, witness.key)
-        case InputsShown():
+        case InputsDisclosure():
             state = inputs_shown(what, state)
-        case FramesShown(key):
+        case FramesDisclosure(key):
             state, keys = frames_shown(what, state), (key,)
         case VoteCame(event):
             state, actions, keys = vote_came(event, state)
-        case Said(ballot, verdict):
+        case VoteRecord(ballot, verdict):
             key = sample_of(ballot)
             if (case := state.cases.get(key)) is not None and ballot == key:
                 state = state.with_case(replace(case, said=True, verdict=verdict))
@@ -108,7 +108,7 @@ def apply(what: Input, state: State) -> Step:
             keys = (key,)
         case VerdictCame(certificate):
             state, actions = verdict_came(certificate, state)
-        case Unfounded(complaint):
+        case UnfoundedComplaint(complaint):
             state, actions = unfounded(what, state)
             keys = (complaint.key,)
     for key in keys:

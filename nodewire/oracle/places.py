@@ -14,7 +14,7 @@ from bisect import bisect_left
 from dataclasses import replace
 
 from nodewire.nostr.event import Event
-from nodewire.oracle.state import FetchCertificates, FetchEvents, Rank, State, Step, Waiting
+from nodewire.oracle.state import FetchCertificates, FetchEvents, PendingBeats, Rank, State, Step
 from nodewire.persistent_map import PersistentMap
 from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
@@ -152,12 +152,12 @@ def _newcomer(event: Event, beat: Beat, state: State) -> Step:
     asked_ms = known.asked_ms if known is not None and is_asked else state.now_ms
     waiting, waited = state.waiting, state.waited
     if len(waiting) >= MAX_WAITING // 2:
-        waiting, waited = PersistentMap[Waiting](), waiting
-    state = replace(state, waiting=waiting.including(pubkey, Waiting(beats, asked_ms)), waited=waited)
+        waiting, waited = PersistentMap[PendingBeats](), waiting
+    state = replace(state, waiting=waiting.including(pubkey, PendingBeats(beats, asked_ms)), waited=waited)
     return state, () if is_asked else (FetchEvents((beats[0][1].ad,), is_urgent=False),)
 
 
-def _waiting(pubkey: str, state: State) -> Waiting | None:
+def _waiting(pubkey: str, state: State) -> PendingBeats | None:
     return state.waiting.get(pubkey) or state.waited.get(pubkey)
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from nodewire.errors import NodewireError
 from nodewire.kind import Clock
-from nodewire.oracle.case import OPEN_EPOCHS, Drawn
+from nodewire.oracle.case import OPEN_EPOCHS, EpochDraw
 from nodewire.plan.epoch import KEPT, Epoch
 from nodewire.protocol.committee import Committee
 
@@ -19,7 +19,7 @@ GIVE_UP_EPOCHS = 3
 _log = logging.getLogger(__name__)
 
 
-class Certified(Protocol):
+class CertifiedEpochs(Protocol):
     """The epochs that are known to be certified (`plan.epoch.Epochs`)."""
 
     def after(self, epoch: int, now_ms: int) -> Sequence[Epoch]: ...
@@ -28,10 +28,10 @@ class Certified(Protocol):
 class Docket(Protocol):
     """What reads one (`oracle.docket`). It may be asked for an epoch again, and after later ones."""
 
-    async def read(self, epoch: Epoch) -> Drawn: ...
+    async def read(self, epoch: Epoch) -> EpochDraw: ...
 
 
-class Reading:
+class EpochReader:
     """`feed` is told of what each epoch drew. `await run()` until cancelled.
 
     An epoch without a certificate, or without its commitments, is waited for no longer than its turn, and is read all
@@ -43,10 +43,10 @@ class Reading:
     def __init__(
         self,
         committee: Committee,
-        certified: Certified,
+        certified: CertifiedEpochs,
         docket: Docket,
         clock: Clock,
-        feed: Callable[[Drawn], None],
+        feed: Callable[[EpochDraw], None],
     ) -> None:
         self._committee, self._certified, self._docket = committee, certified, docket
         self._clock, self._feed = clock, feed

@@ -32,11 +32,11 @@ from nodewire.errors import BadInput
 from nodewire.nostr.event import Event
 from nodewire.oracle import intake, places
 from nodewire.oracle.citation import Citation
-from nodewire.oracle.derivation import Derivation, Derived
+from nodewire.oracle.derivation import Derivation, DerivationResult
 from nodewire.oracle.state import (
     Action,
     BlobCame,
-    Convicted,
+    Conviction,
     Derive,
     FetchBlob,
     FetchCertificates,
@@ -44,7 +44,6 @@ from nodewire.oracle.state import (
     Input,
     KeepSnapshot,
     PublishCertificate,
-    Received,
     Round,
     SayInventory,
     SayProposal,
@@ -53,6 +52,7 @@ from nodewire.oracle.state import (
     State,
     Step,
     Tick,
+    VerifiedEvent,
 )
 from nodewire.persistent_map import PersistentMap
 from nodewire.protocol import account as _account
@@ -68,7 +68,7 @@ from nodewire.protocol.beat import Beat
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.committee import KEPT_EPOCHS, VALID_EPOCHS
-from nodewire.protocol.inventory import Inventory, Listed
+from nodewire.protocol.inventory import Inventory, InventoryEvent
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.slices import Sliced, whole
 
@@ -92,7 +92,7 @@ def sliced(what: Input, state: State) -> Sliced[Step]:
             state = yield from _open_round(replace(state, now_ms=max(now_ms, state.now_ms)))
             state, first = intake.fetch_commitments(state)
             actions += first
-        case Received(event):
+        case VerifiedEvent(event):
             try:
                 state, first = intake.receive(event, state)
             except BadInput:
@@ -100,9 +100,9 @@ def sliced(what: Input, state: State) -> Sliced[Step]:
             if event.kind in _HELD_KINDS:  # they change no round before its time has come
                 return state, first
             actions += first
-        case Convicted(pubkey):
+        case Conviction(pubkey):
             return replace(state, convicted=state.convicted | {pubkey}), ()
-        case Derived(epoch, key):
+        case DerivationResult(epoch, key):
             if epoch in state.rounds:
                 round_ = state.rounds[epoch]
                 state = state.with_round(epoch, replace(round_, derived={**round_.derived, key: what}))
@@ -219,7 +219,7 @@ def _propose(epoch: int, state: State) -> Sliced[Step]:
         if round_.chosen is None:
             return state, actions
     ids, is_crowded = round_.chosen
-    cited = Citation.of(ids, is_crowded, round_, committee.leader(epoch))
+    cited = Citation.build(ids, is_crowded, round_, committee.leader(epoch))
     derived, state, actions = _derived(epoch, cited, (previous, previous_digest), known, parsed, state)
     if derived is None or derived.snapshot is None:
         return state, actions
@@ -254,7 +254,7 @@ def _choose(
     committee, ids, is_crowded = state.committee, set(complete), False
     is_late = state.now_ms >= _close(epoch, state, skews=3)
     while True:
-        cited = Citation.of(ids, is_crowded, state.rounds[epoch], state.me)
+        cited = Citation.build(ids, is_crowded, state.rounds[epoch], state.me)
         listed, _ = cited.listed(committee)
         yield
         missing = yield from _missing(epoch, listed, known, parsed, state)
@@ -279,7 +279,7 @@ def _derived(
     parsed: Mapping[str, Beat | Ad],
     state: State,
     blob: bytes = b"",
-) -> tuple[Derived | None, State, tuple[Action, ...]]:
+) -> tuple[DerivationResult | None, State, tuple[Action, ...]]:
     """What follows from these inventories, if that is known; the work is given out once."""
     round_, key = state.rounds[epoch], cited.key(previous[1])
     if key in round_.derived or key in round_.deriving:
@@ -334,13 +334,13 @@ def _consider(epoch: int, state: State) -> Sliced[Step]:
     return state.with_round(epoch, round_), (*keep, vote)
 
 
-def _checked(epoch: int, body: Body, state: State) -> Sliced[tuple[State, Derived | None, tuple[Action, ...]]]:
+def _checked(epoch: int, body: Body, state: State) -> Sliced[tuple[State, DerivationResult | None, tuple[Action, ...]]]:
     """What this oracle derives from the inventories that `body` cites, once all is there; a wrong body is refused."""
     state, is_ready, actions = _gather(epoch, body, state)
     if not is_ready:
         return state, None, actions
     round_, committee = state.rounds[epoch], state.committee
-    cited = Citation.of(body.inventories, body.is_crowded, round_, committee.leader(epoch))
+    cited = Citation.build(body.inventories, body.is_crowded, round_, committee.leader(epoch))
     if len({round_.inventories[id_].oracle for id_ in cited.inventories}) != len(cited.inventories):
         return _refused(epoch, "inventories: two of one oracle", state), None, ()
     if len(cited.inventories) < committee.quorum:
@@ -438,7 +438,7 @@ def _last(epoch: int, state: State) -> int:
 
 def _complete(epoch: int, state: State) -> dict[str, Inventory]:
     """One readable inventory of each oracle, by event id. Of two by one oracle, neither: it contradicts itself."""
-    found: dict[str, list[Listed]] = {}
+    found: dict[str, list[InventoryEvent]] = {}
     for listed in state.rounds[epoch].inventories.values():
         found.setdefault(listed.oracle, []).append(listed)
     single = [ones[0] for ones in found.values() if len(ones) == 1]
@@ -454,7 +454,7 @@ def _fetch_inventories(epoch: int, state: State) -> Step:
     return state, tuple(actions)
 
 
-def _is_bare(listed: Listed | None) -> bool:
+def _is_bare(listed: InventoryEvent | None) -> bool:
     return listed is not None and listed.inventory is None
 
 

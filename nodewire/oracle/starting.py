@@ -14,7 +14,7 @@ from nodewire.config import BondsConfig, OracleConfig
 from nodewire.dialling import are_private
 from nodewire.kind import installed
 from nodewire.market import Market
-from nodewire.metrics.endpoint import Exposed
+from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.nostr.pool import Pool
 from nodewire.oracle import measuring
 from nodewire.oracle.clock_watch import ClockWatch
@@ -27,7 +27,7 @@ from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.oracle.shares import Shares
 from nodewire.oracle.workbench import Workbench
 from nodewire.pay import registry
-from nodewire.pay.presented import Presented
+from nodewire.pay.presented import PresentationStore
 from nodewire.pay.presenting import Presenter
 from nodewire.pay.wallet import Wallet
 from nodewire.protocol.committee import Committee
@@ -101,7 +101,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
 
     presenter = None
     if config.bonds is not None and holder is not None:
-        presented = Presented(config.state / "presented.db", committee.digest())
+        presented = PresentationStore(config.state / "presented.db", committee.digest())
         stack.callback(presented.close)
         presenter = Presenter(
             seat.keys,
@@ -130,7 +130,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     if workbench is not None and config.worker is not None:
         here.append(Workers(partial(_named, workbench)))
         apart.append(Machines(partial(_named, workbench), config.worker.memory))
-    metrics = Exposed("oracle", config.metrics.listen, here, apart)
+    metrics = MetricsExposition("oracle", config.metrics.listen, here, apart)
     return {
         "ready": "oracle",
         "npub": seat.keys.npub,

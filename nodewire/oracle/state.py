@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from nodewire.nostr.event import Event
-from nodewire.oracle.derivation import Derivation, Derived, Key
+from nodewire.oracle.derivation import Derivation, DerivationResult, Key
 from nodewire.persistent_map import PersistentMap
-from nodewire.protocol.account import Judged
+from nodewire.protocol.account import ReputationVerdict
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.body import Body
 from nodewire.protocol.bond import BondStatement
 from nodewire.protocol.certificate import Certificate, Fault
-from nodewire.protocol.commitment import Committed
+from nodewire.protocol.commitment import CommitmentEvent
 from nodewire.protocol.committee import Committee
-from nodewire.protocol.inventory import Inventory, Listed, Proposal
+from nodewire.protocol.inventory import Inventory, InventoryEvent, Proposal
 from nodewire.protocol.snapshot import Snapshot
 
 # ---- inputs -------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class VerifiedEvent:
     """A verified event, from a relay or by this oracle itself."""
 
     event: Event
@@ -45,13 +45,13 @@ class BlobCame:
 
 
 @dataclass(frozen=True, slots=True)
-class Convicted:
+class Conviction:
     """A certified verdict convicts this node: it is listed no more."""
 
     pubkey: str
 
 
-Input = Tick | Received | BlobCame | Convicted | Derived
+Input = Tick | VerifiedEvent | BlobCame | Conviction | DerivationResult
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 
@@ -110,10 +110,10 @@ class PublishPartial:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepJudged:
+class KeepVerdict:
     """Remember over a restart what a certified verdict says, until it is counted."""
 
-    judged: Judged
+    judged: ReputationVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ Action = (
     | PublishCertificate
     | PublishPartial
     | PublishFault
-    | KeepJudged
+    | KeepVerdict
     | FetchEvents
     | FetchCertificates
     | FetchBlob
@@ -185,7 +185,7 @@ Action = (
 class Round:
     """One epoch's round, as far as this oracle has seen it."""
 
-    inventories: Mapping[str, Listed] = field(default_factory=dict)
+    inventories: Mapping[str, InventoryEvent] = field(default_factory=dict)
     """By event id, at most two per oracle."""
     proposals: Mapping[str, Proposal] = field(default_factory=dict)
     """The leader's, by digest of the body, at most two; the first is what this oracle considers."""
@@ -201,7 +201,7 @@ class Round:
     chosen: tuple[frozenset[str], bool] | None = None
     """As the leader: the inventories from which this oracle derives, and whether the body is crowded."""
     deriving: frozenset[Key] = frozenset()
-    derived: Mapping[Key, Derived] = field(default_factory=dict)
+    derived: Mapping[Key, DerivationResult] = field(default_factory=dict)
     """Until this oracle has voted."""
     offered: Mapping[str, bytes] = field(default_factory=dict)
     """Proposed snapshots that were fetched, by SHA-256: they have events that this oracle lacks."""
@@ -225,7 +225,7 @@ Rank = tuple[int, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingBeats:
     """The beats of a stranger whose ad was asked for at `asked_ms` and has not come."""
 
     beats: tuple[tuple[Event, Beat], ...]
@@ -252,15 +252,15 @@ class State:
     """By pubkey, of the nodes that have a place."""
     order: tuple[Rank, ...] = ()
     """The same ranks, the best first."""
-    waiting: PersistentMap[Waiting] = field(default_factory=PersistentMap)
+    waiting: PersistentMap[PendingBeats] = field(default_factory=PersistentMap)
     """By pubkey, the newer half."""
-    waited: PersistentMap[Waiting] = field(default_factory=PersistentMap)
+    waited: PersistentMap[PendingBeats] = field(default_factory=PersistentMap)
     """The older half."""
     crowded_out: int = 0
     """How many beats and ads found no place so far, and how many nodes lost theirs to others."""
     commitments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """By epoch and provider: the id of the first commitment seen, all of which is at hand."""
-    bare: Mapping[int, Mapping[str, Committed]] = field(default_factory=dict)
+    bare: Mapping[int, Mapping[str, CommitmentEvent]] = field(default_factory=dict)
     """By epoch and provider: the first commitment seen, while its blob is not at hand. `blob` is None: another came."""
     unbonded_blobs: Mapping[int, int] = field(default_factory=dict)
     """By epoch, how many commitments with blobs were seen of nodes without a bond."""
@@ -270,7 +270,7 @@ class State:
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
     """By SHA-256."""
     convicted: frozenset[str] = frozenset()
-    judged: Mapping[str, Judged] = field(default_factory=dict)
+    judged: Mapping[str, ReputationVerdict] = field(default_factory=dict)
     """What certified verdicts say, by sample: the first that came."""
     opened: int = -1
     """The last epoch whose round was opened."""

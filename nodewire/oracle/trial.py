@@ -18,7 +18,7 @@ from nodewire.oracle.case import (
     SayVote,
     State,
     Step,
-    Unfounded,
+    UnfoundedComplaint,
 )
 from nodewire.protocol.arithmetic import excess_ppm, is_suspect, worse_outcome
 from nodewire.protocol.choices import spared
@@ -184,7 +184,7 @@ def _doubt(case: Case, state: State) -> Step:
     return vote(case, "withheld" if case.theirs is None or has_hidden else "unsure", (), (), state)
 
 
-def unfounded(what: Unfounded, state: State) -> Step:
+def unfounded(what: UnfoundedComplaint, state: State) -> Step:
     """Nothing is left to find out: vote that what was claimed is withheld."""
     complaint = what.complaint
     if complaint.key in state.cases:

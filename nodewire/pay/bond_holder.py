@@ -49,7 +49,7 @@ class HeldBond:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class VerdictSettlement:
     """A verdict, settled. `refused` says why its slash or refund reached no bond; empty if it did, or none was due."""
 
     case: str
@@ -66,7 +66,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Paid:
+class ClaimPayment:
     """A claim, bound to an invoice; `is_paid` is False while a hold invoice holds it."""
 
     amount_msat: int
@@ -100,7 +100,7 @@ class BondHolder(Protocol):
     async def release(self, keys: Keys) -> HeldBond:
         """Ask for the bond back; it is free at `frees_at_s`. Raises NotFound, NotAllowed (slashed)."""
 
-    async def present(self, certificate: Event, request: Event) -> Settled:
+    async def present(self, certificate: Event, request: Event) -> VerdictSettlement:
         """Have a verdict's certificate (8852) about the job of `request` (8843) settled.
 
         Raises:
@@ -108,10 +108,10 @@ class BondHolder(Protocol):
             NotAllowed: another verdict on the sample was settled before.
         """
 
-    async def case(self, case: str) -> Settled:
+    async def case(self, case: str) -> VerdictSettlement:
         """A verdict that was presented before. Raises NotFound."""
 
-    async def claim(self, keys: Keys, case: str) -> Paid:
+    async def claim(self, keys: Keys, case: str) -> ClaimPayment:
         """Pull what a settled case gives `keys` into the wallet; again is no error and pays nothing more.
 
         Raises:
@@ -119,7 +119,7 @@ class BondHolder(Protocol):
             PaymentFailed: the treasury does not hold it (yet).
         """
 
-    async def claim_fee(self, keys: Keys) -> Paid | None:
+    async def claim_fee(self, keys: Keys) -> ClaimPayment | None:
         """Pull an oracle's part of the committee's fees into the wallet; None if nothing is due. Raises NotAllowed."""
 
     async def treasury(self, request: str) -> tuple[int, int]:

@@ -58,7 +58,7 @@ class Raise:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class HolderStatement:
     """The holder has signed that it holds the bond until `until_s`."""
 
     until_s: int
@@ -98,7 +98,7 @@ class Free:
     at_s: int
 
 
-Event = Raise | Stated | Refund | Slash | Unbond | Free
+Event = Raise | HolderStatement | Refund | Slash | Unbond | Free
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def apply(event: Event, bond: Bond) -> Bond:
     match event:
         case Raise():
             return _raise(event, bond)
-        case Stated(until_s):
+        case HolderStatement(until_s):
             if until_s <= bond.stated_until_s:
                 return bond
             _admit(event, bond, "locked")

@@ -54,30 +54,30 @@ class Debt:
 
 
 @dataclass(frozen=True, slots=True)
-class Invoiced:
+class DebtInvoice:
     bolt11: str
     payment_hash: str
 
 
 @dataclass(frozen=True, slots=True)
-class Paying:
+class PaymentAttempt:
     """The wallet is about to be told."""
 
 
 @dataclass(frozen=True, slots=True)
-class Paid:
+class DebtPayment:
     preimage: str
     fee_msat: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class PaymentFailure:
     """The wallet has said that nothing was paid and nothing will be."""
 
     reason: str
 
 
-Event = Invoiced | Paying | Paid | Failed
+Event = DebtInvoice | PaymentAttempt | DebtPayment | PaymentFailure
 
 
 def apply(event: Event, debt: Debt) -> Debt:
@@ -88,20 +88,20 @@ def apply(event: Event, debt: Debt) -> Debt:
         BadInput: the preimage does not open the payment hash.
     """
     match event, debt.state:
-        case Invoiced(bolt11, payment_hash), "planned" | "invoiced" | "failed":
+        case DebtInvoice(bolt11, payment_hash), "planned" | "invoiced" | "failed":
             return replace(debt, state="invoiced", bolt11=bolt11, payment_hash=payment_hash)
-        case Invoiced(bolt11, _), "paying" | "paid" if bolt11 == debt.bolt11:
+        case DebtInvoice(bolt11, _), "paying" | "paid" if bolt11 == debt.bolt11:
             return debt
-        case Paying(), "invoiced":
+        case PaymentAttempt(), "invoiced":
             return replace(debt, state="paying")
-        case Paid(preimage, fee_msat), "paying":
+        case DebtPayment(preimage, fee_msat), "paying":
             if hashlib.sha256(bytes.fromhex(preimage)).hexdigest() != debt.payment_hash:
                 raise BadInput("preimage", "does not hash to the payment hash")
             return replace(debt, state="paid", preimage=preimage, fee_msat=fee_msat, reason="")
-        case Paid(preimage, _), "paid" if preimage == debt.preimage:
+        case DebtPayment(preimage, _), "paid" if preimage == debt.preimage:
             return debt
-        case Failed(reason), "paying":
+        case PaymentFailure(reason), "paying":
             return replace(debt, state="failed", reason=reason)
-        case (Paying(), "paying") | (Failed(), "failed"):
+        case (PaymentAttempt(), "paying") | (PaymentFailure(), "failed"):
             return debt
     raise NotAllowed(f"{type(event).__name__} of a debt that is {debt.state}")

@@ -43,12 +43,12 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Invoiced:
+class DueInvoice:
     payment_hash: str
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class DueSettlement:
     """The provider's own wallet says so."""
 
     payment_hash: str
@@ -57,13 +57,13 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipted:
+class DueReceipt:
     """A relay has taken the receipt with this event id."""
 
     receipt: str
 
 
-Event = Invoiced | Settled | Receipted
+Event = DueInvoice | DueSettlement | DueReceipt
 
 
 def apply(event: Event, due: Due) -> Due:
@@ -73,15 +73,15 @@ def apply(event: Event, due: Due) -> Due:
         NotAllowed: the due's state does not admit the event.
     """
     match event, due.state:
-        case Invoiced(), "due" | "invoiced":
+        case DueInvoice(), "due" | "invoiced":
             return replace(due, state="invoiced")
-        case Settled(payment_hash, preimage, at_s), "invoiced":
+        case DueSettlement(payment_hash, preimage, at_s), "invoiced":
             return replace(due, state="settled", payment_hash=payment_hash, preimage=preimage, settled_at_s=at_s)
-        case Settled(payment_hash, _, _), "settled" | "receipted" if payment_hash == due.payment_hash:
+        case DueSettlement(payment_hash, _, _), "settled" | "receipted" if payment_hash == due.payment_hash:
             return due
-        case Receipted(receipt), "settled":
+        case DueReceipt(receipt), "settled":
             return replace(due, state="receipted", receipt=receipt)
-        case Receipted(receipt), "receipted" if receipt == due.receipt:
+        case DueReceipt(receipt), "receipted" if receipt == due.receipt:
             return due
     raise NotAllowed(f"{type(event).__name__} of a due that is {due.state}")
 

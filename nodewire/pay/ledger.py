@@ -63,7 +63,7 @@ _KEY = "job = ? AND payee = ? AND chunk = ? AND attempt = ?"
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class Expenses:
     """Money out: paid amounts and their routing fees, and what is planned or on its way."""
 
     paid_msat: int
@@ -178,18 +178,18 @@ class Ledger:
         self._db.execute("INSERT INTO closed VALUES (?) ON CONFLICT DO NOTHING", (job,))
 
     def end_job(self, job: str, came: int) -> None:
-        """The customer has seen the job's end: nothing more of it will come. Its first `came` chunks did."""
+        """The customer has seen the job's end: nothing more of it will come. Its first `count_received` chunks did."""
         self._db.execute("INSERT INTO ended VALUES (?, ?) ON CONFLICT DO NOTHING", (job, came))
 
     def has_ended(self, job: str) -> bool:
         return self._db.execute("SELECT 1 FROM ended WHERE job = ?", (job,)).fetchone() is not None
 
-    def came(self, job: str) -> int | None:
+    def count_received(self, job: str) -> int | None:
         """How many chunks of a job that has ended came; None if that is not known."""
         row = self._db.execute("SELECT came FROM ended WHERE job = ?", (job,)).fetchone()
         return None if row is None else row[0]
 
-    def spent(self, *, job: str | None = None, payee: str | None = None) -> Spent:
+    def spent(self, *, job: str | None = None, payee: str | None = None) -> Expenses:
         """Sums over all debts, those of one job, to one payee, or both."""
         sql = (
             "SELECT sum(amount_msat) FILTER (WHERE state = 'paid'), sum(fee_msat), "
@@ -198,7 +198,7 @@ class Ledger:
         asked = {name: value for name, value in (("job", job), ("payee", payee)) if value is not None}
         if asked:
             sql += " WHERE " + " AND ".join(f"{name} = :{name}" for name in asked)
-        return Spent(*(value or 0 for value in self._db.execute(sql, asked).fetchone()))
+        return Expenses(*(value or 0 for value in self._db.execute(sql, asked).fetchone()))
 
     # The provider's side.
 
@@ -207,7 +207,7 @@ class Ledger:
 
         `under_way`: whether it must be paid hangs on how its job ends. `went_through`, `broke_off` or `interrupted`
         will say that; the last will, too, if this process ends before. `claim`: the event that asks for it, which has
-        to be told: until `told` it is among the `untold`, for nobody is in debt for what he never heard of.
+        to be told: until `mark_claimed` it is among the `untold`, for nobody is in debt for what he never heard of.
 
         Raises:
             NotAllowed: it is entered with another customer or amount.
@@ -225,7 +225,7 @@ class Ledger:
                 raise NotAllowed("due", "entered with another customer or amount")
             return known
 
-    def told(self, key: Key, due_by_s: int = 0) -> None:
+    def mark_claimed(self, key: Key, due_by_s: int = 0) -> None:
         """A relay has taken the claim; the customer is not in debt before `due_by_s`, either."""
         with self._transaction():
             self._db.execute(f"DELETE FROM untold WHERE {_KEY}", astuple(key))
@@ -274,7 +274,7 @@ class Ledger:
             NotAllowed: it is paid, or the payment hash is another due's.
         """
         with self._transaction():
-            due = self._apply(self.due(quote.key), dues.Invoiced(quote.payment_hash))
+            due = self._apply(self.due(quote.key), dues.DueInvoice(quote.payment_hash))
             row = (quote.payment_hash, *astuple(quote.key), quote.zap_request, quote.bolt11)
             sql = "INSERT INTO quotes VALUES (?, ?, ?, ?, ?, ?, ?, 0)"
             try:
@@ -310,12 +310,12 @@ class Ledger:
                 self._db.execute(sql, (amount_msat, payment_hash))
                 return due
             self._db.execute(f"DELETE FROM untold WHERE {_KEY}", astuple(due.key))  # who paid has heard of it
-            return self._apply(due, dues.Settled(payment_hash, preimage, at_s))
+            return self._apply(due, dues.DueSettlement(payment_hash, preimage, at_s))
 
     def receipted(self, key: Key, receipt: str) -> Due:
         """A relay has taken the receipt with this event id. Raises NotFound, NotAllowed."""
         with self._transaction():
-            return self._apply(self.due(key), dues.Receipted(receipt))
+            return self._apply(self.due(key), dues.DueReceipt(receipt))
 
     def unreceipted(self) -> list[Due]:
         """Paid dues whose receipt no relay has taken yet."""

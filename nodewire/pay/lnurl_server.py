@@ -126,7 +126,7 @@ def _in_turn() -> Callable[..., Awaitable[web.StreamResponse]]:
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         origin = origin_of(request.remote or "")
-        if (1.0 - budget.left(origin)) / REQUESTS_PER_S > MOST_WAIT_S:
+        if (1.0 - budget.available(origin)) / REQUESTS_PER_S > MOST_WAIT_S:
             response = _json(_refusal(Busy("requests", f"{REQUESTS_PER_S:g} a second for one address")))
             response.force_close()
             return response

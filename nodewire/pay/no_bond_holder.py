@@ -7,7 +7,7 @@ from typing import NoReturn
 from nodewire.errors import BadConfig
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.pay.bond_holder import HeldBond, Holder, Paid, Settled
+from nodewire.pay.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
 
 
 class NoBondHolder:
@@ -34,16 +34,16 @@ class NoBondHolder:
     async def release(self, keys: Keys) -> HeldBond:
         self._refuse()
 
-    async def present(self, certificate: Event, request: Event) -> Settled:
+    async def present(self, certificate: Event, request: Event) -> VerdictSettlement:
         self._refuse()
 
-    async def case(self, case: str) -> Settled:
+    async def case(self, case: str) -> VerdictSettlement:
         self._refuse()
 
-    async def claim(self, keys: Keys, case: str) -> Paid:
+    async def claim(self, keys: Keys, case: str) -> ClaimPayment:
         self._refuse()
 
-    async def claim_fee(self, keys: Keys) -> Paid | None:
+    async def claim_fee(self, keys: Keys) -> ClaimPayment | None:
         self._refuse()
 
     async def treasury(self, request: str) -> tuple[int, int]:

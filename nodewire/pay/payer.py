@@ -86,7 +86,7 @@ class Payer:
                     now_s=self._now_s(),
                     description_hash=zaps.description_hash(request.to_json()),
                 )
-                debt = self._ledger.record(key, debts.Invoiced(invoice.bolt11, invoice.payment_hash))
+                debt = self._ledger.record(key, debts.DebtInvoice(invoice.bolt11, invoice.payment_hash))
             return await self._send(debt)
 
     def funds(self) -> Funds:
@@ -115,12 +115,12 @@ class Payer:
         return self._ledger.debts_of(job)
 
     def end(self, job: str, came: int) -> None:
-        """The customer has seen the job's end: nothing more of it will come. Its first `came` chunks did."""
+        """The customer has seen the job's end: nothing more of it will come. Its first `count_received` chunks did."""
         self._ledger.end_job(job, came)
 
-    def came(self, job: str) -> int | None:
+    def count_received(self, job: str) -> int | None:
         """How many chunks came of a job that has ended; None if that is not known."""
-        return self._ledger.came(job)
+        return self._ledger.count_received(job)
 
     def has_ended(self, job: str) -> bool:
         """Whether `end` was called for it, in this process or an earlier one; one that died in mid-job has not."""
@@ -133,15 +133,15 @@ class Payer:
     async def _send(self, debt: Debt) -> Debt:
         """Tell the wallet to pay an invoiced debt, or again one that it may not have heard of."""
         # Another process of this customer may have fetched an invoice since: the one that the ledger has is paid.
-        debt = self._ledger.record(debt.key, debts.Paying())
+        debt = self._ledger.record(debt.key, debts.PaymentAttempt())
         assert debt.bolt11 is not None
         try:
             payment = await self._wallet.pay(debt.bolt11, max_fee_msat=self._fees.most(debt.amount_msat))
         except (PaymentFailed, BadInvoice, OverBudget) as error:
             # The wallet's word that nothing was paid. Any other end leaves the debt in "paying".
-            self._ledger.record(debt.key, debts.Failed(str(error)[:200]))
+            self._ledger.record(debt.key, debts.PaymentFailure(str(error)[:200]))
             raise
-        return self._ledger.record(debt.key, debts.Paid(payment.preimage, payment.fee_msat))
+        return self._ledger.record(debt.key, debts.DebtPayment(payment.preimage, payment.fee_msat))
 
     async def _resolve(self, debt: Debt) -> Debt:
         """Ask the wallet what became of a payment that an earlier run was about to make."""
@@ -153,9 +153,9 @@ class Payer:
         except NotFound:
             known = None
         if known is not None and known.state == "settled" and known.preimage is not None:
-            return self._ledger.record(debt.key, debts.Paid(known.preimage, known.fee_msat))
+            return self._ledger.record(debt.key, debts.DebtPayment(known.preimage, known.fee_msat))
         if known is not None and known.state == "failed":
-            return self._ledger.record(debt.key, debts.Failed("the wallet reports failure"))
+            return self._ledger.record(debt.key, debts.PaymentFailure("the wallet reports failure"))
         if known is not None:
             return debt  # in flight
         # Never heard of: the same invoice again is the one request that cannot pay twice.

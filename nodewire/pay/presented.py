@@ -29,7 +29,7 @@ CREATE INDEX IF NOT EXISTS verdicts_open ON verdicts (committee, state) WHERE st
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenVerdict:
     """A verdict that is not done with; `epoch` is the draw's."""
 
     sample: str
@@ -38,7 +38,7 @@ class Open:
     state: State
 
 
-class Presented:
+class PresentationStore:
     """One node's file, of one committee. Every method is on disk before it returns.
 
     Raises:
@@ -62,14 +62,14 @@ class Presented:
         query = "UPDATE verdicts SET state = ? WHERE committee = ? AND sample = ?"
         self._db.execute(query, (state, self._committee, sample))
 
-    def open(self) -> list[Open]:
+    def open(self) -> list[OpenVerdict]:
         """What is not done, the oldest draws first."""
         query = (
             "SELECT sample, epoch, certificate, state FROM verdicts WHERE committee = ? AND state <> 'done' "
             "ORDER BY epoch, sample"
         )
         rows = self._db.execute(query, (self._committee,))
-        return [Open(sample, epoch, parse(certificate), state) for sample, epoch, certificate, state in rows]
+        return [OpenVerdict(sample, epoch, parse(certificate), state) for sample, epoch, certificate, state in rows]
 
     def forget(self, epoch: int) -> None:
         """Drop what was drawn up to `epoch`, done or not."""

@@ -18,8 +18,8 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.relays import Relays
-from nodewire.pay.bond_holder import BondHolder, Settled
-from nodewire.pay.presented import KEPT_EPOCHS, Open, Presented
+from nodewire.pay.bond_holder import BondHolder, VerdictSettlement
+from nodewire.pay.presented import KEPT_EPOCHS, OpenVerdict, PresentationStore
 from nodewire.protocol import kinds, verdict
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.verdict import Verdict
@@ -44,7 +44,7 @@ class Presenter:
         committee: Committee,
         relays: Relays,
         holder: BondHolder,
-        presented: Presented,
+        presented: PresentationStore,
         *,
         collects: bool,
         time_s: Callable[[], float] = time.time,
@@ -118,7 +118,7 @@ class Presenter:
         place = (self._oracles.index(me) - epoch) % n if me in self._oracles else n
         return place * self._committee.skew_ms / 1000
 
-    async def _step(self, one: Open) -> None:
+    async def _step(self, one: OpenVerdict) -> None:
         """Present a verdict, and collect what it gives this node. Raises what may be tried again."""
         await self._check_holder()
         if one.state == "certified":
@@ -138,7 +138,7 @@ class Presenter:
             _log.info("sample %s: %d msat collected", one.sample[:8], paid.amount_msat)
         self._presented.mark(one.sample, "done")
 
-    async def _settled(self, one: Open) -> Settled:
+    async def _settled(self, one: OpenVerdict) -> VerdictSettlement:
         """What the holder made of the verdict, presented by now."""
         if self._delay_s(one.epoch):
             try:

@@ -41,7 +41,7 @@ WITHHELD_TIMES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PricedVerdict:
     """A verdict with the plan's prices: all that settling it needs. Keys and ids are 64 hex digits."""
 
     case: str
@@ -74,7 +74,7 @@ class Finding:
     """Chunks' worth of positions up to the sampled one, by the shares that came for them."""
 
 
-def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
+def find(verdict: Verdict, request: Request, committee: Committee) -> PricedVerdict:
     """The facts to settle `verdict` by; its votes have been checked.
 
     Raises:
@@ -94,7 +94,7 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
     liable = verdict.provider if verdict.outcome == "withheld" else ""
     culprit = verdict.culprit if slashes else liable
     agreed = tuple(pubkey for pubkey, agrees in verdict.verifiers if agrees and pubkey != culprit)
-    return Finding(
+    return PricedVerdict(
         case=verdict.key,
         digest=verdict.digest(),
         request=verdict.request,
@@ -163,7 +163,7 @@ def verifier_pay_msat(price_msat: int, computed_units: int = 1) -> int:
     return price_msat + price_msat * (min(computed_units, MAX_COMPUTED_UNITS) - 1) // PREFILL_DISCOUNT
 
 
-def forfeit_msat(finding: Finding, *, remainder_msat: int) -> int:
+def forfeit_msat(finding: PricedVerdict, *, remainder_msat: int) -> int:
     """What the culprit of a `withheld` loses beside the payouts; `remainder_msat` is left after those."""
     if finding.outcome != "withheld" or not finding.rate_ppm:
         return 0
@@ -171,7 +171,7 @@ def forfeit_msat(finding: Finding, *, remainder_msat: int) -> int:
     return max(0, min(stands_for_msat - finding.price_msat, remainder_msat))
 
 
-def payouts(finding: Finding, *, following: int, payable_msat: int) -> dict[str, int]:
+def payouts(finding: PricedVerdict, *, following: int, payable_msat: int) -> dict[str, int]:
     """What the culprit's bond gives, by payee, in msat; a payee in two roles gets both.
 
     Args:

@@ -258,7 +258,7 @@ def repute(node: Node, price_msat: int, share_ppm: int) -> int:
     """What certified verdicts on a node's work make of its weight for a task at this price: 10,000,000 for none.
 
     Passes can be bought, by jobs for one's own nodes: so all of them together add less to a weight than the share of
-    their price that the committee was paid for each (`policy.SelfDealing`).
+    their price that the committee was paid for each (`policy.SelfDealingModel`).
     """
     chunks, withheld = account.shown(node.passed) // max(price_msat, 1), account.shown(node.withheld)
     return (10_000_000 + share_ppm * min(chunks.bit_length(), 8)) >> min(withheld, 4)

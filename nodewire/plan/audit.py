@@ -20,7 +20,7 @@ from nodewire.protocol.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PlanMismatch:
     """`path` of the plan (dots and indexes) is `found` where `expected` follows from what the plan cites."""
 
     path: str
@@ -42,7 +42,7 @@ def audit(
     snapshot_blob: bytes,
     busy: Sequence[Event] = (),
     manifest_digest: str | None = None,
-) -> list[Finding]:
+) -> list[PlanMismatch]:
     """What is wrong with `plan`, carried by a request of `customer`; an empty list if it is the one that follows.
 
     Args:
@@ -58,22 +58,22 @@ def audit(
     try:
         certificate.check(committee)
     except NodewireError as error:
-        findings.append(Finding("certificate", "a valid quorum certificate", str(error)))
+        findings.append(PlanMismatch("certificate", "a valid quorum certificate", str(error)))
     try:
         beacon = _beacon.combine(committee, certificate.digest, partials)
     except NodewireError as error:
-        findings.append(Finding("beacon", "2f+1 valid partials", str(error)))
+        findings.append(PlanMismatch("beacon", "2f+1 valid partials", str(error)))
     try:
         snapshot = _snapshot.unpack(snapshot_blob, certificate.body.snapshot)
     except NodewireError as error:
-        findings.append(Finding("snapshot", certificate.body.snapshot, str(error)))
+        findings.append(PlanMismatch("snapshot", certificate.body.snapshot, str(error)))
     try:
         by_id = {event.id: event for event in busy}
         exclusions = [Busy.cited(by_id[id_], customer) for id_ in plan.busy]
     except KeyError as error:
-        findings.append(Finding("busy", "the cited feedback event", f"no event {error.args[0]}"))
+        findings.append(PlanMismatch("busy", "the cited feedback event", f"no event {error.args[0]}"))
     except NodewireError as error:
-        findings.append(Finding("busy", "a busy feedback", str(error)))
+        findings.append(PlanMismatch("busy", "a busy feedback", str(error)))
     if snapshot is None or findings:
         return findings
     try:
@@ -90,13 +90,13 @@ def audit(
             manifest_digest=plan.manifest,
         )
     except NodewireError as error:
-        return [Finding(error.field, f"no plan at all ({error.code}: {error.reason})", "a plan")]
+        return [PlanMismatch(error.field, f"no plan at all ({error.code}: {error.reason})", "a plan")]
     return list(_differences("", expected.document(), plan.document()))
 
 
 def _citations(
     plan: Plan, customer: str, manifest: str, committee: Committee, certificate: Certificate
-) -> Iterable[Finding]:
+) -> Iterable[PlanMismatch]:
     body = certificate.body
     expected = {
         "customer": customer,
@@ -108,10 +108,10 @@ def _citations(
     }
     for name, value in expected.items():
         if getattr(plan, name) != value:
-            yield Finding(name, str(value), str(getattr(plan, name)))
+            yield PlanMismatch(name, str(value), str(getattr(plan, name)))
 
 
-def _differences(path: str, expected: Any, found: Any) -> Iterable[Finding]:
+def _differences(path: str, expected: Any, found: Any) -> Iterable[PlanMismatch]:
     if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
         for key in expected:
             yield from _differences(f"{path}.{key}" if path else key, expected[key], found[key])
@@ -119,4 +119,4 @@ def _differences(path: str, expected: Any, found: Any) -> Iterable[Finding]:
         for i, (one, other) in enumerate(zip(expected, found, strict=True)):
             yield from _differences(f"{path}[{i}]", one, other)
     elif expected != found:
-        yield Finding(path, str(expected)[:200], str(found)[:200])
+        yield PlanMismatch(path, str(expected)[:200], str(found)[:200])

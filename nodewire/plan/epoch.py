@@ -56,7 +56,7 @@ class Epochs:
         """By oracle and body."""
         self._epochs: dict[str, Epoch] = {}
 
-    def take(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """Take note of a certificate (8852) or beacon partial (8851); other kinds mean nothing here.
 
         Raises:

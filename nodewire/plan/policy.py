@@ -123,7 +123,7 @@ class VerifierPay:
 
 
 @dataclass(frozen=True, slots=True)
-class SelfDealing:
+class SelfDealingModel:
     """Jobs of a node's own at its own nodes, for the weight that passes give (`assign.repute`).
 
     A pass is one chunk in 1 / `rate`. Each chunk costs `share` of its price, but for what comes back to verifiers of

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 
 from nodewire.protocol.canonical import tagged_hash
-from nodewire.protocol.commitment import ChunkRoot, Committed
+from nodewire.protocol.commitment import ChunkRoot, CommitmentEvent
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.fingerprint import MILLION
 from nodewire.protocol.job import Request
@@ -39,7 +39,7 @@ INSPECTED_PPM = 250_000
 def draw(
     committee: Committee,
     beacon: str,
-    commitments: Iterable[Committed],
+    commitments: Iterable[CommitmentEvent],
     requests: Mapping[str, Request],
     snapshot: Snapshot,
     *,
@@ -114,7 +114,7 @@ def is_inspected(beacon: str, key: str) -> bool:
     return int.from_bytes(_hash(beacon, key, b"audit")[:8], "big") * MILLION >> 64 < INSPECTED_PPM
 
 
-def _is_in_plan(root: ChunkRoot, committed: Committed, plan: Plan) -> bool:
+def _is_in_plan(root: ChunkRoot, committed: CommitmentEvent, plan: Plan) -> bool:
     return any((a.task, a.provider) == (root.task, committed.provider) for a in plan.tasks)
 
 

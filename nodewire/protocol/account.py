@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -33,8 +33,10 @@ MAX_JUDGED = 1_024
 """Verdicts in one inventory, and in one snapshot."""
 
 
-class Judged(Schema):
+class ReputationVerdict(Schema):
     """What an account needs of a certified verdict; `epoch` is the draw's, `sample` the verdict's key."""
+
+    NAME: ClassVar[str] = "judged"
 
     epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
     sample: Hex32
@@ -69,18 +71,18 @@ def shown(points: int) -> int:
     return -(-points // POINTS)
 
 
-def agreed(lists: Iterable[Iterable[Judged]], f: int) -> list[Judged]:
+def agreed(lists: Iterable[Iterable[ReputationVerdict]], f: int) -> list[ReputationVerdict]:
     """In order, what more than `f` of the lists have. Each list has what it has once."""
     count = Counter(one for judged in lists for one in judged)
     return sorted((one for one, n in count.items() if n > f), key=lambda one: one.order)
 
 
-def due(judged: Iterable[Judged], epoch: int, last: int) -> tuple[Judged, ...]:
+def due(judged: Iterable[ReputationVerdict], epoch: int, last: int) -> tuple[ReputationVerdict, ...]:
     """In order, what the snapshot of `epoch` counts if the one certified before it was of epoch `last`.
 
     Of each sample the first, in all at most MAX_JUDGED, the latest.
     """
-    found: dict[str, Judged] = {}
+    found: dict[str, ReputationVerdict] = {}
     for one in sorted(judged, key=lambda one: one.order):
         if last - COUNTED_AFTER < one.epoch <= epoch - COUNTED_AFTER:
             found.setdefault(one.sample, one)

@@ -28,7 +28,7 @@ def most_bytes(recipe: Recipe) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AuditRequest:
     """A customer wants to see these snapshots (by segment) of what a provider has delivered for `request`."""
 
     request: str
@@ -39,7 +39,7 @@ class Asked:
     """The id of the close that they are drawn with."""
 
 
-class Shown(Schema):
+class SnapshotCiphertext(Schema):
     """One snapshot's ciphertext."""
 
     segment: int = Field(ge=0, le=MAX_STATES)
@@ -50,14 +50,15 @@ class Shown(Schema):
     """Of the plaintext."""
 
 
-class Showing(Schema):
+class AuditAnswer(Schema):
     """What the answer tells the customer alone."""
 
+    NAME: ClassVar[str] = "showing"
     MAX_BYTES: ClassVar[int] = 40_960
     ERROR: ClassVar[type[BadInput]] = BadEvent
 
     v: Literal[1] = 1
-    shown: tuple[Shown, ...] = Field(min_length=1, max_length=MAX_SNAPSHOTS)
+    shown: tuple[SnapshotCiphertext, ...] = Field(min_length=1, max_length=MAX_SNAPSHOTS)
 
 
 def ask(
@@ -68,7 +69,7 @@ def ask(
     return _event.sign(keys, kinds.VERIFICATION, created_at=created_at, tags=said)
 
 
-def parse(event: Event) -> Asked:
+def parse(event: Event) -> AuditRequest:
     """What a verified event asks for.
 
     Raises:
@@ -82,7 +83,7 @@ def parse(event: Event) -> Asked:
         raise BadTag("snapshots", f"{len(wanted)}, from 1 to {MAX_SNAPSHOTS}")
     snapshots = tuple(tags.number("snapshots", one, most=MAX_STATES) for one in wanted)
     close = tags.hex32(event, "close")
-    return Asked(tags.hex32(event, "e"), event.pubkey, tags.hex32(event, "p"), snapshots, close)
+    return AuditRequest(tags.hex32(event, "e"), event.pubkey, tags.hex32(event, "p"), snapshots, close)
 
 
 def show(keys: Keys, kind: int, request: str, customer: str, ciphertext: str, *, created_at: int) -> Event:

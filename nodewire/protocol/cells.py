@@ -39,7 +39,7 @@ def way(live: Sequence[Row], keep: Sequence[int]) -> list[Row]:
     return found
 
 
-def left(live: list[Row], kept: Sequence[Row]) -> list[Row]:
+def remaining_rows(live: list[Row], kept: Sequence[Row]) -> list[Row]:
     """The live cells that follow what is kept, in their order."""
     if not kept:
         return live

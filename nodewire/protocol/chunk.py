@@ -45,7 +45,7 @@ def first_seq(manifest: Manifest, chunk: int) -> int:
     return 1 + (chunk - 1) * manifest.chunk if chunk else 0
 
 
-class Shown(Schema):
+class LeafTensor(Schema):
     """One tensor of a leaf."""
 
     dtype: str = Field(max_length=16)
@@ -60,7 +60,7 @@ class Leaf(Schema):
 
     edge: Name
     seq: Count
-    tensors: tuple[Shown, ...] = Field(max_length=MAX_TENSORS)
+    tensors: tuple[LeafTensor, ...] = Field(max_length=MAX_TENSORS)
 
     def data(self, request: str) -> bytes:
         """The bytes under the leaf."""
@@ -74,7 +74,7 @@ def leaf_of(manifest_digest: str, frame: Frame[Array]) -> Leaf:
         edge=frame.edge,
         seq=frame.seq,
         tensors=tuple(
-            Shown(
+            LeafTensor(
                 dtype=array.dtype,
                 shape=array.shape,
                 sha256=hashlib.sha256(array.data).hexdigest(),

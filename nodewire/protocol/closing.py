@@ -31,7 +31,7 @@ MAX_DRAWN = 64
 """Segments of one result; both ends of each are shown."""
 
 
-class Counted(Schema):
+class CountedResult(Schema):
     """A result that the next weights are made of. `doubted`: looking at it leaves doubt, so more of it is drawn."""
 
     request: Hex32
@@ -54,7 +54,7 @@ class Close(Schema):
     round: int = Field(ge=0, lt=MAX_ROUNDS)
     nonce: Hex32
     """Random."""
-    results: tuple[Counted, ...] = Field(min_length=1, max_length=MAX_COUNTED)
+    results: tuple[CountedResult, ...] = Field(min_length=1, max_length=MAX_COUNTED)
     others: tuple[Hex32, ...] = Field(default=(), max_length=MAX_OTHERS)
 
     @model_validator(mode="after")
@@ -63,12 +63,12 @@ class Close(Schema):
             raise ValueError("results: one stands twice")
         return self
 
-    def of(self, request: str, provider: str) -> Counted | None:
+    def find_result(self, request: str, provider: str) -> CountedResult | None:
         return next((one for one in self.results if (one.request, one.provider) == (request, provider)), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class CloseEvent:
     """A parsed close; `id` is what is drawn with."""
 
     id: str
@@ -86,17 +86,17 @@ def build(keys: Keys, kind: int, close: Close, *, created_at: int) -> Event:
     return _event.sign(keys, kinds.CLOSE, created_at=created_at, tags=said, content=close.to_json())
 
 
-def parse(event: Event) -> Closed:
+def parse(event: Event) -> CloseEvent:
     """The close in an event whose signature has been checked. Raises BadEvent, BadTag, BadVersion, TooLarge."""
     tags.check_kind(event, kinds.CLOSE)
     close = Close.parse(event.content)
     for name, said in (("e", {one.request for one in close.results}), ("p", {one.provider for one in close.results})):
         if event.values(name) != sorted(said):
             raise BadTag(name, "not those of the results")
-    return Closed(event.id, event.pubkey, close)
+    return CloseEvent(event.id, event.pubkey, close)
 
 
-def drawn(closed: Closed, counted: Counted, recipe: Recipe, steps: int) -> tuple[int, ...]:
+def drawn(closed: CloseEvent, counted: CountedResult, recipe: Recipe, steps: int) -> tuple[int, ...]:
     """The segments of a result that are computed again, ascending.
 
     The last is always among them of a result that is doubted, since behind it is seen whether the update is what came
@@ -125,8 +125,8 @@ def shown(segments: Iterable[int], recipe: Recipe, steps: int) -> tuple[int, ...
 
 
 def check_asked(
-    closed: Closed, *, job: str, customer: str, request: str, provider: str, commitment: str | None
-) -> Counted:
+    closed: CloseEvent, *, job: str, customer: str, request: str, provider: str, commitment: str | None
+) -> CountedResult:
     """What a close says of a provider's result.
 
     Args:
@@ -137,7 +137,7 @@ def check_asked(
     """
     if closed.customer != customer or closed.close.job != job:
         raise NotAllowed("close", "of another training")
-    counted = closed.close.of(request, provider)
+    counted = closed.close.find_result(request, provider)
     if counted is None or commitment is None or counted.commitment != commitment:
         raise NotAllowed("close", "does not name what was delivered")
     return counted

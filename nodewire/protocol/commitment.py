@@ -73,7 +73,7 @@ class Commitment(Schema):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommitmentEvent:
     """A parsed commitment event; `commitment` is None as long as its blob is not there (`attach`)."""
 
     id: str
@@ -93,13 +93,13 @@ class Committed:
         """Whether it commits to something of this job."""
         return any(root.request == request for root in self.chunks)
 
-    def attach(self, data: bytes) -> Committed:
+    def attach(self, data: bytes) -> CommitmentEvent:
         """With its blob. Raises BadHash, or as `Commitment.unpack`."""
         if hashlib.sha256(data).hexdigest() != self.blob:
             raise BadHash("blob", "not the commitment's")
         commitment = Commitment.unpack(data)
         _check(commitment, self.committee, self.epoch, self.root)
-        return Committed(self.id, self.provider, self.committee, self.epoch, self.root, self.blob, commitment)
+        return CommitmentEvent(self.id, self.provider, self.committee, self.epoch, self.root, self.blob, commitment)
 
 
 def build(
@@ -117,7 +117,7 @@ def build(
     return sign(keys, KIND, created_at=created_at, tags=tags_), blob
 
 
-def parse(event: Event) -> Committed:
+def parse(event: Event) -> CommitmentEvent:
     """The commitment in a verified event.
 
     Raises:
@@ -127,10 +127,10 @@ def parse(event: Event) -> Committed:
     tags.check_kind(event, KIND)
     committee, epoch, root = tags.hex32(event, "c"), tags.epoch_of(event), tags.hex32(event, "x")
     if not event.content:
-        return Committed(event.id, event.pubkey, committee, epoch, root, tags.hex32(event, "blob"), None)
+        return CommitmentEvent(event.id, event.pubkey, committee, epoch, root, tags.hex32(event, "blob"), None)
     commitment = Commitment.parse(event.content)
     _check(commitment, committee, epoch, root)
-    return Committed(event.id, event.pubkey, committee, epoch, root, None, commitment)
+    return CommitmentEvent(event.id, event.pubkey, committee, epoch, root, None, commitment)
 
 
 def certified_root(ids: list[str]) -> str:

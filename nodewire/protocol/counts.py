@@ -17,7 +17,7 @@ from nodewire.errors import BadInput, TooLarge
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class _CountedField:
     """A field that is a list, a map, or a document."""
 
     name: str
@@ -98,22 +98,22 @@ def _check_item(model: type[BaseModel], item: Any, name: str, error: type[BadInp
 
 
 @cache
-def _counted(model: type[BaseModel]) -> tuple[_Counted, ...]:
+def _counted(model: type[BaseModel]) -> tuple[_CountedField, ...]:
     found = (_field(name, field) for name, field in model.model_fields.items())
     return tuple(one for one in found if one is not None)
 
 
-def _field(name: str, field: FieldInfo) -> _Counted | None:
+def _field(name: str, field: FieldInfo) -> _CountedField | None:
     annotation, bounds = _bare(field.annotation, field.metadata)
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is tuple:
         is_open = len(args) == 2 and args[1] is Ellipsis
         are_scalars = all(_is_scalar(one) for one in args if one is not Ellipsis)
-        return _Counted(name, True, _least(bounds) if is_open else len(args), _model(args[0]), False, are_scalars)
+        return _CountedField(name, True, _least(bounds) if is_open else len(args), _model(args[0]), False, are_scalars)
     if origin is dict:
-        return _Counted(name, True, _least(bounds), _model(args[1]), True, _is_scalar(args[1]))
+        return _CountedField(name, True, _least(bounds), _model(args[1]), True, _is_scalar(args[1]))
     inner = _model(annotation)
-    return _Counted(name, False, None, inner) if inner is not None else None
+    return _CountedField(name, False, None, inner) if inner is not None else None
 
 
 def _bare(annotation: Any, bounds: Iterable[Any] = ()) -> tuple[Any, list[Any]]:

@@ -23,9 +23,10 @@ MAX_STATES = 384
 MAX_LOSSES = 256
 
 
-class Delivered(Schema):
+class DeliveryDetails(Schema):
     """What only the customer reads. `sha256` and `bytes` are of the plaintext, the packed update."""
 
+    NAME: ClassVar[str] = "delivered"
     MAX_BYTES: ClassVar[int] = 40_960
     ERROR: ClassVar[type[BadInput]] = BadEvent
 
@@ -130,5 +131,5 @@ def parse(event: Event) -> Delivery:
         blob=blob,
         amount_msat=tags.number("amount", tags.text(event, "amount"), most=2**63 - 1),
         ciphertext=event.content,
-        result=inline.of(event, blob),
+        result=inline.find_bytes(event, blob),
     )

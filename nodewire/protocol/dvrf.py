@@ -41,7 +41,7 @@ class Partial:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class DealtShares:
     """What a dealer hands out: the group's public key, and secret (32 bytes) and public share by index from 1 to n."""
 
     group: bytes
@@ -49,7 +49,7 @@ class Dealt:
     publics: Mapping[int, bytes]
 
 
-def deal(n: int, t: int, random: Callable[[int], bytes]) -> Dealt:
+def deal(n: int, t: int, random: Callable[[int], bytes]) -> DealtShares:
     """Shares for `n` oracles of which any `t` combine. `random(count)` returns that many secret random bytes.
 
     The dealer knows the group's secret and must forget it; only a distributed key generation would do without.
@@ -62,7 +62,7 @@ def deal(n: int, t: int, random: Callable[[int], bytes]) -> Dealt:
     if 0 in shares.values():
         return deal(n, t, random)
     secrets = {i: share.to_bytes(32, "big") for i, share in shares.items()}
-    return Dealt(
+    return DealtShares(
         group=public_share(coefficients[0].to_bytes(32, "big")),
         secrets=secrets,
         publics={i: public_share(secret) for i, secret in secrets.items()},

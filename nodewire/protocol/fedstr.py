@@ -53,7 +53,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FedstrRequest:
     """A parsed request. `kind` is that of the round that it asks for, 8840 or 8841."""
 
     id: str
@@ -104,7 +104,7 @@ def is_ours(event: Event, keys: Keys) -> bool:
         return False
 
 
-def parse(event: Event, keys: Keys) -> Asked:
+def parse(event: Event, keys: Keys) -> FedstrRequest:
     """The request in `event`, whose signature has been checked and which `is_ours`.
 
     Raises:
@@ -131,7 +131,7 @@ def parse(event: Event, keys: Keys) -> Asked:
     if isinstance(state, str):
         raise Unsupported("state", "what a round begins with is given, since only its customer has everybody's results")
     bid = event.tag("bid")
-    return Asked(
+    return FedstrRequest(
         id=event.id,
         customer=event.pubkey,
         created_at=event.created_at,
@@ -208,7 +208,9 @@ def feedback(
     return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, content=ciphertext, tags=said)
 
 
-def result(keys: Keys, asked: Asked, ciphertext: str, *, created_at: int, amount_msat: int, bolt11: str) -> Event:
+def result(
+    keys: Keys, asked: FedstrRequest, ciphertext: str, *, created_at: int, amount_msat: int, bolt11: str
+) -> Event:
     """Kind 6000, with what is still to be paid and its invoice."""
     said = [["request", asked.text], ["e", asked.id], ["p", asked.customer], *map(list, asked.inputs)]
     said.append(["amount", str(amount_msat), *([bolt11] if bolt11 else [])])

@@ -36,7 +36,7 @@ class Why(Schema):
     reason: Annotated[str, StringConstraints(max_length=200)] = ""
 
     @classmethod
-    def of(cls, error: NodewireError) -> Why:
+    def from_error(cls, error: NodewireError) -> Why:
         return cls(field=error.field[:64], reason=error.reason[:200])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from nodewire.protocol.chunk import Leaf, Shown
+from nodewire.protocol.chunk import Leaf, LeafTensor
 from nodewire.protocol.fingerprint import distance_ppm, is_float
 
 ROUNDING_PPM = 50
@@ -31,7 +31,7 @@ def forged(committed: Iterable[Leaf], true: Iterable[Leaf]) -> tuple[Leaf, ...]:
     )
 
 
-def _is_forged(committed: Shown, true: Shown) -> bool:
+def _is_forged(committed: LeafTensor, true: LeafTensor) -> bool:
     if (committed.dtype, committed.shape, committed.sha256) != (true.dtype, true.shape, true.sha256):
         return False
     if committed.sketch == true.sketch:

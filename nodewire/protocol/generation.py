@@ -31,7 +31,7 @@ Document = Annotated[str, Field(max_length=65_536)]
 """A document as JSON."""
 
 
-class Committed(Schema):
+class TaskRoot(Schema):
     """The root of what a task put out in a chunk, by who says so in its result."""
 
     provider: Hex32
@@ -52,7 +52,7 @@ class Part(Schema):
     """Of its providers, as the plan's snapshot has them: their hardware and region by their own word."""
     rtts_us: tuple[tuple[Name, Count], ...] = Field(max_length=1_024)
     """By edge between tasks, the round trip between its two nodes, by the coordinates of the plan's snapshot."""
-    roots: tuple[Committed, ...] = Field(max_length=2**16)
+    roots: tuple[TaskRoot, ...] = Field(max_length=2**16)
     receipts: tuple[EventText, ...] = Field(max_length=1_024)
     paid_msat: Msat
     """To providers."""

@@ -52,7 +52,7 @@ class GraphProgram:
         if not isinstance(document, dict):
             raise BadTask("program", "not a map")
         if document.get("v") != VERSION:
-            raise BadVersion.of(document.get("v"), VERSION)
+            raise BadVersion.from_versions(document.get("v"), VERSION)
         for field, most in _MOST.items():
             if not isinstance(found := document.get(field), list | dict) or len(found) > most:
                 raise BadTask("program", f"{field} are not at most {most}")

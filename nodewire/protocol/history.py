@@ -8,7 +8,7 @@ kept; it is final when the driver has closed its chunk. Only rows of open chunks
 from __future__ import annotations
 
 from nodewire.errors import BadFrame
-from nodewire.protocol.cells import Row, check_grown, grown, left, way
+from nodewire.protocol.cells import Row, check_grown, grown, remaining_rows, way
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.guesses import AHEAD_CHUNKS, DEPTH, Step, most_rows, rows_of, step_of
 
@@ -17,7 +17,7 @@ CLOSED = "closed"
 
 
 class History:
-    """One edge between tasks. Give it every frame in order (`take`), and every chunk that is closed (`close`)."""
+    """One edge between tasks. Give it every frame in order (`append`), and every chunk that is closed (`close`)."""
 
     def __init__(self, edge: str, *, chunk: int, lookahead: int) -> None:
         """`chunk`: positions of one; `lookahead`: the plan's, at most so many rows of a frame, and times a chunk's
@@ -45,7 +45,7 @@ class History:
         self._counted: dict[int, int] = {}
         """By open chunk, and the last that is closed, the rows that came."""
 
-    def take(self, frame: Frame[Array]) -> None:
+    def append(self, frame: Frame[Array]) -> None:
         """The edge's next frame.
 
         Raises:
@@ -58,7 +58,7 @@ class History:
         self._check(step, frame)
         kept = way(self._live, step.keep)
         if step.parents is not None:
-            check_grown([] if self._drops(step) else left(self._live, kept), step.parents, self._lookahead)
+            check_grown([] if self._drops(step) else remaining_rows(self._live, kept), step.parents, self._lookahead)
         rows = max(step.rows, 1) + self._counted.get(step.chunk, 0)
         if rows > most_rows(self._chunk, self._lookahead):
             raise BadFrame("lookahead", f"more than {self._lookahead} rows for each position of chunk {step.chunk}")
@@ -148,7 +148,7 @@ class History:
 
     def _join(self, step: Step, kept: list[Row], data: list[bytes]) -> None:
         drops = self._drops(step)
-        self._live = left(self._live, kept)
+        self._live = remaining_rows(self._live, kept)
         for row in kept:
             row.join()
         self._run += kept

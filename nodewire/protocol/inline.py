@@ -27,7 +27,7 @@ def tag(data: bytes, beside_bytes: int) -> list[list[str]]:
     return [[TAG, base64.b64encode(data).decode()]]
 
 
-def of(event: Event, blob: BlobRef) -> bytes | None:
+def find_bytes(event: Event, blob: BlobRef) -> bytes | None:
     """The bytes of `blob` if they stand in `event`.
 
     Raises:

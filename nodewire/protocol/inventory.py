@@ -31,7 +31,7 @@ from nodewire.nostr.event import Event, sign
 from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
-from nodewire.protocol.account import MAX_JUDGED, Judged
+from nodewire.protocol.account import MAX_JUDGED, ReputationVerdict
 from nodewire.protocol.body import Body
 from nodewire.protocol.schema import Hex32, Schema
 
@@ -59,7 +59,7 @@ class Inventory(Schema):
     epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
     beats: tuple[Hex32, ...] = Field(max_length=MAX_BEATS)
     commitments: tuple[Hex32, ...] = Field(max_length=MAX_COMMITMENTS)
-    judged: tuple[Judged, ...] = Field(default=(), max_length=MAX_JUDGED)
+    judged: tuple[ReputationVerdict, ...] = Field(default=(), max_length=MAX_JUDGED)
     bonded: tuple[Hex32, ...] = Field(default=(), max_length=MAX_BEATS)
     """The beats of nodes with a bond, which are not in `beats`; left out where there is none."""
 
@@ -88,7 +88,7 @@ class Inventory(Schema):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class InventoryEvent:
     """A parsed inventory event; `inventory` is None as long as its blob is not there (`attach`)."""
 
     id: str
@@ -99,13 +99,13 @@ class Listed:
     blob: str | None
     inventory: Inventory | None
 
-    def attach(self, data: bytes) -> Listed:
+    def attach(self, data: bytes) -> InventoryEvent:
         """With its blob. Raises BadHash, or as `Inventory.unpack`."""
         if hashlib.sha256(data).hexdigest() != self.blob:
             raise BadHash("blob", "not the inventory's")
         inventory = Inventory.unpack(data)
         _check(inventory, self.committee, self.epoch, self.x)
-        return Listed(self.id, self.oracle, self.committee, self.epoch, self.x, self.blob, inventory)
+        return InventoryEvent(self.id, self.oracle, self.committee, self.epoch, self.x, self.blob, inventory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def build_supply(
     return [sign(keys, KIND, created_at=created_at, content=content, tags=tags_) for content in contents]
 
 
-def parse(event: Event) -> Listed | Proposal | Vote | Supply:
+def parse(event: Event) -> InventoryEvent | Proposal | Vote | Supply:
     """What a verified event says.
 
     Raises:
@@ -212,10 +212,10 @@ def parse(event: Event) -> Listed | Proposal | Vote | Supply:
         return Proposal(event.id, event.pubkey, body, x)
     if saying == "inventory":
         if not event.content:
-            return Listed(event.id, event.pubkey, committee, epoch, x, tags.hex32(event, "blob"), None)
+            return InventoryEvent(event.id, event.pubkey, committee, epoch, x, tags.hex32(event, "blob"), None)
         inventory = Inventory.parse(event.content)
         _check(inventory, committee, epoch, x)
-        return Listed(event.id, event.pubkey, committee, epoch, x, None, inventory)
+        return InventoryEvent(event.id, event.pubkey, committee, epoch, x, None, inventory)
     raise BadTag("t", f"{saying[:20]!r} is none of inventory, proposal, vote, supply")
 
 

@@ -42,7 +42,7 @@ class Observation(Schema):
     rtt_us: int | None = Field(ge=1, le=MOST_US)
 
 
-class Seen(Schema):
+class NodeObservation(Schema):
     """An observation of a node, as a snapshot has it."""
 
     observer: Hex32
@@ -64,16 +64,16 @@ def check_drawn(body: str, observer: str, node: str, units: int, total: int) -> 
         raise NotAllowed("observed", f"nobody drew {observer[:8]} to observe {node[:8]}")
 
 
-def merged(old: Iterable[Seen], new: Iterable[Seen], epoch: int) -> tuple[Seen, ...]:
+def merged(old: Iterable[NodeObservation], new: Iterable[NodeObservation], epoch: int) -> tuple[NodeObservation, ...]:
     """The newest of each observer that counts in `epoch`, by descending epoch, then by observer; at most MAX_SEEN."""
-    newest: dict[str, Seen] = {}
+    newest: dict[str, NodeObservation] = {}
     for one in sorted((*old, *new), key=lambda seen: seen.epoch):
         if epoch - SEEN_EPOCHS <= one.epoch <= epoch:
             newest[one.observer] = one
     return tuple(sorted(newest.values(), key=lambda seen: (-seen.epoch, seen.observer))[:MAX_SEEN])
 
 
-def is_unreachable(seen: Sequence[Seen]) -> bool:
+def is_unreachable(seen: Sequence[NodeObservation]) -> bool:
     """Whether most of its observers, and enough of them, found no node at its addresses."""
     missed = sum(one.rtt_us is None for one in seen)
     return missed >= LEAST_OBSERVERS and 2 * missed > len(seen)

@@ -81,7 +81,7 @@ class Optimization(Schema):
         """What is paid when the step has been checked."""
         return self.price_msat - self.deposit_msat
 
-    def of(self, provider: str) -> Optimization | None:
+    def find_assignment(self, provider: str) -> Optimization | None:
         """What `provider` has to do."""
         return self if self.provider == provider else None
 
@@ -122,9 +122,10 @@ class OuterTicket(Schema):
         return canonical.digest(self.TAG, said)
 
 
-class OuterDelivered(Schema):
+class OuterDeliveryDetails(Schema):
     """What only the customer reads: keys, and hashes and sizes of plaintexts; `root` is over the pieces."""
 
+    NAME: ClassVar[str] = "outerdelivered"
     MAX_BYTES: ClassVar[int] = 4_096
     ERROR: ClassVar[type[BadInput]] = BadEvent
 

@@ -33,7 +33,7 @@ class Room:
         """How many slots' worth of pages is free; one that is begun counts, for short sessions fit in it."""
         return 0 if self._sessions >= self._most else -(-(self.pages - self.taken) // self.size)
 
-    def take(self, positions: int | None = None) -> int:
+    def allocate(self, positions: int | None = None) -> int:
         """Take the pages of a session of so many positions, or a slot's; how many they are.
 
         Raises:

@@ -26,9 +26,10 @@ ROOTS_BYTES = 57_344
 """As JSON, of all roots: what else an event may have, and a result says, takes less than the rest of its 65,536."""
 
 
-class Said(Schema):
+class ResultDetails(Schema):
     """What a result tells the customer alone: frames put out, and compute per call (median and total)."""
 
+    NAME: ClassVar[str] = "said"
     MAX_BYTES: ClassVar[int] = 1_024
     ERROR: ClassVar[type[BadInput]] = BadEvent
 

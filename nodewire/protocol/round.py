@@ -29,7 +29,7 @@ DEPOSIT, BALANCE = 0, 1
 """A round's two payments, as the ledger's chunks: before the work, and after it was judged."""
 
 
-class Assigned(Schema):
+class ShardAssignment(Schema):
     """One shard's work in one round. `data` is the shard's ciphertext, `gflop` the work by the recipe's formula."""
 
     index: int = Field(ge=0, lt=MAX_SHARDS)
@@ -65,7 +65,7 @@ class Round(Schema):
     """The ciphertext of the weights that the round begins with."""
     start: BlobRef | None = None
     """The ciphertext of the weights that stay as they are, where the recipe has an adapter; the same in all rounds."""
-    shards: tuple[Assigned, ...] = Field(min_length=1, max_length=MAX_ASSIGNED)
+    shards: tuple[ShardAssignment, ...] = Field(min_length=1, max_length=MAX_ASSIGNED)
     previous: Hex32 | None = None
     """The request of the round before this one, if there was any."""
     deadline_s: int = Field(ge=1, le=31_536_000)
@@ -84,7 +84,7 @@ class Round(Schema):
             raise ValueError("shards: a deposit above its price")
         return self
 
-    def of(self, provider: str) -> Assigned | None:
+    def find_assignment(self, provider: str) -> ShardAssignment | None:
         """What `provider` has to do."""
         return next((shard for shard in self.shards if shard.provider == provider), None)
 
@@ -208,7 +208,7 @@ def parse(event: Event) -> RoundRequest:
     if event.values("p") != [shard.provider for shard in round_.shards]:
         raise BadTag("p", "not the round's providers")
     tags.relays(event)
-    theta = inline.of(event, round_.theta)
+    theta = inline.find_bytes(event, round_.theta)
     return RoundRequest(event.id, event.pubkey, event.created_at, event.kind, round_, theta)
 
 
@@ -222,13 +222,13 @@ def is_ticket(text: str) -> bool:
     return isinstance(said, dict) and "recipe" in said
 
 
-def check_ticket(ticket: RoundTicket, request: RoundRequest, recipe_digest: str, provider: str) -> Assigned:
+def check_ticket(ticket: RoundTicket, request: RoundRequest, recipe_digest: str, provider: str) -> ShardAssignment:
     """What `provider` has to do, if the ticket is the one that the request has sealed for it.
 
     Raises:
         BadInput: it is for another request, shard, recipe or provider.
     """
-    assigned = request.round.of(provider)
+    assigned = request.round.find_assignment(provider)
     if assigned is None or ticket.request != request.id or ticket.index != assigned.index:
         raise BadInput("ticket", "of another request or shard")
     if ticket.seal() != assigned.ticket:

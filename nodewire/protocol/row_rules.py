@@ -26,8 +26,8 @@ from nodewire.protocol.row_values import (
     broadcast,
     dim_of,
     fixed,
-    of,
     resized,
+    to_value,
 )
 
 _ELEMENTWISE = """
@@ -107,7 +107,7 @@ def _elementwise(operands: Sequence[Any]) -> Value:
 
 
 def _copied(self: Any, dtype: Any = None) -> Value:
-    x = of(self)
+    x = to_value(self)
     if x.counts and dtype not in (None, _INT64):
         raise Unproven("rows' numbers as another type")
     return x
@@ -115,13 +115,13 @@ def _copied(self: Any, dtype: Any = None) -> Value:
 
 def _kept(self: Any, dim: Any) -> Value:
     """As softmax and cumsum have it: along a dim, of the same shape."""
-    x = of(self)
+    x = to_value(self)
     along(x, dim)
     return x
 
 
 def _reduced(self: Any, dim: Any = None, keepdim: Any = False) -> Value:
-    x = of(self)
+    x = to_value(self)
     if dim is None or dim == []:
         raise Unproven("over everything")
     gone = {along(x, one) for one in (dim if isinstance(dim, list) else [dim])}
@@ -132,14 +132,14 @@ def _reduced(self: Any, dim: Any = None, keepdim: Any = False) -> Value:
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Value:
-    x, matrix = of(input), fixed(weight, 2)
+    x, matrix = to_value(input), fixed(weight, 2)
     if bias is not None:
         fixed(bias, 1)
     return resized(x, along(x, -1), matrix.shape[0])
 
 
 def _convolved(input: Any, weight: Any, bias: Any = None) -> Value:
-    x = of(input)
+    x = to_value(input)
     channels = fixed(weight, len(x.shape)).shape[0]
     if bias is not None:
         fixed(bias, 1)
@@ -157,14 +157,14 @@ def _convolved_back(input: Any, weight: Any, bias: Any = None, groups: Any = 1) 
 
 
 def _resampled(input: Any) -> Value:
-    x = of(input)
+    x = to_value(input)
     if x.axis not in (0, None):
         raise Unproven("over the batch")
     return replace(x, shape=(*x.shape[:2], *(None for _ in x.shape[2:])))
 
 
 def _matmul(self: Any, other: Any) -> Value:
-    a, b = of(self), of(other)
+    a, b = to_value(self), to_value(other)
     if len(a.shape) > 1 and len(b.shape) == 1 and b.axis is None:
         along(a, -1)
         return Value(a.shape[:-1], a.axis)
@@ -191,18 +191,18 @@ def _mm(self: Any, mat2: Any) -> Value:
 
 
 def _bmm(self: Any, mat2: Any) -> Value:
-    a, b = of(self), of(mat2)
+    a, b = to_value(self), to_value(mat2)
     if (a.axis, b.axis) != (0, 0):
         raise Unproven("not batch by batch")
     return Value((None, a.shape[1], b.shape[2]), 0)
 
 
 def _addmm(self: Any, mat1: Any, mat2: Any) -> Value:
-    return broadcast([_matmul(mat1, mat2), of(self)])
+    return broadcast([_matmul(mat1, mat2), to_value(self)])
 
 
 def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Value:
-    parts = [of(one) for one in (query, key, value, attn_mask) if one is not None]
+    parts = [to_value(one) for one in (query, key, value, attn_mask) if one is not None]
     ranks = [len(one.shape) for one in parts]
     if len(set(ranks[:3])) > 1 or min(ranks) < 2 or max(ranks) > ranks[0]:
         raise Unproven("attention of other ranks")
@@ -213,7 +213,7 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Value
 
 
 def _normed(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None) -> Value:
-    x = of(input)
+    x = to_value(input)
     if x.axis is not None and x.axis >= len(x.shape) - len(normalized_shape):
         raise Unproven("over the batch")
     for one in (weight, bias):
@@ -224,7 +224,7 @@ def _normed(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = N
 
 def _batch_normed(input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any) -> First:
     """By means and deviations of the training: channel by channel, each number for itself."""
-    x = of(input)
+    x = to_value(input)
     along(x, 1)
     for one in (weight, bias, running_mean, running_var):
         if one is not None:
@@ -233,7 +233,7 @@ def _batch_normed(input: Any, weight: Any, bias: Any, running_mean: Any, running
 
 
 def _group_normed(input: Any, weight: Any = None, bias: Any = None) -> Value:
-    x = of(input)
+    x = to_value(input)
     if x.axis not in (0, None) or len(x.shape) < 2:
         raise Unproven("over the batch")
     for one in (weight, bias):
@@ -244,7 +244,7 @@ def _group_normed(input: Any, weight: Any = None, bias: Any = None) -> Value:
 
 def _pooled(self: Any, output_size: Any = None) -> Value:
     """Over the last two dims; of adaptive pooling they are `output_size`."""
-    x = of(self)
+    x = to_value(self)
     ahead = len(x.shape) - 2
     if ahead < 1 or (x.axis is not None and x.axis >= ahead):
         raise Unproven("over the batch")
@@ -253,7 +253,7 @@ def _pooled(self: Any, output_size: Any = None) -> Value:
 
 
 def _item(a0: Any, a1: Any) -> Value:
-    x = of(a0)
+    x = to_value(a0)
     if isinstance(x, First):
         if type(a1) is not int or a1 != 0:
             raise Unproven("of several tensors not the first")
@@ -262,7 +262,7 @@ def _item(a0: Any, a1: Any) -> Value:
 
 
 def _reshaped(self: Any, shape: Any) -> Value:
-    x, sizes = of(self), tuple(n if type(n) is int and n >= 0 else None for n in shape)
+    x, sizes = to_value(self), tuple(n if type(n) is int and n >= 0 else None for n in shape)
     if SIZE in (shape if x.axis is None else shape[1:]):
         raise Unproven("as long as the batch is")
     if x.axis is None:
@@ -279,31 +279,31 @@ def _ints(sizes: Sequence[int | None]) -> list[int]:
 
 
 def _permuted(self: Any, dims: Any) -> Value:
-    x = of(self)
+    x = to_value(self)
     order = [dim_of(dim, len(x.shape)) for dim in dims]
     return Value(tuple(x.shape[k] for k in order), None if x.axis is None else order.index(x.axis), x.counts)
 
 
 def _transposed(self: Any, dim0: Any, dim1: Any) -> Value:
-    order = list(range(len(of(self).shape)))
+    order = list(range(len(to_value(self).shape)))
     a, b = dim_of(dim0, len(order)), dim_of(dim1, len(order))
     order[a], order[b] = order[b], order[a]
     return _permuted(self, order)
 
 
 def _turned(self: Any) -> Value:
-    return _transposed(self, 0, 1) if len(of(self).shape) == 2 else of(self)
+    return _transposed(self, 0, 1) if len(to_value(self).shape) == 2 else to_value(self)
 
 
 def _unsqueezed(self: Any, dim: Any) -> Value:
-    x = of(self)
+    x = to_value(self)
     at = dim_of(dim, len(x.shape) + 1)
     axis = None if x.axis is None else x.axis + (at <= x.axis)
     return Value((*x.shape[:at], 1, *x.shape[at:]), axis, x.counts)
 
 
 def _squeezed(self: Any, dim: Any) -> Value:
-    x = of(self)
+    x = to_value(self)
     at = along(x, dim)
     if x.shape[at] is None:
         raise Unproven("of a size that is not fixed")
@@ -311,7 +311,7 @@ def _squeezed(self: Any, dim: Any) -> Value:
 
 
 def _expanded(self: Any, size: Any) -> Value:
-    x = of(self)
+    x = to_value(self)
     ahead = len(size) - len(x.shape)
     shape = [n if type(n) is int and n >= 0 else None for n in size]
     shape = [x.shape[k - ahead] if size[k] == -1 and k >= ahead else n for k, n in enumerate(shape)]
@@ -331,7 +331,7 @@ def _expanded(self: Any, size: Any) -> Value:
 
 
 def _repeated(self: Any, repeats: Any) -> Value:
-    x = of(self)
+    x = to_value(self)
     ahead = len(repeats) - len(x.shape)
     sizes = [*([1] * ahead), *x.shape]
     shape = [n * k if type(k) is int and n is not None else None for n, k in zip(sizes, repeats, strict=True)]
@@ -345,7 +345,7 @@ def _repeated(self: Any, repeats: Any) -> Value:
 
 
 def _sliced(self: Any, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> Value:
-    x = of(self)
+    x = to_value(self)
     at = dim_of(dim, len(x.shape))
     whole = end is None or (type(end) is int and end >= _MOST) or (end is SIZE and at == x.axis)
     if start in (None, 0) and whole and step == 1:
@@ -359,11 +359,11 @@ def _sliced(self: Any, dim: Any = 0, start: Any = None, end: Any = None, step: A
 
 
 def _selected(self: Any, dim: Any) -> Value:
-    return _reduced(self, dim_of(dim, len(of(self).shape)))
+    return _reduced(self, dim_of(dim, len(to_value(self).shape)))
 
 
 def _catenated(tensors: Any, dim: Any = 0) -> Value:
-    values = [of(one) for one in tensors]
+    values = [to_value(one) for one in tensors]
     if len({(one.axis, len(one.shape)) for one in values}) != 1:
         raise Unproven("of other ranks, or with a constant that has rows")
     at = along(values[0], dim)
@@ -372,12 +372,12 @@ def _catenated(tensors: Any, dim: Any = 0) -> Value:
 
 
 def _stacked(tensors: Any, dim: Any = 0) -> Value:
-    rank = len(of(tensors[0]).shape)
+    rank = len(to_value(tensors[0]).shape)
     return _catenated([_unsqueezed(one, dim_of(dim, rank + 1)) for one in tensors], dim_of(dim, rank + 1))
 
 
 def _flattened(self: Any, start_dim: Any = 0, end_dim: Any = -1) -> Value:
-    x = of(self)
+    x = to_value(self)
     first, last = dim_of(start_dim, len(x.shape)), dim_of(end_dim, len(x.shape))
     if x.axis is not None and x.axis >= first:
         raise Unproven("rows are not kept apart")
@@ -387,7 +387,7 @@ def _flattened(self: Any, start_dim: Any = 0, end_dim: Any = -1) -> Value:
 
 def _pieces(self: Any, dim: Any = 0) -> Value:
     """Every piece of a split: it is asked for by its number."""
-    x = of(self)
+    x = to_value(self)
     return resized(x, along(x, dim), None)
 
 
@@ -396,14 +396,14 @@ def _unbound(self: Any, dim: Any = 0) -> Value:
 
 
 def _triangle(self: Any) -> Value:
-    x = of(self)
+    x = to_value(self)
     if x.axis is not None and x.axis >= len(x.shape) - 2:
         raise Unproven("over the batch")
     return x
 
 
 def _padded(self: Any, pad: Any) -> Value:
-    x = of(self)
+    x = to_value(self)
     for k in range(len(pad) // 2):
         if pad[2 * k] or pad[2 * k + 1]:
             at = along(x, -1 - k)
@@ -413,23 +413,23 @@ def _padded(self: Any, pad: Any) -> Value:
 
 
 def _flipped(self: Any, dims: Any) -> Value:
-    x = of(self)
+    x = to_value(self)
     for dim in dims:
         along(x, dim)
     return x
 
 
 def _looked_up(weight: Any, indices: Any) -> Value:
-    table, ids = fixed(weight, 2), of(indices)
+    table, ids = fixed(weight, 2), to_value(indices)
     return replace(ids, shape=(*ids.shape, table.shape[1]))
 
 
 def _indexed(self: Any, indices: Any) -> Value:
     """What indices pick stands where they do, or first if they do not stand side by side."""
-    x = of(self)
+    x = to_value(self)
     if x.counts:
         raise Unproven("of the rows' numbers")
-    used = {k: of(one) for k, one in enumerate(indices) if one is not None}
+    used = {k: to_value(one) for k, one in enumerate(indices) if one is not None}
     kept = [k for k in range(len(x.shape)) if k not in used]
     at = min(used) if max(used) - min(used) < len(used) else 0
     place = broadcast(list(used.values()))
@@ -450,7 +450,7 @@ def _indexed(self: Any, indices: Any) -> Value:
 
 
 def _chosen(self: Any, dim: Any, index: Any) -> Value:
-    x, chosen = of(self), of(index)
+    x, chosen = to_value(self), to_value(index)
     if chosen.axis is not None:  # each row its own of a table's
         x = fixed(x, len(x.shape))
         at = dim_of(dim, len(x.shape))
@@ -459,7 +459,7 @@ def _chosen(self: Any, dim: Any, index: Any) -> Value:
 
 
 def _gathered(self: Any, dim: Any, index: Any) -> Value:
-    x, place = of(self), of(index)
+    x, place = to_value(self), to_value(index)
     along(x, dim)
     if x.axis != place.axis or len(x.shape) != len(place.shape):
         raise Unproven("rows of others")
@@ -487,7 +487,7 @@ def _refilled(self: Any, size: Any) -> Value:
 
 
 def _same(self: Any) -> Value:
-    return of(self)
+    return to_value(self)
 
 
 def _single() -> Value:

@@ -41,7 +41,7 @@ SIZE, NUMBER, UNKNOWN = Number(batch=True), Number(), Unknown()
 Known = Value | Number | Unknown
 
 
-def of(value: Any) -> Value:
+def to_value(value: Any) -> Value:
     """A value, not a number. Raises Unproven: nothing is known of it."""
     if not isinstance(value, Value):
         raise Unproven("of a value of which nothing is known")
@@ -50,7 +50,7 @@ def of(value: Any) -> Value:
 
 def fixed(value: Any, rank: int) -> Value:
     """Weights of that rank: what does not depend on the batch."""
-    found = of(value)
+    found = to_value(value)
     if found.axis is not None:
         raise Unproven("weights that depend on the batch")
     if len(found.shape) != rank:

@@ -40,13 +40,23 @@ _LISTS = (list, dict)
 
 
 class Schema(BaseModel):
-    """Base of all documents. Subclasses set `TAG` (hash domain), `MAX_BYTES` and `ERROR` (raised by `parse`)."""
+    """Base of all documents. Subclasses set `TAG` (hash domain), `MAX_BYTES` and `ERROR` (raised by `parse`).
+
+    Errors about a whole document have `NAME` as their field; by default it is the class's name.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     TAG: ClassVar[str] = ""
+    NAME: ClassVar[str] = ""
     MAX_BYTES: ClassVar[int] = 32_768
     ERROR: ClassVar[type[BadInput]] = BadInput
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if "NAME" not in cls.__dict__:
+            cls.NAME = cls.__name__.lower()
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -63,11 +73,11 @@ class Schema(BaseModel):
         """
         encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         if len(encoded) > cls.MAX_BYTES:
-            raise TooLarge(cls.__name__.lower(), f"{len(encoded)} bytes, at most {cls.MAX_BYTES}")
+            raise TooLarge(cls.NAME, f"{len(encoded)} bytes, at most {cls.MAX_BYTES}")
         try:
             return cls.from_document(orjson.loads(encoded))
         except orjson.JSONDecodeError as error:
-            raise cls.ERROR(cls.__name__.lower(), "not JSON") from error
+            raise cls.ERROR(cls.NAME, "not JSON") from error
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -96,10 +106,10 @@ class Schema(BaseModel):
         try:
             return cls.model_validate(_tuples(document), context=context)
         except RecursionError as error:
-            raise cls.ERROR(cls.__name__.lower(), "nested too deeply") from error
+            raise cls.ERROR(cls.NAME, "nested too deeply") from error
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or cls.__name__.lower()
+            where = ".".join(str(part) for part in first["loc"]) or cls.NAME
             raise cls.ERROR(where[:200], in_words(first)[:200]) from error
 
     def document(self) -> dict[str, Any]:

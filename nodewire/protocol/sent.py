@@ -33,7 +33,7 @@ Tensors = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Hashed:
+class HashedFrame:
     """A frame as it is signed: like a leaf without sketches, but with the meta that its consumer reads."""
 
     seq: int
@@ -41,17 +41,17 @@ class Hashed:
     meta: Meta
 
 
-def hashed(frame: Frame[Array]) -> Hashed:
+def hashed(frame: Frame[Array]) -> HashedFrame:
     tensors = tuple((a.dtype, tuple(a.shape), hashlib.sha256(a.data).hexdigest()) for a in frame.tensors)
-    return Hashed(frame.seq, tensors, frame.meta)
+    return HashedFrame(frame.seq, tensors, frame.meta)
 
 
 def tensors_of(leaf: Leaf) -> Tensors:
-    """What is committed of a frame, to be compared with `Hashed.tensors`."""
+    """What is committed of a frame, to be compared with `HashedFrame.tensors`."""
     return tuple((t.dtype, t.shape, t.sha256) for t in leaf.tensors)
 
 
-def digest_of(frames: Iterable[Hashed]) -> str:
+def digest_of(frames: Iterable[HashedFrame]) -> str:
     """What is signed of a chunk's frames, in the order of their numbers; 64 hex digits."""
     listed = [
         [f.seq, [[dtype, list(shape), bytes.fromhex(sha256)] for dtype, shape, sha256 in f.tensors], dict(f.meta)]
@@ -60,10 +60,11 @@ def digest_of(frames: Iterable[Hashed]) -> str:
     return canonical.digest("nodewire/sent-frames/1", listed)
 
 
-class Sent(Schema):
+class FrameStatement(Schema):
     """`signer` put these frames out on `edge` in `chunk`, as the provider of `task`."""
 
     TAG: ClassVar[str] = "nodewire/sent/1"
+    NAME: ClassVar[str] = "sent"
     MAX_BYTES: ClassVar[int] = 1_024
     ERROR: ClassVar[type[BadInput]] = BadFrame
 
@@ -105,23 +106,23 @@ class Sent(Schema):
             raise BadSignature("sig", "not the producer's")
 
 
-def controls(said: Sequence[Sent]) -> list[dict[str, Any]]:
+def controls(said: Sequence[FrameStatement]) -> list[dict[str, Any]]:
     """The control documents that carry statements."""
     parts = [said[i : i + MAX_OF_A_DOCUMENT] for i in range(0, len(said), MAX_OF_A_DOCUMENT)]
     return [{"t": CONTROL, CONTROL: [one.document() for one in part]} for part in parts]
 
 
-def from_control(document: Mapping[str, Any]) -> tuple[Sent, ...] | None:
+def from_control(document: Mapping[str, Any]) -> tuple[FrameStatement, ...] | None:
     """The statements in a control document; None if it is one of another type. Raises BadFrame, BadVersion."""
     if document.get("t") != CONTROL:
         return None
     listed = document.get(CONTROL)
     if not isinstance(listed, list | tuple) or len(listed) > MAX_OF_A_DOCUMENT:
         raise BadFrame(CONTROL, f"not a list of at most {MAX_OF_A_DOCUMENT} statements")
-    return tuple(Sent.from_document(one) for one in listed)
+    return tuple(FrameStatement.from_document(one) for one in listed)
 
 
-def pack(said: Iterable[Sent]) -> bytes:
+def pack(said: Iterable[FrameStatement]) -> bytes:
     """Statements as they are shown to who judges. Raises TooLarge."""
     packed = canonical.encode([one.document() for one in said])
     if len(packed) > MAX_PACKED_BYTES:
@@ -129,12 +130,12 @@ def pack(said: Iterable[Sent]) -> bytes:
     return packed
 
 
-def unpack(data: bytes) -> tuple[Sent, ...]:
+def unpack(data: bytes) -> tuple[FrameStatement, ...]:
     """Raises BadInput, BadFrame, BadVersion, TooLarge."""
     listed = canonical.decode(data, max_bytes=MAX_PACKED_BYTES)
     if not isinstance(listed, list):
         raise BadFrame(CONTROL, "not a list")
-    return tuple(Sent.from_document(one) for one in listed)
+    return tuple(FrameStatement.from_document(one) for one in listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,9 @@ class Equivocation:
 Settled = Literal["received", "committed", "equivocated", "unknown"]
 
 
-def settle(said: Sent | None, received: Iterable[Hashed], committed: Mapping[int, Tensors] | None) -> Settled:
+def settle(
+    said: FrameStatement | None, received: Iterable[HashedFrame], committed: Mapping[int, Tensors] | None
+) -> Settled:
     """What the consumer of one edge is judged on in one chunk.
 
     Args:
@@ -169,4 +172,4 @@ def settle(said: Sent | None, received: Iterable[Hashed], committed: Mapping[int
 
 
 def _hash(said: dict[str, Any]) -> bytes:
-    return canonical.tagged_hash(Sent.TAG, canonical.encode(said))
+    return canonical.tagged_hash(FrameStatement.TAG, canonical.encode(said))

@@ -34,7 +34,7 @@ class Signature:
     gets: tuple[Edge, ...]
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Signature:
+    def from_manifest(cls, manifest: Manifest) -> Signature:
         """Raises BadManifest: nothing is taken or given, or one name has two types."""
         sends = tuple(edge for edge in manifest.edges if edge.source == CUSTOMER)
         gets = tuple(edge for edge in manifest.edges if edge.target == CUSTOMER)

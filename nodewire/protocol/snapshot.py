@@ -54,13 +54,13 @@ from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
 from nodewire.protocol import bond as _bond
 from nodewire.protocol import pieces, published_profile, tags
-from nodewire.protocol.account import DOUBT_LEAVES_ONE_IN, MAX_JUDGED, MAX_POINTS, POINTS, Account, Judged
+from nodewire.protocol.account import DOUBT_LEAVES_ONE_IN, MAX_JUDGED, MAX_POINTS, POINTS, Account, ReputationVerdict
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
 from nodewire.protocol.coordinates import Coordinates
 from nodewire.protocol.inventory import MAX_BEATS, Inventory
-from nodewire.protocol.observation import MAX_SEEN, Seen, check_drawn, is_placed, is_unreachable, merged
+from nodewire.protocol.observation import MAX_SEEN, NodeObservation, check_drawn, is_placed, is_unreachable, merged
 from nodewire.protocol.published_profile import PublishedProfile
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
 from nodewire.slices import Sliced, whole
@@ -75,7 +75,7 @@ MAX_EVENT_BYTES = 25_165_824
 _MAX_EVENTS = 3 * MAX_BEATS + 2 * MAX_NODES
 
 
-class Held(Schema):
+class HeldTasks(Schema):
     """What a node holds of one manifest: `free` sessions, and the tasks with their certified speed."""
 
     manifest: Hex32
@@ -89,7 +89,7 @@ class Node(Schema):
     pubkey: Hex32
     beat: Hex32
     ad: Hex32
-    held: tuple[Held, ...] = Field(max_length=16)
+    held: tuple[HeldTasks, ...] = Field(max_length=16)
     bond_msat: Msat
     region: Label
     load_ppm: Ppm
@@ -98,7 +98,7 @@ class Node(Schema):
     passed: Count = 0
     withheld: Count = 0
     """Points (`account`)."""
-    seen: tuple[Seen, ...] = Field(default=(), max_length=MAX_SEEN)
+    seen: tuple[NodeObservation, ...] = Field(default=(), max_length=MAX_SEEN)
     is_placed: bool = False
     """Whether others have found it where its coordinates say that it is."""
 
@@ -112,7 +112,7 @@ class Snapshot(Schema):
     epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
     nodes: tuple[Node, ...] = Field(max_length=MAX_NODES)
     events: tuple[Annotated[str, Field(max_length=65_536)], ...] = Field(max_length=_MAX_EVENTS)
-    judged: tuple[Judged, ...] = Field(default=(), max_length=MAX_JUDGED)
+    judged: tuple[ReputationVerdict, ...] = Field(default=(), max_length=MAX_JUDGED)
     """What this snapshot counts for the first time."""
     absent: tuple[Account, ...] = Field(default=(), max_length=MAX_ABSENT)
     """Nobody gets rid of an account by staying away."""
@@ -214,7 +214,7 @@ def popular(committee: Committee, lists: Iterable[tuple[str, ...]]) -> list[str]
     return sorted(id_ for id_, n in count.items() if n > committee.f)
 
 
-def judged(committee: Committee, inventories: Sequence[Inventory]) -> list[Judged]:
+def judged(committee: Committee, inventories: Sequence[Inventory]) -> list[ReputationVerdict]:
     """What f+1 of these inventories (of distinct oracles) list of verdicts, sorted; not all of it is due."""
     return _account.agreed((inventory.judged for inventory in inventories), committee.f)
 
@@ -245,7 +245,7 @@ def derive(
     ads: Iterable[Event],
     *,
     bonds: Iterable[Event] = (),
-    judged: Iterable[Judged] = (),
+    judged: Iterable[ReputationVerdict] = (),
     previous: Snapshot | None = None,
     parsed: Mapping[str, Beat | Ad] | None = None,
 ) -> Snapshot:
@@ -260,7 +260,7 @@ def derived(
     ads: Iterable[Event],
     *,
     bonds: Iterable[Event] = (),
-    judged: Iterable[Judged] = (),
+    judged: Iterable[ReputationVerdict] = (),
     previous: Snapshot | None = None,
     parsed: Mapping[str, Beat | Ad] | None = None,
     refuse: Callable[[NotAllowed], None] = lambda refused: None,
@@ -389,7 +389,7 @@ def _bond_msat(committee: Committee, epoch: int, pubkey: str, ad: Ad, event: Eve
     return min(ad.bond_msat, statement.amount_msat) if good and lasting else 0
 
 
-def _accounts(epoch: int, previous: Snapshot | None, fresh: Sequence[Judged]) -> dict[str, Account]:
+def _accounts(epoch: int, previous: Snapshot | None, fresh: Sequence[ReputationVerdict]) -> dict[str, Account]:
     """By pubkey, what is left of the previous snapshot's accounts, and what is counted now."""
     passed, withheld = Counter[str](), Counter[str]()
     if previous is not None:
@@ -456,12 +456,12 @@ def _observed(
     live: Iterable[_Live],
     previous: Snapshot | None,
     refuse: Callable[[NotAllowed], None],
-) -> Sliced[dict[str, tuple[Seen, ...]]]:
+) -> Sliced[dict[str, tuple[NodeObservation, ...]]]:
     """By node, what is known of it by rule 9: of the previous snapshot, and what drawn observers say now."""
     before = {node.pubkey: node for node in previous.nodes} if previous else {}
     units = {pubkey: node.bond_msat // committee.bond_unit_msat for pubkey, node in before.items()}
     total = sum(units.values())
-    new: dict[str, list[Seen]] = {one.pubkey: [] for one in live}
+    new: dict[str, list[NodeObservation]] = {one.pubkey: [] for one in live}
     for one in live:
         yield
         for said in one.beat.observed:
@@ -471,7 +471,7 @@ def _observed(
                 refuse(error)
                 continue
             if said.node in new:
-                new[said.node].append(Seen(observer=one.pubkey, epoch=one.beat.epoch, rtt_us=said.rtt_us))
+                new[said.node].append(NodeObservation(observer=one.pubkey, epoch=one.beat.epoch, rtt_us=said.rtt_us))
     observed = {}
     for pubkey, found in new.items():
         observed[pubkey] = merged(before[pubkey].seen if pubkey in before else (), found, epoch)
@@ -497,7 +497,7 @@ def _node(
     epochs: int,
     accounts: Mapping[str, Account],
     least_us: Speeds,
-    seen: tuple[Seen, ...],
+    seen: tuple[NodeObservation, ...],
     at: Mapping[str, Coordinates],
     before: Node | None,
 ) -> Node:
@@ -506,7 +506,7 @@ def _node(
 
     kept = before.held if before is not None and before.ad == one.beat.ad else ()
     held = tuple(
-        Held(
+        HeldTasks(
             manifest=offer.manifest,
             free=0 if is_lost else min(offer.slots, one.beat.free.get(offer.manifest, 0), one.slots),
             tasks=_credited(offer, least_us, kept[at_].tasks if at_ < len(kept) else ()),

@@ -102,7 +102,7 @@ def check_request(data: bytes, splice: str, now_s: float) -> Request:
     except BadInput as error:
         raise BadPeer(error.field, error.reason) from error
     if event.tag("v") != VERSION:
-        raise BadVersion.of(event.tag("v"), VERSION)
+        raise BadVersion.from_versions(event.tag("v"), VERSION)
     if event.values("p") != [splice]:
         raise BadPeer("p", "made for another splice")
     if port is not None and (port < LEAST_PORT or room is not None):

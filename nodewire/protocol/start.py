@@ -19,7 +19,7 @@ from nodewire.protocol.stored_dtypes import CODE_OF
 MAX_TOKENIZER_BYTES = 64 * 2**20
 
 
-def of(recipe: Recipe) -> BlobRef | None:
+def find_weights(recipe: Recipe) -> BlobRef | None:
     """The weights that the recipe's model starts from, if it starts from any."""
     family = recipe.family
     return family.start if isinstance(family, Decoder | Encoder) else None
@@ -33,7 +33,7 @@ def tokenizer_of(recipe: Recipe) -> BlobRef | None:
 
 def frozen(recipe: Recipe) -> BlobRef | None:
     """The weights that providers need besides theta: with an adapter what it stands beside, otherwise none."""
-    return None if recipe.adapter is None else of(recipe)
+    return None if recipe.adapter is None else find_weights(recipe)
 
 
 def header(shapes: Shapes) -> bytes:
@@ -54,7 +54,7 @@ def file_bytes(shapes: Shapes) -> int:
 
 def check(recipe: Recipe) -> None:
     """Raises BadRecipe: a file that the recipe cites cannot be of the size that it says."""
-    cited, tokenizer = of(recipe), tokenizer_of(recipe)
+    cited, tokenizer = find_weights(recipe), tokenizer_of(recipe)
     if cited is not None and cited.bytes != (wanted := file_bytes(recipe.family.shapes())):
         raise BadRecipe("family.start", f"{cited.bytes} bytes, but the model's tensors are a file of {wanted}")
     if tokenizer is not None and tokenizer.bytes > MAX_TOKENIZER_BYTES:

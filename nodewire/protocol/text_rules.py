@@ -45,7 +45,7 @@ def text_rules(program: bytes) -> TextRules:
     if not isinstance(document, dict) or not isinstance(config := document.get("config"), dict):
         raise BadTask("program", "not a driver's")
     if (version := document.get("v")) != 1:
-        raise BadVersion.of(version, 1)
+        raise BadVersion.from_versions(version, 1)
     try:
         tokenizer = BlobRef.model_validate(document.get("tokenizer"))
     except ValidationError as error:

@@ -26,7 +26,7 @@ EventText = str
 """A signed event as JSON."""
 
 
-class Weighed(Schema):
+class WeighedResult(Schema):
     """A result in an outer step; `round` is the one it was trained in."""
 
     request: Hex32
@@ -37,17 +37,17 @@ class Weighed(Schema):
     weight: Count
 
 
-class Made(Schema):
+class OuterStepRecord(Schema):
     """An outer step: hashes of theta before and after it (as safetensors), and the held-out loss in millionths."""
 
     round: int = Field(ge=0, lt=MAX_ROUNDS)
     before: Hex32
     after: Hex32
     loss: Count
-    results: tuple[Weighed, ...] = Field(min_length=1, max_length=2 * MAX_SHARDS)
+    results: tuple[WeighedResult, ...] = Field(min_length=1, max_length=2 * MAX_SHARDS)
 
 
-class Blamed(Schema):
+class BlamedResult(Schema):
     """A result that failed its audit after it had counted, or waited for it when another of its provider's failed."""
 
     request: Hex32
@@ -57,8 +57,8 @@ class Blamed(Schema):
 class UndoneSteps(Schema):
     """Outer steps that were made one after the other and are no part of the weights, and the results that it is for."""
 
-    failed: tuple[Blamed, ...] = Field(min_length=1, max_length=MAX_UNDONE)
-    rounds: tuple[Made, ...] = Field(min_length=1, max_length=MAX_UNDONE)
+    failed: tuple[BlamedResult, ...] = Field(min_length=1, max_length=MAX_UNDONE)
+    rounds: tuple[OuterStepRecord, ...] = Field(min_length=1, max_length=MAX_UNDONE)
 
 
 class Payment(Schema):
@@ -91,7 +91,7 @@ class OpenedShard(Schema):
     carried: Hex32 | None = None
 
 
-class Opened(Schema):
+class RevealedDocuments(Schema):
     results: dict[Hex32, dict[str, Any]]
     """By the result event's id, the `delivered` document that is its content."""
     answers: dict[Hex32, dict[str, Any]]
@@ -118,13 +118,13 @@ class Transcript(Schema):
     receipts: tuple[EventText, ...] = ()
     """Of zaps."""
     payments: tuple[Payment, ...] = ()
-    rounds: tuple[Made, ...] = Field(min_length=1)
+    rounds: tuple[OuterStepRecord, ...] = Field(min_length=1)
     undone: tuple[UndoneSteps, ...] = ()
     """In the order in which it was gone back."""
     weights: Hex32
     """SHA-256 of the final weights as safetensors."""
     bought: BoughtSteps | None = None
-    opened: Opened | None = None
+    opened: RevealedDocuments | None = None
     sig: Hex64 = "0" * 128
 
     def document(self) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class Sample(Schema):
         return sample_key(self.provider, self.request, self.task, self.chunk, self.attempt)
 
 
-class Sampled(Schema):
+class JobSamples(Schema):
+    NAME: ClassVar[str] = "sampled"
     MAX_BYTES: ClassVar[int] = 60_000
     ERROR: ClassVar[type[BadInput]] = BadEvent
 
@@ -84,17 +85,17 @@ class Report(Schema):
         return sample_key(self.provider, self.request, self.task, self.chunk, self.attempt)
 
 
-def build(keys: Keys, sampled: Sampled, *, created_at: int) -> Event:
+def build(keys: Keys, sampled: JobSamples, *, created_at: int) -> Event:
     return sign(keys, KIND, created_at=created_at, content=sampled.to_json(), tags=_tags(sampled))
 
 
-def _tags(sampled: Sampled) -> list[tuple[str, str]]:
+def _tags(sampled: JobSamples) -> list[tuple[str, str]]:
     verifiers = dict.fromkeys(v for sample in sampled.samples for v in sample.verifiers)
     of = [("c", sampled.committee), ("n", tags.epoch_topic(sampled.epoch)), ("e", sampled.request)]
     return [*of, *(("p", verifier) for verifier in verifiers)]
 
 
-def parse(event: Event) -> Sampled:
+def parse(event: Event) -> JobSamples:
     """The samples in a verified event; whether they were drawn is for who reads them to derive.
 
     Who looks for its key among the tags must find it there, and for as long as it looks: they are exactly `build`'s.
@@ -103,7 +104,7 @@ def parse(event: Event) -> Sampled:
         BadEvent, BadTag, BadVersion, TooLarge: it is malformed.
     """
     tags.check_kind(event, KIND)
-    sampled = Sampled.parse(event.content)
+    sampled = JobSamples.parse(event.content)
     if (tags.hex32(event, "c"), tags.epoch_of(event)) != (sampled.committee, sampled.epoch):
         raise BadTag("n", "the tags name another committee or epoch than the content")
     if any(sample.request != sampled.request for sample in sampled.samples):

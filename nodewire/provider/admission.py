@@ -13,7 +13,7 @@ from nodewire.market import Market
 from nodewire.nostr import nip13
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.relaying import Relaying
+from nodewire.nostr.relaying import EventTransport
 from nodewire.pay.ledger import Ledger
 from nodewire.plan.assign import Busy, assign
 from nodewire.protocol import beacon, feedback, job, kinds
@@ -138,10 +138,10 @@ class Admission:
             raise BadPlan(_first_difference(expected, request.plan), f"not what {expected.algorithm} gives")
 
 
-class Derived:
+class CertifiedPlanner:
     """By `assign/2`, from what a committee certified (a Derive)."""
 
-    def __init__(self, market: Market, relays: Relaying) -> None:
+    def __init__(self, market: Market, relays: EventTransport) -> None:
         self._market, self._relays = market, relays
 
     @property

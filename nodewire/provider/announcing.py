@@ -22,8 +22,8 @@ from nodewire.protocol.beat import Beat
 from nodewire.protocol.coordinates import Coordinates
 from nodewire.protocol.observation import Observation
 from nodewire.protocol.published_profile import UNPROFILED, PublishedProfile
-from nodewire.provider.bonding import Bonding
-from nodewire.provider.serving import Served
+from nodewire.provider.bonding import BondKeeper
+from nodewire.provider.serving import ServedManifest
 from nodewire.provider.specializations import Specializations
 
 log = logging.getLogger("nodewire.provider")
@@ -31,7 +31,13 @@ _PUBLISH_S = 5.0
 
 
 def describe(
-    config: ProviderConfig, public: str, served: Iterable[Served], *, wire: tuple[str, ...], lnurl: str, committee: str
+    config: ProviderConfig,
+    public: str,
+    served: Iterable[ServedManifest],
+    *,
+    wire: tuple[str, ...],
+    lnurl: str,
+    committee: str,
 ) -> Ad:
     """The ad of what is loaded and where it is reached."""
     offers = tuple(
@@ -74,9 +80,9 @@ class Announcer:
         keys: Keys,
         pool: Pool,
         market: Market,
-        ad: Callable[[Iterable[Served]], Ad],
+        ad: Callable[[Iterable[ServedManifest]], Ad],
         held: Specializations,
-        bonding: Bonding,
+        bonding: BondKeeper,
         where: Callable[[], Coordinates],
         profile: PublishedProfile = UNPROFILED,
         observed: Callable[[], tuple[str, tuple[Observation, ...]] | None] = lambda: None,
@@ -88,7 +94,7 @@ class Announcer:
         self._market = market
         self._ad = ad
         self._held = held
-        self._said: tuple[Served, ...] = ()
+        self._said: tuple[ServedManifest, ...] = ()
         """What the ad that stands offers."""
         self._said_s = 0
         self._bonding = bonding
@@ -118,7 +124,7 @@ class Announcer:
                 async with asyncio.timeout(self._market.committee.beat_ms / 1000):
                     await self._held.changed.wait()
 
-    async def _announce(self, offered: tuple[Served, ...]) -> Event:
+    async def _announce(self, offered: tuple[ServedManifest, ...]) -> Event:
         """Publish the ad, with the bond's statement that it names."""
         ad = self._ad(offered)
         if self._bonding.amount_msat:

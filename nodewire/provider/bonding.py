@@ -38,7 +38,7 @@ async def check_bond(holder: BondHolder, public: str, wanted_msat: int, balance_
         )
 
 
-class Bonding:
+class BondKeeper:
     """Asks `holder` for the bond that `config` wants."""
 
     def __init__(self, keys: Keys, holder: BondHolder, config: BondConfig) -> None:

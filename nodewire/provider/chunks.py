@@ -16,9 +16,9 @@ from nodewire.protocol.chunk import AHEAD
 from nodewire.protocol.close import Close
 from nodewire.protocol.refusal import driven
 from nodewire.provider.credit import Credit
-from nodewire.provider.hashing import Hashing
+from nodewire.provider.hashing import OutputHasher
 from nodewire.provider.job_context import JobContext
-from nodewire.provider.settling import Settling
+from nodewire.provider.settling import ChunkBiller
 from nodewire.wire.record import Record
 
 log = logging.getLogger("nodewire.provider")
@@ -35,8 +35,8 @@ class Chunks:
         credit: Credit,
         *,
         begin: Callable[[], None],
-        hashing: Hashing,
-        settling: Settling,
+        hashing: OutputHasher,
+        settling: ChunkBiller,
         task_group: JobTaskGroup,
     ) -> None:
         """`record`: a generation's. `begin`: told before the first chunk is computed; it raises Busy where not."""
@@ -101,7 +101,7 @@ class Chunks:
         self._all_units += max(0, units - self.units.get(chunk, 0))
         self.units[chunk] = max(units, self.units.get(chunk, 0))
 
-    async def heard(self, close: Close) -> None:
+    async def on_close(self, close: Close) -> None:
         """The driver says that a chunk is over.
 
         Raises BadFrame: it cannot be true.
@@ -149,7 +149,7 @@ class Chunks:
         self._closes.set()
         async with self._turn:  # the chunks in their order
             await self._hashing.all()
-            await self._settling.take(chunk, units, self._hashing.take(chunk), end=end, close=close)
+            await self._settling.bill(chunk, units, self._hashing.pop(chunk), end=end, close=close)
 
     async def claim_unclosed(self) -> None:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""

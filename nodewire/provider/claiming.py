@@ -26,5 +26,5 @@ async def claim_again(ledger: Ledger, publish: Callable[[Event], Awaitable[None]
             except (NodewireError, TimeoutError) as error:
                 log.info("the claim of chunk %d of job %s is not told: %s", key.chunk, key.job[:8], error)
                 break
-            ledger.told(key, int(time.time()) + TO_PAY_S)
+            ledger.mark_claimed(key, int(time.time()) + TO_PAY_S)
         await asyncio.sleep(EVERY_S)

@@ -24,7 +24,7 @@ from nodewire.protocol import commitment as commitments
 from nodewire.protocol.body import Body
 from nodewire.protocol.commitment import MAX_CHUNKS, ChunkRoot, Commitment
 from nodewire.protocol.committee import Committee
-from nodewire.provider.kept import KeptWork, Made
+from nodewire.provider.kept import KeptWork, StoredCommitment
 from nodewire.store.blobs import Blobs
 
 log = logging.getLogger("nodewire.provider")
@@ -37,7 +37,7 @@ LATE_EPOCHS = 2
 _PUBLISH_S = 5.0
 
 
-class Certified(Protocol):
+class CertifiedMarket(Protocol):
     """What is read of the market (`nodewire.market`)."""
 
     committee: Committee
@@ -52,10 +52,10 @@ class Certified(Protocol):
     async def commitment_ids(self, body: Body) -> list[str]: ...
 
 
-class Committing:
+class Committer:
     """`await run()` until cancelled."""
 
-    def __init__(self, keys: Keys, relays: Relays, blobs: Blobs, market: Certified, kept: KeptWork) -> None:
+    def __init__(self, keys: Keys, relays: Relays, blobs: Blobs, market: CertifiedMarket, kept: KeptWork) -> None:
         self._keys, self._relays, self._blobs = keys, relays, blobs
         self._market, self._committee, self._kept = market, market.committee, kept
         self._published = -1
@@ -118,7 +118,7 @@ class Committing:
             log.info("epoch %d %s: what it had is published again", earlier, why)
         await asyncio.to_thread(self._kept.decide, earlier, certified=held)
 
-    async def _made(self, epoch: int) -> Made | None:
+    async def _made(self, epoch: int) -> StoredCommitment | None:
         """The commitment of `epoch`: the one there is, also of an earlier process, or one to all that is due."""
         if (made := await asyncio.to_thread(self._kept.made, epoch)) is not None:
             return made
@@ -127,8 +127,8 @@ class Committing:
             return None
         now_s = int(time.time())
         chunks = tuple(sorted(roots, key=lambda root: root.key))
-        event, _ = self._event(Made(epoch, "", now_s, chunks))
-        made = Made(epoch, event.id, now_s, chunks)
+        event, _ = self._event(StoredCommitment(epoch, "", now_s, chunks))
+        made = StoredCommitment(epoch, event.id, now_s, chunks)
         until_s = self._committee.close_ms(epoch + SHOWN_EPOCHS) / 1000
         await asyncio.to_thread(self._kept.make, made, until_s)
         return made
@@ -136,12 +136,12 @@ class Committing:
     async def _due(self, epoch: int) -> list[ChunkRoot]:
         return await asyncio.to_thread(self._kept.due, epoch, MAX_CHUNKS)
 
-    def _event(self, made: Made) -> tuple[Event, bytes | None]:
+    def _event(self, made: StoredCommitment) -> tuple[Event, bytes | None]:
         document = Commitment(committee=self._market.committee_digest, epoch=made.epoch, chunks=made.roots)
         until_s = self._committee.kept_until_s(made.created_at)
         return commitments.build(self._keys, document, created_at=made.created_at, expires_at_s=until_s)
 
-    async def _publish(self, made: Made) -> None:
+    async def _publish(self, made: StoredCommitment) -> None:
         event, blob = self._event(made)
         try:
             if blob is not None:

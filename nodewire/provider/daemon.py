@@ -14,7 +14,7 @@ from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.relaying import Relaying
+from nodewire.nostr.relaying import EventTransport
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, kinds
@@ -30,7 +30,7 @@ from nodewire.provider.prefixes import Prefixes
 from nodewire.provider.proving import Proof
 from nodewire.provider.refusals import Refusals, is_answered
 from nodewire.provider.request_matcher import WAITING_S, RequestMatcher
-from nodewire.provider.serving import Served
+from nodewire.provider.serving import ServedManifest
 from nodewire.provider.specializations import Specializations
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.public_record import PublicRecord
@@ -53,7 +53,7 @@ class Provider:
         self,
         *,
         keys: Keys,
-        relays: Relaying,
+        relays: EventTransport,
         record: PublicRecord,
         node: Node,
         ledger: Ledger,
@@ -187,7 +187,7 @@ class Provider:
                 await self._admission.check(request, manifest)
             finally:
                 self._admitting -= 1
-            pages = served.take(params.get("positions"))
+            pages = served.allocate(params.get("positions"))
         except Exception as raised:  # noqa: BLE001 - a kind may be anybody's
             error = typed_fault(raised)
             log.info("job %s refused: %s", request.id[:8], error)
@@ -200,7 +200,7 @@ class Provider:
         """A control document about a job that is not open here: a withdrawal."""
         self._withdrawals.note(peer, document)
 
-    async def _run_job(self, job: AdmittedJob, served: Served, pages: int) -> None:
+    async def _run_job(self, job: AdmittedJob, served: ServedManifest, pages: int) -> None:
         """Run a job whose `pages` have been taken."""
         request = job.request
         try:

@@ -12,7 +12,7 @@ FILE = "follow.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedTasks:
     """Tasks of a manifest with their prices, held since an epoch; for how many epochs others have been better."""
 
     address: str
@@ -27,14 +27,14 @@ class Followed:
         return tuple(self.prices_msat)
 
 
-def read(state: Path) -> Followed | None:
+def read(state: Path) -> FollowedTasks | None:
     """None where nothing was held; a file that is none is as good as that."""
     path = state / FILE
     try:
         said = json.loads(path.read_text())
         prices = {str(task): int(price) for task, price in said["prices_msat"].items()}
         texts = (str(said["address"]), str(said["digest"]))
-        found = Followed(*texts, prices, int(said["since"]), int(said["wanted"]), str(said["why"]))
+        found = FollowedTasks(*texts, prices, int(said["since"]), int(said["wanted"]), str(said["why"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -43,7 +43,7 @@ def read(state: Path) -> Followed | None:
     return found if prices and min(prices.values()) >= 0 else None
 
 
-def write(state: Path, followed: Followed | None) -> None:
+def write(state: Path, followed: FollowedTasks | None) -> None:
     """Raises OSError."""
     path = state / FILE
     if followed is None:

@@ -20,7 +20,7 @@ from random import Random
 from nodewire.errors import NodewireError, NoQuorum, WorkerFailed
 from nodewire.market import Market
 from nodewire.plan.place.follow import (
-    Following,
+    FollowState,
     Holder,
     Model,
     Settings,
@@ -36,9 +36,9 @@ from nodewire.protocol.snapshot import Snapshot
 from nodewire.provider import followed
 from nodewire.provider.candidates import Candidate, Candidates
 from nodewire.provider.estimating import offers, prices, speeds
-from nodewire.provider.followed import Followed
+from nodewire.provider.followed import FollowedTasks
 from nodewire.provider.specializations import Specializations
-from nodewire.provider.windows import Loaded, NotLoaded, Windows
+from nodewire.provider.windows import LoadedWindow, NotLoaded, Windows
 
 log = logging.getLogger("nodewire.provider")
 
@@ -81,9 +81,9 @@ class Follower:
         self._candidates, self._windows, self._held = candidates, windows, held
         self._folder, self._budget, self._settings = state, budget, settings
         self._clock_s = clock_s
-        self._state = Following()
-        self._now: Loaded | None = None
-        self._ready: Loaded | None = None
+        self._state = FollowState()
+        self._now: LoadedWindow | None = None
+        self._ready: LoadedWindow | None = None
         """Loaded, and offered as soon as the old one may be left."""
         self._refused: dict[tuple[str, str], int] = {}
         """By digest and task, the epoch before which it is not tried again."""
@@ -110,7 +110,7 @@ class Follower:
         except (NodewireError, NotLoaded) as error:
             log.warning("what was held before is not taken up again: %s", error)
         if self._now is not None:
-            self._state = Following(None, since=known.since, wanted=known.wanted)
+            self._state = FollowState(None, since=known.since, wanted=known.wanted)
             self._why = known.why
             self._held.offer(self._now.served)
             log.info("holds %s again: %s", _said(self._now), known.why)
@@ -143,7 +143,7 @@ class Follower:
 
     def _look(
         self, candidates: Mapping[str, Candidate], epoch: int, snapshot: Snapshot
-    ) -> tuple[list[Model], Following, Following, str]:
+    ) -> tuple[list[Model], FollowState, FollowState, str]:
         """Models, what is held, what should be, and why."""
         models = [self._model(one, snapshot, epoch) for one in candidates.values()]
         models = [one for one in models if one.tasks]
@@ -188,7 +188,7 @@ class Follower:
         is_there = found.tasks[first : first + len(served.tasks)] == served.tasks
         return Window(served.digest, first, first + len(served.tasks)) if is_there else None
 
-    async def _stay(self, state: Following) -> None:
+    async def _stay(self, state: FollowState) -> None:
         is_news = (state.since, state.wanted) != (self._state.since, self._state.wanted)
         self._state = state
         if self._ready is not None:
@@ -237,12 +237,12 @@ class Follower:
         if may:
             await self._commit(old, leaves if counts else set(), why)
 
-    async def _commit(self, old: Loaded | None, leaves: set[str], why: str) -> None:
+    async def _commit(self, old: LoadedWindow | None, leaves: set[str], why: str) -> None:
         """Offer what is ready in place of the old, and let go of that."""
         new, self._ready = self._ready, None
         assert new is not None
         self._now, self._why = new, why
-        self._state = Following(None, since=self._epoch(), epoch=self._state.epoch)
+        self._state = FollowState(None, since=self._epoch(), epoch=self._state.epoch)
         self._held.offer(new.served)
         if old is not None:
             self._held.leave(old.served)
@@ -251,7 +251,7 @@ class Follower:
         if old is not None:
             await self._drained(old, leaves)
 
-    async def _drained(self, old: Loaded, leaves: set[str]) -> bool:
+    async def _drained(self, old: LoadedWindow, leaves: set[str]) -> bool:
         """Unload what was left once nobody needs it; or go back to it if nobody else holds it: then False."""
         await self._held.announced()
         since = self._epoch()
@@ -268,7 +268,7 @@ class Follower:
         log.info("let go of %s", _said(old))
         return True
 
-    def _is_alone_with_new(self, snapshot: Snapshot, old: Loaded, leaves: set[str]) -> bool:
+    def _is_alone_with_new(self, snapshot: Snapshot, old: LoadedWindow, leaves: set[str]) -> bool:
         """Whether to go back would only make another hole."""
         if self._now is None:
             return False
@@ -276,9 +276,9 @@ class Follower:
         fresh = set(served.tasks) - (set(old.served.tasks) - leaves if served.digest == old.served.digest else set())
         return bool(unheld(snapshot, self._public, served.digest, fresh))
 
-    async def _go_back(self, old: Loaded, why: str) -> None:
+    async def _go_back(self, old: LoadedWindow, why: str) -> None:
         new, self._now, self._why = self._now, old, why
-        self._state = Following(None, since=self._epoch(), epoch=self._state.epoch)
+        self._state = FollowState(None, since=self._epoch(), epoch=self._state.epoch)
         self._held.offer(old.served)
         if new is not None:
             self._held.leave(new.served)
@@ -290,7 +290,7 @@ class Follower:
     async def _record(self) -> None:
         now = self._now
         assert now is not None
-        known = Followed(
+        known = FollowedTasks(
             now.address,
             now.served.digest,
             dict(now.served.prices_msat),
@@ -307,11 +307,11 @@ class Follower:
         return self._market.committee.epoch_at(int(self._clock_s() * 1000))
 
 
-def _is(loaded: Loaded, digest: str, tasks: Sequence[str]) -> bool:
+def _is(loaded: LoadedWindow, digest: str, tasks: Sequence[str]) -> bool:
     return loaded.served.digest == digest and loaded.served.tasks == tuple(tasks)
 
 
-def _said(loaded: Loaded) -> str:
+def _said(loaded: LoadedWindow) -> str:
     return f"{', '.join(loaded.served.tasks)} of {loaded.served.manifest.name}"
 
 

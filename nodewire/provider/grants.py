@@ -32,7 +32,7 @@ class Grants:
         self._digest = committee.digest()
         self._kept = BoundedDict[tuple[str, str], tuple[float, dict[Sample, int]]](MAX_KEPT)
 
-    async def of(self, peer: str, request: str) -> tuple[Sample, ...]:
+    async def find_samples(self, peer: str, request: str) -> tuple[Sample, ...]:
         """The samples of the job that `peer` was drawn to verify and still may.
 
         Raises:

@@ -8,16 +8,16 @@ from collections import deque
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.chunk import Leaf, leaf_of
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.sent import Hashed, tensors_of
+from nodewire.protocol.sent import HashedFrame, tensors_of
 from nodewire.provider.job_context import JobContext
-from nodewire.provider.stating import Stating
+from nodewire.provider.stating import StatementSender
 
 NOTED, NOTED_BYTES = 16, 65_536
 """How many outputs of at most so many bytes wait to be hashed, if nobody is to sign for them."""
 
 
-class Hashing:
-    def __init__(self, context: JobContext, stating: Stating | None, task_group: JobTaskGroup) -> None:
+class OutputHasher:
+    def __init__(self, context: JobContext, stating: StatementSender | None, task_group: JobTaskGroup) -> None:
         self._context = context
         self._stating = stating
         self._task_group = task_group
@@ -45,7 +45,7 @@ class Hashing:
                 self._hash(*self._noted.popleft())
             await asyncio.sleep(0)
 
-    def take(self, chunk: int) -> dict[str, list[Leaf]]:
+    def pop(self, chunk: int) -> dict[str, list[Leaf]]:
         """By task of this node the leaves of a chunk, of which nothing is kept."""
         tasks = {task: self._leaves.pop((chunk, task), None) for task in self._context.tasks}
         return {task: leaves for task, leaves in tasks.items() if leaves is not None}
@@ -72,6 +72,6 @@ class Hashing:
         leaf = leaf_of(context.request.plan.manifest, frame)
         self._leaves.setdefault((chunk, task), []).append(leaf)
         if stating is not None:
-            stating.statements.produced(chunk, frame.edge, Hashed(leaf.seq, tensors_of(leaf), frame.meta))
+            stating.statements.produced(chunk, frame.edge, HashedFrame(leaf.seq, tensors_of(leaf), frame.meta))
             if not context.generates:  # a call is whole; who waits for it may be whom this node's close waits for
                 stating.chunk(chunk)

@@ -38,12 +38,12 @@ Granted = Callable[[str, str], Awaitable[tuple[Sample, ...]]]
 
 ManifestOf = Callable[[Request], Awaitable[Manifest]]
 """The manifest that a request's plan cites. Raises NotFound ..."""
-Recall = Callable[[str], Awaitable["Kept | None"]]
+Recall = Callable[[str], Awaitable["KeptJob | None"]]
 """Given a request: the job, if it is kept on disk."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptJob:
     request: Request
     manifest: Manifest
     ticket: Ticket
@@ -52,18 +52,18 @@ class Kept:
 def recall_from(file: KeptWork, manifest_of: ManifestOf) -> Recall:
     """Jobs of this process's file, whoever wrote it."""
 
-    async def recall(request: str) -> Kept | None:
+    async def recall(request: str) -> KeptJob | None:
         found = await asyncio.to_thread(file.job, request)
         if found is None:
             return None
         event, ticket = found
         parsed = parse_request(event)
-        return Kept(parsed, await manifest_of(parsed), ticket)
+        return KeptJob(parsed, await manifest_of(parsed), ticket)
 
     return recall
 
 
-class Holding:
+class EvidenceServer:
     """Answers pulls (`nodewire.wire.pull.Holder`) about jobs that this provider took part in."""
 
     def __init__(
@@ -75,11 +75,11 @@ class Holding:
         self._spool = spool
         self._granted = granted
         self._recall = recall
-        self._kept = BoundedDict[str, Kept](MAX_KEPT)
+        self._kept = BoundedDict[str, KeptJob](MAX_KEPT)
         self._verified: OrderedDict[tuple[str, str, int, int], bytes] = OrderedDict()
         self._verified_bytes = 0
 
-    def keep(self, job: Kept) -> None:
+    def keep(self, job: KeptJob) -> None:
         """A job begins here."""
         self._kept[job.request.id] = job
 
@@ -126,7 +126,7 @@ class Holding:
             case "sent":
                 return self._sent(job, want)
 
-    def _check_drawn(self, job: Kept, want: Want, drawn: tuple[Sample, ...]) -> None:
+    def _check_drawn(self, job: KeptJob, want: Want, drawn: tuple[Sample, ...]) -> None:
         """A verifier is shown the inputs of what it verifies: no output of a chunk that it is to compute itself.
 
         Raises:
@@ -157,7 +157,7 @@ class Holding:
                     names |= {choices.tokens_edge(manifest, want.task) or ""}
                 return bool(want.edges) and names.issuperset(want.edges)
 
-    def _opening(self, job: Kept, want: Want) -> bytes:
+    def _opening(self, job: KeptJob, want: Want) -> bytes:
         leaves = [
             leaf_of(job.request.plan.manifest, frame)
             for edge in job.manifest.outputs(want.task)
@@ -175,20 +175,20 @@ class Holding:
             attempt=want.attempt,
         ).pack()
 
-    def _frames(self, job: Kept, want: Want) -> Iterator[tuple[int, Frame[Array]]]:
+    def _frames(self, job: KeptJob, want: Want) -> Iterator[tuple[int, Frame[Array]]]:
         touching = {edge.name for edge in (*job.manifest.inputs(want.task), *job.manifest.outputs(want.task))}
         for name in want.edges:
             if name not in touching:
                 raise NotFound("edges", f"{name} does not touch {want.task}")
         return (kept for name in want.edges for kept in self._of_chunks(job, want, name))
 
-    def _sent(self, job: Kept, want: Want) -> bytes:
+    def _sent(self, job: KeptJob, want: Want) -> bytes:
         """What producers signed of the task's inputs, of `want.edges` only if it names any."""
         edges = {edge.name for edge in job.manifest.inputs(want.task) if not want.edges or edge.name in want.edges}
         kept = self._spool.sent(want.request)
         return sent.pack(one for one in kept if one.edge in edges and want.first <= one.chunk <= want.last)
 
-    def _of_chunks(self, job: Kept, want: Want, edge: str) -> Iterator[tuple[int, Frame[Array]]]:
+    def _of_chunks(self, job: KeptJob, want: Want, edge: str) -> Iterator[tuple[int, Frame[Array]]]:
         for attempt, frame in self._spool.read(want.request, edge, first_seq(job.manifest, want.first)):
             chunk = chunk_of(job.manifest, frame.seq)
             if chunk > want.last:

@@ -34,13 +34,13 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.sent import LACKING
 from nodewire.provider.chunks import Chunks
 from nodewire.provider.credit import Credit
-from nodewire.provider.hashing import Hashing
+from nodewire.provider.hashing import OutputHasher
 from nodewire.provider.job_context import JobContext
 from nodewire.provider.job_worker import JobWorker
-from nodewire.provider.settling import Commit, Settling
+from nodewire.provider.settling import ChunkBiller, Commit
 from nodewire.provider.statements import Statements
-from nodewire.provider.stating import Stating
-from nodewire.provider.telling import Publish, Telling
+from nodewire.provider.stating import StatementSender
+from nodewire.provider.telling import JobPublisher, Publish
 from nodewire.wire.record import Record
 
 log = logging.getLogger("nodewire.provider")
@@ -95,7 +95,7 @@ class JobRun:
         self._worker = worker
         mailbox.turn_us = worker.times.turn_us
         self._ledger = ledger
-        self._telling = Telling(context, publish, refuse)
+        self._telling = JobPublisher(context, publish, refuse)
         self._may_begin = begin
         self._is_withdrawn = False
         narrowed = codings(manifest, request.plan.terms.codecs)
@@ -103,9 +103,9 @@ class JobRun:
         self._statements = statements
         self._record = record
         self._task_group = task_group = JobTaskGroup()
-        self._stating = Stating(statements, mailbox.control, task_group) if statements is not None else None
-        self._hashing = Hashing(context, self._stating, task_group)
-        self._settling = Settling(
+        self._stating = StatementSender(statements, mailbox.control, task_group) if statements is not None else None
+        self._hashing = OutputHasher(context, self._stating, task_group)
+        self._settling = ChunkBiller(
             context,
             ledger,
             self.credit,
@@ -247,7 +247,7 @@ class JobRun:
     def received(self, task: str, frame: Frame[Array]) -> None:
         assert self._record is not None
         if frame.edge in self._record.inner:
-            self._record.came(frame.edge, frame)
+            self._record.record_frame(frame.edge, frame)
         else:  # the customer's, for who computes it again
             self._record.write(self.request.id, frame.edge, 0, frame)
 
@@ -283,25 +283,25 @@ class JobRun:
         """Follow the job's control documents until it ends; raises what ended it."""
         async for peer, document in self._mailbox.controls():
             try:
-                await self.came(peer, document)
+                await self.on_control(peer, document)
             except (BadInput, NotAllowed) as error:  # one member's bad word makes nobody deaf to the driver's
                 log.info("job %s: %s by %s ignored: %s", self.request.id[:8], document.get("t"), peer[:8], error)
 
-    async def came(self, peer: str, document: Mapping[str, Any]) -> None:
+    async def on_control(self, peer: str, document: Mapping[str, Any]) -> None:
         """A node of the job sent a control document. Raises BadInput, NotAllowed: one that means nothing."""
         if document.get("t") == WITHDRAW and peer == self.request.customer:
             self._is_withdrawn = True
             self._mailbox.cancel(NotAllowed("job", "withdrawn by the customer"))
         elif (close := Close.from_control(document)) is not None:
-            await self.heard(close)
+            await self.on_close(close)
         elif self._statements is not None and (said := sent.from_control(document)) is not None:
             for one in said:
-                self._statements.heard(one)
+                self._statements.add(one)
         elif self._stating is not None and document.get("t") == LACKING:
             await self._hashing.all()
             self._stating.again(peer, document)
 
-    async def heard(self, close: Close) -> None:
+    async def on_close(self, close: Close) -> None:
         """The driver says that a chunk is over; whoever passed it on.
 
         Raises:
@@ -311,4 +311,4 @@ class JobRun:
         if close.request != self.request.id or close.attempt or not self._context.generates:
             raise BadFrame("close", "of another job or attempt")
         close.check(self._context.driver)
-        await self._chunks.heard(close)
+        await self._chunks.on_close(close)

@@ -18,7 +18,7 @@ from nodewire.provider.job_context import JobContext
 from nodewire.provider.job_worker import JobWorker
 from nodewire.provider.prefixes import Prefixes, whose
 from nodewire.provider.proving import Proof
-from nodewire.provider.serving import Served
+from nodewire.provider.serving import ServedManifest
 from nodewire.provider.statements import Statements
 from nodewire.provider.telling import Publish
 from nodewire.provider.turns import turns
@@ -69,7 +69,7 @@ class JobFactory:
         self._refuse = refuse
         self._figures = figures
 
-    async def open(self, job: AdmittedJob, served: Served) -> OpenJob:
+    async def open(self, job: AdmittedJob, served: ServedManifest) -> OpenJob:
         """Raises:
         NotAllowed: the job is open here already, or its customer has withdrawn it.
         NodewireError: what its plan stands on is not to be had.

@@ -54,7 +54,7 @@ _UNDECIDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class StoredCommitment:
     """A commitment as it was written down before it was published; `roots` are sorted."""
 
     epoch: int
@@ -142,7 +142,7 @@ class KeptWork:
         with self._spoken():
             return [_root(row) for row in self._db.execute(query, {"epoch": epoch, "most": most})]
 
-    def make(self, made: Made, until_s: float) -> None:
+    def make(self, made: StoredCommitment, until_s: float) -> None:
         """A commitment is about to be published. The jobs that it is about are kept until `until_s` at least."""
         with self._transaction() as db:
             db.execute("INSERT INTO commitments VALUES (?, ?, ?, 'open')", (made.epoch, made.id, made.created_at))
@@ -151,7 +151,7 @@ class KeptWork:
             kept = [(int(until_s), request) for request in {root.request for root in made.roots}]
             db.executemany("UPDATE jobs SET until_s = max(until_s, ?) WHERE request = ?", kept)
 
-    def made(self, epoch: int) -> Made | None:
+    def made(self, epoch: int) -> StoredCommitment | None:
         """The commitment of `epoch`, if there is one."""
         with self._spoken():
             query = "SELECT id, created_at FROM commitments WHERE epoch = ?"
@@ -159,7 +159,7 @@ class KeptWork:
                 return None
             query = f"SELECT {_KEY}, root FROM published WHERE epoch = ? ORDER BY {_KEY}"
             roots = tuple(_root(one) for one in self._db.execute(query, (epoch,)))
-            return Made(epoch, row[0], row[1], roots)
+            return StoredCommitment(epoch, row[0], row[1], roots)
 
     def undecided(self) -> list[tuple[int, str]]:
         """Epoch and event id of the commitments of which it is open whether a certificate holds them, oldest first."""

@@ -18,7 +18,7 @@ from nodewire.metrics.durations import Durations
 from nodewire.metrics.family import CODES, OTHER, Labels, capped, counter, gauge, histogram
 from nodewire.pay import takings
 from nodewire.protocol.bond import BondStatement
-from nodewire.provider.bonding import Bonding
+from nodewire.provider.bonding import BondKeeper
 from nodewire.provider.figures import Figures
 from nodewire.provider.outage import Outage
 from nodewire.provider.specializations import Specializations
@@ -89,9 +89,9 @@ class Jobs:
         yield JOBS.by(ended)
         yield TIME.spread(took)
         yield IN_FLIGHT.by(open_)
-        yield CHUNKS.of(sum(half.figures.chunks for half in self._halves))
-        yield STEPS.of(sum(half.figures.steps for half in self._halves))
-        yield UNTOLD.of(sum(half.figures.untold for half in self._halves))
+        yield CHUNKS.to_metric(sum(half.figures.chunks for half in self._halves))
+        yield STEPS.to_metric(sum(half.figures.steps for half in self._halves))
+        yield UNTOLD.to_metric(sum(half.figures.untold for half in self._halves))
 
 
 class Till:
@@ -102,16 +102,16 @@ class Till:
 
     def collect(self) -> Iterator[Metric]:
         found = takings.read(self._path, time.time())
-        yield PAID.of(found.paid_msat)
-        yield PAYMENTS.of(found.paid)
-        yield OWED.of(found.owed_msat)
-        yield OVERDUE.of(found.overdue_msat)
+        yield PAID.to_metric(found.paid_msat)
+        yield PAYMENTS.to_metric(found.paid)
+        yield OWED.to_metric(found.owed_msat)
+        yield OVERDUE.to_metric(found.overdue_msat)
 
 
 class Stall:
     """What is sold here, and on what standing. To be collected on the event loop."""
 
-    def __init__(self, public: str, held: Specializations, bonding: Bonding, market: Market, outage: Outage) -> None:
+    def __init__(self, public: str, held: Specializations, bonding: BondKeeper, market: Market, outage: Outage) -> None:
         self._public = public
         self._held = held
         self._bonding = bonding
@@ -128,12 +128,12 @@ class Stall:
         yield BUSY.by({labels: one.slots * one.room.taken / one.room.pages for labels, one in named.items()})
         yield PRICE.by({labels: sum(one.prices_msat.values()) for labels, one in named.items()})
         held = self._bonding.held or BondStatement("", "", 0, 0)
-        yield BOND.of(held.amount_msat)
-        yield BOND_UNTIL.of(held.expires_at_s)
+        yield BOND.to_metric(held.amount_msat)
+        yield BOND_UNTIL.to_metric(held.expires_at_s)
         newest = self._market.newest()
-        yield EPOCH.of(self._market.committee.epoch_at(int(time.time() * 1000)))
-        yield CERTIFIED_EPOCH.of(newest.epoch if newest is not None else -1)
-        yield LISTED.of(self._is_listed)
+        yield EPOCH.to_metric(self._market.committee.epoch_at(int(time.time() * 1000)))
+        yield CERTIFIED_EPOCH.to_metric(newest.epoch if newest is not None else -1)
+        yield LISTED.to_metric(self._is_listed)
         cause = self._outage.cause
         yield OUTAGE.by({(cause.field,): 1} if cause is not None else {})
         if newest is not None and newest.digest() != self._read and (self._reading is None or self._reading.done()):
@@ -157,7 +157,7 @@ class Bench:
         self._free, self._outage = free, outage
 
     def collect(self) -> Iterator[Metric]:
-        yield FREE.of(self._free.qsize())
+        yield FREE.to_metric(self._free.qsize())
         if self._outage is not None:
             cause = self._outage.cause
             yield OUTAGE.by({(cause.field,): 1} if cause is not None else {})

@@ -31,7 +31,7 @@ log = logging.getLogger("nodewire.provider")
 
 
 class Observer:
-    """`await run()` until cancelled; `said()` is for the next beat."""
+    """`await run()` until cancelled; `report()` is for the next beat."""
 
     def __init__(self, node: Node, market: Market, *, allow_private: bool) -> None:
         self._node = node
@@ -50,7 +50,7 @@ class Observer:
                 log.debug("nothing is observed: %s", error)
                 await asyncio.sleep(self._market.committee.epoch_ms / 1_000)
 
-    def said(self) -> tuple[str, tuple[Observation, ...]] | None:
+    def report(self) -> tuple[str, tuple[Observation, ...]] | None:
         """The digest of the body that drew, and what was found; None if there is nothing to say now."""
         newest = self._market.newest()
         if self._found is None or newest is None or newest.epoch > self._found[0] + FRESH_EPOCHS:

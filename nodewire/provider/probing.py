@@ -33,7 +33,7 @@ _TEXT = "a sentence of some ordinary words "
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ProbeResult:
     """`positions` at once take `us` microseconds in the middle of `CALLS` calls, after one that does not count."""
 
     positions: int
@@ -45,7 +45,7 @@ class Measured:
         return max(1, round(self.us / self.positions))
 
 
-async def measure(manifest: Manifest, name: str, worker: Worker, loaded: str, positions: int = 1) -> Measured:
+async def measure(manifest: Manifest, name: str, worker: Worker, loaded: str, positions: int = 1) -> ProbeResult:
     """Time task `name`, which `worker` holds as `loaded`, at about `positions` (tokens, rows, ids) a call.
 
     Raises:
@@ -75,7 +75,9 @@ async def measure(manifest: Manifest, name: str, worker: Worker, loaded: str, po
     first, *rest = took
     weights = sum(blob.bytes for blob in task.weights)
     moved = sum(array.nbytes for frame in calls.timed[0] for array in frame.tensors)
-    return Measured(calls.positions, median(rest or [first]) * 1e6, Work(task.flops * calls.positions, weights + moved))
+    return ProbeResult(
+        calls.positions, median(rest or [first]) * 1e6, Work(task.flops * calls.positions, weights + moved)
+    )
 
 
 def sizes(manifest: Manifest, name: str) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from nodewire.protocol.published_profile import (
 )
 from nodewire.protocol.sizes import in_units
 from nodewire.provider import probing
-from nodewire.provider.probing import Measured
+from nodewire.provider.probing import ProbeResult
 from nodewire.worker.client import WorkerProcess
 from nodewire.worker.devices import Device, check, devices, in_use_bytes, sampled
 from nodewire.worker.rights import RESERVE_BYTES
@@ -59,13 +59,13 @@ class TaskProfile:
     peak_bytes: int
     load_ms: int
     busy: float
-    calls: list[Measured] = field(default_factory=list)
+    calls: list[ProbeResult] = field(default_factory=list)
     caps: dict[int, str] = field(default_factory=dict)
     refused: str = ""
     """Why it could not be loaded or called at all; then nothing was measured."""
 
     @property
-    def over(self) -> OverMemory | None:
+    def overrun(self) -> OverMemory | None:
         """Not raised: what is to be said of a task whose process took more than was predicted, beside what every worker
         may take for itself."""
         if self.refused or self.peak_bytes <= self.predicted_bytes * (1 + TOLERATED) + RESERVE_BYTES:
@@ -87,7 +87,7 @@ class Profile:
     tasks: Sequence[TaskProfile]
     fitted: Fit | None
 
-    def predicted_us(self, task: TaskProfile, call: Measured) -> float | None:
+    def predicted_us(self, task: TaskProfile, call: ProbeResult) -> float | None:
         """What the fitted roofline says of a call; None of a driver, or of a call with next to no operations."""
         if self.fitted is None or not _is_told(self.rates[FITTED], task, call):
             return None
@@ -129,7 +129,7 @@ class Profile:
         for call, measured in zip(said["calls"], one.calls, strict=True):
             predicted_us = self.predicted_us(one, measured)
             call["predicted_us"] = None if predicted_us is None else round(predicted_us, 1)
-        said["warnings"] = [one.over.as_dict()] if one.over else []
+        said["warnings"] = [one.overrun.as_dict()] if one.overrun else []
         said["caps"] = [{"memory_bytes": cap, "ran": not why, "why": why} for cap, why in one.caps.items()]
         return said
 
@@ -180,7 +180,7 @@ async def profile(
     return Profile(int(time.time()), limits, torch, sandbox, found, rates, tasks, fitted)
 
 
-def _is_told(rates: Rates, task: TaskProfile, call: Measured) -> bool:
+def _is_told(rates: Rates, task: TaskProfile, call: ProbeResult) -> bool:
     """A driver's time is that of tokens, texts and waiting, which no roofline knows."""
     return not task.engine.endswith(".driver") and rates.is_told_by(call.work)
 
@@ -232,7 +232,7 @@ async def _measured(
     return found
 
 
-def claimed(engine: str, calls: Sequence[Measured]) -> Measured:
+def claimed(engine: str, calls: Sequence[ProbeResult]) -> ProbeResult:
     """The call whose speed an ad claims: one position of a decoder, up to 64 at once of others."""
     most = 1 if engine.startswith("decoder") else probing.CLAIMED_AT
     return max((one for one in calls if one.positions <= most), key=lambda one: one.positions, default=calls[0])
@@ -249,14 +249,14 @@ def keep(state: Path, made: Profile) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ProfileClaims:
     """What a profile says for others: the speeds that ads claim, by digest and task, and what they publish beside."""
 
     speeds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     published: PublishedProfile = UNPROFILED
 
 
-def kept(state: Path, limits: Limits) -> Kept:
+def kept(state: Path, limits: Limits) -> ProfileClaims:
     """What the profile in a state folder says of `limits`' device and threads; nothing where there is none.
 
     Raises:
@@ -269,10 +269,10 @@ def kept(state: Path, limits: Limits) -> Kept:
         speeds = {d: {t: max(1, int(us)) for t, us in tasks.items()} for d, tasks in said["speeds"].items()}
         published = _of_plain(said["published"]) if "published" in said else UNPROFILED
     except FileNotFoundError:
-        return Kept()
+        return ProfileClaims()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadConfig(str(path), "is no profile; `nodewire profile --config FILE` makes a new one") from error
-    return Kept(speeds, published) if own else Kept()
+    return ProfileClaims(speeds, published) if own else ProfileClaims()
 
 
 def _published(one: TaskProfile) -> PublishedTask:

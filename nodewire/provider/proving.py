@@ -12,10 +12,10 @@ from nodewire.errors import NodeFailed
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.manifest import CUSTOMER
 from nodewire.protocol.plan import Plan
-from nodewire.protocol.sent import Sent
+from nodewire.protocol.sent import FrameStatement
 from nodewire.provider.admission import AdmittedJob
-from nodewire.provider.committing import Committing
-from nodewire.provider.holding import Holding, Kept
+from nodewire.provider.committing import Committer
+from nodewire.provider.holding import EvidenceServer, KeptJob
 from nodewire.provider.kept import KeptWork
 from nodewire.wire.headers import MAX_HEADER_BYTES
 from nodewire.wire.spool import HEADER_BYTES, Spool
@@ -47,11 +47,11 @@ class Proof(Protocol):
         """Forget jobs whose time has passed, until cancelled."""
 
 
-class Proven:
+class CommitteeProof:
     """For a committee (a Proof): roots are committed to, and the work of sampled jobs is shown to who judges it."""
 
     def __init__(
-        self, public: str, kept: KeptWork, holding: Holding, committing: Committing, spool: Spool, epoch_ms: int
+        self, public: str, kept: KeptWork, holding: EvidenceServer, committing: Committer, spool: Spool, epoch_ms: int
     ) -> None:
         """`public`: this provider's key."""
         self._public = public
@@ -66,7 +66,7 @@ class Proven:
             self._spool.reserve(job.request.id, most_bytes(job, self._public))
         if not is_judged or await asyncio.to_thread(self._kept.begun, job.event, job.ticket):
             self._unseen.add(job.request.id)
-        self._holding.keep(Kept(job.request, job.manifest, job.ticket))
+        self._holding.keep(KeptJob(job.request, job.manifest, job.ticket))
 
     async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
         if plan.verification.policy == "sampled":  # at once: the roots count, too, if this is cancelled meanwhile
@@ -109,5 +109,5 @@ def most_bytes(job: AdmittedJob, public: str) -> int:
             tells = edge.target == CUSTOMER and job.params.get("logprobs") is not None
             total += positions * (edge.bytes_per_position + HEADER_BYTES + tells * MAX_HEADER_BYTES)
         if edge.target in tasks:
-            total += (2 + positions // manifest.chunk) * Sent.MAX_BYTES
+            total += (2 + positions // manifest.chunk) * FrameStatement.MAX_BYTES
     return total

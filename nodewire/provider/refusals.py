@@ -34,7 +34,7 @@ class Refusals:
 
     async def tell(self, refusal: Event) -> None:
         """Publish a refusal, if there is room for it today; else it is logged and counted."""
-        if not self._budget.take("", len(refusal.to_json())):
+        if not self._budget.spend("", len(refusal.to_json())):
             self._figures.untold += 1
             log.info("job %s: the refusal is not told: today's room for refusals is full", refusal.tag("e"))
             return

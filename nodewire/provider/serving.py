@@ -24,7 +24,7 @@ MAX_SLOTS = 4_096
 
 
 @dataclass(eq=False, slots=True)
-class Served:
+class ServedManifest:
     """One manifest of which this provider holds tasks, for `slots` sessions of its context, or more shorter ones."""
 
     manifest: Manifest
@@ -55,11 +55,11 @@ class Served:
     def free(self) -> int:
         return self.room.slots
 
-    def take(self, positions: int | None = None) -> int:
+    def allocate(self, positions: int | None = None) -> int:
         """Take the pages of a session of so many positions, or a slot; how many they are. Raises Busy: too few."""
         if self.closed:
             raise Busy("tasks", "not held here any more")
-        pages = self.room.take(positions)
+        pages = self.room.allocate(positions)
         self.idle.clear()
         return pages
 
@@ -76,7 +76,7 @@ async def specialize(
     make_worker: MakeWorker,
     profiled: Mapping[str, Mapping[str, int]],
     memory_bytes: int = 0,
-) -> list[Served]:
+) -> list[ServedManifest]:
     """Fetch, verify and load everything in `wanted`.
 
     `memory_bytes`: what all of it may take (`slots_of`). A task's speed is what its [[serve]] says; else what
@@ -87,7 +87,7 @@ async def specialize(
         BadTask, OverMemory, WorkerFailed: a task is refused by the worker, or does not fit its cap.
         NotAllowed: no installed package serves the manifest's kind, or it has no such task.
     """
-    served: dict[str, Served] = {}
+    served: dict[str, ServedManifest] = {}
     entries: dict[str, SharedWorker] = {}
 
     async def fetch(ref: BlobRef) -> Path:
@@ -121,7 +121,7 @@ async def specialize(
                 speeds[name] = await speed(manifest, name, worker)
         known = served.get(digest)
         if known is None:
-            served[digest] = Served(manifest, digest, kind, want.tasks, prices, speeds, slots, worker)
+            served[digest] = ServedManifest(manifest, digest, kind, want.tasks, prices, speeds, slots, worker)
         else:
             known.tasks += want.tasks
             known.prices_msat = {**known.prices_msat, **prices}

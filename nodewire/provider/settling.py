@@ -24,8 +24,8 @@ from nodewire.protocol.commitment import ChunkRoot
 from nodewire.provider.credit import Credit
 from nodewire.provider.job_context import JobContext
 from nodewire.provider.prefixes import FoundPrompts
-from nodewire.provider.stating import Stating
-from nodewire.provider.telling import Telling
+from nodewire.provider.stating import StatementSender
+from nodewire.provider.telling import JobPublisher
 
 log = logging.getLogger("nodewire.provider")
 
@@ -33,7 +33,7 @@ Commit = Callable[[Sequence[ChunkRoot]], Awaitable[None]]
 """Takes the roots of a chunk; they are on disk when it returns. Only then their payment is asked for."""
 
 
-class Settling:
+class ChunkBiller:
     def __init__(
         self,
         context: JobContext,
@@ -41,8 +41,8 @@ class Settling:
         credit: Credit,
         *,
         commit: Commit,
-        telling: Telling,
-        stating: Stating | None,
+        telling: JobPublisher,
+        stating: StatementSender | None,
         prompts: FoundPrompts,
         task_group: JobTaskGroup,
     ) -> None:
@@ -64,7 +64,7 @@ class Settling:
         self._claims: list[asyncio.Task[None]] = []
         """The publications of claims, under way or done."""
 
-    async def take(
+    async def bill(
         self, chunk: int, units: int, made: dict[str, list[Leaf]], *, end: bool, close: Close | None
     ) -> None:
         """Settle a chunk of which this node `made` this. It is not waited for what others must sign first: what is
@@ -139,4 +139,4 @@ class Settling:
         except NodewireError as error:
             log.warning("job %s: the claim of chunk %d: %s", key.job[:8], key.chunk, error)
         else:
-            self._ledger.told(key)
+            self._ledger.mark_claimed(key)

@@ -11,26 +11,26 @@ from collections.abc import Collection, Iterable
 
 from nodewire.errors import NotAllowed
 from nodewire.protocol.manifest import Manifest
-from nodewire.provider.serving import Served
+from nodewire.provider.serving import ServedManifest
 
 
 class Specializations:
     """`offered` is what the next ad has, one of a manifest at most; `changed` is set when that is news."""
 
-    def __init__(self, offered: Iterable[Served] = ()) -> None:
+    def __init__(self, offered: Iterable[ServedManifest] = ()) -> None:
         self.offered = tuple(offered)
         self.changed = asyncio.Event()
         self.is_paused = False
         """Whether this node takes no job now, whatever it offers."""
-        self._leaving: tuple[Served, ...] = ()
+        self._leaving: tuple[ServedManifest, ...] = ()
         self._announced = asyncio.Condition()
-        self._published: tuple[Served, ...] | None = None
+        self._published: tuple[ServedManifest, ...] | None = None
 
     def manifest(self, digest: str) -> Manifest | None:
         """Of a manifest that something is held of."""
         return next((one.manifest for one in self._all() if one.digest == digest), None)
 
-    def find(self, digest: str, tasks: Collection[str]) -> Served:
+    def find(self, digest: str, tasks: Collection[str]) -> ServedManifest:
         """What holds all of these tasks: what is offered before what is leaving. Raises NotAllowed: nothing does."""
         for one in self._all():
             if one.digest == digest and set(tasks) <= set(one.tasks):
@@ -54,19 +54,19 @@ class Specializations:
         self.is_paused = is_paused
         self.changed.set()
 
-    def offer(self, one: Served) -> None:
+    def offer(self, one: ServedManifest) -> None:
         """Have the next ad offer it, too, be it new or leaving."""
         self._leaving = tuple(other for other in self._leaving if other is not one)
         self.offered = (*self.offered, one)
         self.changed.set()
 
-    def leave(self, one: Served) -> None:
+    def leave(self, one: ServedManifest) -> None:
         """Have the next ad not offer it. It serves on until `drop`."""
         self.offered = tuple(other for other in self.offered if other is not one)
         self._leaving = (*self._leaving, one)
         self.changed.set()
 
-    async def drop(self, one: Served) -> None:
+    async def drop(self, one: ServedManifest) -> None:
         """Take no more jobs for what is leaving, and wait for those that it has."""
         self._leaving = tuple(other for other in self._leaving if other is not one)
         one.closed = True
@@ -77,11 +77,11 @@ class Specializations:
         async with self._announced:
             await self._announced.wait_for(lambda: not self.offered or self._published == self.offered)
 
-    async def published(self, offered: tuple[Served, ...]) -> None:
+    async def published(self, offered: tuple[ServedManifest, ...]) -> None:
         """An ad of these is out."""
         async with self._announced:
             self._published = offered
             self._announced.notify_all()
 
-    def _all(self) -> tuple[Served, ...]:
+    def _all(self) -> tuple[ServedManifest, ...]:
         return (*self.offered, *self._leaving)

@@ -18,7 +18,7 @@ from nodewire.errors import BadConfig, NotAllowed
 from nodewire.guests import listening_socket
 from nodewire.kind import MakeWorker, installed
 from nodewire.market import Market, open_market
-from nodewire.metrics.endpoint import Exposed
+from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
@@ -26,7 +26,7 @@ from nodewire.pay import lnurl_server, registry
 from nodewire.pay.bond_holder import is_share_paid
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.pay.presented import Presented
+from nodewire.pay.presented import PresentationStore
 from nodewire.pay.presenting import Presenter
 from nodewire.pay.till import Till
 from nodewire.pay.wallet import Wallet
@@ -35,33 +35,33 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.provider import measuring, profiling, queues
 from nodewire.provider.acquaintance import Acquaintance, is_private
-from nodewire.provider.admission import Admission, Derived
+from nodewire.provider.admission import Admission, CertifiedPlanner
 from nodewire.provider.announcing import Announcer, describe, name_of
-from nodewire.provider.bonding import Bonding, check_bond
+from nodewire.provider.bonding import BondKeeper, check_bond
 from nodewire.provider.claiming import claim_again
-from nodewire.provider.committing import Committing
+from nodewire.provider.committing import Committer
 from nodewire.provider.daemon import Provider
 from nodewire.provider.free_chunks import FreeChunks
 from nodewire.provider.grants import Grants
-from nodewire.provider.holding import Holding, recall_from
+from nodewire.provider.holding import EvidenceServer, recall_from
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.observer import Observer
 from nodewire.provider.outage import Outage, disk_check, ledger_check, worker_check
-from nodewire.provider.proving import SPOOL_EPOCHS, Proven
+from nodewire.provider.proving import SPOOL_EPOCHS, CommitteeProof
 from nodewire.provider.reaching import open_wire
 from nodewire.provider.serving import specialize
 from nodewire.provider.specializations import Specializations
 from nodewire.provider.start_following import open_following
 from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.starting import open_training
-from nodewire.provider.training.training import Training
-from nodewire.provider.verifying import Verifying
+from nodewire.provider.training.training import TrainingService
+from nodewire.provider.verifying import JobVerifier
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.stop import stop
 from nodewire.store.held import held
 from nodewire.store.sweeping import sweeping
 from nodewire.wire import congestion, health_log
-from nodewire.wire.measuring import Links, Spooled
+from nodewire.wire.measuring import Links, SpoolCollector
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
@@ -100,7 +100,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     till = Till(keys, wallet, ledger, publish)
     lnurl = await _serve_lnurl(stack, config, keys, till)
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
-    halves: list[Provider | Training | Fedstr] = []
+    halves: list[Provider | TrainingService | Fedstr] = []
     here: list[Collector] = [measuring.Jobs(halves)]
     serving: list[LastingWorker] = []
     training_workers: list[LastingWorker] = []
@@ -139,7 +139,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 
     here.append(Workers(named))
     apart = (measuring.Till(config.ledger), Machines(named, config.worker.memory))
-    return {**ready, "wait": running, "metrics": Exposed("provider", config.metrics.listen, here, apart)}
+    return {**ready, "wait": running, "metrics": MetricsExposition("provider", config.metrics.listen, here, apart)}
 
 
 async def _check_wallet(wallet: Wallet, config: ProviderConfig) -> None:
@@ -227,7 +227,7 @@ async def _open_inference(
         return await market.manifest(request.manifest_address, digest)
 
     recall = recall_from(kept, manifest_of)
-    holding = Holding(keys, market.committee, spool, Grants(pool, market.committee).of, recall)
+    holding = EvidenceServer(keys, market.committee, spool, Grants(pool, market.committee).find_samples, recall)
     judges = [oracle.pubkey for oracle in market.committee.oracles]
     beside = SameHost(keys) if config.wire.same_host else None
     node = Node(
@@ -247,10 +247,10 @@ async def _open_inference(
 
     ad = partial(describe, config, keys.public, wire=wire, lnurl=lnurl, committee=market.committee_digest)
     holder = registry.bond_holder(config.wallet.kind, wallet)
-    bonding = Bonding(keys, holder, config.bond)
+    bonding = BondKeeper(keys, holder, config.bond)
     presenter = None
     if config.bond.amount_msat:  # who has none never verifies
-        presented = Presented(config.state / "presented.db", market.committee_digest)
+        presented = PresentationStore(config.state / "presented.db", market.committee_digest)
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
     private = config.wire.private or all(map(is_private, wire))
@@ -264,12 +264,12 @@ async def _open_inference(
         bonding,
         lambda: in_ms(node.survey.place.claim.at),
         profiled.published,
-        observer.said,
+        observer.report,
     )
     meeting = asyncio.create_task(Acquaintance(node, market, allow_private=private).run())
     stack.callback(meeting.cancel)
-    committing = Committing(keys, pool, market.blobs, market, kept)
-    verifying = Verifying(
+    committing = Committer(keys, pool, market.blobs, market, kept)
+    verifying = JobVerifier(
         keys=keys,
         market=market,
         relays=pool,
@@ -289,7 +289,7 @@ async def _open_inference(
     )
     admission = Admission(
         keys.public,
-        Derived(market, pool),
+        CertifiedPlanner(market, pool),
         ledger,
         held.manifest,
         config.pow_bits,
@@ -308,7 +308,7 @@ async def _open_inference(
         admission=admission,
         withdrawals=withdrawals,
         spool=spool,
-        proof=Proven(keys.public, kept, holding, committing, spool, market.committee.epoch_ms),
+        proof=CommitteeProof(keys.public, kept, holding, committing, spool, market.committee.epoch_ms),
         patience_s=config.patience_s,
         outage=outage,
         prefixes=config.prefixes,
@@ -322,7 +322,7 @@ async def _open_inference(
         **({"specialize": config.specialize} if follower is not None else {}),
     }
     stall = measuring.Stall(keys.public, held, bonding, market, outage)
-    return provider, ready, [Links(node), Spooled(spool, config.spool), stall], made
+    return provider, ready, [Links(node), SpoolCollector(spool, config.spool), stall], made
 
 
 async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys, till: Till) -> str:

@@ -21,8 +21,8 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.plan import LOCAL
-from nodewire.protocol.sent import LACKING, Hashed, Sent, digest_of, hashed
-from nodewire.wire.signing import ASK_S, Signing, Tell
+from nodewire.protocol.sent import LACKING, FrameStatement, HashedFrame, digest_of, hashed
+from nodewire.wire.signing import ASK_S, OutputSigner, Tell
 from nodewire.wire.spool import Spool
 
 PATIENCE_S = 10.0
@@ -44,9 +44,9 @@ class Statements:
         self._spool = spool
         self._edges: dict[str, Edge] = {edge.name: edge for edge in manifest.edges}
         self._providers = {a.task: a.provider for a in request.plan.tasks}
-        self._signing = Signing(keys, request.id, manifest, self._consumer)
-        self._came: dict[tuple[str, int], list[Hashed]] = {}
-        self._said: dict[str, dict[int, Sent]] = {}
+        self._signing = OutputSigner(keys, request.id, manifest, self._consumer)
+        self._came: dict[tuple[str, int], list[HashedFrame]] = {}
+        self._said: dict[str, dict[int, FrameStatement]] = {}
         """By edge and chunk."""
         self._settled: set[tuple[str, int]] = set()
         self._changed = asyncio.Event()
@@ -65,18 +65,18 @@ class Statements:
 
     # What the job tells.
 
-    def produced(self, chunk: int, edge: str, frame: Hashed) -> None:
+    def produced(self, chunk: int, edge: str, frame: HashedFrame) -> None:
         self._signing.produced(chunk, edge, frame)
 
-    def sign(self, chunk: int) -> dict[str, list[Sent]]:
+    def sign(self, chunk: int) -> dict[str, list[FrameStatement]]:
         """This node's statements on what it has put out of a chunk and not signed, by the consumer that each is for."""
         return self._signing.sign(chunk)
 
-    def again(self, peer: str, edge: object, first: object) -> list[Sent]:
-        """What was signed of an edge, as `Signing.again`."""
+    def again(self, peer: str, edge: object, first: object) -> list[FrameStatement]:
+        """What was signed of an edge, as `OutputSigner.again`."""
         return self._signing.again(peer, edge, first)
 
-    def heard(self, said: Sent) -> None:
+    def add(self, said: FrameStatement) -> None:
         """A statement came; whoever passed it on. The first on an edge's chunk counts.
 
         Raises:

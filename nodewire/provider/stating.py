@@ -10,7 +10,7 @@ from nodewire.provider.statements import Statements
 from nodewire.wire import signing
 
 
-class Stating:
+class StatementSender:
     def __init__(self, statements: Statements, tell: signing.Tell, task_group: JobTaskGroup) -> None:
         self.statements = statements
         self.tell = tell

@@ -35,9 +35,9 @@ from nodewire.swarm.member import SwarmProvider, addresses
 from nodewire.swarm.record import FileRecord
 from nodewire.wire import congestion
 from nodewire.wire.node import Node
-from nodewire.wire.relaying import LinkRelaying
+from nodewire.wire.relaying import LinkEventTransport
 from nodewire.wire.shm import SameHost
-from nodewire.wire.showing import Showing
+from nodewire.wire.showing import InventoryExchange
 from nodewire.wire.spool import Spool
 from nodewire.wire.transport import TcpTls
 from nodewire.worker import devices
@@ -67,7 +67,7 @@ class ByFile:
         return by_file(self._swarm, manifest, terms=request.plan.terms, customer=request.customer)
 
 
-class Unproven:
+class NoProof:
     """Nothing is claimed and nothing sampled (proving.Proof): frames are kept as long as a job lasts."""
 
     def __init__(self, spool: Spool) -> None:
@@ -119,11 +119,11 @@ async def start(
         for name, blob in text_blobs(manifest).items():
             said[name] = (await record.fetch_blob(blob.sha256, blob.bytes)).read_bytes()
     at, members = addresses(file), {*file.customers, *(node.npub for node in file.nodes)}
-    relaying = LinkRelaying(keys.public, at)
-    showing = Showing(lambda peer: node.open_link(peer), said)
+    relaying = LinkEventTransport(keys.public, at)
+    showing = InventoryExchange(lambda peer: node.open_link(peer), said)
 
     def controlled(peer: str, document: Mapping[str, Any]) -> None:
-        if not relaying.heard(peer, document) and not showing.heard(peer, document):
+        if not relaying.handle(peer, document) and not showing.handle(peer, document):
             provider.controlled(peer, document)
 
     node = Node(
@@ -150,7 +150,7 @@ async def start(
         admission=Admission(keys.public, ByFile(file), ledger, served.manifest, 0, file.lookahead),
         withdrawals=Withdrawals(),
         spool=spool,
-        proof=Unproven(spool),
+        proof=NoProof(spool),
         patience_s=_PATIENCE_S,
         outage=outage,
     )

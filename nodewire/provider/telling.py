@@ -16,7 +16,7 @@ from nodewire.provider.job_context import JobContext
 Publish = Callable[[Event], Awaitable[None]]
 
 
-class Telling:
+class JobPublisher:
     def __init__(self, context: JobContext, publish: Publish, refuse: Publish) -> None:
         """`refuse`: what publishes the error of a job that has not begun, as of one that was refused."""
         self._refuse = refuse
@@ -66,7 +66,7 @@ class Telling:
         names_edge = isinstance(error, BadFrame) and not error.by and self._may_name(error.field)
         ciphertext = ""
         if error.code in feedback.THE_CUSTOMERS and not error.by:
-            ciphertext = nip44.encrypt(feedback.Why.of(error).to_json(), self._conversation())
+            ciphertext = nip44.encrypt(feedback.Why.from_error(error).to_json(), self._conversation())
         edge = error.field if names_edge else ""
         await self.say("error", error.code, edge=edge, by=error.by, ciphertext=ciphertext)
 
@@ -80,7 +80,7 @@ class Telling:
 
     async def result(self, roots: Sequence[ChunkRoot], frames: int, compute_us: tuple[int, int]) -> None:
         """`compute_us`: median and total of the calls."""
-        said = result.Said(frames=frames, compute_us=compute_us)
+        said = result.ResultDetails(frames=frames, compute_us=compute_us)
         ciphertext = nip44.encrypt(said.to_json(), self._conversation())
         event = result.build(
             self._keys, self._request.id, self._request.customer, roots, ciphertext, created_at=int(time.time())

@@ -28,11 +28,11 @@ from nodewire.nostr.relays import Relays
 from nodewire.plan.sample import draw, place
 from nodewire.protocol import job, kinds, verification
 from nodewire.protocol.chunk import Opening, opening
-from nodewire.protocol.commitment import ChunkRoot, Committed
+from nodewire.protocol.commitment import ChunkRoot, CommitmentEvent
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import MAX_JOB_EPOCHS
-from nodewire.protocol.verification import Report, Sample, Sampled
+from nodewire.protocol.verification import JobSamples, Report, Sample
 from nodewire.provider.serving import loaded_name
 from nodewire.provider.specializations import Specializations
 from nodewire.verify.finality import final_roots
@@ -63,7 +63,7 @@ MAX_INPUT_BYTES = 2 * MAX_BYTES
 _KEPT_REQUESTS = 1_024
 
 
-class Verifying:
+class JobVerifier:
     """`await run()` until cancelled."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Verifying:
         digest = manifest.digest()
         return self._held.find(digest, {task}).worker, loaded_name(digest, task)
 
-    def _heard(self, oracle: str, sampled: Sampled) -> None:
+    def _heard(self, oracle: str, sampled: JobSamples) -> None:
         """An oracle says what an epoch drew of a job, and this node with it: see whether that is so."""
         place = sampled.epoch, sampled.request
         if place in self._read or place in self._reading:
@@ -162,7 +162,7 @@ class Verifying:
         self._reading[place] = oracle, task
         task.add_done_callback(lambda _: self._reading.pop(place, None))
 
-    async def _derive(self, sampled: Sampled) -> None:
+    async def _derive(self, sampled: JobSamples) -> None:
         """Take up what the epoch truly drew of the job for this node.
 
         Raises:
@@ -184,7 +184,7 @@ class Verifying:
         for sample in drawn:
             self._take(sample, sampled.epoch)
 
-    async def _drawn(self, sampled: Sampled) -> tuple[Sample, ...]:
+    async def _drawn(self, sampled: JobSamples) -> tuple[Sample, ...]:
         """What the epoch drew of the job, by its certificate, its beacon and its snapshot."""
         known = [one for one in self._market.epochs_after(sampled.epoch - 1) if one.body.epoch == sampled.epoch]
         if not known:
@@ -281,7 +281,7 @@ class Verifying:
                     if not self._in_time(epoch):
                         raise Busy("worker", "too late to be certified")
                     try:
-                        pages = served.take()
+                        pages = served.allocate()
                         break
                     except Busy:  # jobs that pay come first
                         await asyncio.sleep(self._committee.epoch_ms / 8000)
@@ -338,5 +338,5 @@ class Verifying:
         log.info("sample %s of %s: %s", sample.key[:8], sample.provider[:8], outcome)
 
 
-def _holds(committed: Committed, wanted: tuple[str, str, int, int]) -> bool:
+def _holds(committed: CommitmentEvent, wanted: tuple[str, str, int, int]) -> bool:
     return committed.commitment is not None and any(chunk.key == wanted for chunk in committed.commitment.chunks)

@@ -16,7 +16,7 @@ from nodewire.errors import BadConfig, NodewireError, NotAllowed, TooLarge
 from nodewire.kind import JobKind, MakeWorker
 from nodewire.protocol.manifest import BlobRef, Manifest
 from nodewire.provider import serving
-from nodewire.provider.serving import Served
+from nodewire.provider.serving import ServedManifest
 from nodewire.store.blobs import Blobs
 from nodewire.store.bounded import BoundedBlobs
 
@@ -32,11 +32,11 @@ class NotLoaded(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Loaded:
+class LoadedWindow:
     """A window: what it serves, and the address of its manifest."""
 
     address: str
-    served: Served
+    served: ServedManifest
     stack: AsyncExitStack
 
     @property
@@ -70,9 +70,11 @@ class Windows:
         self._kinds, self._make = kinds, make
         self._blobs, self._kept, self._folder = blobs, kept, folder
         self._disk_bytes, self._slots = disk_bytes, slots
-        self._loaded: list[Loaded] = []
+        self._loaded: list[LoadedWindow] = []
 
-    async def load(self, address: str, manifest: Manifest, tasks: Sequence[str], prices: Mapping[str, int]) -> Loaded:
+    async def load(
+        self, address: str, manifest: Manifest, tasks: Sequence[str], prices: Mapping[str, int]
+    ) -> LoadedWindow:
         """Fetch, verify, load and warm these tasks. Raises NotLoaded; nothing of it is left then."""
         digest = manifest.digest()
         name = tasks[0]
@@ -90,8 +92,8 @@ class Windows:
                     speeds[name] = await serving.speed(manifest, name, worker)  # it is warm from now on
                 speeds |= {one: us for one, us in self._profiled.get(digest, {}).items() if one in speeds}
                 self.measured.setdefault(digest, {}).update(speeds)
-                served = Served(manifest, digest, kind, tuple(tasks), dict(prices), speeds, slots, worker)
-                made = Loaded(address, served, stack.pop_all())
+                served = ServedManifest(manifest, digest, kind, tuple(tasks), dict(prices), speeds, slots, worker)
+                made = LoadedWindow(address, served, stack.pop_all())
         except NodewireError as error:
             raise NotLoaded(name, error) from error
         except OSError as error:  # a full disk
@@ -99,7 +101,7 @@ class Windows:
         self._loaded.append(made)
         return made
 
-    async def unload(self, loaded: Loaded) -> None:
+    async def unload(self, loaded: LoadedWindow) -> None:
         """End its workers. Nobody may be using them."""
         self._loaded.remove(loaded)
         await loaded.stack.aclose()

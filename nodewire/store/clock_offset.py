@@ -35,7 +35,7 @@ async def measured_s(servers: Iterable[str]) -> float:
     return median(known)
 
 
-def said(offset_s: float) -> str:
+def describe(offset_s: float) -> str:
     """The offset in words, with what to do."""
     side = "ahead of" if offset_s > 0 else "behind"
     return f"{abs(offset_s):.0f} s {side} the relays' and blob stores': set it by NTP (timedatectl)"

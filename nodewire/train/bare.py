@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, data, fragments, outer
-from nodewire.train.carried import Carried
+from nodewire.train.carried import CarriedState
 from nodewire.train.data import Tensors
 from nodewire.train.families import initial
 from nodewire.train.inner import Trainer
@@ -70,7 +70,7 @@ def run(
     trainer = Trainer(recipe, start)
     theta = initial(recipe, start)
     momenta = outer.start(recipe.outer, theta)
-    kept: dict[int, Carried | None] = {}
+    kept: dict[int, CarriedState | None] = {}
     """What those carry whose result counted in the round before, in time."""
     curve = []
     many = recipe.rounds if rounds is None else rounds
@@ -80,7 +80,7 @@ def run(
         # What was trained in this round, whenever it counts: by shard, and nothing twice.
         mine = sorted({p for r in (round, round + 1) for p in participation.get(r, ()) if p.round == round}, key=_key)
         losses, size, trained[round] = [], 0, []
-        after: dict[int, Carried | None] = {}
+        after: dict[int, CarriedState | None] = {}
         for part in mine:
             begun = None if (round, part.index) in taken_over else kept.get(part.index)
             update = trainer.train(carried.beginning(theta, begun), shards[part.index], round, part.index, part.steps)

@@ -29,7 +29,7 @@ _DRIFT, _RESIDUAL = "drift.", "residual."
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CarriedState:
     """Either is None where the recipe has no such thing."""
 
     drift: State | None
@@ -50,7 +50,7 @@ def digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest() if data else NOTHING
 
 
-def packed(carried: Carried | None) -> bytes:
+def packed(carried: CarriedState | None) -> bytes:
     return b"" if carried is None else carried.pack()
 
 
@@ -61,7 +61,7 @@ def most_bytes(recipe: Recipe) -> int:
     return 8 + state.most_header_bytes(expected) + 4 * recipe.trained() * rows
 
 
-def unpack(data: bytes, recipe: Recipe) -> Carried | None:
+def unpack(data: bytes, recipe: Recipe) -> CarriedState | None:
     """What is carried, from bytes.
 
     Raises:
@@ -73,10 +73,10 @@ def unpack(data: bytes, recipe: Recipe) -> Carried | None:
         tensors = state.unpack(data, types(recipe), field="carried")
     except BadData as error:
         raise BadUpdate(error.field, error.reason) from error
-    return of(tensors, recipe)
+    return from_tensors(tensors, recipe)
 
 
-def of(tensors: State, recipe: Recipe) -> Carried:
+def from_tensors(tensors: State, recipe: Recipe) -> CarriedState:
     """What is carried, of the tensors of its bytes (`types`). Raises BadUpdate: not finite, or above 2^64."""
     for name, tensor in tensors.items():
         if not compress.is_small(tensor):
@@ -84,10 +84,10 @@ def of(tensors: State, recipe: Recipe) -> Carried:
     names = list(recipe.shapes())
     drift = {name: tensors[_DRIFT + name] for name in names} if recipe.compression.fragments > 1 else None
     feedback = float(recipe.compression.error_feedback) > 0
-    return Carried(drift, {name: tensors[_RESIDUAL + name] for name in names} if feedback else None)
+    return CarriedState(drift, {name: tensors[_RESIDUAL + name] for name in names} if feedback else None)
 
 
-def shown(data: bytes | None, recipe: Recipe, committed: bytes) -> Carried | None:
+def shown(data: bytes | None, recipe: Recipe, committed: bytes) -> CarriedState | None:
     """What a provider says that it began a round with, if that is what it had committed to.
 
     Raises:
@@ -103,7 +103,7 @@ def shown(data: bytes | None, recipe: Recipe, committed: bytes) -> Carried | Non
     return unpack(data, recipe)
 
 
-def check_residual(carried: Carried | None, before: bytes, recipe: Recipe) -> None:
+def check_residual(carried: CarriedState | None, before: bytes, recipe: Recipe) -> None:
     """That packing `before`, the same provider's update of the round before, can have lost so much.
 
     Only where every round sends all: of a fragment the update is an older one's.
@@ -119,7 +119,7 @@ def check_residual(carried: Carried | None, before: bytes, recipe: Recipe) -> No
             raise BadUpdate(f"carried.residual.{name}", "more than packing can lose")
 
 
-def beginning(theta: State, carried: Carried | None) -> State:
+def beginning(theta: State, carried: CarriedState | None) -> State:
     """Where a provider's round begins."""
     if carried is None or carried.drift is None:
         return theta
@@ -131,24 +131,28 @@ def moved(theta: State, end: State) -> State:
     return {name: end[name] - tensor for name, tensor in theta.items()}
 
 
-def send(recipe: Recipe, round: int, delta: State, carried: Carried | None) -> tuple[bytes, Carried | None]:
+def send(recipe: Recipe, round: int, delta: State, carried: CarriedState | None) -> tuple[bytes, CarriedState | None]:
     """The packed update of a round, and what is carried from it. Raises BadUpdate as `compress.pack`."""
     sent, after = sending(recipe, round, delta, carried)
     return state.pack(sent), after
 
 
-def sending(recipe: Recipe, round: int, delta: State, carried: Carried | None) -> tuple[State, Carried | None]:
+def sending(
+    recipe: Recipe, round: int, delta: State, carried: CarriedState | None
+) -> tuple[State, CarriedState | None]:
     """`send`, but the update as the tensors of its file; they may be those of `delta`."""
     fragment = fragments.of_round(recipe, round)
-    sent, residual = compress.coded(fragment.of(delta), recipe.compression, _residual(fragment, carried))
+    sent, residual = compress.coded(fragment.select(delta), recipe.compression, _residual(fragment, carried))
     return sent, _after(recipe, fragment, delta, residual, carried)
 
 
-def left(recipe: Recipe, round: int, delta: State, carried: Carried | None, sent: bytes) -> Carried | None:
+def carry_over(
+    recipe: Recipe, round: int, delta: State, carried: CarriedState | None, sent: bytes
+) -> CarriedState | None:
     """What is carried from a round whose packed update is `sent`. Raises BadUpdate as `compress.unpack`."""
     fragment, residual = fragments.of_round(recipe, round), None
     if float(recipe.compression.error_feedback):
-        whole = compress.fed(fragment.of(delta), recipe.compression, _residual(fragment, carried))
+        whole = compress.fed(fragment.select(delta), recipe.compression, _residual(fragment, carried))
         gone = compress.unpack(sent, fragment.shapes(recipe.shapes()), recipe.compression)
         residual = {name: tensor - gone[name] for name, tensor in whole.items()}
     return _after(recipe, fragment, delta, residual, carried)
@@ -161,23 +165,23 @@ def received(recipe: Recipe, round: int, sent: bytes) -> State:
     return part if fragment.spans is None else fragment.into(part, fragments.zeros(recipe.shapes()))
 
 
-def _residual(fragment: fragments.Fragment, carried: Carried | None) -> State | None:
-    return None if carried is None or carried.residual is None else fragment.of(carried.residual)
+def _residual(fragment: fragments.Fragment, carried: CarriedState | None) -> State | None:
+    return None if carried is None or carried.residual is None else fragment.select(carried.residual)
 
 
 def _after(
-    recipe: Recipe, fragment: fragments.Fragment, delta: State, residual: State | None, carried: Carried | None
-) -> Carried | None:
+    recipe: Recipe, fragment: fragments.Fragment, delta: State, residual: State | None, carried: CarriedState | None
+) -> CarriedState | None:
     """None where all of it would be zeros."""
     drift = None
     if recipe.compression.fragments > 1:
-        still = {name: torch.zeros_like(tensor) for name, tensor in fragment.of(delta).items()}
+        still = {name: torch.zeros_like(tensor) for name, tensor in fragment.select(delta).items()}
         drift = fragment.into(still, delta)
     if residual is not None and fragment.spans is not None:
         before = carried.residual if carried is not None else None
         residual = fragment.into(residual, before or fragments.zeros(recipe.shapes()))
     some = [*(drift or {}).values(), *(residual or {}).values()]
-    return Carried(drift, residual) if any(bool(tensor.any()) for tensor in some) else None
+    return CarriedState(drift, residual) if any(bool(tensor.any()) for tensor in some) else None
 
 
 def types(recipe: Recipe) -> state.Types:

@@ -109,10 +109,10 @@ class Shard:
         """
         if len(data) > MAX_SHARD_BYTES:
             raise TooLarge("shard", f"{len(data)} bytes, at most {MAX_SHARD_BYTES}")
-        return cls.of(state.unpack(data, expected(recipe), field="shard"), recipe)
+        return cls.from_tensors(state.unpack(data, expected(recipe), field="shard"), recipe)
 
     @classmethod
-    def of(cls, tensors: Tensors, recipe: Recipe) -> Shard:
+    def from_tensors(cls, tensors: Tensors, recipe: Recipe) -> Shard:
         """The shard of these tensors (`expected`). Raises BadData: values that the recipe's model does not take."""
         return cls(checked(recipe, tensors))
 

@@ -26,7 +26,7 @@ from nodewire.train.state import State
 WEIGHTS, CONFIG, TOKENIZER, RECIPE = "model.safetensors", "config.json", "tokenizer.json", "recipe.json"
 
 
-class Opened(NamedTuple):
+class InitialModel(NamedTuple):
     """A model to start from: `tensors` and `tokenizer` are what `family` cites."""
 
     family: Decoder | Encoder
@@ -59,7 +59,7 @@ def _trainable(config: DecoderConfig) -> Llama3 | None:
     raise BadTask("rope_scaling", f"{config.rope_scaling.rope_type}: decoders are trained with llama3's or none")
 
 
-def open_decoder(directory: Path) -> Opened:
+def open_decoder(directory: Path) -> InitialModel:
     """The decoder in a directory, as a family to fine-tune.
 
     Raises:
@@ -89,7 +89,7 @@ def open_decoder(directory: Path) -> Opened:
     return _opened(family, state.of_stored(checkpoint.tensors, family.shapes()), checkpoint.tokenizer)
 
 
-def open_encoder(directory: Path) -> Opened:
+def open_encoder(directory: Path) -> InitialModel:
     """The sentence encoder in a directory, as a family to fine-tune.
 
     Raises:
@@ -227,8 +227,8 @@ def _bert(family: Encoder) -> dict[str, Any]:
     }
 
 
-def _opened(family: Decoder | Encoder, tensors: State, tokenizer: bytes) -> Opened:
-    return Opened(family.model_copy(update={"start": starts.cited(tensors)}), tensors, tokenizer)
+def _opened(family: Decoder | Encoder, tensors: State, tokenizer: bytes) -> InitialModel:
+    return InitialModel(family.model_copy(update={"start": starts.cited(tensors)}), tensors, tokenizer)
 
 
 def _cited(data: bytes) -> BlobRef:

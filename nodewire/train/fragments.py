@@ -33,12 +33,12 @@ class Fragment:
     spans: Spans | None
 
     def shapes(self, whole: Shapes) -> Shapes:
-        """The shapes of `of`."""
+        """The shapes of `select`."""
         if self.spans is None:
             return whole
         return {name: (sum(stop - start for start, stop in spans),) for name, spans in self.spans.items()}
 
-    def of(self, tensors: State) -> State:
+    def select(self, tensors: State) -> State:
         """The fragment's part of tensors; a name may stand behind a prefix and a slash, as of momenta."""
         if self.spans is None:
             return tensors
@@ -51,7 +51,7 @@ class Fragment:
         return found
 
     def into(self, part: State, whole: State) -> State:
-        """`whole` with the numbers of `part` (made by `of`) in their places; neither is changed."""
+        """`whole` with the numbers of `part` (made by `select`) in their places; neither is changed."""
         if self.spans is None:
             return part
         made = dict(whole)
@@ -96,13 +96,13 @@ def step(recipe: Recipe, round: int, theta: State, momenta: State, results: Resu
     Momenta are a fragment's own: they wait while others are stepped. Raises as `outer.step`.
     """
     fragment = of_round(recipe, round)
-    return step_parts(recipe, round, theta, momenta, [(weight, fragment.of(delta)) for weight, delta in results])
+    return step_parts(recipe, round, theta, momenta, [(weight, fragment.select(delta)) for weight, delta in results])
 
 
 def step_parts(recipe: Recipe, round: int, theta: State, momenta: State, parts: Results) -> tuple[State, State]:
-    """`step`, from updates of what the round sends (`Fragment.of`)."""
+    """`step`, from updates of what the round sends (`Fragment.select`)."""
     fragment = of_round(recipe, round)
-    after, kept = outer.step(recipe.outer_of(round), fragment.of(theta), fragment.of(momenta), parts)
+    after, kept = outer.step(recipe.outer_of(round), fragment.select(theta), fragment.select(momenta), parts)
     return fragment.into(after, theta), fragment.into(kept, momenta)
 
 

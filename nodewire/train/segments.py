@@ -20,7 +20,7 @@ from torch import Tensor
 from nodewire.errors import BadData, BadHash, BadInput, BadUpdate, Withheld
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, state
-from nodewire.train.carried import Carried
+from nodewire.train.carried import CarriedState
 from nodewire.train.data import Shard
 from nodewire.train.inner import Snapshot, Trainer
 from nodewire.train.state import State
@@ -90,7 +90,7 @@ def recomputed(
     segment: int,
     reveal: Callable[[int], bytes | None],
     packed: bytes,
-    begun: Carried | None = None,
+    begun: CarriedState | None = None,
 ) -> float:
     """How far a claimed segment is from what comes out here: 0 where bits agree, about 1 where nothing was done.
 
@@ -212,7 +212,7 @@ def _decay(recipe: Recipe, name: str) -> float:
 
 
 def packing_off(
-    recipe: Recipe, claim: Claim, theta: State, end: Snapshot, packed: bytes, begun: Carried | None = None
+    recipe: Recipe, claim: Claim, theta: State, end: Snapshot, packed: bytes, begun: CarriedState | None = None
 ) -> float:
     """How far a delivered update is from what packing makes of its own last snapshot, as a share of that.
 
@@ -224,7 +224,7 @@ def packing_off(
     if mine != packed:
         one, other = (carried.received(recipe, claim.round, data) for data in (mine, packed))
         off = _share(distance(one, other), norm(one))
-        after = carried.left(recipe, claim.round, delta, begun, packed)
+        after = carried.carry_over(recipe, claim.round, delta, begun, packed)
     if claim.carried is not None and carried.digest(carried.packed(after)) != claim.carried:
         return math.inf
     return off

@@ -21,7 +21,7 @@ from nodewire.protocol.recipe import Recipe
 from nodewire.train import state
 from nodewire.train.state import State
 from nodewire.weights.directory import stored_tensors
-from nodewire.weights.tensorfile import Stored, read_header
+from nodewire.weights.tensorfile import StoredTensor, read_header
 
 TOKENIZER = "tokenizer.json"
 
@@ -43,7 +43,7 @@ def read(recipe: Recipe, path: Path | None) -> Start:
         BadTask: a safetensors file is malformed, or a tensor is missing, of another shape or dtype, or not finite.
         BadHash: a file is another than the recipe cites; it is named, with both hashes.
     """
-    weights, tokenizer = start.of(recipe), start.tokenizer_of(recipe)
+    weights, tokenizer = start.find_weights(recipe), start.tokenizer_of(recipe)
     if weights is None and tokenizer is None:
         return Start()
     if path is None:
@@ -81,7 +81,7 @@ def _tokenizer(path: Path, ref: BlobRef) -> bytes:
 
 
 def _weights(recipe: Recipe, path: Path, ref: BlobRef) -> State:
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, StoredTensor]
     if gguf.is_one(path):
         stored = open_checkpoint(path, in_blocks=False).tensors
     else:

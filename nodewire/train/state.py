@@ -19,7 +19,7 @@ from torch import Tensor
 from nodewire.errors import BadData, BadTask, TooLarge
 from nodewire.protocol import canonical
 from nodewire.protocol.families import HEADER_BYTES, Shapes
-from nodewire.weights.tensorfile import CODES, DTYPES, Stored, read_header, read_into
+from nodewire.weights.tensorfile import CODES, DTYPES, StoredTensor, read_header, read_into
 
 State = Mapping[str, Tensor]
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -51,12 +51,12 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
         BadData: the header is malformed; names, dtypes or shapes are not those expected, or tensors do not fill the
             bytes in order. The tensor is named.
     """
-    coming = Unpacking(expected, len(data), field=field)
-    coming.take(memoryview(data))
+    coming = StateUnpacker(expected, len(data), field=field)
+    coming.feed(memoryview(data))
     return coming.whole()
 
 
-class Unpacking:
+class StateUnpacker:
     """`unpack` of bytes that come in pieces: straight to where they stay, so that nothing is held twice."""
 
     def __init__(self, expected: Types, most: int, *, field: str = "tensors") -> None:
@@ -70,7 +70,7 @@ class Unpacking:
         self._size = self._at = 0
         """Of the tensors together, and what has come of them."""
 
-    def take(self, piece: memoryview) -> None:
+    def feed(self, piece: memoryview) -> None:
         """The next bytes. Raises as `unpack`, as soon as can be."""
         if self._found is None:
             piece = self._behind_header(piece)
@@ -166,9 +166,9 @@ def read(path: Path, shapes: Shapes) -> State:
     return of_stored(read_header(path), shapes)
 
 
-def of_stored(stored: Mapping[str, Stored], shapes: Shapes) -> State:
+def of_stored(stored: Mapping[str, StoredTensor], shapes: Shapes) -> State:
     """`read`, of tensors whose headers were read; all are checked before memory is taken for one. Raises BadTask."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for name, shape in shapes.items():
         one = stored.get(name) or stored.get(f"bert.{name}")
         if one is None:

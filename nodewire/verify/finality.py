@@ -13,7 +13,7 @@ from nodewire.nostr.relays import Relays
 from nodewire.protocol import certificate, commitment, kinds, tags
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.chunk import claim
-from nodewire.protocol.commitment import ChunkRoot, Committed
+from nodewire.protocol.commitment import ChunkRoot, CommitmentEvent
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
@@ -26,7 +26,7 @@ log = logging.getLogger("nodewire.customer")
 
 
 @dataclass(frozen=True, slots=True)
-class Certified:
+class CertifiedRoot:
     """A commitment event's root that the certified body of `epoch` (`certificate`: its digest) holds."""
 
     provider: str
@@ -42,12 +42,12 @@ class Finality:
     that they commit to something of the job; `unread` the epochs of which something could not be had: what they hold
     besides is not known."""
 
-    roots: dict[tuple[str, str, str, int, int], Certified]
+    roots: dict[tuple[str, str, str, int, int], CertifiedRoot]
     certificates: dict[int, Certificate]
-    committed: dict[str, Committed]
+    committed: dict[str, CommitmentEvent]
     unread: dict[int, str]
 
-    def of_chunk(self, plan: Plan, provider: str, chunk: int, attempt: int) -> list[Certified]:
+    def of_chunk(self, plan: Plan, provider: str, chunk: int, attempt: int) -> list[CertifiedRoot]:
         """The provider's final roots of a chunk at an attempt, in the order of the plan's tasks."""
         order = {a.task: n for n, a in enumerate(plan.tasks)}
         found = [
@@ -57,7 +57,7 @@ class Finality:
         ]
         return sorted(found, key=lambda one: order[one.root.task])
 
-    def claimed(self, plan: Plan, provider: str, chunk: int, attempt: int, root: str) -> Certified | None:
+    def claimed(self, plan: Plan, provider: str, chunk: int, attempt: int, root: str) -> CertifiedRoot | None:
         """What makes the work final that a provider claimed payment for with `root`; None if nothing does."""
         found = self.of_chunk(plan, provider, chunk, attempt)
         if not found or claim([one.root for one in found]) != root:
@@ -75,7 +75,7 @@ async def final_roots(
     """
     members = frozenset(plan.providers())
     wanted = Filter(kinds=frozenset({kinds.COMMITMENT}), authors=members, since=since_s)
-    committed: dict[str, Committed] = {}
+    committed: dict[str, CommitmentEvent] = {}
     for event in await relays.fetch_all([wanted]):
         named = event.values("e")
         if request not in named and len(named) < _MANY_TAGS:
@@ -99,7 +99,7 @@ async def final_roots(
             for root in one.chunks:
                 late = epoch > plan.deadline_epoch(root.chunk, market.committee.epoch_ms)
                 if root.request == request and one.provider in members and not late:
-                    final = Certified(one.provider, root, one.id, epoch, certified.digest)
+                    final = CertifiedRoot(one.provider, root, one.id, epoch, certified.digest)
                     found.roots.setdefault((one.provider, *root.key), final)
     return found
 

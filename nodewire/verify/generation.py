@@ -40,7 +40,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class Reading:
+class GenerationAudit:
     """What contradicts what. `held` counts what was looked at, by step; `missing` roots of chunks whose tokens are in
     the text: a job that broke off had no time to commit to its last."""
 
@@ -68,9 +68,9 @@ class Reading:
             return None
 
 
-def check(transcript: GenerationTranscript) -> Reading:
+def check(transcript: GenerationTranscript) -> GenerationAudit:
     """Everything that can be seen in a transcript alone."""
-    reading = Reading(transcript)
+    reading = GenerationAudit(transcript)
     reading.hold("signature", transcript.check_signature)
     reading.manifest = reading.hold("manifest", partial(Manifest.parse, transcript.manifest))
     if reading.manifest is None:
@@ -92,14 +92,14 @@ def check(transcript: GenerationTranscript) -> Reading:
     return reading
 
 
-def _part(reading: Reading, manifest: Manifest, number: int, part: Part, request: Request) -> None:
+def _part(reading: GenerationAudit, manifest: Manifest, number: int, part: Part, request: Request) -> None:
     for text in part.ads:
         reading.hold("ad", partial(_ad, reading, text, request.plan), number)
     roots = _roots(reading, number, part, request)
     _receipts(reading, number, part, request, roots)
 
 
-def _request(reading: Reading, part: Part) -> Request:
+def _request(reading: GenerationAudit, part: Part) -> Request:
     event = events.parse(part.request, max_bytes=len(part.request) + 1)
     request = job.parse(event)
     assert reading.manifest is not None
@@ -110,7 +110,7 @@ def _request(reading: Reading, part: Part) -> Request:
     return request
 
 
-def _ticket(reading: Reading, part: Part, request: Request) -> Ticket:
+def _ticket(reading: GenerationAudit, part: Part, request: Request) -> Ticket:
     """Raises a typed error: it is not what the request sealed, or not for what the transcript says was asked."""
     ticket = Ticket.parse(part.ticket)
     if ticket.request != request.id or ticket.seal() != request.ticket:
@@ -121,7 +121,7 @@ def _ticket(reading: Reading, part: Part, request: Request) -> Ticket:
     return ticket
 
 
-def _ad(reading: Reading, text: str, plan: Plan) -> None:
+def _ad(reading: GenerationAudit, text: str, plan: Plan) -> None:
     event = events.parse(text)
     said = ad.parse(event)
     if event.pubkey not in plan.providers():
@@ -132,7 +132,7 @@ def _ad(reading: Reading, text: str, plan: Plan) -> None:
 
 
 def _roots(
-    reading: Reading, number: int, part: Part, request: Request
+    reading: GenerationAudit, number: int, part: Part, request: Request
 ) -> dict[tuple[str, int, int], dict[str, ChunkRoot]]:
     """By provider, chunk and attempt, its tasks' roots."""
     found: dict[tuple[str, int, int], dict[str, ChunkRoot]] = {}
@@ -157,7 +157,7 @@ def _roots(
 
 
 def _receipts(
-    reading: Reading,
+    reading: GenerationAudit,
     number: int,
     part: Part,
     request: Request,
@@ -187,7 +187,9 @@ def _receipt(text: str, request: Request) -> receipt.Receipt:
     return found
 
 
-async def replay(reading: Reading, kind: JobKind, worker: SharedWorker, told: Callable[[int], None]) -> list[int]:
+async def replay(
+    reading: GenerationAudit, kind: JobKind, worker: SharedWorker, told: Callable[[int], None]
+) -> list[int]:
     """The tokens as one frame after the other makes them, under the first job's parameters and codecs.
 
     `worker` has the manifest's tasks, by their names; `told` hears how many tokens there are.
@@ -221,7 +223,7 @@ async def replay(reading: Reading, kind: JobKind, worker: SharedWorker, told: Ca
     return ids
 
 
-def compare(reading: Reading, ids: list[int]) -> None:
+def compare(reading: GenerationAudit, ids: list[int]) -> None:
     """Hold the transcript's tokens against those of a replay."""
     said = reading.transcript.ids
     reading.held["token"] = len(said)

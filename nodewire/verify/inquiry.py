@@ -20,7 +20,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.verification import Sample
 from nodewire.verify.finality import final_roots
 from nodewire.verify.own_frames import shown_leaves
-from nodewire.verify.recompute import Computed, Inputs, gather, pull_opening, recompute
+from nodewire.verify.recompute import ComputedLeaves, Inputs, gather, pull_opening, recompute
 from nodewire.wire.node import Node
 
 _log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class Inquiry:
         judged: Opening | None = None,
         beside: Opening | None = None,
         within_s: float | None = None,
-    ) -> Computed:
+    ) -> ComputedLeaves:
         """The chunk, computed here; `judged` and `beside` as in `verify.recompute`.
 
         Raises:

@@ -28,7 +28,7 @@ from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.sent import (
     MAX_PACKED_BYTES,
     Equivocation,
-    Sent,
+    FrameStatement,
     Tensors,
     digest_of,
     hashed,
@@ -121,7 +121,7 @@ class _Case:
     addresses: Mapping[str, Sequence[str]]
     patience: Patience
     last: bool
-    said: Mapping[tuple[str, int, str], Sent] = field(default_factory=dict)
+    said: Mapping[tuple[str, int, str], FrameStatement] = field(default_factory=dict)
     """By edge, chunk and signer: what was signed to the provider, by what it shows."""
 
     def at(self, node: str) -> Sequence[str]:
@@ -177,7 +177,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class ComputedLeaves:
     """A chunk's leaves, in the order that an opening has."""
 
     leaves: tuple[Leaf, ...]
@@ -247,7 +247,7 @@ async def recompute(
     loaded: str,
     judged: Opening | None = None,
     beside: Opening | None = None,
-) -> Computed:
+) -> ComputedLeaves:
     """The sampled chunk, computed by the task `loaded` in `worker`.
 
     Where the task chooses tokens, those of `judged` are followed as far as they are excused, and it is said which of
@@ -277,7 +277,7 @@ async def recompute(
     finally:
         await session.close()
     order = {edge.name: i for i, edge in enumerate(manifest.edges)}
-    return Computed(tuple(sorted(found, key=lambda leaf: (order[leaf.edge], leaf.seq))), frozenset(excused))
+    return ComputedLeaves(tuple(sorted(found, key=lambda leaf: (order[leaf.edge], leaf.seq))), frozenset(excused))
 
 
 async def _asked(of: _Case, node: str, ask: Callable[[], Awaitable[T]]) -> T:
@@ -438,7 +438,7 @@ def _bytes(leaves: Iterable[Leaf]) -> int:
     return sum(bytes_of(t.dtype, t.shape) for leaf in leaves for t in leaf.tensors if t.dtype in ITEM_BYTES)
 
 
-async def _statements(of: _Case, node: Node) -> dict[tuple[str, int, str], Sent]:
+async def _statements(of: _Case, node: Node) -> dict[tuple[str, int, str], FrameStatement]:
     """What the provider shows of what was signed to it. It need not show any, but answer.
 
     Raises:
@@ -531,7 +531,7 @@ async def _received(
     return shown
 
 
-def _is_signed(said: Sent) -> bool:
+def _is_signed(said: FrameStatement) -> bool:
     try:
         said.check()
     except BadInput:
@@ -547,7 +547,7 @@ async def _shown(of: _Case, want: Want, node: Node, max_bytes: int) -> list[Fram
         return []
 
 
-async def _committed(of: _Case, edge: Edge, chunk: int, said: Sent, node: Node) -> dict[int, Tensors] | None:
+async def _committed(of: _Case, edge: Edge, chunk: int, said: FrameStatement, node: Node) -> dict[int, Tensors] | None:
     """The edge's frames of the chunk as their producer committed to them; None if it did not, or does not show it."""
     root = of.root(said.signer, edge.source, chunk)
     if root is None:

@@ -16,11 +16,11 @@ from nodewire.kind import SharedWorker, TaskSession
 from nodewire.protocol import audit
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.transcript import Made, Weighed
+from nodewire.protocol.transcript import OuterStepRecord, WeighedResult
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
 from nodewire.store.sealed import sealed_bytes
-from nodewire.verify.transcript import Reading
+from nodewire.verify.transcript import TrainingAudit
 from nodewire.worker.feeding import feed
 
 TASK = "auditor"
@@ -31,12 +31,12 @@ LOSS_OFF = 1_000
 Segments = Literal["none", "drawn", "all"]
 
 
-class Retraining:
+class RoundRecomputation:
     """Walks through a reading's rounds; faults are added to it. `worker` is started, and nothing is loaded."""
 
     def __init__(
         self,
-        reading: Reading,
+        reading: TrainingAudit,
         worker: SharedWorker,
         blobs: Blobs,
         *,
@@ -81,7 +81,7 @@ class Retraining:
             if on_round is not None:
                 on_round(made.round)
 
-    async def _begin(self, made: Made) -> bool:
+    async def _begin(self, made: OuterStepRecord) -> bool:
         reading = self._reading
         first = made.results[0]
         ticket = reading.shards.get((first.request, first.provider))
@@ -102,7 +102,7 @@ class Retraining:
             reading.wrong("theta", "it did not begin with what the recipe draws", 0)
         return True
 
-    async def _round(self, made: Made) -> bool:
+    async def _round(self, made: OuterStepRecord) -> bool:
         for one in made.results:
             if not await self._update(one):
                 return False
@@ -121,7 +121,7 @@ class Retraining:
             return False
         return True
 
-    async def _update(self, one: Weighed) -> bool:
+    async def _update(self, one: WeighedResult) -> bool:
         """Whether the worker has the result, so that the chain can go on."""
         reading, key = self._reading, (one.request, one.provider)
         meta: Meta = {
@@ -148,7 +148,7 @@ class Retraining:
             return False
         return True
 
-    async def _check(self, at: int, one: Weighed) -> None:
+    async def _check(self, at: int, one: WeighedResult) -> None:
         """Compute segments of a result again: those drawn, from what was shown, or all."""
         reading, key = self._reading, (one.request, one.provider)
         try:
@@ -183,12 +183,12 @@ class Retraining:
         if isinstance(segment, int) and segment >= 0:
             reading.wrong("segment", str(said.meta["reason"]), one.round, one.provider, segment)
 
-    async def _have_shard(self, one: Weighed) -> None:
+    async def _have_shard(self, one: WeighedResult) -> None:
         """The worker has the result's shard: of the data at hand, or from the stores. Raises NodewireError."""
         if self._shard == one.index:
             return
         ticket = self._reading.data.get(one.index)
-        assigned = self._reading.requests[one.request].round.of(one.provider)
+        assigned = self._reading.requests[one.request].round.find_assignment(one.provider)
         if ticket is None or assigned is None:
             raise NotFound("shard", "the transcript has no key to it")
         if self._data is not None:

@@ -17,13 +17,13 @@ from nodewire.pay import zaps
 from nodewire.pay.debts import Key
 from nodewire.protocol import audit, closing, delivery, kinds, outer
 from nodewire.protocol import round as rounds
-from nodewire.protocol.audit import Showing
-from nodewire.protocol.closing import Closed, Counted
-from nodewire.protocol.delivery import Delivered, Delivery
+from nodewire.protocol.audit import AuditAnswer
+from nodewire.protocol.closing import CloseEvent, CountedResult
+from nodewire.protocol.delivery import Delivery, DeliveryDetails
 from nodewire.protocol.outer import OuterRequest
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import BALANCE, DEPOSIT, RoundRequest, RoundTicket
-from nodewire.protocol.transcript import Made, OpenedShard, Transcript
+from nodewire.protocol.transcript import OpenedShard, OuterStepRecord, Transcript
 
 MAX_FAULTS = 1_000
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Fault:
 
 
 @dataclass
-class Reading:
+class TrainingAudit:
     """A transcript's events, parsed, and what contradicts what. `held` counts what was looked at, by step."""
 
     transcript: Transcript
@@ -50,9 +50,9 @@ class Reading:
     requests: dict[str, RoundRequest] = field(default_factory=dict)
     results: dict[tuple[str, str], Delivery] = field(default_factory=dict)
     """By request and provider."""
-    opened: dict[tuple[str, str], Delivered] = field(default_factory=dict)
-    counted: dict[tuple[str, str], tuple[Closed, Counted]] = field(default_factory=dict)
-    shown: dict[tuple[str, str], Showing] = field(default_factory=dict)
+    opened: dict[tuple[str, str], DeliveryDetails] = field(default_factory=dict)
+    counted: dict[tuple[str, str], tuple[CloseEvent, CountedResult]] = field(default_factory=dict)
+    shown: dict[tuple[str, str], AuditAnswer] = field(default_factory=dict)
     shards: dict[tuple[str, str], OpenedShard] = field(default_factory=dict)
     data: dict[int, OpenedShard] = field(default_factory=dict)
     """By shard."""
@@ -88,20 +88,20 @@ class Reading:
         if (request, provider) not in self.counted or self.recipe is None:
             return ()
         closed, counted = self.counted[request, provider]
-        assigned = self.requests[request].round.of(provider)
+        assigned = self.requests[request].round.find_assignment(provider)
         return closing.drawn(closed, counted, self.recipe, assigned.steps) if assigned is not None else ()
 
     def to_show(self, request: str, provider: str) -> tuple[int, ...]:
         """What its provider has to show of the segments that are drawn of a result."""
-        assigned = self.requests[request].round.of(provider)
+        assigned = self.requests[request].round.find_assignment(provider)
         if self.recipe is None or assigned is None:
             return ()
         return closing.shown(self.drawn(request, provider), self.recipe, assigned.steps)
 
 
-def check(transcript: Transcript) -> Reading:
+def check(transcript: Transcript) -> TrainingAudit:
     """Everything that can be seen in a transcript alone."""
-    reading = Reading(transcript)
+    reading = TrainingAudit(transcript)
     reading.hold("signature", transcript.check_signature)
     reading.hold("recipe", lambda: _recipe(reading))
     for event in _events(reading, "request", transcript.requests):
@@ -121,7 +121,7 @@ def check(transcript: Transcript) -> Reading:
     return reading
 
 
-def _events(reading: Reading, step: str, texts: Iterable[str]) -> list[Event]:
+def _events(reading: TrainingAudit, step: str, texts: Iterable[str]) -> list[Event]:
     """Those whose ids and signatures are good; none twice."""
     found: dict[str, Event] = {}
     for text in texts:
@@ -133,14 +133,14 @@ def _events(reading: Reading, step: str, texts: Iterable[str]) -> list[Event]:
     return list(found.values())
 
 
-def _recipe(reading: Reading) -> None:
+def _recipe(reading: TrainingAudit) -> None:
     transcript = reading.transcript
     reading.recipe = Recipe.from_document(transcript.recipe)
     if rounds.job_of(transcript.customer, transcript.salt) != transcript.job:
         reading.wrong("recipe", "the job is not that of its customer and salt")
 
 
-def _request(reading: Reading, event: Event) -> None:
+def _request(reading: TrainingAudit, event: Event) -> None:
     transcript, recipe = reading.transcript, reading.recipe
     request = reading.hold("request", partial(rounds.parse, event))
     if request is None:
@@ -156,7 +156,7 @@ def _request(reading: Reading, event: Event) -> None:
     reading.requests[request.id] = request
 
 
-def _result(reading: Reading, event: Event) -> None:
+def _result(reading: TrainingAudit, event: Event) -> None:
     delivered = reading.hold("result", partial(delivery.parse, event), provider=event.pubkey)
     if delivered is None:
         return
@@ -165,7 +165,7 @@ def _result(reading: Reading, event: Event) -> None:
         reading.wrong("result", f"{event.id[:16]} answers no request of this training", provider=event.pubkey)
         return
     number, key = request.round.round, (delivered.request, delivered.provider)
-    assigned = request.round.of(delivered.provider)
+    assigned = request.round.find_assignment(delivered.provider)
     if assigned is None:
         reading.wrong("result", "by somebody who was not asked", number, event.pubkey)
     elif event.kind != kinds.result_of(request.kind) or delivered.customer != request.customer:
@@ -176,7 +176,7 @@ def _result(reading: Reading, event: Event) -> None:
         reading.results[key] = delivered
 
 
-def _opened(reading: Reading) -> None:
+def _opened(reading: TrainingAudit) -> None:
     opened = reading.transcript.opened
     if opened is None or reading.recipe is None:
         return
@@ -184,11 +184,11 @@ def _opened(reading: Reading) -> None:
         reading.hold("request", partial(_ticket, reading, one), provider=one.provider)
     for key, delivered in reading.results.items():
         request = reading.requests[key[0]]
-        assigned = request.round.of(key[1])
+        assigned = request.round.find_assignment(key[1])
         if delivered.id not in opened.results or assigned is None:
             continue
         number = request.round.round
-        read = partial(Delivered.from_document, opened.results[delivered.id])
+        read = partial(DeliveryDetails.from_document, opened.results[delivered.id])
         opening = reading.hold("result", read, number, key[1])
         if opening is None:
             continue
@@ -198,9 +198,9 @@ def _opened(reading: Reading) -> None:
             reading.opened[key] = opening
 
 
-def _ticket(reading: Reading, one: OpenedShard) -> None:
+def _ticket(reading: TrainingAudit, one: OpenedShard) -> None:
     request, recipe = reading.requests.get(one.request), reading.recipe
-    assigned = request.round.of(one.provider) if request is not None else None
+    assigned = request.round.find_assignment(one.provider) if request is not None else None
     if request is None or assigned is None or recipe is None:
         reading.wrong("request", "a ticket for nothing that was asked", provider=one.provider)
         return
@@ -228,7 +228,7 @@ def _ticket(reading: Reading, one: OpenedShard) -> None:
     reading.shards[one.request, one.provider] = one
 
 
-def _close(reading: Reading, event: Event) -> None:
+def _close(reading: TrainingAudit, event: Event) -> None:
     closed = reading.hold("close", partial(closing.parse, event))
     if closed is None:
         return
@@ -249,7 +249,7 @@ def _close(reading: Reading, event: Event) -> None:
             reading.counted[key] = closed, counted
 
 
-def _rounds(reading: Reading) -> None:
+def _rounds(reading: TrainingAudit) -> None:
     transcript, recipe = reading.transcript, reading.recipe
     if not _chain(reading, transcript.rounds, 0, transcript.rounds[0].before):
         return
@@ -259,7 +259,7 @@ def _rounds(reading: Reading) -> None:
         reading.wrong("weights", "not what the last round has made")
 
 
-def _undone(reading: Reading) -> None:
+def _undone(reading: TrainingAudit) -> None:
     """Steps that are no part of the weights: that they were as others are, and that what they are blamed on is."""
     transcript = reading.transcript
     begun = reading.begun
@@ -279,7 +279,7 @@ def _undone(reading: Reading) -> None:
             reading.wrong("payment", "a balance for what failed its audit", _round_of(reading, key[0]), key[1])
 
 
-def _chain(reading: Reading, rounds_: Sequence[Made], first: int, before: str) -> bool:
+def _chain(reading: TrainingAudit, rounds_: Sequence[OuterStepRecord], first: int, before: str) -> bool:
     """Steps that were made one after the other, and what they were made of; False: rounds are missing."""
     recipe = reading.recipe
     stepped: set[tuple[str, str]] = set()
@@ -294,7 +294,7 @@ def _chain(reading: Reading, rounds_: Sequence[Made], first: int, before: str) -
         before = made.after
         for one in made.results:
             key, request = (one.request, one.provider), reading.requests.get(one.request)
-            assigned = request.round.of(one.provider) if request is not None else None
+            assigned = request.round.find_assignment(one.provider) if request is not None else None
             if request is None or assigned is None or key not in reading.results:
                 reading.wrong("round", "counts a result that was not delivered", number, one.provider)
                 continue
@@ -317,7 +317,7 @@ def _chain(reading: Reading, rounds_: Sequence[Made], first: int, before: str) -
     return True
 
 
-def _carried(reading: Reading) -> None:
+def _carried(reading: TrainingAudit) -> None:
     """That nobody was told to begin with anything but what it carried on from its result of the round before."""
     transcript = reading.transcript
     left: dict[tuple[str, int, str], str | None] = {}
@@ -329,7 +329,7 @@ def _carried(reading: Reading) -> None:
                 left[made.after, one.index, one.provider] = opening.carried
     for (id_, provider), ticket in reading.shards.items():
         round_ = reading.requests[id_].round
-        assigned = round_.of(provider)
+        assigned = round_.find_assignment(provider)
         if ticket.carried is None or assigned is None:
             continue
         reading.held["carried"] = reading.held.get("carried", 0) + 1
@@ -337,7 +337,7 @@ def _carried(reading: Reading) -> None:
             reading.wrong("carried", "not what was carried on from the round before", round_.round, provider)
 
 
-def _audits(reading: Reading) -> None:
+def _audits(reading: TrainingAudit) -> None:
     transcript, recipe = reading.transcript, reading.recipe
     asked: set[tuple[str, str]] = set()
     answered: set[tuple[str, str]] = set()
@@ -361,7 +361,7 @@ def _audits(reading: Reading) -> None:
             continue
         answered.add(key)
         if transcript.opened is not None and event.id in transcript.opened.answers:
-            read: partial[Any] = partial(Showing.from_document, transcript.opened.answers[event.id])
+            read: partial[Any] = partial(AuditAnswer.from_document, transcript.opened.answers[event.id])
             showing = reading.hold("answer", read, provider=event.pubkey)
             if showing is not None:
                 reading.shown[key] = showing
@@ -373,7 +373,7 @@ def _audits(reading: Reading) -> None:
             reading.wrong("payment", "a balance without an audit", _round_of(reading, key[0]), payment.provider)
 
 
-def _receipts(reading: Reading) -> dict[tuple[str, str], list[Event]]:
+def _receipts(reading: TrainingAudit) -> dict[tuple[str, str], list[Event]]:
     """By request and provider."""
     receipted: dict[tuple[str, str], list[Event]] = {}
     for event in _events(reading, "payment", reading.transcript.receipts):
@@ -381,12 +381,12 @@ def _receipts(reading: Reading) -> dict[tuple[str, str], list[Event]]:
     return receipted
 
 
-def _payments(reading: Reading, receipted: dict[tuple[str, str], list[Event]]) -> None:
+def _payments(reading: TrainingAudit, receipted: dict[tuple[str, str], list[Event]]) -> None:
     paid = set()
     for one in reading.transcript.payments:
         reading.held["payment"] = reading.held.get("payment", 0) + 1
         request, number = reading.requests.get(one.request), _round_of(reading, one.request)
-        assigned = request.round.of(one.provider) if request is not None else None
+        assigned = request.round.find_assignment(one.provider) if request is not None else None
         if assigned is None:
             reading.wrong("payment", "to somebody who was not asked", number, one.provider)
             continue
@@ -403,7 +403,7 @@ def _payments(reading: Reading, receipted: dict[tuple[str, str], list[Event]]) -
         _receipt(reading, found, Key(one.request, one.provider, one.part), agreed, number)
 
 
-def _bought(reading: Reading, receipted: dict[tuple[str, str], list[Event]]) -> None:
+def _bought(reading: TrainingAudit, receipted: dict[tuple[str, str], list[Event]]) -> None:
     """Outer steps that others have made: asked for in this training, delivered by who was asked, paid as agreed."""
     transcript, recipe = reading.transcript, reading.recipe
     if transcript.bought is None:
@@ -450,7 +450,7 @@ def _bought(reading: Reading, receipted: dict[tuple[str, str], list[Event]]) -> 
         _receipt(reading, found, Key(one.request, one.provider, one.part), agreed, number)
 
 
-def _receipt(reading: Reading, found: list[Event], key: Key, agreed: int, number: int | None) -> None:
+def _receipt(reading: TrainingAudit, found: list[Event], key: Key, agreed: int, number: int | None) -> None:
     """A zap receipt for this very part, where one is present."""
     for event in found:
         try:
@@ -462,6 +462,6 @@ def _receipt(reading: Reading, found: list[Event], key: Key, agreed: int, number
             reading.wrong("payment", f"{zap.invoice.amount_msat} msat receipted, agreed on {agreed}", number, key.payee)
 
 
-def _round_of(reading: Reading, request: str) -> int | None:
+def _round_of(reading: TrainingAudit, request: str) -> int | None:
     known = reading.requests.get(request)
     return known.round.round if known is not None else None

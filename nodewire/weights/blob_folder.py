@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodewire.protocol.manifest import BlobRef
-from nodewire.weights.tensorfile import Assembled, Stored, hashed, laid_out, write
+from nodewire.weights.tensorfile import AssembledTensor, StoredTensor, hashed, laid_out, write
 
 MANIFEST = "manifest.msgpack"
 """Beside the blobs: the manifest that cites them, packed as it is published."""
@@ -30,11 +30,11 @@ class BlobFolder:
         path.write_bytes(data)
         return self._noted(sha256, path)
 
-    def weights(self, tensors: Mapping[str, Stored | Assembled]) -> BlobRef:
+    def weights(self, tensors: Mapping[str, StoredTensor | AssembledTensor]) -> BlobRef:
         """A safetensors file of `tensors`, read and written in pieces. Raises BadTask as `write`."""
         return self._noted(*write(self.folder, tensors.items()))
 
-    def hashed(self, tensors: Mapping[str, Stored | Assembled]) -> BlobRef:
+    def hashed(self, tensors: Mapping[str, StoredTensor | AssembledTensor]) -> BlobRef:
         """What `weights` would write, which is only read here."""
         sha256, nbytes = hashed(tensors.items())
         return BlobRef(sha256=sha256, bytes=nbytes)
@@ -54,7 +54,7 @@ class BlobSizes:
     def blob(self, data: bytes) -> BlobRef:
         return BlobRef(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
 
-    def weights(self, tensors: Mapping[str, Stored | Assembled]) -> BlobRef:
+    def weights(self, tensors: Mapping[str, StoredTensor | AssembledTensor]) -> BlobRef:
         """Raises BadTask as `laid_out`."""
         head, nbytes = laid_out(tensors.items())
         return BlobRef(sha256=UNREAD + hashlib.sha256(head).hexdigest()[len(UNREAD) :], bytes=nbytes)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from nodewire.errors import BadInput, BadTask, NotFound, TooLarge
-from nodewire.weights.tensorfile import MAX_HEADER_BYTES, Stored, read_header
+from nodewire.weights.tensorfile import MAX_HEADER_BYTES, StoredTensor, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -14,13 +14,13 @@ _PICKLED = "*.bin"
 _SAVED_ANEW = "nobody loads those here; `save_pretrained` of transformers writes safetensors"
 
 
-def stored_tensors(directory: Path) -> dict[str, Stored]:
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """The tensors of a directory's weights: model.safetensors, or the shards that its index names; headers are read.
 
     Raises:
         NotFound, BadTask, BadInput, TooLarge: a file is missing or malformed, or a tensor stands in two.
     """
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for path in weight_files(directory):
         try:
             header = read_header(path)
@@ -33,7 +33,7 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
     return tensors
 
 
-def stored_if_any(directory: Path) -> dict[str, Stored] | None:
+def stored_if_any(directory: Path) -> dict[str, StoredTensor] | None:
     """As `stored_tensors`; None where there is neither the one file nor an index of shards."""
     return stored_tensors(directory) if any((directory / one).exists() for one in (SINGLE, INDEX)) else None
 

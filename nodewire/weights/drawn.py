@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nodewire.weights.tensorfile import CODES, DTYPES, Stored
+from nodewire.weights.tensorfile import CODES, DTYPES, StoredTensor
 
 READING_BYTES = 16 * 1_048_576
 """What it takes besides what is made: rows as they are stored, and numbers between; measured 7 MB of GGUF's blocks,
@@ -29,7 +29,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn(Stored):
+class DerivedTensor(StoredTensor):
     """A tensor that is made of `rows` as it is read."""
 
     rows: Source
@@ -41,8 +41,8 @@ class Drawn(Stored):
             yield memoryview(made.view(torch.uint8).numpy().data)
 
 
-def widened_to(stored: Stored, dtype: str) -> Stored:
+def widened_to(stored: StoredTensor, dtype: str) -> StoredTensor:
     """The same, of `dtype`, where it is numbers that are made of blocks."""
-    if not isinstance(stored, Drawn) or not stored.rows.widens:
+    if not isinstance(stored, DerivedTensor) or not stored.rows.widens:
         return stored
     return replace(stored, dtype=dtype, nbytes=prod(stored.shape) * DTYPES[dtype].itemsize)

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nodewire.weights.tensorfile import Assembled, Stored, elements, read
+from nodewire.weights.tensorfile import AssembledTensor, StoredTensor, elements, read
 
 _NUMBERS = 262_144
 """That are made at once, or as many as a row has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Fp8Matrix:
     """Rows of one matrix [rows, width] of E4M3, and its scales: one for each block of `rows` and `columns`."""
 
-    numbers: Stored
-    scales: Stored
+    numbers: StoredTensor
+    scales: StoredTensor
     rows: int
     columns: int
 
@@ -45,5 +45,5 @@ class Scaled:
             yield numbers.to(dtype).view(-1)[max(0, first - at * width) : last - at * width]
 
 
-def _read(stored: Stored, first: int, last: int, dtype: torch.dtype) -> Tensor:
-    return read(Assembled(dtype, (last - first,), (elements(stored, first, last),)))
+def _read(stored: StoredTensor, first: int, last: int, dtype: torch.dtype) -> Tensor:
+    return read(AssembledTensor(dtype, (last - first,), (elements(stored, first, last),)))

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from nodewire import extras
 from nodewire.errors import BadTask
-from nodewire.gguf.header import Placed
+from nodewire.gguf.header import TensorEntry
 from nodewire.protocol.stored_dtypes import CODE_OF
-from nodewire.weights.drawn import Drawn
-from nodewire.weights.tensorfile import DTYPES, Stored
+from nodewire.weights.drawn import DerivedTensor
+from nodewire.weights.tensorfile import DTYPES, StoredTensor
 
 KEPT = {"Q8_0": 8, "Q5_0": 8, "Q4_0": 4}
 """The types whose numbers are whole ones under a scale, and in how many bits they fit."""
@@ -43,7 +43,7 @@ class Rows:
     which those that turn together lie beside each other, and are put half a head apart. `less_one`: of numbers.
     """
 
-    sources: tuple[Placed, ...]
+    sources: tuple[TensorEntry, ...]
     width: int
     form: Form = "numbers"
     first: int = 0
@@ -101,7 +101,7 @@ class Rows:
         return torch.from_numpy(np.ascontiguousarray(made)).view(-1).view(dtype)
 
 
-def drawn(rows: Rows, shape: tuple[int, ...], dtype: str = "float32") -> Stored:
+def drawn(rows: Rows, shape: tuple[int, ...], dtype: str = "float32") -> StoredTensor:
     """What is made of `rows`, of `dtype` if it is numbers; a stretch of the file where that is all that they are."""
     source = rows.sources[0]
     name = {"int8": "int32", "int4": "int32", "scales": "float16"}.get(rows.form, "uint8")
@@ -110,20 +110,22 @@ def drawn(rows: Rows, shape: tuple[int, ...], dtype: str = "float32") -> Stored:
         name = dtype if kept is None else str(kept).removeprefix("torch.")
         if kept is not None and not (rows.head or rows.less_one or len(rows.sources) > 1):
             item = kept.itemsize
-            return Stored(source.path, name, shape, source.start + rows.first * rows.width * item, prod(shape) * item)
+            return StoredTensor(
+                source.path, name, shape, source.start + rows.first * rows.width * item, prod(shape) * item
+            )
         if rows.less_one:
             name = "float32"
     nbytes = prod(shape) * cast("torch.dtype", getattr(torch, name)).itemsize
-    return Drawn(source.path, name if name in DTYPES else CODE_OF[name], shape, 0, nbytes, rows)
+    return DerivedTensor(source.path, name if name in DTYPES else CODE_OF[name], shape, 0, nbytes, rows)
 
 
-def check_library(sources: tuple[Placed, ...]) -> None:
+def check_library(sources: tuple[TensorEntry, ...]) -> None:
     """Raises BadConfig: there are blocks to be widened, and the library that does it is not installed."""
     if any(one.type.name not in _PLAIN for one in sources):
         extras.check("gguf")
 
 
-def _bytes(source: Placed, width: int, first: int, count: int) -> Octets:
+def _bytes(source: TensorEntry, width: int, first: int, count: int) -> Octets:
     row = width // source.type.size * source.type.nbytes
     data = np.empty((count, row), np.uint8)
     with source.path.open("rb") as file:

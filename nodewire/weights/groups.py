@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadTask
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import StoredTensor
 
 _NUMBERS = 262_144
 """That are made at once, or as many as 32 rows have."""
@@ -45,7 +45,7 @@ LAYOUTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
+class GroupedMatrix:
     """One matrix [rows, width]. `name` is the module's; `group` numbers of a row share a scale.
 
     `columns` says of each number of a row its group; without it they are in turn.
@@ -57,10 +57,10 @@ class Grouped:
     rows: int
     width: int
     group: int
-    codes: Stored
-    zeros: Stored
-    scales: Stored
-    columns: Stored | None = None
+    codes: StoredTensor
+    zeros: StoredTensor
+    scales: StoredTensor
+    columns: StoredTensor | None = None
     form: Form = "numbers"
 
     @property
@@ -118,7 +118,7 @@ class Grouped:
         """int16 [groups, last - first]."""
         return (self._across(self.zeros, first, last) + self.layout.less) & (1 << self.bits) - 1
 
-    def _across(self, stored: Stored, first: int, last: int) -> Tensor:
+    def _across(self, stored: StoredTensor, first: int, last: int) -> Tensor:
         """Of words that hold numbers of neighbour rows: int16 [n, last - first]."""
         each = _WORD // self.bits
         found = _unpacked(_columns(stored, first // each, last // each), self.bits)
@@ -153,7 +153,7 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
     return octets.short()
 
 
-def _columns(stored: Stored, first: int, last: int) -> Tensor:
+def _columns(stored: StoredTensor, first: int, last: int) -> Tensor:
     """Columns [first, last) of a stored matrix; of a vector it is one. Raises BadTask: the file ends early."""
     rows = stored.shape[0]
     across = prod(stored.shape[1:])

@@ -35,7 +35,7 @@ _OTHERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """One tensor in a file: `nbytes` from byte `start`. `dtype` is a key of DTYPES, or the file's own code.
 
     Of a file that stores it otherwise (nodewire.weights.gguf_rows) both count the bytes that are made of what is there.
@@ -65,7 +65,7 @@ class Stored:
                 yield view
 
 
-def read_header(path: Path) -> dict[str, Stored]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file, checked against its size.
 
     Raises:
@@ -97,7 +97,7 @@ def read_header(path: Path) -> dict[str, Stored]:
     return table
 
 
-def _entry(path: Path, origin: int, entry: Mapping[str, Any]) -> Stored:
+def _entry(path: Path, origin: int, entry: Mapping[str, Any]) -> StoredTensor:
     code, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or not isinstance(shape, list) or len(shape) > 8:
         raise ValueError("dtype or shape")
@@ -107,10 +107,10 @@ def _entry(path: Path, origin: int, entry: Mapping[str, Any]) -> Stored:
     known = DTYPES.get(dtype, _OTHERS.get(dtype))
     if known is not None and prod(shape) * known.itemsize != end - start:
         raise ValueError("shape and offsets disagree")
-    return Stored(path, dtype, tuple(shape), origin + start, end - start)
+    return StoredTensor(path, dtype, tuple(shape), origin + start, end - start)
 
 
-def read_into(stored: Stored, target: Tensor) -> None:
+def read_into(stored: StoredTensor, target: Tensor) -> None:
     """Copy a stored tensor into `target` (contiguous, as many elements), converting to its dtype piece by piece.
 
     Raises:
@@ -126,12 +126,12 @@ def read_into(stored: Stored, target: Tensor) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class AssembledTensor:
     """A tensor to be written: `parts` end to end, each stored or held in memory, converted to `dtype`."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    parts: tuple[Stored | Tensor, ...]
+    parts: tuple[StoredTensor | Tensor, ...]
 
     @property
     def nbytes(self) -> int:
@@ -139,10 +139,10 @@ class Assembled:
 
 
 @overload
-def elements(part: Stored, first: int, last: int) -> Stored: ...
+def elements(part: StoredTensor, first: int, last: int) -> StoredTensor: ...
 @overload
-def elements(part: Stored | Tensor, first: int, last: int) -> Stored | Tensor: ...
-def elements(part: Stored | Tensor, first: int, last: int) -> Stored | Tensor:
+def elements(part: StoredTensor | Tensor, first: int, last: int) -> StoredTensor | Tensor: ...
+def elements(part: StoredTensor | Tensor, first: int, last: int) -> StoredTensor | Tensor:
     """Elements [first, last) of a part, in its own order; nothing is read."""
     if isinstance(part, Tensor):
         return part.detach().reshape(-1)[first:last]
@@ -150,7 +150,7 @@ def elements(part: Stored | Tensor, first: int, last: int) -> Stored | Tensor:
     return replace(part, shape=(last - first,), start=part.start + first * size, nbytes=(last - first) * size)
 
 
-def laid_out(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes, int]:
+def laid_out(tensors: Iterable[tuple[str, StoredTensor | AssembledTensor]]) -> tuple[bytes, int]:
     """How a file of `tensors` would begin (its header, and before it the header's length), and how long it would be.
 
     Nothing is read, and an Assembled needs no parts.
@@ -162,7 +162,7 @@ def laid_out(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes, 
     return head, len(head) + sum(made.nbytes for _, made in rows)
 
 
-def write(folder: Path, tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[str, Path]:
+def write(folder: Path, tensors: Iterable[tuple[str, StoredTensor | AssembledTensor]]) -> tuple[str, Path]:
     """Write tensors into one new file of `folder`, named by its SHA-256; its hash and path.
 
     Bytes are copied as they are or converted, in pieces; the same tensors give the same file.
@@ -185,7 +185,7 @@ def write(folder: Path, tensors: Iterable[tuple[str, Stored | Assembled]]) -> tu
     return path.name, path
 
 
-def hashed(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[str, int]:
+def hashed(tensors: Iterable[tuple[str, StoredTensor | AssembledTensor]]) -> tuple[str, int]:
     """The SHA-256 and the length of what `write` would write. Raises as it."""
     head, rows = _whole(tensors)
     digest, nbytes = hashlib.sha256(), 0
@@ -195,7 +195,9 @@ def hashed(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[str, int]
     return digest.hexdigest(), nbytes
 
 
-def _whole(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes, list[tuple[str, Assembled]]]:
+def _whole(
+    tensors: Iterable[tuple[str, StoredTensor | AssembledTensor]],
+) -> tuple[bytes, list[tuple[str, AssembledTensor]]]:
     """As `_laid_out`, of what can be written. Raises BadTask."""
     head, rows = _laid_out(tensors)
     for name, made in rows:
@@ -204,7 +206,9 @@ def _whole(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes, li
     return head, rows
 
 
-def _laid_out(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes, list[tuple[str, Assembled]]]:
+def _laid_out(
+    tensors: Iterable[tuple[str, StoredTensor | AssembledTensor]],
+) -> tuple[bytes, list[tuple[str, AssembledTensor]]]:
     # The widest types first, so that every tensor starts at a multiple of its item's size.
     rows = sorted(((name, _assembled(one)) for name, one in tensors), key=lambda row: (-row[1].dtype.itemsize, row[0]))
     header, end = {}, 0
@@ -219,7 +223,7 @@ def _laid_out(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes,
     return len(text).to_bytes(8, "little") + text, rows
 
 
-def read(made: Assembled) -> Tensor:
+def read(made: AssembledTensor) -> Tensor:
     """The tensor in memory.
 
     Raises:
@@ -236,28 +240,28 @@ def read(made: Assembled) -> Tensor:
     return torch.frombuffer(data, dtype=made.dtype).reshape(made.shape) if data else torch.zeros(made.shape)
 
 
-def _assembled(one: Stored | Assembled) -> Assembled:
-    return Assembled(_dtype(one), one.shape, (one,)) if isinstance(one, Stored) else one
+def _assembled(one: StoredTensor | AssembledTensor) -> AssembledTensor:
+    return AssembledTensor(_dtype(one), one.shape, (one,)) if isinstance(one, StoredTensor) else one
 
 
-def _dtype(stored: Stored) -> torch.dtype:
+def _dtype(stored: StoredTensor) -> torch.dtype:
     found = DTYPES.get(stored.dtype, _OTHERS.get(stored.dtype))
     if found is None:
         raise BadTask("weights", f"dtype {stored.dtype[:20]!r} is not one that tasks know")
     return found
 
 
-def _count(part: Stored | Tensor) -> int:
+def _count(part: StoredTensor | Tensor) -> int:
     return part.numel() if isinstance(part, Tensor) else part.nbytes // _dtype(part).itemsize
 
 
-def _file_bytes(head: bytes, rows: list[Assembled]) -> Iterable[bytes | memoryview]:
+def _file_bytes(head: bytes, rows: list[AssembledTensor]) -> Iterable[bytes | memoryview]:
     yield head
     for made in rows:
         yield from _tensor_bytes(made)
 
 
-def _tensor_bytes(made: Assembled) -> Iterable[bytes | memoryview]:
+def _tensor_bytes(made: AssembledTensor) -> Iterable[bytes | memoryview]:
     for part in made.parts:
         if isinstance(part, Tensor):
             own, pieces = part.dtype, _held_bytes(part)

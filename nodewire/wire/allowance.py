@@ -21,9 +21,9 @@ class PerMinute:
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._budget = most, Budget(most / 60, most, clock)
 
-    def take(self, name: str) -> None:
+    def acquire(self, name: str) -> None:
         """Raises Busy: `name` has had its part of this minute."""
-        if not self._budget.take(name):
+        if not self._budget.spend(name):
             raise Busy("requests", f"more than {self._most} a minute")
 
 
@@ -34,7 +34,7 @@ class AtATime:
     what: str
     _held: Counter[str] = field(default_factory=Counter)
 
-    def take(self, name: str, most: int) -> None:
+    def acquire(self, name: str, most: int) -> None:
         """Raises Busy: `name` has `most` already."""
         if self._held[name] >= most:
             raise Busy(self.what, f"{most} at a time")
@@ -90,13 +90,13 @@ class Allowance:
         least = nbytes if self.above is None or self.above.left_bytes >= nbytes else self._most // 2
         if self.left_bytes < least:
             raise Busy("link", f"more than {self._per_s} bytes a second that no job expects")
-        self.take(nbytes)
+        self.charge(nbytes)
 
-    def take(self, nbytes: int) -> None:
+    def charge(self, nbytes: int) -> None:
         """So much has come, or was worked for: it need not be left."""
         self._left = max(0, self.left_bytes - nbytes)
         if self.above is not None:
-            self.above.take(nbytes)
+            self.above.charge(nbytes)
 
     def excuse(self, nbytes: int) -> None:
         """So much more may come: a job has expected it after all, or did when it was sent."""
@@ -112,7 +112,7 @@ class Allowances:
         self._per_s, self._most, self._clock = per_s, most, clock
         self._of = BoundedDict[str, Allowance](_MAX_NAMES)
 
-    def of(self, origin: str) -> Allowance:
+    def get(self, origin: str) -> Allowance:
         found = self._of.pop(origin, None) or Allowance(self._per_s, self._most, self._clock)
         self._of[origin] = found
         return found

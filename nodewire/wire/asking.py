@@ -16,7 +16,7 @@ from nodewire.wire.link import Link
 T = TypeVar("T")
 
 
-class Asking(Generic[T]):
+class Query(Generic[T]):
     """One node's part in one sort of question, as asker and as asked."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Asking(Generic[T]):
             if peer == link.peer:
                 link.send_control({"t": self._ask, "job": request})
 
-    def heard(self, link: Link, document: Document) -> bool:
+    def handle(self, link: Link, document: Document) -> bool:
         """Whether a control document was about this; then it has been seen to."""
         name = document.get("job")
         if document["t"] not in (self._ask, self._answer) or not isinstance(name, str):

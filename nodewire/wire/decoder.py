@@ -24,7 +24,7 @@ _SEGMENTS = (Type.DATA, Type.MORE)  # other frames under way may have the same n
 _STAGING_BYTES = 12_288  # holds any prefix and header; what is in it is read in one go
 
 
-class Landing(NamedTuple):
+class FrameMemory(NamedTuple):
     """Where the tensors of a frame go."""
 
     memory: memoryview | None
@@ -39,7 +39,7 @@ class Receiver(Protocol):
     def stray(self, nbytes: int) -> None:
         """A frame, or a segment of one, comes that no job expects; its price (`allowance.stray_bytes`)."""
 
-    def data_begins(self, header: DataHeader) -> Landing: ...
+    def data_begins(self, header: DataHeader) -> FrameMemory: ...
 
     def data_ends(self, header: DataHeader, buffer: memoryview) -> None: ...
 

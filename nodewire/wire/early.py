@@ -22,7 +22,7 @@ Place = tuple[str, str]
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class EarlyFrame:
     header: DataHeader
     memory: memoryview
     done: bool = False
@@ -32,7 +32,7 @@ class Held:
 class Early:
     """What is kept, in order of arrival; no clock: the owner asks to `drop` what nobody opened in time."""
 
-    _held: dict[Place, list[Held]] = field(default_factory=dict)
+    _held: dict[Place, list[EarlyFrame]] = field(default_factory=dict)
     _bytes: dict[str, int] = field(default_factory=dict)
     _jobs: Counter[str] = field(default_factory=Counter)
     """How many each peer has here."""
@@ -62,7 +62,7 @@ class Early:
         """Memory for a frame that there is room for, and whether it is the first of its job from `peer`."""
         self._bytes[peer] = self._bytes.get(peer, 0) + header.cost
         self._origins[peer] = origin
-        held = Held(header, memoryview(bytearray(header.nbytes)))
+        held = EarlyFrame(header, memoryview(bytearray(header.nbytes)))
         place = (peer, header.job)
         first = place not in self._held
         self._jobs[peer] += first
@@ -76,13 +76,13 @@ class Early:
                 held.done = True
                 break
 
-    def take(self, job: str) -> Iterator[tuple[str, Held]]:
+    def pop(self, job: str) -> Iterator[tuple[str, EarlyFrame]]:
         """Remove and yield what came for a job, with the peer that sent it, in order."""
         for place in [p for p in self._held if p[1] == job]:
             for held in self.drop(place):
                 yield place[0], held
 
-    def drop(self, place: Place) -> list[Held]:
+    def drop(self, place: Place) -> list[EarlyFrame]:
         """Forget what a peer sent for a job."""
         dropped = self._held.pop(place, [])
         self._jobs[place[0]] -= bool(dropped)

@@ -36,7 +36,7 @@ class Tape(Protocol):
 
 
 @dataclass(slots=True)
-class Incoming:
+class IncomingEdge:
     """An edge that leads here."""
 
     edge: str
@@ -83,7 +83,7 @@ class Incoming:
         """The frame from which on the producer is to send; None if it knows."""
         return self.next_seq if self.anew and not self.received else None
 
-    def take(self, cost: int) -> int | None:
+    def consume(self, cost: int) -> int | None:
         """A frame has been read: the limit up to which more is granted now, if that is worth a message."""
         self.unread -= cost
         self.taken += cost
@@ -153,7 +153,7 @@ class Window:
 
 
 @dataclass(slots=True)
-class Outgoing:
+class OutgoingEdge:
     """An edge on which this node produces."""
 
     edge: str

@@ -32,7 +32,7 @@ class RoundTrips:
     jitter_us: int
 
     @classmethod
-    def of(cls, samples_us: Sequence[int]) -> RoundTrips | None:
+    def from_samples(cls, samples_us: Sequence[int]) -> RoundTrips | None:
         if not samples_us:
             return None
         steps = [abs(b - a) for a, b in pairwise(samples_us)]
@@ -40,7 +40,7 @@ class RoundTrips:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class LinkEnd:
     """A link that was lost, or closed, and when (unix seconds)."""
 
     at_s: int
@@ -72,7 +72,7 @@ class Health:
     """What it carried when there was more to send; 0 if there never was."""
     bytes_in: int = 0
     bytes_out: int = 0
-    endings: deque[Ending] = field(default_factory=lambda: deque(maxlen=MAX_ENDINGS))
+    endings: deque[LinkEnd] = field(default_factory=lambda: deque(maxlen=MAX_ENDINGS))
     _info: TcpInfo | None = None
     _bytes: tuple[int, int] = (0, 0)
     _sent: int = 0
@@ -102,7 +102,7 @@ class Health:
         congestion: str,
     ) -> None:
         """What is known of the open link now; bytes are the link's, since it was opened."""
-        self.rtt = RoundTrips.of(round_trips_us) or self.rtt
+        self.rtt = RoundTrips.from_samples(round_trips_us) or self.rtt
         self.bytes_in += bytes_in - self._bytes[0]
         self.bytes_out += bytes_out - self._bytes[1]
         self._bytes, self.congestion = (bytes_in, bytes_out), congestion
@@ -118,4 +118,4 @@ class Health:
 
     def lost(self, now_s: float, error: NodewireError) -> None:
         self.state, self.since_s = "lost", int(now_s)
-        self.endings.append(Ending(int(now_s), error.code, str(error)[:MAX_REASON_CHARS]))
+        self.endings.append(LinkEnd(int(now_s), error.code, str(error)[:MAX_REASON_CHARS]))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nodewire.errors import BadConfig
-from nodewire.wire.health import Ending, Health, RoundTrips
+from nodewire.wire.health import Health, LinkEnd, RoundTrips
 from nodewire.wire.survey import Survey
 from nodewire.wire.vivaldi import Claim
 
@@ -84,7 +84,7 @@ class Edge:
     """When this was written."""
     lost: int
     """How often a link to it has ended, as far as is kept."""
-    ending: Ending | None
+    ending: LinkEnd | None
     """The newest."""
 
     def is_open(self, now_s: float) -> bool:
@@ -112,7 +112,7 @@ class HealthLog:
     def __init__(self, path: Path) -> None:
         self._db = _opened(path)
         self._sampled_s = 0
-        self._told: dict[str, Ending] = {}
+        self._told: dict[str, LinkEnd] = {}
         """By peer, the newest ending that stands in the file."""
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class HealthLog:
                 self._sweep(now)
         self._told |= {peer: endings[-1] for peer, endings in ended.items() if endings}
 
-    def _untold(self, health: Health) -> list[Ending]:
+    def _untold(self, health: Health) -> list[LinkEnd]:
         """Its endings that came after the newest that stands in the file."""
         endings, told = list(health.endings), self._told.get(health.peer)
         newest = next((i for i in reversed(range(len(endings))) if endings[i] is told), -1)
@@ -211,7 +211,7 @@ def read(state: Path) -> tuple[Claim | None, list[Edge]]:
             "SELECT edges.*, (SELECT count(*) FROM endings WHERE endings.peer = edges.peer) FROM edges ORDER BY peer"
         ).fetchall()
         endings = {
-            peer: Ending(at_s, code, reason)
+            peer: LinkEnd(at_s, code, reason)
             for at_s, peer, code, reason in db.execute("SELECT at_s, peer, code, reason FROM endings ORDER BY rowid")
         }
         return _where(db), [_edge(row, endings.get(row[0])) for row in rows]
@@ -310,7 +310,7 @@ def _round_trips(least_us: int | None, median_us: int | None, jitter_us: int | N
     return RoundTrips(least_us, median_us, jitter_us)
 
 
-def _edge(row: tuple[Any, ...], ending: Ending | None) -> Edge:
+def _edge(row: tuple[Any, ...], ending: LinkEnd | None) -> Edge:
     peer, state, since_s, links, rung, dialled, address, congestion, *columns = row[:11]
     lost_ppm, bytes_per_s, bytes_in, bytes_out, seen_s, lost = row[11:]
     return Edge(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from nodewire.errors import TooLarge
 from nodewire.protocol.manifest import MAX_EDGES
-from nodewire.wire.edges import Incoming, Outgoing, Route, Window
+from nodewire.wire.edges import IncomingEdge, OutgoingEdge, Route, Window
 from nodewire.wire.headers import MAX_FRAME_BYTES
 
 DEFAULT_FRAME_BYTES = 64 * 2**20
@@ -31,8 +31,8 @@ class JobEdges:
         """
         if len(routes) > MAX_EDGES:
             raise TooLarge("routes", f"{len(routes)}, at most {MAX_EDGES}")
-        self.incoming: dict[str, Incoming] = {}
-        self.outgoing: dict[str, Outgoing] = {}
+        self.incoming: dict[str, IncomingEdge] = {}
+        self.outgoing: dict[str, OutgoingEdge] = {}
         self.members = {member for route in routes.values() for member in (route.producer, route.consumer)}
         self.neighbours: set[str] = set()
         self._limits = limits
@@ -40,10 +40,10 @@ class JobEdges:
             limit = self._limit(edge)
             if route.consumer == public:
                 self.neighbours.add(route.producer)
-                self.incoming[edge] = Incoming(edge, route.producer, limit, anew=relinks)
+                self.incoming[edge] = IncomingEdge(edge, route.producer, limit, anew=relinks)
             if route.producer == public:
                 self.neighbours.add(route.consumer)
-                self.outgoing[edge] = Outgoing(edge, limit, Window(route.consumer))
+                self.outgoing[edge] = OutgoingEdge(edge, limit, Window(route.consumer))
         self.neighbours.discard(public)
 
     def _limit(self, edge: str) -> int:
@@ -73,15 +73,15 @@ class JobEdges:
             found[incoming.producer] += max(0, incoming.granted - incoming.received)
         return found
 
-    def towards(self, peer: str, edge: str) -> Outgoing | None:
+    def towards(self, peer: str, edge: str) -> OutgoingEdge | None:
         """The edge, if this node produces on it for `peer`."""
         outgoing = self.outgoing.get(edge)
         return outgoing if outgoing is not None and outgoing.window.consumer == peer else None
 
-    def to_peer(self, peer: str) -> list[Outgoing]:
+    def to_peer(self, peer: str) -> list[OutgoingEdge]:
         """The edges on which this node sends to `peer`."""
         return [outgoing for outgoing in self.outgoing.values() if outgoing.window.consumer == peer]
 
-    def from_peer(self, peer: str) -> list[Incoming]:
+    def from_peer(self, peer: str) -> list[IncomingEdge]:
         """The edges on which `peer` sends here."""
         return [incoming for incoming in self.incoming.values() if incoming.producer == peer]

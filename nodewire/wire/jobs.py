@@ -12,7 +12,7 @@ from nodewire.bounded_dict import BoundedDict
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, NotFound
 from nodewire.origin_turns import Turns
 from nodewire.wire.allowance import stray_bytes
-from nodewire.wire.decoder import Landing
+from nodewire.wire.decoder import FrameMemory
 from nodewire.wire.early import Early
 from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.job_channel import JobChannelSpec
@@ -57,7 +57,7 @@ class Jobs:
         job = self._open[request] = JobMailbox(self._exchange, channel)
         for fence in [f for f in self._fences if f[1] == request]:
             del self._fences[fence]
-        for peer, held in self.early.take(request):
+        for peer, held in self.early.pop(request):
             if (link := self._exchange.open_link(peer)) is None or (peer, request) in self._fences:
                 continue
             try:
@@ -81,12 +81,12 @@ class Jobs:
         if not self._open:
             self._memory.clear()
         self._over[job.request] = None
-        self._exchange.left(job)
+        self._exchange.end_job(job)
 
-    def data_begins(self, link: Link, header: DataHeader) -> Landing:
+    def data_begins(self, link: Link, header: DataHeader) -> FrameMemory:
         """Where a frame goes: what no job expects is the link's own affair, whether it is kept or passes by."""
         if (link.peer, header.job) in self._fences:
-            return Landing(None, is_expected=False)
+            return FrameMemory(None, is_expected=False)
         job = self._open.get(header.job)
         try:
             if job is None and header.job in self._over:
@@ -101,13 +101,13 @@ class Jobs:
                     expire = partial(self._expire, link, header.job, header.attempt)
                     loop, turns = asyncio.get_running_loop(), Turns.here()
                     loop.call_later(self._early_s, turns.wait, origin, expire)  # a thousand may be due at once
-                return Landing(memory, is_expected=False)
+                return FrameMemory(memory, is_expected=False)
             job.begin(link.peer, header)
-            return Landing(self._memory.take(header.nbytes), is_expected=True)
+            return FrameMemory(self._memory.allocate(header.nbytes), is_expected=True)
         except NodewireError as error:
             link.stray(_REFUSAL_BYTES)
             self._fence(link, job, header, error)
-            return Landing(None, is_expected=False)
+            return FrameMemory(None, is_expected=False)
 
     def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None:
         job = self._open.get(header.job)

@@ -26,7 +26,7 @@ from nodewire.strangers import origin_of
 from nodewire.wire import frames, identity, transport
 from nodewire.wire.allowance import Allowance
 from nodewire.wire.awake import timeout_awake
-from nodewire.wire.decoder import Decoder, Landing
+from nodewire.wire.decoder import Decoder, FrameMemory
 from nodewire.wire.frames import Buffer, DataHeader, Document
 from nodewire.wire.identity import Identity
 from nodewire.wire.outbox import Outbox, Transfer
@@ -70,7 +70,7 @@ class Patience:
 class Owner(Protocol):
     """What a link calls once it is open. Methods may raise a NodewireError, which ends the link."""
 
-    def data_begins(self, link: Link, header: DataHeader) -> Landing: ...
+    def data_begins(self, link: Link, header: DataHeader) -> FrameMemory: ...
 
     def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None: ...
 
@@ -176,7 +176,7 @@ class Link(asyncio.BufferedProtocol):
         self._check_open()
         self._send_urgent(frames.credit(job, edge, 0, limit))
 
-    def send(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> Sending | None:
+    def send(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> OutgoingFrame | None:
         """Send a frame of `nbytes` under a header packed by frames.pack_header.
 
         The arrays' memory may be used again when this returns None, else when the result is done.
@@ -191,7 +191,7 @@ class Link(asyncio.BufferedProtocol):
         if transfer.is_finished or self.error:
             self._check_open()
             return None
-        return Sending(self, transfer)
+        return OutgoingFrame(self, transfer)
 
     def send_at_once(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> bool:
         """`send` for a frame of one segment, if nothing is before it: the arrays' memory is free then."""
@@ -306,9 +306,9 @@ class Link(asyncio.BufferedProtocol):
         if self._state != "ended":
             self.allowance.spend(nbytes)
 
-    def data_begins(self, header: DataHeader) -> Landing:
+    def data_begins(self, header: DataHeader) -> FrameMemory:
         if not self._is_heard():
-            return Landing(None, is_expected=True)
+            return FrameMemory(None, is_expected=True)
         was_busy = self._is_busy()
         self._data_at = self._loop.time()
         if not was_busy:
@@ -401,7 +401,7 @@ class Link(asyncio.BufferedProtocol):
         for _ in range(_TURNS_PER_WRITE):
             if not self._writable:
                 return
-            buffers = self._outbox.take()
+            buffers = self._outbox.next_write()
             if buffers is None:
                 return
             self._write(buffers)
@@ -462,7 +462,7 @@ class Link(asyncio.BufferedProtocol):
             return
         if self._channel is not None:
             # Half a tensor may be under way, but never half a segment: the peer still finds its next frame.
-            said = (self._outbox.take() or []) if self._outbox.urgent_bytes else []
+            said = (self._outbox.next_write() or []) if self._outbox.urgent_bytes else []
             self._write([*said, frames.control({"t": kind, "error": error.as_dict()})])
             self._channel.close()
         self._ended(error)
@@ -483,7 +483,7 @@ class Link(asyncio.BufferedProtocol):
         self._owner.lost(self, error)
 
 
-class Sending:
+class OutgoingFrame:
     """A frame that a link has begun or is going to send. `done` fails with LinkLost, and is cancelled by `withdraw`."""
 
     def __init__(self, link: Link, transfer: Transfer) -> None:

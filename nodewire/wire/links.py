@@ -142,7 +142,7 @@ class Links:
     def ended(self, link: Link) -> bool:
         """Forget a link that has ended; whether it was the one to its peer."""
         if link.is_at_fault and link.origin:
-            self._allowances.of(link.origin).take(FAULT_BYTES)
+            self._allowances.get(link.origin).charge(FAULT_BYTES)
         if self.open.get(link.peer) is not link:
             return False
         del self.open[link.peer]
@@ -241,12 +241,12 @@ class Links:
             arrival.refuse()
             return
         if arrival.address:
-            allowance = self._allowances.of(origin_of(arrival.address))
+            allowance = self._allowances.get(origin_of(arrival.address))
             if allowance.left_bytes < HANDSHAKE_BYTES:
                 self.turned_away["spent"] += 1
                 arrival.refuse()
                 return
-            allowance.take(HANDSHAKE_BYTES)
+            allowance.charge(HANDSHAKE_BYTES)
         displaced = self.strangers.enter(self.run(self._serve(arrival)), arrival.address)
         if displaced is not None:
             self.turned_away["displaced"] += 1
@@ -287,7 +287,7 @@ class Links:
         """Welcome a proven peer, unless there is a link to it already. Raises NotAllowed, Busy: it was told so."""
         peer = link.peer
         try:
-            self._settling.take(peer, MAX_SETTLING)
+            self._settling.acquire(peer, MAX_SETTLING)
             try:
                 await self._welcome(link)
             finally:
@@ -333,7 +333,7 @@ class Links:
         if link.error is not None:
             raise LinkLost(link.peer, str(link.error))
         if link.origin and link.rung != "splice":  # one splice's address is many peers'
-            link.allowance.above = self._allowances.of(link.origin)
+            link.allowance.above = self._allowances.get(link.origin)
         self.open[link.peer] = link
         dial = self._dials.pop(link.peer, None)
         if dial is not None and not dial.found.done():

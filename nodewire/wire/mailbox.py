@@ -23,13 +23,13 @@ from nodewire.protocol import canonical
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames, sending
-from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Route, Tape
+from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, IncomingEdge, Route, Tape
 from nodewire.wire.frames import Document
 from nodewire.wire.headers import DataHeader
 from nodewire.wire.job_channel import JobChannelSpec
 from nodewire.wire.job_edges import JobEdges
 from nodewire.wire.link import Link
-from nodewire.wire.said import Said
+from nodewire.wire.said import ControlChannel
 from nodewire.wire.sending import Sender
 
 __all__ = ["INITIAL_WINDOW_BYTES", "WINDOW_BYTES", "JobMailbox", "Route", "Tape"]
@@ -44,7 +44,7 @@ ERROR, CANCEL, RESUME = "error", "cancel", "resume"
 class Exchange(sending.Exchange, Protocol):
     """The node as its mailboxes see it."""
 
-    def left(self, job: JobMailbox) -> None:
+    def end_job(self, job: JobMailbox) -> None:
         """The job is over here: what its members may still send, and may have sent by now, is none of their fault."""
 
     def forget(self, job: JobMailbox) -> None: ...
@@ -79,9 +79,9 @@ class JobMailbox:
         self._awaited: dict[str, asyncio.TimerHandle] = {}
         """Neighbours that were lost, and have not been heard of in the job since. A link alone is not enough: a process
         that was started anew has one, but not the job."""
-        self._said: dict[str, Said] = {}
+        self._said: dict[str, ControlChannel] = {}
         self._inbox: Inbox | None = None
-        self._queue: deque[tuple[Incoming, Frame[Array], int]] = deque()
+        self._queue: deque[tuple[IncomingEdge, Frame[Array], int]] = deque()
         """Of what no inbox has taken."""
         self._controls: deque[tuple[str, bytes]] = deque()
         """Packed: a document of nothing but empty lists takes 64 times its bytes."""
@@ -200,7 +200,7 @@ class JobMailbox:
         if self._on_lost is None:
             (await self._exchange.reach(peer)).send_control(document)
             return
-        said = self._said.setdefault(peer, Said())
+        said = self._said.setdefault(peer, ControlChannel())
         said.add(document)
         said.send(await self._reach(peer))
 
@@ -309,7 +309,7 @@ class JobMailbox:
         if document["t"] == RESUME:
             self._resume(peer, document)
             return
-        if not self._said.setdefault(peer, Said()).is_news(document):
+        if not self._said.setdefault(peer, ControlChannel()).is_news(document):
             return
         if self._unread[peer] >= MAX_CONTROLS:
             raise Busy("controls", f"{MAX_CONTROLS} wait already")
@@ -403,7 +403,7 @@ class JobMailbox:
     def deliver_here(self, frame: Frame[Array], cost: int) -> None:
         self.deliver(self._edges.incoming[frame.edge], frame, cost)
 
-    def deliver(self, incoming: Incoming, frame: Frame[Array], cost: int) -> None:
+    def deliver(self, incoming: IncomingEdge, frame: Frame[Array], cost: int) -> None:
         if incoming.producer == self._exchange.public:
             incoming.next_seq = frame.seq + 1
         incoming.unread += cost
@@ -419,18 +419,18 @@ class JobMailbox:
         self._open(incoming, cost)
         return frame
 
-    def _open(self, incoming: Incoming, cost: int) -> None:
+    def _open(self, incoming: IncomingEdge, cost: int) -> None:
         """A frame has been taken: its window opens by as much."""
-        if (limit := incoming.take(cost)) is not None:
+        if (limit := incoming.consume(cost)) is not None:
             self._grant(incoming, limit)
 
-    def _tell(self, link: Link, incoming: Incoming) -> None:
+    def _tell(self, link: Link, incoming: IncomingEdge) -> None:
         """Tell a producer what it may send, and where to begin if it may not know."""
         if (first := incoming.lacking) is not None:
             link.send_control({"t": RESUME, "job": self.request, "edge": incoming.edge, "first": first})
         link.send_credit(self.request, incoming.edge, incoming.granted)
 
-    def _grant(self, incoming: Incoming, limit: int) -> None:
+    def _grant(self, incoming: IncomingEdge, limit: int) -> None:
         """Let the producer send more."""
         if incoming.producer == self._exchange.public:
             self._edges.outgoing[incoming.edge].window.grant(limit)

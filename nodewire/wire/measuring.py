@@ -41,15 +41,15 @@ class Links:
         now: Counter[str] = Counter(one.rung for one in open_)
         yield LINKS.by({(rung,): now[rung] for rung in RUNGS})
         yield OPENED.by({(rung,): survey.opened[rung] for rung in RUNGS})
-        yield REOPENED.of(survey.reopened)
+        yield REOPENED.to_metric(survey.reopened)
         yield LOST.by(tallied(survey.lost, CODES))
         yield BYTES.by(dict(zip((("in",), ("out",)), survey.nbytes, strict=True)))
-        yield HALF_OPEN.of(self._node.half_open)
+        yield HALF_OPEN.to_metric(self._node.half_open)
         yield REFUSED.by(tallied(self._node.turned_away, _REASONS, zeros=True))
         yield RTT.by(_summary([one.rtt.median_us / 1e6 for one in open_ if one.rtt is not None]))
 
 
-class Spooled:
+class SpoolCollector:
     """What a spool holds, of the `cap_bytes` that it may. To be collected on the event loop."""
 
     def __init__(self, spool: Spool, cap_bytes: int) -> None:
@@ -57,8 +57,8 @@ class Spooled:
         self._cap_bytes = cap_bytes
 
     def collect(self) -> Iterator[Metric]:
-        yield SPOOLED.of(self._spool.bytes)
-        yield SPOOL_CAP.of(self._cap_bytes)
+        yield SPOOLED.to_metric(self._spool.bytes)
+        yield SPOOL_CAP.to_metric(self._cap_bytes)
 
 
 def _summary(values: list[float]) -> dict[Labels, float]:

@@ -27,7 +27,7 @@ class Memory:
     def idle_bytes(self) -> int:
         return sum(size * len(blocks) for size, blocks in list(self._idle.items()))
 
-    def take(self, nbytes: int) -> memoryview:
+    def allocate(self, nbytes: int) -> memoryview:
         """Bytes to be written over; they are free again when no view of them is left."""
         if nbytes < LEAST_BYTES:
             return memoryview(bytearray(nbytes))

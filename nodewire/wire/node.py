@@ -17,7 +17,7 @@ from nodewire.wire.keeping import KeptLink
 from nodewire.wire.link import Link, Patience, Rung
 from nodewire.wire.links import Ladder, Links
 from nodewire.wire.mailbox import CANCEL, ERROR, RESUME, JobMailbox
-from nodewire.wire.pacing import Pacing
+from nodewire.wire.pacing import LatencyQuery
 from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
 from nodewire.wire.racing import Way
@@ -60,7 +60,7 @@ class Node:
         self._pulls = Pulls(self, holder, judges)
         self._jobs = Jobs(self, patience.early_s)
         self._presence = Presence(self._jobs.get)
-        self._pacing = Pacing(self._jobs.get)
+        self._pacing = LatencyQuery(self._jobs.get)
         self._links = Links(
             keys,
             self,
@@ -193,7 +193,7 @@ class Node:
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._links.run(work)
 
-    def left(self, job: JobMailbox) -> None:
+    def end_job(self, job: JobMailbox) -> None:
         for peer in job.members:
             if (link := self.open_link(peer)) is not None:
                 link.allowance.excuse(job.granted.get(peer, 0))
@@ -203,7 +203,7 @@ class Node:
     # What links call.
 
     def control(self, link: Link, document: Document) -> None:
-        if any(one.heard(link, document) for one in (self._presence, self._pacing, self.survey)):
+        if any(one.handle(link, document) for one in (self._presence, self._pacing, self.survey)):
             return
         if self._jobs.control(link, document):
             return

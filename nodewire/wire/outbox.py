@@ -39,7 +39,7 @@ class Outbox:
     def add(self, transfer: Transfer) -> None:
         self._waiting.append(transfer)
 
-    def take(self) -> list[Buffer] | None:
+    def next_write(self) -> list[Buffer] | None:
         """What to write now; None if there is nothing."""
         if self._urgent:
             joined = b"".join(self._urgent)
@@ -53,7 +53,7 @@ class Outbox:
         if not self._active:
             return None
         transfer = self._active.popleft()
-        segment = transfer.take()
+        segment = transfer.next_segment()
         if transfer.is_given:
             self._streams.append(transfer.stream)
             self._given.append(transfer)
@@ -96,7 +96,7 @@ class Transfer:
         self._segments = frames.data(stream, self._packed, self._nbytes, self._arrays)
         self._next = next(self._segments)
 
-    def take(self) -> list[Buffer]:
+    def next_segment(self) -> list[Buffer]:
         """The next segment's buffers."""
         segment = self._next
         assert segment is not None

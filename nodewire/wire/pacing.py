@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from nodewire.wire.asking import Asking
+from nodewire.wire.asking import Query
 from nodewire.wire.frames import Document
 
 ASK, ANSWER = "pace", "paced"
@@ -25,13 +25,13 @@ class _Job(Protocol):
     def turn_us(self) -> Callable[[], int] | None: ...
 
 
-class Pacing:
+class LatencyQuery:
     """One node's part in it, as asker and as asked. `job` finds one that is open here."""
 
     def __init__(self, job: Callable[[str], _Job | None]) -> None:
         self._job = job
-        self._asking = Asking(ASK, ANSWER, self._said, _us)
-        self.heard, self.ask = self._asking.heard, self._asking.ask
+        self._asking = Query(ASK, ANSWER, self._said, _us)
+        self.handle, self.ask = self._asking.handle, self._asking.ask
         """Asked, a node says the microseconds of its part of a turn."""
 
     def _said(self, peer: str, request: str) -> dict[str, int] | None:

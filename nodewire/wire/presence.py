@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from nodewire.wire.asking import Asking
+from nodewire.wire.asking import Query
 from nodewire.wire.frames import Document
 
 ASK, ANSWER = "presence", "present"
@@ -29,8 +29,8 @@ class Presence:
 
     def __init__(self, job: Callable[[str], _Job | None]) -> None:
         self._job = job
-        self._asking = Asking(ASK, ANSWER, lambda peer, name: {"held": self._holds(peer, name)}, _held)
-        self.heard, self.ask, self.linked = self._asking.heard, self._asking.ask, self._asking.linked
+        self._asking = Query(ASK, ANSWER, lambda peer, name: {"held": self._holds(peer, name)}, _held)
+        self.handle, self.ask, self.linked = self._asking.handle, self._asking.ask, self._asking.linked
 
     def _holds(self, peer: str, request: str) -> bool:
         job = self._job(request)

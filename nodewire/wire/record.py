@@ -39,7 +39,7 @@ class Record:
         self.inner = frozenset(edge.name for edge in manifest.inner_edges)
         """The edges between tasks."""
         self._histories: dict[str, History] = {}
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[str, _SentFrames] = {}
         self._edges: Collection[str] = ()
         self._plain: OnPlain = lambda edge, chunk, frame: None
         self._closed: Callable[[int], None] = lambda chunk: None
@@ -56,12 +56,12 @@ class Record:
     # The tape (`wire.edges.Tape`).
 
     def write(self, request: str, edge: str, attempt: int, frame: Frame[Array]) -> None:
-        """A frame goes out. Raises as `came`, and as the tape's."""
+        """A frame goes out. Raises as `record_frame`, and as the tape's."""
         if edge not in self.inner:
             self._tape.write(request, edge, attempt, frame)
             return
-        self._sent.setdefault(edge, _Sent(edge)).add(frame)
-        self.came(edge, frame)
+        self._sent.setdefault(edge, _SentFrames(edge)).add(frame)
+        self.record_frame(edge, frame)
 
     def read(self, request: str, edge: str, first: int = 0) -> Iterator[tuple[int, Frame[Array]]]:
         """(attempt, frame) from number `first` on; of an inner edge what this node put out.
@@ -75,7 +75,7 @@ class Record:
 
     # What the job tells.
 
-    def came(self, edge: str, frame: Frame[Array]) -> None:
+    def record_frame(self, edge: str, frame: Frame[Array]) -> None:
         """A frame has come, or goes out, on an inner edge. Raises BadFrame, naming the edge, or one of the driver's if
         it is of a chunk that this has closed."""
         history = self._histories.get(edge)
@@ -84,7 +84,7 @@ class Record:
         elif frame.seq <= history.last_seq:
             return  # both ends of the edge are here
         try:
-            history.take(frame)
+            history.append(frame)
         except BadFrame as error:
             named = driven(self._manifest) if error.field == CLOSED else edge
             raise BadFrame(named, str(error)) from error
@@ -163,7 +163,7 @@ class Record:
         raise BadFrame(driven(self._manifest), f"makes rows of chunk {chunk} void, which the driver has closed")
 
 
-class _Sent:
+class _SentFrames:
     """The newest frames of an edge, as they went out."""
 
     def __init__(self, edge: str) -> None:

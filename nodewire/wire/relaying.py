@@ -36,8 +36,8 @@ class Links(Protocol):
     async def reach(self, peer: str) -> Link: ...
 
 
-class LinkRelaying:
-    """`links` is set when there is a node, which is given `heard`."""
+class LinkEventTransport:
+    """`links` is set when there is a node, which is given `handle`."""
 
     def __init__(self, public: str, addresses: Mapping[str, Sequence[str]]) -> None:
         """`addresses` of those who are dialled, by public key."""
@@ -88,7 +88,7 @@ class LinkRelaying:
             if failure is not None:
                 raise failure
 
-    def heard(self, peer: str, document: Document) -> bool:
+    def handle(self, peer: str, document: Document) -> bool:
         """Whether a document is an event; then those who follow have it.
 
         Raises:
@@ -103,7 +103,7 @@ class LinkRelaying:
         if event.pubkey != peer and event.kind != nip59.EPHEMERAL_GIFT_WRAP:
             raise BadFrame("event", "of another than who sends it")
         for subscription in list(self._subscriptions.values()):
-            subscription.take(event, len(text))
+            subscription.accept(event, len(text))
         return True
 
     def _closed(self, subscription: str) -> None:

@@ -19,7 +19,7 @@ MAX_KEPT = 256
 
 
 @dataclass(slots=True)
-class Said:
+class ControlChannel:
     """One other member: what was said to it, and how much of what it said has been read."""
 
     _count: int = 0

@@ -13,8 +13,8 @@ from nodewire.errors import LinkLost, NodewireError, NotFound
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames
-from nodewire.wire.edges import Outgoing, Tape, Window
-from nodewire.wire.link import Link, Sending
+from nodewire.wire.edges import OutgoingEdge, Tape, Window
+from nodewire.wire.link import Link, OutgoingFrame
 
 log = logging.getLogger("nodewire.wire")
 
@@ -68,7 +68,7 @@ class _Turns:
 
     def __init__(self, window: Window) -> None:
         self.one = asyncio.Lock()
-        self.sending: Sending | None = None
+        self.sending: OutgoingFrame | None = None
         self.replay: Iterator[tuple[int, Frame[Array]]] | None = None
         self.kept: Parcel | None = None
         """From the replay, not sent yet."""
@@ -124,7 +124,7 @@ class Sender:
         for turns in list(self._turns.values()):
             turns.wake()
 
-    def parcel(self, outgoing: Outgoing, frame: Frame[Array]) -> Parcel:
+    def parcel(self, outgoing: OutgoingEdge, frame: Frame[Array]) -> Parcel:
         """The frame as it goes out. Raises BadFrame, TooLarge."""
         key = tensor_key(self._request, frame.edge, 0, frame.seq)
         header = frames.data_header(
@@ -132,7 +132,7 @@ class Sender:
         )
         return Parcel(frame, frames.pack_header(header), header.nbytes, header.cost)
 
-    async def send(self, outgoing: Outgoing, parcel: Parcel) -> None:
+    async def send(self, outgoing: OutgoingEdge, parcel: Parcel) -> None:
         """Return when the consumer of the edge has been given the frame, or has said that it has it.
 
         With cancellation the frame is sent all the same, from a copy, before those that are put later.
@@ -161,23 +161,23 @@ class Sender:
         window.send(seq, parcel.cost)
         return True
 
-    def _owe(self, outgoing: Outgoing, parcel: Parcel) -> None:
+    def _owe(self, outgoing: OutgoingEdge, parcel: Parcel) -> None:
         """Send a frame whose put was cancelled in the background, if the consumer was not given it."""
         if outgoing.window.lacks(parcel.frame.seq):
             self._turns_of(outgoing.window).owed[parcel.frame.seq] = parcel.copied()
             self.catch_up(outgoing)
 
-    def catch_up(self, outgoing: Outgoing) -> None:
+    def catch_up(self, outgoing: OutgoingEdge) -> None:
         """Send the consumer in the background what it lacks of what has been put."""
         self._exchange.run(self._catch_up(outgoing))
 
-    async def _catch_up(self, outgoing: Outgoing) -> None:
+    async def _catch_up(self, outgoing: OutgoingEdge) -> None:
         try:
             await self._advance(outgoing, outgoing.next_seq - 1)
         except NodewireError as error:
             self._job.fail(error)
 
-    async def _advance(self, outgoing: Outgoing, last: int, live: Parcel | None = None) -> None:
+    async def _advance(self, outgoing: OutgoingEdge, last: int, live: Parcel | None = None) -> None:
         """Send the consumer what it lacks up to the frame `last`: `live`, the tape's where it is another."""
         window = outgoing.window
         turns = self._turns_of(window)
@@ -205,7 +205,7 @@ class Sender:
             turns = self._turns[window] = _Turns(window)
         return turns
 
-    def _again(self, outgoing: Outgoing, turns: _Turns) -> Parcel:
+    def _again(self, outgoing: OutgoingEdge, turns: _Turns) -> Parcel:
         """The consumer's next frame, owed to it or from the tape. Raises NotFound."""
         window = outgoing.window
         assert window.next_seq is not None

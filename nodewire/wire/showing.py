@@ -20,8 +20,8 @@ _PATIENCE_S = 5.0
 MAX_NAME = 64
 
 
-class Showing:
-    """Gives `heard` what a node's `on_control` is given. `documents` by name are what is shown here."""
+class InventoryExchange:
+    """Gives `handle` what a node's `on_control` is given. `documents` by name are what is shown here."""
 
     def __init__(
         self, link_to: Callable[[str], Link | None], documents: Mapping[str, bytes], patience_s: float = _PATIENCE_S
@@ -51,7 +51,7 @@ class Showing:
             if len(data) == of:
                 return bytes(data)
 
-    def heard(self, peer: str, document: Document) -> bool:
+    def handle(self, peer: str, document: Document) -> bool:
         """Whether a document asks for one that is shown here, or is a part of one that was asked for.
 
         Raises:

@@ -10,7 +10,7 @@ from typing import Any
 from nodewire.errors import BadFrame, NodewireError, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
-from nodewire.protocol.sent import LACKING, MAX_OF_A_DOCUMENT, Hashed, Sent, controls, digest_of
+from nodewire.protocol.sent import LACKING, MAX_OF_A_DOCUMENT, FrameStatement, HashedFrame, controls, digest_of
 
 ASK_S = 0.5
 """After how long a consumer asks for what it lacks: it was not in the job yet when that was told."""
@@ -21,7 +21,7 @@ Tell = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 _log = logging.getLogger("nodewire.wire")
 
 
-async def tell(control: Tell, peer: str, said: Sequence[Sent]) -> None:
+async def tell(control: Tell, peer: str, said: Sequence[FrameStatement]) -> None:
     """Tell statements to who they are for. One that cannot be reached asks again for what it lacks."""
     try:
         for document in controls(said):
@@ -30,7 +30,7 @@ async def tell(control: Tell, peer: str, said: Sequence[Sent]) -> None:
         _log.info("statements for %s: %s", peer[:8], error)
 
 
-class Signing:
+class OutputSigner:
     """`consumer` says where an edge leads, the public key of another node that is to have this one's word."""
 
     def __init__(
@@ -44,20 +44,20 @@ class Signing:
         self._request = request
         self._edges = {edge.name: edge for edge in manifest.edges}
         self._consumer = consumer
-        self._out: dict[tuple[str, int], list[Hashed]] = {}
+        self._out: dict[tuple[str, int], list[HashedFrame]] = {}
         """What is not signed."""
-        self._signed: dict[str, dict[int, Sent]] = {}
+        self._signed: dict[str, dict[int, FrameStatement]] = {}
         self._answered: dict[tuple[str, str], float] = {}
         """When a consumer was last told again of an edge."""
 
-    def produced(self, chunk: int, edge: str, frame: Hashed) -> None:
+    def produced(self, chunk: int, edge: str, frame: HashedFrame) -> None:
         """An output; those to the customer, and to this node itself, are not signed."""
         if self._edges[edge].target != CUSTOMER and self._consumer(self._edges[edge]) not in (None, self._keys.public):
             self._out.setdefault((edge, chunk), []).append(frame)
 
-    def sign(self, chunk: int) -> dict[str, list[Sent]]:
+    def sign(self, chunk: int) -> dict[str, list[FrameStatement]]:
         """Statements on what has been put out of a chunk and not signed, by the consumer that each is for."""
-        told: dict[str, list[Sent]] = {}
+        told: dict[str, list[FrameStatement]] = {}
         for name in [name for name, number in self._out if number == chunk]:
             consumer = self._consumer(self._edges[name])
             assert consumer is not None
@@ -66,8 +66,8 @@ class Signing:
             told.setdefault(consumer, []).append(said)
         return told
 
-    def _word(self, edge: str, chunk: int, frames: list[Hashed]) -> Sent:
-        return Sent.sign(
+    def _word(self, edge: str, chunk: int, frames: list[HashedFrame]) -> FrameStatement:
+        return FrameStatement.sign(
             self._keys,
             request=self._request,
             task=self._edges[edge].source,
@@ -77,7 +77,7 @@ class Signing:
             frames=digest_of(frames),
         )
 
-    def again(self, peer: str, edge: object, first: object) -> list[Sent]:
+    def again(self, peer: str, edge: object, first: object) -> list[FrameStatement]:
         """What was signed of an edge that leads to `peer`, from chunk `first` on, as much as a document holds.
 
         Raises:

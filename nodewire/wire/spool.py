@@ -28,7 +28,7 @@ from pathlib import Path
 
 from nodewire.errors import BadInput, Busy
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.sent import Sent
+from nodewire.protocol.sent import FrameStatement
 from nodewire.wire import frames
 from nodewire.wire.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES, DataHeader
 
@@ -122,7 +122,7 @@ class Spool:
         _check_names(request, edge)
         return self._read(self._directory / request / edge, edge, first)
 
-    def keep_sent(self, said: Sent) -> None:
+    def keep_sent(self, said: FrameStatement) -> None:
         """Keep a statement as long as the job's frames. A full disk or cap is no error, as in `write`."""
         line = said.to_json().encode() + b"\n"
         job = self._jobs.setdefault(said.request, _Job())
@@ -138,14 +138,14 @@ class Spool:
             return
         self._count(said.request, job, len(line))
 
-    def sent(self, request: str) -> Iterator[Sent]:
+    def sent(self, request: str) -> Iterator[FrameStatement]:
         """The job's statements, in the order in which they were kept. Raises BadInput for a malformed id."""
         _check_names(request, "edge")
         try:
             with (self._directory / request / _SENT).open("rb") as lines:
                 for line in lines:
                     try:
-                        yield Sent.parse(line)
+                        yield FrameStatement.parse(line)
                     except BadInput:
                         continue  # a tail that a dying machine did not write whole
         except FileNotFoundError:

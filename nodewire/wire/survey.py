@@ -58,13 +58,13 @@ class Survey:
 
     def resume(self, claim: Claim) -> None:
         """Begin where this node was when it was last running."""
-        self._vivaldi = Vivaldi(self._public, Place.of(claim))
+        self._vivaldi = Vivaldi(self._public, Place.from_claim(claim))
 
-    def heard(self, link: Link, document: Document) -> bool:
+    def handle(self, link: Link, document: Document) -> bool:
         """Whether a control document was about this; then it has been seen to. Raises BadFrame."""
         if document["t"] != COORDINATES:
             return False
-        self._vivaldi.heard(link.peer, Claim.parse(document))
+        self._vivaldi.update(link.peer, Claim.parse(document))
         return True
 
     async def follow(self, link: Link) -> None:

@@ -43,7 +43,7 @@ def parse(data: bytes) -> TcpInfo | None:
     return TcpInfo(segments, retransmitted, bytes_per_s, not data[_FLAGS] & _APP_LIMITED, acked_ms)
 
 
-def of(connection: socket.socket) -> TcpInfo | None:
+def read(connection: socket.socket) -> TcpInfo | None:
     """None of a socket that is no TCP connection, is closed, or belongs to a kernel that does not say."""
     if sys.platform != "linux":
         return None

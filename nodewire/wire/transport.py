@@ -233,7 +233,7 @@ def congestion(channel: asyncio.BaseTransport) -> str:
 def tcp(channel: asyncio.BaseTransport) -> TcpInfo | None:
     """What the kernel knows of a TCP channel; None of others, or where it does not say."""
     connection = channel.get_extra_info("socket")
-    return None if connection is None else tcp_info.of(connection)
+    return None if connection is None else tcp_info.read(connection)
 
 
 def peer_address(channel: asyncio.BaseTransport) -> str:

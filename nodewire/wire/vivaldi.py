@@ -75,7 +75,7 @@ class Place:
     error: float = 1.0
 
     @classmethod
-    def of(cls, claim: Claim) -> Place:
+    def from_claim(cls, claim: Claim) -> Place:
         """The place that was once claimed."""
         x, y, height = claim.at
         return cls(x, y, max(float(height), _LEAST_HEIGHT_US), max(claim.error_ppm / 1e6, _LEAST_ERROR))
@@ -100,7 +100,8 @@ class _Peer:
 
 
 class Vivaldi:
-    """One node's. `heard` and `measured` are called at the caller's own pace: no peer makes itself count more often."""
+    """One node's. `update` and `measured` are called at the caller's own pace: no peer makes itself count more
+    often."""
 
     def __init__(self, public: str, place: Place | None = None) -> None:
         """`place`: where it was when it was last known; else it begins near the origin, by its public key."""
@@ -109,7 +110,7 @@ class Vivaldi:
         self._peers: dict[str, _Peer] = {}
         self._until_look = 0
 
-    def heard(self, peer: str, claim: Claim) -> None:
+    def update(self, peer: str, claim: Claim) -> None:
         """A peer says where it is."""
         if (known := self._peers.get(peer)) is not None:
             known.claim = claim

@@ -24,7 +24,7 @@ class Slabs:
         self._free = [(0, self.size)]
         self._taken: dict[int, int] = {}
 
-    def take(self, nbytes: int) -> int | None:
+    def allocate(self, nbytes: int) -> int | None:
         """The offset of a slab of `nbytes`, or None while there is no room."""
         need = max(aligned(nbytes), ALIGN)
         for index, (offset, length) in enumerate(self._free):

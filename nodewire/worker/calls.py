@@ -20,8 +20,8 @@ from nodewire.protocol.positions import count
 from nodewire.worker import message
 from nodewire.worker.arena import ALIGN, Slabs
 from nodewire.worker.figures import Figures
-from nodewire.worker.queue import Entry, Expected, Queue
-from nodewire.worker.spawn import Spawned
+from nodewire.worker.queue import CallEstimates, Entry, Queue
+from nodewire.worker.spawn import SpawnedWorker
 
 NO_TURN = Turn()
 AHEAD_US = 2_000
@@ -48,14 +48,14 @@ class Call:
 class Calls:
     """Of one process. `overdue` is told when a call takes longer than its limit, `failure` is why none is answered."""
 
-    def __init__(self, spawned: Spawned, batch: int, overdue: Callable[[float], None]) -> None:
+    def __init__(self, spawned: SpawnedWorker, batch: int, overdue: Callable[[float], None]) -> None:
         self.failure: WorkerFailed | None = None
         self.figures = Figures()
         self.arena_bytes = len(spawned.inward) // ALIGN * ALIGN
         self._spawned = spawned
         self._most_together = batch
         self._overdue = overdue
-        self._queue, self._expected = Queue(), Expected()
+        self._queue, self._expected = Queue(), CallEstimates()
         self._slabs = Slabs(len(spawned.inward))
         self._room = asyncio.Event()
         self._next: list[Entry] = []
@@ -136,7 +136,7 @@ class Calls:
             self.figures.took(0, 0)
         return True
 
-    def take(self, answer: dict[str, Any]) -> None:
+    def handle_answer(self, answer: dict[str, Any]) -> None:
         """An answer of the process. Raises KeyError, BadFrame and others: it is none."""
         number = answer["id"]
         call = self._calls[number]
@@ -199,7 +199,7 @@ class Calls:
                 if first is None or not self._may_go(first):
                     return
                 now_us = _now_us()
-                self._next = self._queue.take(first, now_us, first.what.expected_us, self._together(first))
+                self._next = self._queue.pop(first, now_us, first.what.expected_us, self._together(first))
                 for entry in self._next:
                     self.figures.took(now_us - entry.entered_us, self._queue.calls)
                 self.figures.together(len(self._next))
@@ -280,7 +280,7 @@ class Calls:
     def _placed(self, call: Call, nbytes: int) -> list[dict[str, Any]] | None:
         """Copy the tensors into the inward arena: the frames' wire form, or None while there is no room."""
         offsets, _ = message.layout([array.nbytes for frame in call.frames for array in frame.tensors])
-        if nbytes and (slab := self._slabs.take(nbytes)) is None:
+        if nbytes and (slab := self._slabs.allocate(nbytes)) is None:
             return None
         call.slab = slab if nbytes else None
         at, frames = iter(offsets), []

@@ -20,7 +20,7 @@ from nodewire.worker.calls import NO_TURN, Calls
 from nodewire.worker.figures import Figures
 from nodewire.worker.joined_frames import JoinedBytes, JoinedFrames
 from nodewire.worker.session import ProcessSession
-from nodewire.worker.spawn import Spawned, spawn
+from nodewire.worker.spawn import SpawnedWorker, spawn
 
 ARENA_BYTES = 256 * 2**20
 """Default size of each arena, and so of the largest frame. Untouched pages cost nothing."""
@@ -51,7 +51,7 @@ class WorkerProcess:
 
     def __init__(
         self,
-        spawned: Spawned,
+        spawned: SpawnedWorker,
         hello: Hello,
         readable: Sequence[Path],
         call_timeout_s: float,
@@ -193,7 +193,7 @@ class WorkerProcess:
 
     async def _listen(self) -> None:
         channel = self._spawned.channel
-        channel.listen(self._calls.take)
+        channel.listen(self._calls.handle_answer)
         await channel.ended.wait()
         if channel.broken is not None:
             reason = f"{type(channel.broken).__name__}: {channel.broken}"
@@ -202,7 +202,7 @@ class WorkerProcess:
         self._calls.fail(WorkerFailed("worker", _cause(await self.ended())))
 
 
-async def _greeting(spawned: Spawned) -> Hello:
+async def _greeting(spawned: SpawnedWorker) -> Hello:
     greeting = await spawned.channel.first()
     if greeting is None:
         raise WorkerFailed("worker", f"{_cause(await spawned.process.wait())} while starting")
@@ -211,7 +211,7 @@ async def _greeting(spawned: Spawned) -> Hello:
     return Hello(**greeting["hello"])
 
 
-async def _discard(spawned: Spawned) -> None:
+async def _discard(spawned: SpawnedWorker) -> None:
     with contextlib.suppress(ProcessLookupError):
         spawned.process.kill()
     spawned.channel.close()

@@ -146,7 +146,7 @@ class Queue:
     def passed(self, entry: Entry, now_us: int, expected_us: int = 0) -> None:
         """Note what has gone by while the queue was free, as if it had been offered and taken."""
         self.offer(entry, now_us)
-        self.take(entry, now_us, expected_us)
+        self.pop(entry, now_us, expected_us)
 
     def offer(self, entry: Entry, now_us: int) -> None:
         """Take `entry` in.
@@ -180,7 +180,7 @@ class Queue:
         assert session is not None
         return min((lane[0] for lane in customer.lanes[session].values()), key=lambda entry: entry.due_us)
 
-    def take(self, first: Entry, now_us: int, expected_us: int = 0, most: int = 1) -> list[Entry]:
+    def pop(self, first: Entry, now_us: int, expected_us: int = 0, most: int = 1) -> list[Entry]:
         """Take out `first`, and up to `most` - 1 calls of other sessions that are computed with it, as one."""
         taken = [first]
         if first.like is not None and most > 1:
@@ -254,7 +254,7 @@ class Queue:
             one.nbytes -= entry.nbytes
 
 
-class Expected:
+class CallEstimates:
     """How long calls take, by task and size: what the last ones took."""
 
     def __init__(self) -> None:

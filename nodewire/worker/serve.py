@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadFrame, NodewireError, NotAllowed, NotFound, OverMemory, TooLarge, WorkerFailed
-from nodewire.kind import Actor, Batching, InBlocks, Limits, Sized
+from nodewire.kind import Actor, BatchActor, InBlocks, Limits, SizedActor
 from nodewire.protocol.codec import OWN, Coding, Codings
 from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, MXINT8, Array, Frame, bytes_of
 from nodewire.worker import libc, message, narrowing, rights
@@ -202,7 +202,7 @@ class Server:
         self._reserve.hold(may_free=False)
         try:
             actor = self._actors[first["task"]]
-            assert isinstance(actor, Batching)
+            assert isinstance(actor, BatchActor)
             found = actor.receive_together([(call["session"], list(self._frames(call))) for call in calls])
         except Exception:  # noqa: BLE001 - each call is answered alone, and says what it was
             self._reserve.release()
@@ -274,12 +274,12 @@ class Server:
         before, started = self._memory(), time.monotonic()
         actor = self._load(engine, program.read_bytes(), weights, replace(self._limits, slots=slots))
         took = max(0, self._memory() - before)
-        self._fits(task, (actor.held_bytes, actor.call_bytes) if isinstance(actor, Sized) else (took, 0))
+        self._fits(task, (actor.held_bytes, actor.call_bytes) if isinstance(actor, SizedActor) else (took, 0))
         self._actors[task] = actor
         return {
             "memory_bytes": took,
             "load_ms": round((time.monotonic() - started) * 1000),
-            "batches": int(actor.batches) if isinstance(actor, Batching) else 0,
+            "batches": int(actor.batches) if isinstance(actor, BatchActor) else 0,
             "block": actor.block if isinstance(actor, InBlocks) else 0,
         }
 
@@ -358,7 +358,7 @@ class Server:
         """A slab of the outward arena; waits until the daemon has emptied enough of them."""
         if nbytes > self._slabs.size:
             raise TooLarge("frame", f"{nbytes} bytes, the arena has {self._slabs.size}")
-        while (slab := self._slabs.take(nbytes)) is None:
+        while (slab := self._slabs.allocate(nbytes)) is None:
             later = self._read()
             if later is None:
                 raise SystemExit  # the daemon is gone

@@ -25,7 +25,7 @@ _log = logging.getLogger("nodewire.worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Spawned:
+class SpawnedWorker:
     """A started process, the channel to it, and both arenas (`inward` carries tensors to the worker)."""
 
     process: asyncio.subprocess.Process
@@ -46,7 +46,7 @@ class Spawned:
                 _log.warning("%d: %s", self.process.pid, "".join(c if c.isprintable() else " " for c in text))
 
 
-async def spawn(entry: str, limits: Limits, readable: Sequence[Path], arena_bytes: int) -> Spawned:
+async def spawn(entry: str, limits: Limits, readable: Sequence[Path], arena_bytes: int) -> SpawnedWorker:
     """Start the process; it greets over the channel once it is ready."""
     if limits.sandbox == "weak":
         _close_to_tracing()
@@ -85,7 +85,7 @@ async def spawn(entry: str, limits: Limits, readable: Sequence[Path], arena_byte
         for descriptor in arenas:
             os.close(descriptor)
     _, channel = await asyncio.get_running_loop().create_unix_connection(Channel, sock=ours)
-    return Spawned(process, channel, inward, outward)
+    return SpawnedWorker(process, channel, inward, outward)
 
 
 def _close_to_tracing() -> None:

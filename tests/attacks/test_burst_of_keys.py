@@ -6,7 +6,7 @@ import pytest
 
 from nodewire.nostr.event import sign
 from nodewire.oracle import places, rules
-from nodewire.oracle.state import Received, SayInventory
+from nodewire.oracle.state import SayInventory, VerifiedEvent
 from nodewire.protocol import bond, inventory, snapshot
 from nodewire.protocol.inventory import Inventory
 from tests.oracle.sky import Sky
@@ -160,6 +160,6 @@ def test_a_beat_that_is_padded_takes_no_room():
         padded = sign(
             one.keys, plain.kind, created_at=1, content=plain.content, tags=[*plain.tags, ("pad", "x" * 5_000)]
         )
-        state, actions = rules.apply(Received(padded), state)
+        state, actions = rules.apply(VerifiedEvent(padded), state)
         assert actions == ()
         assert all(known.id != padded.id for known, _ in state.beats.get(one.keys.public, ()))

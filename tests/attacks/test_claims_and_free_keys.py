@@ -9,7 +9,7 @@ import pytest
 from nodewire.plan.assign import assign
 from nodewire.protocol import snapshot as snapshots
 from nodewire.protocol.ad import TaskOffer
-from nodewire.protocol.snapshot import Held, Node, Snapshot
+from nodewire.protocol.snapshot import HeldTasks, Node, Snapshot
 from tests.plan.markets import World, generous, ring
 from tests.protocol_committee.actors import Provider, digest
 
@@ -21,7 +21,7 @@ HONEST_US = 3_000
 
 def _node(name, tasks, *, bond_msat=0, price_msat=21_000, us=HONEST_US, free=4):
     offers = tuple(TaskOffer(task=task, price_msat=price_msat, us_per_position=us) for task in tasks)
-    held = (Held(manifest=WORLD.digest, free=free, tasks=offers),)
+    held = (HeldTasks(manifest=WORLD.digest, free=free, tasks=offers),)
     beats = {"beat": digest("beat"), "ad": digest("ad"), "load_ppm": 0, "coordinates": (0, 0, 0), "epochs": 4_000}
     return Node(pubkey=digest(name), held=held, bond_msat=bond_msat, region="", **beats)
 

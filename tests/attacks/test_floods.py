@@ -32,13 +32,13 @@ from nodewire.pay.dues import MAX_BROKEN, Due
 from nodewire.pay.ledger import Ledger, Quote
 from nodewire.protocol import beacon, job, kinds
 from nodewire.provider import daemon, refusals
-from nodewire.provider.admission import Admission, AdmittedJob, Derived
+from nodewire.provider.admission import Admission, AdmittedJob, CertifiedPlanner
 from nodewire.provider.daemon import Provider
 from nodewire.provider.free_chunks import MOST_OF_ORIGIN, FreeChunks
-from nodewire.provider.holding import Holding
+from nodewire.provider.holding import EvidenceServer
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.outage import Outage
-from nodewire.provider.proving import Proven
+from nodewire.provider.proving import CommitteeProof
 from nodewire.provider.specializations import Specializations
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.blobs import Blobs
@@ -82,7 +82,7 @@ def provider(tmp_path) -> Provider:
         tasks=tuple(task.name for task in manifest.tasks),
     )
     held = Specializations([served])  # type: ignore[list-item]
-    admission = Admission(PROVIDER.public, Derived(trading, pool), ledger, held.manifest, 0)  # type: ignore[arg-type]
+    admission = Admission(PROVIDER.public, CertifiedPlanner(trading, pool), ledger, held.manifest, 0)  # type: ignore[arg-type]
     return Provider(
         keys=PROVIDER,
         relays=pool,  # type: ignore[arg-type]
@@ -93,10 +93,10 @@ def provider(tmp_path) -> Provider:
         admission=admission,
         withdrawals=Withdrawals(),
         spool=(spool := Spool(tmp_path / "spool", 10**6)),
-        proof=Proven(
+        proof=CommitteeProof(
             PROVIDER.public,
             KeptWork(":memory:"),
-            Holding(PROVIDER, document, spool, None),  # type: ignore[arg-type]
+            EvidenceServer(PROVIDER, document, spool, None),  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
             spool,
             document.epoch_ms,

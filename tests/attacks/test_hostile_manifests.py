@@ -146,4 +146,4 @@ def test_what_only_passes_through_is_drawn():
         ],
     )
     assert draw(through).count("<rect") >= 4
-    assert Signature.of(manifest(task("a"), edges=[edge(CUSTOMER, CUSTOMER)])).outputs
+    assert Signature.from_manifest(manifest(task("a"), edges=[edge(CUSTOMER, CUSTOMER)])).outputs

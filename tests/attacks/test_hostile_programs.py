@@ -232,7 +232,7 @@ def test_bools_of_a_provider_that_are_neither_0_nor_1_are_refused():
     market = manifest({"only": data}, {"in": (CUSTOMER, "only"), "out": ("only", CUSTOMER)})
     into, out = market.edges
     out = out.model_copy(update={"tensors": (out.tensors[0].model_copy(update={"dtype": "bool"}),)})
-    said = Signature.of(market.model_copy(update={"edges": (into, out)}))
+    said = Signature.from_manifest(market.model_copy(update={"edges": (into, out)}))
     shape, count = (2, 4), 8
     frame = Frame("out", 0, (Array("bool", shape, b"\1" * count),), {})
     assert said.outputs_of(frame)

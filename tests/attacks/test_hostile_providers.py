@@ -16,7 +16,7 @@ from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import draw
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.rejected import noticed
-from nodewire.customer.timing import Timing
+from nodewire.customer.timing import JobTimes
 from nodewire.errors import BadFrame, BadInput, BadTag, NoProvider
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
@@ -87,7 +87,7 @@ def purchase(frames: list[Frame[Array]], mode: str = "generate") -> Purchase:
         return next(waiting)
 
     bought.manifest = SimpleNamespace(mode=mode, chunk=64, edges=[EDGE])  # type: ignore[assignment]
-    bought.timing = Timing()
+    bought.timing = JobTimes()
     running = SimpleNamespace(
         plan=plan(),
         payments=payments(mode),
@@ -146,14 +146,14 @@ async def test_more_units_than_the_prompt_can_have_are_not_paid(units):
 
 async def test_what_has_come_is_counted_by_what_may_be_paid():
     one, calls = payments(), payments("run")
-    assert one.came() == calls.came() == 0
+    assert one.count_owed() == calls.count_owed() == 0
     await calls.delivered(1)
-    assert calls.came() == 2
+    assert calls.count_owed() == 2
     await one.closed(0, 1)
     await one.delivered(1)
-    assert one.came() == 1  # the second is not closed
+    assert one.count_owed() == 1  # the second is not closed
     await one.closed(1, 1)
-    assert one.came() == 2
+    assert one.count_owed() == 2
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,9 @@ async def test_who_puts_out_what_is_none_is_done_without(monkeypatch):
     session = SimpleNamespace(log=logging.getLogger("test"))
     terms = Terms(max_chunk_msat=10**6, max_total_msat=10**9)
     call = {"x": Array("float32", (2, 4), bytes(32))}
-    made = Evaluation(session, None, "m", manifest, terms, lambda _: None, None, Signature.of(manifest), [call])  # type: ignore[arg-type]
+    made = Evaluation(
+        session, None, "m", manifest, terms, lambda _: None, None, Signature.from_manifest(manifest), [call]
+    )  # type: ignore[arg-type]
     await made.buy()
     assert made.outputs[0].keys() == {"y"}
     assert [set(one) for one in asked] == [set(list(lies)[:k]) for k in range(4)]

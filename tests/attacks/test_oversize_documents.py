@@ -15,7 +15,7 @@ import pytest
 from nodewire.errors import BadEvent, BadInput, BadQuorum, NodewireError, TooLarge
 from nodewire.nostr.event import sign
 from nodewire.oracle import rules
-from nodewire.oracle.state import BlobCame, FetchBlob, Received, Tick, start
+from nodewire.oracle.state import BlobCame, FetchBlob, Tick, VerifiedEvent, start
 from nodewire.protocol import ad, beat, certificate, inventory, kinds, publish, snapshot
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.beat import Beat
@@ -129,7 +129,7 @@ def test_an_oracles_inventory_and_a_snapshot_with_too_much_are_as_good_as_none()
     said = [("t", "inventory"), ("c", COMMITTEE.digest()), ("n", "epoch/3"), ("x", digest("x"))]
     cited = [*said, ("blob", hashlib.sha256(blob).hexdigest())]
     event = sign(SEATS[1].keys, inventory.KIND, created_at=1, tags=cited)
-    state, actions = rules.apply(Received(event), state)
+    state, actions = rules.apply(VerifiedEvent(event), state)
     assert any(isinstance(action, FetchBlob) for action in actions)
     state, _ = rules.apply(BlobCame(hashlib.sha256(blob).hexdigest(), blob), state)
     assert all(listed.inventory is None for listed in state.rounds[3].inventories.values())
@@ -145,7 +145,7 @@ def test_an_observation_about_oneself_and_one_too_many_are_refused_by_field():
         beat.parse(about_itself)
     assert error.value.field == "observed"
     state = rules.apply(Tick(COMMITTEE.close_ms(3) + 1), start(COMMITTEE, SEATS[0].keys.public))[0]
-    assert rules.apply(Received(about_itself), state) == (state, ())
+    assert rules.apply(VerifiedEvent(about_itself), state) == (state, ())
     many = [Observation(node=f"{n:064x}", rtt_us=5).document() for n in range(9)]
     with pytest.raises(TooLarge, match="9 items, at most 8") as error:
         Beat.from_document({**beat.parse(one.beat(3)).document(), "observed": many})
@@ -172,7 +172,7 @@ def test_a_checkpoint_without_quorum_is_refused_by_field_and_kept_by_no_oracle()
             one.check(COMMITTEE)
         assert error.value.field == "votes" and str(COMMITTEE.quorum) in error.value.reason
         event = certificate.build(keys("anybody"), one, created_at=1)
-        assert rules.apply(Received(event), state) == (state, ())
+        assert rules.apply(VerifiedEvent(event), state) == (state, ())
 
 
 def test_one_bond_counts_for_the_one_node_that_it_names():

@@ -182,9 +182,9 @@ async def test_who_has_much_indexed_pays_for_it(running):
     async with running(limits=Limits(work_per_s=0.001)) as relay, talk_from(GREEDY, relay) as greedy:
         letters = "abcdefghijklmnopqrstuvwxyz"
         event = note(tags=[[letters[n % 26], f"{n}"] for n in range(1_500)])
-        before = relay.work.left(GREEDY)
+        before = relay.work.available(GREEDY)
         assert (await greedy.publish(event))[0]
-        assert before - relay.work.left(GREEDY) > 100
+        assert before - relay.work.available(GREEDY) > 100
 
 
 async def test_a_tiny_blob_counts_as_what_it_takes_of_a_disk(running):

@@ -8,13 +8,13 @@ import time
 from types import SimpleNamespace
 
 from nodewire.errors import Withheld
-from nodewire.oracle.case import Drawn, Parties
+from nodewire.oracle.case import EpochDraw, Parties
 from nodewire.oracle.court import Court
 from nodewire.oracle.journal import Journal
 from nodewire.protocol import verdict
 from nodewire.protocol.verification import Sample
 from nodewire.verify.inquiry import Overloaded
-from nodewire.verify.recompute import Computed, Patience
+from nodewire.verify.recompute import ComputedLeaves, Patience
 from tests.oracle.courtroom import MANIFEST, TASK, leaves, opened
 from tests.oracle.test_oracle_daemon import Relay
 from tests.protocol_committee.actors import GENESIS_S, committee, digest, keys
@@ -70,7 +70,7 @@ class Stalling:
                 async with asyncio.timeout(within_s):
                     await self._forever(inputs)
             raise Overloaded("computing here", "a stranger's")
-        return Computed(leaves())
+        return ComputedLeaves(leaves())
 
     async def _forever(self, sample):
         self.stalled.add(sample.request)
@@ -107,12 +107,12 @@ async def test_a_hundred_stalls_by_free_keys_save_no_cheat(tmp_path):
         tasks += [asyncio.create_task(court._listen(said)) for court in courts for said in court._filters()]
         try:
             for court in courts:
-                court._feed(Drawn(1, digest("b"), tuple(stalls), manifests, {}, parties=strangers))
+                court._feed(EpochDraw(1, digest("b"), tuple(stalls), manifests, {}, parties=strangers))
             async with asyncio.timeout(2 * EPOCH_S):
                 while not all(set(one.stalls.values()) == {one.stalls[r] for r in one.stalled} for one in evidence):
                     await asyncio.sleep(EPOCH_S / 100)  # until every way of stalling is under way everywhere
             for court in courts:
-                court._feed(Drawn(1, digest("c"), tuple(cheats), manifests, {}, parties=bonded))
+                court._feed(EpochDraw(1, digest("c"), tuple(cheats), manifests, {}, parties=bonded))
             done = lambda found: len(_failed(found)) == CHEATS  # noqa: E731
             await relay.until(done, 6 * EPOCH_S)
         finally:

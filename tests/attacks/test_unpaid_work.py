@@ -68,7 +68,7 @@ async def test_a_prompt_of_five_units_is_not_closed_as_one(stage):
     running = asyncio.create_task(stage.run())
     while not stage._frames:
         await asyncio.sleep(0.01)
-    await stage.heard(Close.from_control(close(stage, 0, 1)))
+    await stage.on_close(Close.from_control(close(stage, 0, 1)))
     with pytest.raises(BadFrame, match="units: 1 of chunk 0, which had 5"):
         await asyncio.wait_for(running, 10)
     assert stage._ledger.owed_msat(stage.request.customer) == 0
@@ -77,7 +77,7 @@ async def test_a_prompt_of_five_units_is_not_closed_as_one(stage):
 async def test_a_prompt_of_five_units_costs_five(stage):
     stage.inbox.put_nowait(hidden(0, 0, positions=300))
     running = asyncio.create_task(stage.run())
-    await stage.heard(Close.from_control(close(stage, 0, 5)))  # before it is there
+    await stage.on_close(Close.from_control(close(stage, 0, 5)))  # before it is there
     async with asyncio.timeout(10):
         while not (owed := stage._ledger.owed_msat(stage.request.customer)):
             await asyncio.sleep(0.01)
@@ -87,7 +87,7 @@ async def test_a_prompt_of_five_units_costs_five(stage):
 
 async def test_units_beyond_any_database_are_an_error_with_a_name(stage):
     stage.inbox.put_nowait(hidden(0, 0))
-    await stage.heard(Close.from_control(close(stage, 0, 2**53 - 1)))
+    await stage.on_close(Close.from_control(close(stage, 0, 2**53 - 1)))
     assert str(await outcome(stage)).startswith(f"hidden.0: units: {2**53 - 1} of chunk 0")
 
 
@@ -95,7 +95,7 @@ async def test_a_closed_chunk_gets_no_further_rows(stage):
     """However early it was closed: what it was closed with is owed, and no more is computed."""
     stage.inbox.put_nowait(hidden(0, 0))
     stage.inbox.put_nowait(hidden(1, 0))
-    await stage.heard(Close.from_control(close(stage, 0, 1)))
+    await stage.on_close(Close.from_control(close(stage, 0, 1)))
     assert str(await outcome(stage)).startswith("hidden.0: chunk")
     assert stage._frames == 1
     assert stage._ledger.owed_msat(stage.request.customer) == 100

@@ -11,14 +11,14 @@ import torch
 
 from bench.decode_gpu import TINY, Streams
 from bench.decode_model import write_llama
-from nodewire.llm.traced import Traced
+from nodewire.llm.traced import FxCapture
 
 
 def test_streams_say_the_same_tokens_with_captured_steps_and_without(tmp_path):
     write_llama(tmp_path / "model", TINY, torch.float32)
     prompts = torch.randint(0, TINY["vocab_size"], (3, 10), generator=torch.Generator().manual_seed(4))
     cpu = torch.device("cpu")
-    captured, plain = (Streams(tmp_path / "model", 3, torch.float32, cpu, how) for how in (Traced(), None))
+    captured, plain = (Streams(tmp_path / "model", 3, torch.float32, cpu, how) for how in (FxCapture(), None))
     made, expected = (one.tokens(prompts, 30)[0] for one in (captured, plain))
     assert made.shape == (3, 30)
     assert torch.equal(made, expected)

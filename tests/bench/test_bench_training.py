@@ -15,11 +15,11 @@ import torch
 
 from bench import chaos_train, mutations, quality_train, scale_train
 from bench.late_cheat import Following, LateCheat, longer
-from nodewire.customer.training.events import Published, Sufficed, Undone
+from nodewire.customer.training.events import RequestPublication, RoundQuorum, StepRollback
 from nodewire.customer.training.journal import Journal
 from nodewire.protocol.recipe import Recipe
 from nodewire.provider.training.run import ShardRun
-from nodewire.provider.training.training import Training
+from nodewire.provider.training.training import TrainingService
 from nodewire.train import bare, compress, state
 from tests.train import recipes
 
@@ -115,11 +115,11 @@ def test_steps_of_chaos_are_told_by_the_customers_journal(tmp_path):
     folder.mkdir(parents=True)
     journal = Journal(folder / "journal.db")
 
-    def published(request: str) -> Published:
-        return Published(0, request, "{}", ())
+    def published(request: str) -> RequestPublication:
+        return RequestPublication(0, request, "{}", ())
 
     assert not world.written("Published") and world.journal() == []
-    for event in (published("a"), Undone(0, (("a", "eve"),))):
+    for event in (published("a"), StepRollback(0, (("a", "eve"),))):
         journal.append(event)
     assert world.written("Published") and world.written("Undone") and not world.written("Published#2")
     assert not world.written("Undone>Published")
@@ -151,7 +151,7 @@ def test_the_late_cheats_update_is_longer_and_has_the_form_of_one(method):
 
 
 def test_what_the_late_cheat_changes_is_what_providers_do():
-    for cheat, honest in ((LateCheat, ShardRun), (Following, Training)):
+    for cheat, honest in ((LateCheat, ShardRun), (Following, TrainingService)):
         changed = {name for name in vars(cheat) if not name.startswith("__")}
         assert changed and changed <= set(vars(honest))
 
@@ -161,17 +161,17 @@ def test_a_customer_that_is_to_die_before_an_event_leaves_a_journal_without_it(t
 from pathlib import Path
 from bench.dying import dies_before
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.events import Sufficed, Undone
+from nodewire.customer.training.events import RoundQuorum, StepRollback
 dies_before("Undone")
 journal = Journal(Path("journal.db"))
-journal.append(Sufficed(0))
-journal.append(Undone(0))
+journal.append(RoundQuorum(0))
+journal.append(StepRollback(0))
 """
     path = {**os.environ, "PYTHONPATH": str(chaos_train.ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=path, timeout=60)
     assert done.returncode == -signal.SIGKILL
     journal = Journal(tmp_path / "journal.db")
-    assert journal.events() == [Sufficed(0)]
+    assert journal.events() == [RoundQuorum(0)]
     journal.close()
 
 

@@ -63,7 +63,7 @@ def test_model_pays_the_chunks_that_a_customer_pays(closed, delivered, is_over):
             await payments.closed(number, 1)
         await payments.delivered(delivered)
         if is_over:
-            await payments.over()
+            await payments.close()
         task = asyncio.create_task(payments.asked(asks(DRIVER, chunk)))
         for _ in range(20):  # turns of the loop: all that does not wait for something else
             await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from torch import nn
 import nodewire
 from bench.dag_models import CLIP, EXPERTS, _made
 from nodewire import cli
-from nodewire.cli.cutting import Asked, cut, told
+from nodewire.cli.cutting import CutOptions, cut, registration_report
 from nodewire.errors import BadInput
 from nodewire.nostr.keys import Keys
 from nodewire.train import directory, vocabulary
@@ -30,14 +30,14 @@ from tests.market.tiny_models import make_encoder
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 ASKED = {
-    "decoder": Asked(1_600_000, "one", slots=2),
-    "tensors": Asked(300_000, "one", as_tensors=True),
-    "mixture": Asked(3_000_000, "one"),
-    "encoder": Asked(400_000, "one"),
-    "classifier": Asked(100_000, "one"),
-    "experts": Asked(2_000_000, "one", as_tensors=True, expert_groups=4),
-    "sharded": Asked(2_000_000, "one", as_tensors=True, expert_groups=2),
-    "branches": Asked(3_000_000, "one", most={"batch": 2, "images": 2}),
+    "decoder": CutOptions(1_600_000, "one", slots=2),
+    "tensors": CutOptions(300_000, "one", as_tensors=True),
+    "mixture": CutOptions(3_000_000, "one"),
+    "encoder": CutOptions(400_000, "one"),
+    "classifier": CutOptions(100_000, "one"),
+    "experts": CutOptions(2_000_000, "one", as_tensors=True, expert_groups=4),
+    "sharded": CutOptions(2_000_000, "one", as_tensors=True, expert_groups=2),
+    "branches": CutOptions(3_000_000, "one", most={"batch": 2, "images": 2}),
 }
 
 
@@ -127,7 +127,7 @@ def test_a_chat_template_is_counted_in_what_would_be_uploaded(folders, foreseen,
     assert dry.report == real.report and "chat template" in dry.report[-1]
     assert dry.pieces == real.pieces and not dry.blobs
     assert dry.upload_bytes == sum(path.stat().st_size for path in real.blobs.values()) + len(real.manifest.pack())
-    assert told(dry)["blobs"] == told(foreseen("decoder"))["blobs"] + 1
+    assert registration_report(dry)["blobs"] == registration_report(foreseen("decoder"))["blobs"] + 1
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_of_shards_nothing_is_read_but_their_headers(folders, tmp_path):
         path.write_bytes(len(text).to_bytes(8, "little") + text)
         with path.open("r+b") as file:
             file.truncate(8 + len(text) + end)
-    made = cut(tmp_path / "large", Asked(2**38, "one", as_tensors=True), None)
+    made = cut(tmp_path / "large", CutOptions(2**38, "one", as_tensors=True), None)
     assert made.upload_bytes > 2 * 2**28 * 32 * 4
     assert not made.lacks
 
@@ -235,7 +235,7 @@ def test_a_checkpoint_that_is_of_another_shape_is_refused_before_anything_is_rea
     config = json.loads((tmp_path / "other" / "config.json").read_text())
     (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"vocab_size": 1_000}))
     with pytest.raises(BadInput, match="the model makes it"):
-        cut(tmp_path / "other", Asked(2**24, "one", as_tensors=True), None)
+        cut(tmp_path / "other", CutOptions(2**24, "one", as_tensors=True), None)
 
 
 def test_what_is_cut_already_is_told_too(said, tmp_path):

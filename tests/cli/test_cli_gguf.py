@@ -10,7 +10,7 @@ from bench import hostile_gguf as hostile
 from bench.hostile_gguf import F32, TEXT, U32
 from nodewire import cli
 from nodewire.cli import swarm_cut
-from nodewire.cli.cutting import Asked, cut
+from nodewire.cli.cutting import CutOptions, cut
 from nodewire.llm.whole import generate
 from nodewire.protocol.swarm import Swarm
 
@@ -43,7 +43,7 @@ def test_it_is_foreseen_and_cut_with_its_template_and_under_its_name(model, tmp_
     said = json.loads(capfd.readouterr().out)
     assert said["name"] == "tiny-q8" and said["mode"] == "generate" and not said["lacks"]
     assert [task["memory_bytes"] for task in said["tasks"]] == [task["memory_bytes"] for task in foreseen["tasks"]]
-    assert cut(model, Asked(10**9, "one"), tmp_path / "again").manifest.chat is not None
+    assert cut(model, CutOptions(10**9, "one"), tmp_path / "again").manifest.chat is not None
 
 
 def test_it_is_quantized(model, tmp_path, monkeypatch, capfd):
@@ -63,7 +63,7 @@ async def test_a_swarms_node_cuts_its_part_and_anew_when_the_file_has_changed(mo
     model.write_bytes(file.encode())
     swarm = Swarm.from_document({"v": 1, "name": "tiny", "driver": mine, "nodes": nodes})
     manifest, blobs, folder = await swarm_cut.cut(swarm, mine, model, tmp_path / "cut")
-    whole = cut(model, Asked(10**9, "tiny", split=((0, 0), (1, 1))), tmp_path / "whole").manifest
+    whole = cut(model, CutOptions(10**9, "tiny", split=((0, 0), (1, 1))), tmp_path / "whole").manifest
     assert [(one.program, one.weights) for one in manifest.tasks] == [(one.program, one.weights) for one in whole.tasks]
     assert manifest.chat == whole.chat
     assert manifest.chat.sha256 in blobs and all(path.is_file() for path in blobs.values())

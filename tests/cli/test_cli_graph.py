@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nodewire.cli.graph_svg import COLOURS, Assigned, Holding, draw, size
+from nodewire.cli.graph_svg import COLOURS, ProviderLabels, TaskHolders, draw, size
 from nodewire.cli.layers import GAP_X, MAX_LANES, layout
 from nodewire.cli.manifest_file import read_manifest
 from nodewire.errors import BadInput, BadManifest, NotFound
@@ -64,11 +64,11 @@ def ring() -> Manifest:
 MODELS = {"three tasks": clip, "eighty-two tasks": experts, "a ring": ring}
 
 
-def assigned(manifest: Manifest, providers: int = 11) -> Assigned:
+def assigned(manifest: Manifest, providers: int = 11) -> ProviderLabels:
     publics = [f"{k:02x}" * 32 for k in range(1, providers + 1)]
     many = itertools.cycle(publics)
-    tasks = {one.name: Holding(next(many), (), 1_009) for one in manifest.tasks}
-    return Assigned("job 0123", tasks, {publics[0]: HOSTILE, publics[1]: "ada"})
+    tasks = {one.name: TaskHolders(next(many), (), 1_009) for one in manifest.tasks}
+    return ProviderLabels("job 0123", tasks, {publics[0]: HOSTILE, publics[1]: "ada"})
 
 
 def texts(svg: str) -> list[str]:
@@ -181,8 +181,8 @@ def test_a_provider_is_known_by_colour_by_name_and_by_its_stripe():
 
 def test_the_markets_holders_are_squares_and_what_nobody_serves_is_told():
     made = clip()
-    holders = {"vision": Holding(holders=tuple(f"{k:02x}" * 32 for k in range(1, 12)))}
-    said = texts(draw(made, Assigned("the market in epoch 7", holders)))
+    holders = {"vision": TaskHolders(holders=tuple(f"{k:02x}" * 32 for k in range(1, 12)))}
+    said = texts(draw(made, ProviderLabels("the market in epoch 7", holders)))
     assert said.count("nobody serves it") == 2
     assert "+3" in said
     assert "the market in epoch 7" in said

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nodewire.cli import app, net
 from nodewire.cli.braille import plane
-from nodewire.cli.net import Placed
+from nodewire.cli.net import NodeRow
 from nodewire.cli.net_plot import plot
 from nodewire.cli.output import console
 from nodewire.errors import BadInput, LinkLost
@@ -57,7 +57,9 @@ def market(monkeypatch):
     def there(**names):
         async def placed(role, claim):
             at = (25_000, 6_000, 1_000)
-            return [Placed(key, name, "eu", at, rtt_us(claim.at, at) if claim else None) for name, key in names.items()]
+            return [
+                NodeRow(key, name, "eu", at, rtt_us(claim.at, at) if claim else None) for name, key in names.items()
+            ]
 
         monkeypatch.setattr(net, "_placed", placed)
 
@@ -99,7 +101,7 @@ def test_what_nodes_say_of_themselves_is_shown_as_such(role, market, monkeypatch
     async def placed(role, claim):
         at = (25_000, 6_000, 1_000)
         rates = {"memory_bytes": 24 * 10**9, "flops_per_s": 91_500_000_000, "bytes_per_s": 12_000_000_000}
-        return [Placed(NEAR, "near", "eu", at, None, **rates), Placed(GONE, "gone", "eu", at, None)]
+        return [NodeRow(NEAR, "near", "eu", at, None, **rates), NodeRow(GONE, "gone", "eu", at, None)]
 
     monkeypatch.setattr(net, "_placed", placed)
     told = rows(shown(role))

@@ -15,7 +15,7 @@ from nodewire.protocol import ad as ads
 from nodewire.protocol import published_profile
 from nodewire.protocol.ad import TaskOffer
 from nodewire.protocol.published_profile import PublishedFit, PublishedProfile, PublishedRate, PublishedTask
-from nodewire.protocol.snapshot import Held, Node, Snapshot, derive
+from nodewire.protocol.snapshot import HeldTasks, Node, Snapshot, derive
 from tests.plan.markets import diamond, ring
 from tests.protocol_committee.actors import Provider, committee
 
@@ -167,7 +167,7 @@ def test_a_snapshot_tells_memory_speed_and_place_of_those_who_hold_something():
 
     def node(number: int, tasks: tuple[str, ...], us: int) -> Node:
         offers = tuple(TaskOffer(task=task, price_msat=1, us_per_position=us) for task in tasks)
-        held = (Held(manifest=manifest.digest(), free=1, tasks=offers),) if tasks else ()
+        held = (HeldTasks(manifest=manifest.digest(), free=1, tasks=offers),) if tasks else ()
         fields = {"bond_msat": 0, "region": "", "load_ppm": 0, "epochs": 1, "beat": "0" * 64, "ad": "0" * 64}
         return Node(pubkey=f"{number}" * 64, held=held, coordinates=(number * 1_000, 0, 500), **fields)
 
@@ -230,7 +230,7 @@ def test_what_a_stranger_claims_keeps_nobody_from_placing():
     manifest = plain.model_copy(update={"tasks": tuple(task.model_copy(update=most) for task in plain.tasks)})
     offers = tuple(TaskOffer(task=task.name, price_msat=1, us_per_position=1) for task in manifest.tasks)
     fields = {"bond_msat": 0, "region": "", "load_ppm": 0, "epochs": 1, "beat": "0" * 64, "ad": "0" * 64}
-    held = (Held(manifest=manifest.digest(), free=1, tasks=offers),)
+    held = (HeldTasks(manifest=manifest.digest(), free=1, tasks=offers),)
     node = Node(pubkey="1" * 64, held=held, coordinates=(-10_000_000, 10_000_000, 10_000_000), **fields)
     pool, _, _ = placing.of_snapshot(Snapshot(committee="0" * 64, epoch=1, nodes=(node,), events=()), manifest, None)
     assert (pool.nodes[0].memory_bytes, pool.nodes[0].speed) == (MOST_BYTES, MOST_RATE)
@@ -241,7 +241,7 @@ def test_nodes_of_one_name_whose_keys_begin_alike_are_told_apart():
     manifest = ring(1)
     offers = (TaskOffer(task="driver", price_msat=1, us_per_position=500),)
     fields = {"bond_msat": 0, "region": "", "load_ppm": 0, "epochs": 1, "beat": "0" * 64, "ad": "0" * 64}
-    held = (Held(manifest=manifest.digest(), free=1, tasks=offers),)
+    held = (HeldTasks(manifest=manifest.digest(), free=1, tasks=offers),)
     nodes = tuple(
         Node(pubkey="12345678" + end * 56, held=held, coordinates=(0, 0, 500), **fields) for end in ("a", "b", "c")
     )

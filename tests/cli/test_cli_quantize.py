@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from nodewire import cli
-from nodewire.cli.cutting import Asked, cut
+from nodewire.cli.cutting import CutOptions, cut
 from tests.kinds.llama import make_llama
 
 
@@ -25,7 +25,9 @@ def test_a_folder_is_quantized_cut_and_generates(tmp_path, monkeypatch, capfd):
     assert said["scheme"] == "int8"
     assert said["matrices"] > 0
     assert said["bytes"] == sum(path.stat().st_size for path in (tmp_path / "int8").glob("*.safetensors"))
-    foreseen, made = (cut(tmp_path / "int8", Asked(2_000_000, "one"), out).manifest for out in (None, tmp_path / "b"))
+    foreseen, made = (
+        cut(tmp_path / "int8", CutOptions(2_000_000, "one"), out).manifest for out in (None, tmp_path / "b")
+    )
     assert [task.memory_bytes for task in foreseen.tasks] == [task.memory_bytes for task in made.tasks]
     assert made.edges[1].tensors[0].dtype == "bfloat16"
     assert run(monkeypatch, "generate", "ab", "--local", tmp_path / "int8", "--max-tokens", 4, "--json") == 0

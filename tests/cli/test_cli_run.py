@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from nodewire.cli.buying import Asked
+from nodewire.cli.buying import PurchaseOptions
 from nodewire.cli.run import _calls, _document, _line, _verified
 from nodewire.customer.arrays import numpy_of
 from nodewire.errors import BadInput
@@ -77,7 +77,7 @@ def verdict(outcome: str, request: str = "two") -> dict[str, str]:
     ],
 )
 def test_whether_it_was_verified_is_said_in_a_word(options, verdicts, said):
-    asked = Asked.said("", None, **{"verify": False, "wait": False, **options})
+    asked = PurchaseOptions.from_options("", None, **{"verify": False, "wait": False, **options})
     assert _verified({"verdicts": verdicts, "uncertified": [], "request": "two"}, asked) == said
 
 

@@ -21,8 +21,8 @@ from nodewire.customer.training.history import History
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.quoting import quote
 from nodewire.customer.training.state import State
-from nodewire.customer.training.training import Trained
-from nodewire.customer.training.unpaid import Waiting
+from nodewire.customer.training.training import TrainingResult
+from nodewire.customer.training.unpaid import PaymentWait
 from nodewire.errors import BadInput
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
@@ -57,7 +57,7 @@ async def test_the_live_view_shows_rounds_shards_losses_and_money(market):
     view = TrainingView(TWO_ROUNDS, 10**6, console, seconds=10.0)
 
     def watch(state_, event, who):
-        view.take(state_, event, who)
+        view.update(state_, event, who)
         seen.append(drawn(console, view))
 
     async with provider(market, "ada"), provider(market, "bea"):
@@ -77,7 +77,7 @@ def test_a_round_that_is_made_again_is_told_with_whose_work_it_is_for():
     console = recorded(width=200)
     view = TrainingView(TWO_ROUNDS, 10**6, console, names={"ab" * 32: "ada"})
     failed = (("01" * 32, "ab" * 32), ("02" * 32, "ab" * 32), ("02" * 32, "cd" * 32))
-    view.take(State(rounds=9), happened.Undone(6, failed), "")
+    view.update(State(rounds=9), happened.StepRollback(6, failed), "")
     assert "round 7 is made again: the work of ada and cdcdcdcd failed its audit" in console.export_text()
 
 
@@ -86,7 +86,7 @@ async def test_elsewhere_than_on_a_terminal_it_is_told_in_lines_with_every_reaso
     view = TrainingView(TWO_ROUNDS, 10**6, console)
 
     def watch(state_, event, who):
-        view.take(state_, event, who)
+        view.update(state_, event, who)
         tables.append(drawn(recorded(), view))
 
     async with (
@@ -109,7 +109,7 @@ async def test_outer_steps_that_are_bought_are_shown_and_counted(market):
     view = TrainingView(TWO_ROUNDS, 10**6, console)
 
     def watch(state_, event, who):
-        view.take(state_, event, who)
+        view.update(state_, event, who)
         tables.append(drawn(recorded(), view))
 
     async with provider(market, "ada"), provider(market, "oona", kinds=(8842,)) as oona:
@@ -128,8 +128,8 @@ async def test_a_quote_is_what_it_comes_to(market):
         made = quote(TWO_ROUNDS, 8840, look(TWO_ROUNDS, market.data), 2, ads, servers=1)
         await train(market, "dora", TWO_ROUNDS, budget_msat=made.total_msat)
     journal = Journal(market.folder / "dora" / "journal.db")
-    history = History.of(journal.events())
-    with_audits = History.of(journal.events(), Keys.from_file(market.folder / "dora" / "key"))
+    history = History.replay(journal.events())
+    with_audits = History.replay(journal.events(), Keys.from_file(market.folder / "dora" / "key"))
     journal.close()
     assert history.down_bytes < with_audits.down_bytes <= made.down_bytes
     assert history.paid_msat == made.total_msat == 4 * LEAST_MSAT
@@ -141,13 +141,13 @@ async def test_a_quote_is_what_it_comes_to(market):
     assert history.points[0].down_bytes < history.points[1].down_bytes
 
 
-async def trained(market, name: str) -> Trained:
+async def trained(market, name: str) -> TrainingResult:
     async with provider(market, "ada"), provider(market, "bea"):
         done, weights = await train(market, name, TWO_ROUNDS)
     journal = Journal(market.folder / name / "journal.db")
-    history = History.of(journal.events())
+    history = History.replay(journal.events())
     journal.close()
-    return Trained("ab" * 32, weights, done, history.paid_msat, history.fees_msat, history)
+    return TrainingResult("ab" * 32, weights, done, history.paid_msat, history.fees_msat, history)
 
 
 async def test_results_are_weights_a_curve_and_a_summary(market, tmp_path):
@@ -198,6 +198,6 @@ def test_a_curve_falls_from_the_upper_left_to_the_lower_right():
 def test_what_the_end_waits_for_is_said_and_for_how_long():
     console = recorded(width=200, terminal=False)
     view = TrainingView(TWO_ROUNDS, 10**6, console, names={"ab" * 32: "ada"})
-    view.take(State(rounds=2, round=2), Waiting((("ab" * 32, 880), ("cd" * 32, 2_000)), 90.0), "")
+    view.update(State(rounds=2, round=2), PaymentWait((("ab" * 32, 880), ("cd" * 32, 2_000)), 90.0), "")
     told = console.export_text()
     assert "waiting up to 90 s for ada to take 0.880 sat, cdcdcdcd to take 2.000 sat that it is owed" in told

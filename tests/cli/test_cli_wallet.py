@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from nodewire.cli import wallet
 from nodewire.customer import debts
 from nodewire.customer.customer import Customer
-from nodewire.customer.debts import Owed
+from nodewire.customer.debts import ChunkDebt
 from nodewire.pay.debts import Key
 
 
-def owed(number: int, payee: str, amount_msat: int, **changes) -> Owed:
-    return Owed(Key("ab" * 32, payee * 32, number), amount_msat, "", **changes)
+def owed(number: int, payee: str, amount_msat: int, **changes) -> ChunkDebt:
+    return ChunkDebt(Key("ab" * 32, payee * 32, number), amount_msat, "", **changes)
 
 
 @pytest.fixture

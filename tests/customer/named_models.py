@@ -108,6 +108,6 @@ async def names(pool: Pool, blobs: Blobs, epoch: Epoch, **pins: ModelPin) -> Mod
     """As ME has them: with these pins, in a market of this epoch."""
     market = Market(pool, blobs, epoch.committee)
     for event in epoch.events[1:]:
-        await market.take(event)
+        await market.add_event(event)
     market.keep_snapshot(snapshot.sha256(epoch.blob), epoch.snapshot)
     return ModelNames(ME.public, pool, market, pins)

@@ -17,7 +17,7 @@ from nodewire.protocol import beacon, certificate, commitment, feedback, invento
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.chunk import claim
-from nodewire.protocol.commitment import ChunkRoot, Commitment, Committed
+from nodewire.protocol.commitment import ChunkRoot, Commitment, CommitmentEvent
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.feedback import Due
 from nodewire.protocol.plan import Assignment, Plan, Verification
@@ -48,7 +48,7 @@ class PublicRecord:
     seats: Sequence[Seat] = tuple(SEATS)
     events: list[Event] = field(default_factory=list)
     published: list[Event] = field(default_factory=list)
-    certifies: dict[str, tuple[Committed, ...]] = field(default_factory=dict)
+    certifies: dict[str, tuple[CommitmentEvent, ...]] = field(default_factory=dict)
     """Commitments by the digest of the body that certifies them."""
 
     def __post_init__(self) -> None:
@@ -138,9 +138,9 @@ class PublicRecord:
         key = Key(self.request.id, PROVIDERS[number].public, chunk, attempt)
         preimage = bytes([number]) * 16 + chunk.to_bytes(16, "big")
         ledger.plan(key, amount_msat)
-        ledger.record(key, debts.Invoiced("lnbcrt1", debts.hashlib.sha256(preimage).hexdigest()))
-        ledger.record(key, debts.Paying())
-        ledger.record(key, debts.Paid(preimage.hex(), 1))
+        ledger.record(key, debts.DebtInvoice("lnbcrt1", debts.hashlib.sha256(preimage).hexdigest()))
+        ledger.record(key, debts.PaymentAttempt())
+        ledger.record(key, debts.DebtPayment(preimage.hex(), 1))
 
     def verdict(self, number: int, chunk: int, epoch: int, **changes) -> Verdict:
         """On the chunk that provider `number` committed to, which `epoch` drew; it passes if nothing is changed."""
@@ -189,7 +189,7 @@ class PublicRecord:
         self.events.append(event)
         self.published.append(event)
 
-    async def commitments(self, body: Body) -> tuple[Committed, ...]:
+    async def commitments(self, body: Body) -> tuple[CommitmentEvent, ...]:
         return (await self.contents(body)).commitments
 
     async def contents(self, body: Body) -> Contents:

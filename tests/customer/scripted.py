@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from nodewire.customer.bought import Bought
+from nodewire.customer.bought import PurchasedJob
 from nodewire.customer.leg import Leg
 from nodewire.customer.piece import Piece
-from nodewire.customer.timing import Timing
+from nodewire.customer.timing import JobTimes
 from tests.protocol import documents
 
 CHUNK = 8
@@ -21,7 +21,7 @@ class Scripted:
     most_units = 8
 
     def __init__(self, plan=None, ads=None):
-        self.timing, self.manifest = Timing(), documents.manifest().model_copy(update={"chunk": CHUNK})
+        self.timing, self.manifest = JobTimes(), documents.manifest().model_copy(update={"chunk": CHUNK})
         self.plan = plan or documents.plan()
         self.closed = asyncio.Event()
         self.request = SimpleNamespace(id="ab" * 32)
@@ -60,4 +60,4 @@ def last(token):
 
 
 def leg(first=0, *, tokens=100, begun=lambda leg: None, **changes):
-    return Leg(Bought(Scripted(**changes), first), 8, tokens, begun)
+    return Leg(PurchasedJob(Scripted(**changes), first), 8, tokens, begun)

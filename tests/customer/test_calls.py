@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nodewire.customer.arrays import array_of, like, numpy_of, raw
-from nodewire.customer.batching import Batching, Parts, Programs
+from nodewire.customer.batching import BatchSplitter, Parts, Programs
 from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.ticketing import Tickets
 from nodewire.errors import BadFrame, BadInput, BadManifest, TooLarge, Unsupported
@@ -78,7 +78,7 @@ def call(rows: int, **changes) -> dict[str, np.ndarray]:
 async def parts(folder, given, **model) -> Parts:
     programs = two_branches(**model)
     made = manifest(programs, ENDS)
-    batching = await Batching.of(made, Programs(Blobs(folder, programs)))
+    batching = await BatchSplitter.load(made, Programs(Blobs(folder, programs)))
     return await batching.parts(batching.signature.arrays(given, array_of))
 
 
@@ -107,7 +107,7 @@ async def test_an_integer_that_a_table_has_no_row_for_is_told_although_its_input
         ["found", "aten.embedding.default", [ref("table"), ref("shaped")], {}],
     ]
     programs["right"] = canonical.encode(document)
-    batching = await Batching.of(manifest(programs, ENDS), Programs(Blobs(tmp_path, programs)))
+    batching = await BatchSplitter.load(manifest(programs, ENDS), Programs(Blobs(tmp_path, programs)))
     for ids in ([0, 10], [-1, 3]):
         with pytest.raises(BadInput, match=r"^ids: has (10|-1); from 0 to 9 is taken"):
             await batching.parts(batching.signature.arrays(call(2, ids=np.array(ids)), array_of))
@@ -176,7 +176,7 @@ async def test_a_batch_whose_rows_are_mixed_is_refused_with_what_to_do(tmp_path)
 async def test_programs_are_read_once_for_many_calls(tmp_path):
     programs = two_branches()
     market = Blobs(tmp_path, programs)
-    batching = await Batching.of(manifest(programs, ENDS), Programs(market))
+    batching = await BatchSplitter.load(manifest(programs, ENDS), Programs(market))
     for rows in (3, 30, 30):
         await batching.parts(batching.signature.arrays(call(rows), array_of))
     assert len(market.fetched) == 3
@@ -185,7 +185,7 @@ async def test_programs_are_read_once_for_many_calls(tmp_path):
 async def test_a_task_that_the_customer_does_not_feed_may_be_the_one_that_a_call_is_too_large_for(tmp_path):
     programs = two_branches()
     programs["sum"] = canonical.encode({**canonical.decode(programs["sum"], max_bytes=2**20), "volume": 5})
-    batching = await Batching.of(manifest(programs, ENDS), Programs(Blobs(tmp_path, programs)))
+    batching = await BatchSplitter.load(manifest(programs, ENDS), Programs(Blobs(tmp_path, programs)))
     parts = await batching.parts(batching.signature.arrays(call(8), array_of))
     assert [one["ids"].shape[0] for one in parts.calls] == [5, 3]
 
@@ -203,18 +203,18 @@ async def test_a_call_with_more_for_one_task_than_a_frame_takes_is_refused(tmp_p
         )
     }
     made = manifest(programs, {"customer.to.only": (CUSTOMER, "only"), "y": ("only", CUSTOMER)})
-    batching = await Batching.of(made, Programs(Blobs(tmp_path, programs)))
+    batching = await BatchSplitter.load(made, Programs(Blobs(tmp_path, programs)))
     with pytest.raises(TooLarge, match=str(MAX_FRAME_BYTES)):
         await batching.parts({"x": Array("float32", (rows, 4), bytes(rows * 16))})
 
 
 def test_many_calls_are_as_many_jobs_as_tickets_need():
-    signature = Signature.of(manifest(two_branches(), ENDS))
+    signature = Signature.from_manifest(manifest(two_branches(), ENDS))
     calls = [{name: raw(name, value) for name, value in call(2).items()}] * 200
     portions = jobs(signature, calls)
     assert [len(portion) for portion in portions] == [64, 64, 64, 8]
     tickets = Tickets(documents.CUSTOMER, {}, signature.frames(portions[0]))
-    assert len(tickets.of("ab" * 32).to_json()) <= Ticket.MAX_BYTES
+    assert len(tickets.make_ticket("ab" * 32).to_json()) <= Ticket.MAX_BYTES
     large = [{name: Array("uint8", (30 * 2**20,), b"") for name in ("pixels", "ids")}] * 3
     assert [len(portion) for portion in jobs(signature, large)] == [1, 1, 1]
 
@@ -232,7 +232,7 @@ def test_a_model_that_takes_its_input_on_more_edges_than_a_ticket_can_name_is_un
     }
     ends = {f"customer.to.{name}": (CUSTOMER, name) for name in names} | {name: (name, CUSTOMER) for name in names}
     with pytest.raises(Unsupported, match="200 edges"):
-        jobs(Signature.of(manifest(programs, ends)), [{"x": Array("float32", (1,), bytes(4))}])
+        jobs(Signature.from_manifest(manifest(programs, ends)), [{"x": Array("float32", (1,), bytes(4))}])
 
 
 def test_one_name_of_two_types_is_no_signature():
@@ -246,13 +246,13 @@ def test_one_name_of_two_types_is_no_signature():
         for edge in made.edges
     ]
     with pytest.raises(BadManifest, match=r"pixels: is float32 \[rows, 4\], and int64 \[rows\] on customer.to.right"):
-        Signature.of(made.model_copy(update={"edges": tuple(edges)}))
+        Signature.from_manifest(made.model_copy(update={"edges": tuple(edges)}))
 
 
 def evaluation(*rows: int) -> Evaluation:
     made = manifest(two_branches(), ENDS)
     calls = [{name: raw(name, value) for name, value in call(n).items()} for n in rows]
-    one = Evaluation(None, None, "", made, None, lambda made: None, None, Signature.of(made), calls)
+    one = Evaluation(None, None, "", made, None, lambda made: None, None, Signature.from_manifest(made), calls)
     one.frames()
     one.forget()
     return one
@@ -265,14 +265,14 @@ def output(edge: str, seq: int, rows: int, *, end: bool) -> Frame[Array]:
 def test_outputs_of_all_edges_and_calls_are_taken_in_any_order():
     one = evaluation(2, 3)
     for edge, seq in (("sum", 0), ("sum", 1), ("found", 0)):
-        one.take(output(edge, seq, 2 + seq, end=seq == 1))
+        one.add_output(output(edge, seq, 2 + seq, end=seq == 1))
     with pytest.raises(BadFrame, match="found: did not come for call 1"):
         one.finish()
-    one.take(output("found", 1, 3, end=True))
+    one.add_output(output("found", 1, 3, end=True))
     one.finish()
     assert [set(outputs) for outputs in one.outputs] == [{"sum", "found"}] * 2
     one.forget()
-    assert not one.came()
+    assert not one.has_output()
 
 
 @pytest.mark.parametrize(
@@ -290,9 +290,9 @@ def test_outputs_of_all_edges_and_calls_are_taken_in_any_order():
 )
 def test_an_output_that_is_not_what_was_bought_is_not_taken(frame, said):
     one = evaluation(2, 3)
-    one.take(output("found", 0, 2, end=False))
+    one.add_output(output("found", 0, 2, end=False))
     with pytest.raises(BadFrame, match=said):
-        one.take(frame)
+        one.add_output(frame)
 
 
 async def test_programs_that_would_take_a_customers_memory_are_not_read(tmp_path):
@@ -306,9 +306,9 @@ async def test_programs_that_would_take_a_customers_memory_are_not_read(tmp_path
         )
 
     with pytest.raises(TooLarge, match="of programs"):
-        await Batching.of(with_large("left"), Programs(market))
+        await BatchSplitter.load(with_large("left"), Programs(market))
     assert not market.fetched
-    batching = await Batching.of(with_large("sum"), Programs(market))  # which the customer does not feed
+    batching = await BatchSplitter.load(with_large("sum"), Programs(market))  # which the customer does not feed
     assert len((await batching.parts(batching.signature.arrays(call(8), array_of))).calls) == 1
     with pytest.raises(BadInput, match="a task that is not read"):
         await batching.parts(batching.signature.arrays(call(9), array_of))

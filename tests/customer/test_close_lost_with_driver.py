@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer import controls
-from nodewire.customer.rejected import Rejected
+from nodewire.customer.rejected import FrameRejection
 from nodewire.errors import BadInput, BadSignature
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.close import Close
@@ -26,7 +26,7 @@ async def broken_off():
     payments, payer = job()
     await closed(payments, 0)
     await payments.delivered(1)
-    await payments.over()
+    await payments.close()
     return payments, payer
 
 
@@ -68,7 +68,7 @@ async def test_each_stage_is_paid_what_is_signed_to_it_and_the_driver_is_blamed(
     payments, payer = job()
     await closed(payments, 0, units=told)
     for who in (HONEST, LAST):
-        with pytest.raises(Rejected) as caught:
+        with pytest.raises(FrameRejection) as caught:
             await asked(payments, asks(who, 0, units=shown, close=close_of(0, units=shown)))
         assert caught.value.whom == {DRIVER.public} and not caught.value.refuser
     assert payer.paid_msat == {HONEST.public: shown * PRICE_MSAT, LAST.public: shown * PRICE_MSAT}
@@ -78,7 +78,7 @@ async def test_each_stage_is_paid_what_is_signed_to_it_and_the_driver_is_blamed(
 async def test_against_the_driver_itself_its_first_word_stands():
     payments, payer = job()
     await closed(payments, 0)
-    with pytest.raises(Rejected):
+    with pytest.raises(FrameRejection):
         await asked(payments, asks(HONEST, 0, units=3, close=close_of(0, units=3)))
     with pytest.raises(BadInput, match="closed 0 with 1"):
         await asked(payments, asks(DRIVER, 0, units=3, close=close_of(0, units=3)))
@@ -101,7 +101,7 @@ async def test_nobody_is_paid_more_than_the_driver_signed_or_the_prompt_can_have
 async def test_who_computed_fewer_and_shows_no_close_is_paid_and_either_may_lie():
     payments, payer = job()
     await closed(payments, 0, units=3)
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(FrameRejection) as caught:
         await asked(payments, asks(HONEST, 0))
     assert caught.value.whom == {DRIVER.public, HONEST.public}
     assert payer.paid_msat == {HONEST.public: PRICE_MSAT}
@@ -124,8 +124,8 @@ async def test_a_close_that_cannot_be_true_is_none(chunk, units):
     await payments.delivered(0)
     members = SimpleNamespace(controls=partial(_once, close_of(chunk, units=units)))
     await asyncio.wait_for(controls.follow(REQUEST, members, DRIVER.public, payments, None, JobTaskGroup()), 10)
-    await payments.over()
-    assert (payments.came(), payments.open_chunk(), payments.units(chunk)) == (whole, whole, 1)
+    await payments.close()
+    assert (payments.count_owed(), payments.open_chunk(), payments.units(chunk)) == (whole, whole, 1)
 
 
 async def _once(close):
@@ -136,7 +136,7 @@ async def test_a_claim_that_shows_no_close_and_asks_for_more_means_that_either_l
     """As of an honest stage, to which the driver's close says fewer units than it computed."""
     payments, payer = job()
     await closed(payments, 0)
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(FrameRejection) as caught:
         await asked(payments, asks(HONEST, 0, units=5))
     assert caught.value.whom == {DRIVER.public, HONEST.public}
     assert not payer.paid_msat
@@ -163,7 +163,7 @@ async def test_who_claims_more_than_the_first_close_leaves_others_what_that_says
 
     payer.pay = pay
     await asked(payments, asks(LAST, 0, units=2))
-    with pytest.raises(Rejected):
+    with pytest.raises(FrameRejection):
         await asked(payments, asks(HONEST, 0, units=8, close=close_of(0, units=8)))
     whole = payments._plan.terms.max_total_msat
     assert budgets == [whole, whole - 2 * payments._plan.price_msat(DRIVER.public)]

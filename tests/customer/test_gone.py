@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodewire.customer.gone import KEPT_EPOCHS, Gone
+from nodewire.customer.gone import KEPT_EPOCHS, FailedProviders
 from nodewire.customer.planning import draw
 from nodewire.errors import NoProvider
 from nodewire.protocol import snapshot as snapshots
@@ -44,7 +44,7 @@ def clock():
 
 @pytest.fixture
 def gone(clock):
-    return Gone(COMMITTEE, clock)
+    return FailedProviders(COMMITTEE, clock)
 
 
 def test_who_failed_is_passed_over_on_the_strength_of_older_beats_and_nobody_else_is(gone):

@@ -10,11 +10,11 @@ import pytest
 
 from nodewire.customer import ending
 from nodewire.customer.again import blamed, may_begin
-from nodewire.customer.answers import MoreWork, Refused
+from nodewire.customer.answers import MoreWork, ProviderRefusal
 from nodewire.customer.claims import Claims
 from nodewire.customer.ending import LATE_CLAIMS_S, LINGER_S
 from nodewire.customer.purchase import Purchase
-from nodewire.customer.timing import Timing
+from nodewire.customer.timing import JobTimes
 from nodewire.errors import BadInput, LinkLost, PaymentRequired, TimedOut
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.protocol.close import Close
@@ -31,16 +31,16 @@ async def test_what_its_driver_has_closed_is_paid_though_the_customer_takes_no_m
     paying = asyncio.create_task(payments.asked(claim))
     await asyncio.sleep(0.05)
     assert not paying.done()
-    await payments.over()
+    await payments.close()
     await asyncio.wait_for(paying, 5)
-    assert payments.came() == 2
+    assert payments.count_owed() == 2
     assert payer.paid_msat == {HONEST.public: PRICE_MSAT}
 
 
 async def test_what_nobody_closed_is_not_paid_when_the_customer_leaves():
     payments, payer = job()
     await closed(payments, 0)
-    await payments.over()
+    await payments.close()
     claim = asks(HONEST, 1)
     assert payments.expects(claim)
     with pytest.raises(TimeoutError):
@@ -60,7 +60,7 @@ def leaving(payments, **running):
     """A purchase whose job is under way, of which no output has come."""
     purchase = Purchase.__new__(Purchase)
     purchase._running = SimpleNamespace(is_open=True, payments=payments, missed=set(), **running)
-    purchase._done, purchase._gone, purchase.timing = False, set(), Timing()
+    purchase._done, purchase._gone, purchase.timing = False, set(), JobTimes()
     planner = SimpleNamespace(missed=lambda whom: None)
     purchase._earlier = []
     purchase._session, purchase._paying = SimpleNamespace(planner=planner, beside=asyncio.create_task), None
@@ -85,24 +85,24 @@ async def test_what_a_driver_closed_that_then_fell_silent_is_paid_though_no_outp
     for who in (HONEST, LAST):
         claims.claimed(asks(who, 0, units=3, close=close))
     async with asyncio.timeout(30):
-        while not payments.came():
+        while not payments.count_owed():
             await asyncio.sleep(0)
 
     async def gone(ended_by):
         return set()
 
-    async def end():  # as `Running.end`
+    async def end():  # as `JobAttempt.end`
         await background.end()
-        await payments.over()
+        await payments.close()
 
-    purchase = leaving(payments, gone=gone, end=end, cancel=lambda: None, spent_msat=lambda: 0)
+    purchase = leaving(payments, find_absent=gone, end=end, cancel=lambda: None, spent_msat=lambda: 0)
     for _ in range(outputs):
         purchase.timing.output()
     await left(purchase, TimedOut("output", "none came"))
     assert purchase.spent_msat >= 3 * PRICE_MSAT  # of what is bought next
     await asyncio.wait_for(purchase.paid(), 10)
     assert payer.paid_msat == {HONEST.public: 3 * PRICE_MSAT, LAST.public: 3 * PRICE_MSAT}
-    assert payments.came() == 1 and background.fault is None
+    assert payments.count_owed() == 1 and background.fault is None
 
 
 async def test_of_a_call_that_put_out_nothing_no_claim_is_waited_for(monkeypatch):
@@ -115,14 +115,16 @@ async def test_of_a_call_that_put_out_nothing_no_claim_is_waited_for(monkeypatch
     assert not payer.paid_msat
 
 
-@pytest.mark.parametrize("word", [Refused(LAST.public, "ab" * 32), MoreWork(LAST.public, 9)], ids=["busy", "work"])
+@pytest.mark.parametrize(
+    "word", [ProviderRefusal(LAST.public, "ab" * 32), MoreWork(LAST.public, 9)], ids=["busy", "work"]
+)
 async def test_who_refuses_a_job_whose_driver_has_closed_a_chunk_ends_it_and_what_is_bought_next_is_without_it(word):
     payments, _ = job()
     purchase = leaving(payments, cancel=lambda: None, blamed=set)
     purchase._busy, purchase._bits = [], []
     await payments.closed(0, 1)
     with pytest.raises(type(word)) as caught:
-        await (purchase._redraw(word) if isinstance(word, Refused) else purchase._work(word))
+        await (purchase._redraw(word) if isinstance(word, ProviderRefusal) else purchase._work(word))
     assert caught.value is word
     assert may_begin(word, purchase, failures=0, came=False) and blamed(word, purchase) == {LAST.public}
 
@@ -141,7 +143,7 @@ async def test_what_a_job_that_broke_off_owes_is_paid_beside_what_is_bought_next
     async def end():
         done.append("end")
 
-    purchase = leaving(payments, gone=gone, end=end, cancel=lambda: done.clear(), spent_msat=lambda: 7)
+    purchase = leaving(payments, find_absent=gone, end=end, cancel=lambda: done.clear(), spent_msat=lambda: 7)
     purchase.timing.output()
     assert await left(purchase, error) < LATE_CLAIMS_S / 2
     assert done == []

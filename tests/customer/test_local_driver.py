@@ -61,7 +61,7 @@ class Driving:
         async def hand():
             while True:
                 frame = await market.hub.queues[CUSTOMER.public].get()
-                if not box.take(frame):
+                if not box.accept(frame):
                     await outputs.put(frame)
 
         outputs = asyncio.Queue()

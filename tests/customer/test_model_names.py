@@ -21,7 +21,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.ad import TaskOffer
 from nodewire.protocol.model_name import name_in, skeleton
-from nodewire.protocol.snapshot import Held, Node
+from nodewire.protocol.snapshot import HeldTasks, Node
 from nodewire.store.blobs import Blobs
 from relay import serve
 from relay.limits import Limits
@@ -222,7 +222,7 @@ def node(number: int, held: list[str]) -> Node:
         pubkey=f"{number:064x}",
         beat="00" * 32,
         ad="00" * 32,
-        held=tuple(Held(manifest=one, free=1, tasks=(offer,)) for one in held),
+        held=tuple(HeldTasks(manifest=one, free=1, tasks=(offer,)) for one in held),
         bond_msat=0,
         region="",
         load_ppm=0,

@@ -10,7 +10,7 @@ from nodewire.customer.again import may_begin
 from nodewire.customer.answers import MoreWork
 from nodewire.customer.planning import MAX_POW_BITS
 from nodewire.customer.purchase import MAX_WORKED, Purchase
-from nodewire.customer.timing import Timing
+from nodewire.customer.timing import JobTimes
 from nodewire.protocol.manifest import CUSTOMER
 from tests.protocol import documents
 
@@ -24,11 +24,11 @@ class Asking(Purchase):
         self.manifest = SimpleNamespace(
             mode="generate", chunk=64, edges=[SimpleNamespace(name="tokens", target=CUSTOMER)]
         )
-        self.timing, self._bits, self.cancelled, self.asked = Timing(), [], 0, 0
+        self.timing, self._bits, self.cancelled, self.asked = JobTimes(), [], 0, 0
         self._last_chunk, self._done = -1, False
         self._accept = lambda frame: frame
         self._script = [MoreWork(PROVIDER, one) for one in bits]
-        payments = SimpleNamespace(came=lambda: 0)
+        payments = SimpleNamespace(count_owed=lambda: 0)
         self._running = SimpleNamespace(plan=documents.plan(), next=self._next, cancel=self._cancel, payments=payments)
 
     async def _next(self, deadline_s):

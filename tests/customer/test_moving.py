@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer import moving
-from nodewire.customer.moving import MAX_MOVES, Moving
+from nodewire.customer.moving import MAX_MOVES, Migrator
 from nodewire.customer.race import Race
 from nodewire.errors import NoProvider
 from nodewire.protocol.plan import Terms
@@ -64,9 +64,9 @@ class Made:
         self.lead = leg(tokens=left, ads=ADS)
         self.lead.started_s = STEP_S
         self.race.begin(self.lead)
-        self.moving = Moving(self, self.race, resplit_msat)
+        self.moving = Migrator(self, self.race, resplit_msat)
 
-    def left(self):
+    def remaining(self):
         return self.lefts
 
     async def pace(self, public, wire, request, patience_s):
@@ -84,7 +84,7 @@ class Made:
         lead, now_s = self.race.lead, 1_000.0
         for _ in range(4 * 4 + 1):
             now_s += step_s
-            lead.pace.came(now_s, step_s)
+            lead.pace.record(now_s, step_s)
             lead.at += 1
             if lead.at % 4 == 0:
                 self.moving.look()

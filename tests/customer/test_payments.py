@@ -48,7 +48,7 @@ async def test_nobody_is_paid_for_another_that_died():
     with pytest.raises(BadInput, match="amount"):
         one = asks(LAST, 1)
         await asked(payments, replace(one, due=replace(one.due, amount_msat=2 * PRICE_MSAT)))
-    await payments.over()
+    await payments.close()
     await asyncio.wait_for(payments.claims_settled({HONEST.public}), 10)
     assert payer.paid_msat == {DRIVER.public: 2 * PRICE_MSAT, HONEST.public: PRICE_MSAT, LAST.public: PRICE_MSAT}
 
@@ -59,10 +59,10 @@ async def test_what_a_provider_claimed_before_it_died_is_paid_when_its_chunk_is_
     early = asks(HONEST, 1)
     assert payments.expects(early)
     paying = asyncio.create_task(payments.asked(early))
-    await payments.over()
+    await payments.close()
     await asyncio.wait_for(payments.claims_settled({HONEST.public}), 10)
     assert not paying.done()
     await payments.closed(1, 1)  # its driver had signed that, and it came over the wire at last
     await asyncio.wait_for(paying, 10)
     assert payer.paid_msat == {HONEST.public: PRICE_MSAT}
-    assert payments.came() == 2
+    assert payments.count_owed() == 2

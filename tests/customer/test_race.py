@@ -70,7 +70,7 @@ async def test_a_job_that_is_left_ends_with_its_chunk(session):
     assert not purchase.closed.is_set()
     purchase.put(TOKENS[2 * CHUNK])
     await asyncio.wait_for(purchase.closed.wait(), 5)
-    await slow.over()
+    await slow.wait_end()
     assert len(purchase.timing.outputs) == 2 * CHUNK + 1
     assert session.ended == [slow]
 

@@ -14,7 +14,7 @@ from nodewire.customer import called
 from nodewire.customer.again import MAX_AGAIN, SecondChances, blamed, may_begin, silent
 from nodewire.customer.answers import Answers
 from nodewire.customer.embedding import Embedding
-from nodewire.customer.rejected import Rejected, noticed, reported
+from nodewire.customer.rejected import FrameRejection, noticed, reported
 from nodewire.errors import (
     BadFrame,
     BadInput,
@@ -106,7 +106,7 @@ async def test_who_quotes_somebody_that_says_nothing_is_blamed_with_it(heard, co
     made, background = heard
     made._feedback(says(0, code, by=FIRST))
     error = await ended(background)
-    assert made.blamed | (error.whom if isinstance(error, Rejected) else set()) >= {DRIVER, FIRST}
+    assert made.blamed | (error.whom if isinstance(error, FrameRejection) else set()) >= {DRIVER, FIRST}
 
 
 async def test_who_ends_a_job_that_its_customer_has_given_up_is_not_blamed_for_it(heard):
@@ -217,7 +217,7 @@ async def test_a_neighbour_that_cancels_and_nobody_signs_for_it_is_blamed_with_t
 async def test_frames_that_break_the_wires_rules_are_their_producers_fault(running):  # noqa: F811
     one = running(Pool())
     one._mailbox.refuse(DRIVER, "hidden.1", BadFrame("seq", "7, 0 is next"))
-    with pytest.raises(Rejected, match="seq: 7") as caught:
+    with pytest.raises(FrameRejection, match="seq: 7") as caught:
         await one.next(10.0)
     assert caught.value.whom == {DRIVER}
 
@@ -230,7 +230,7 @@ async def test_what_runs_beside_leaves_what_a_neighbour_said_to_who_asks_for_it(
         raise error
 
     await one._unless_told(fails(BadFrame("x", "y"), DRIVER))
-    with pytest.raises(Rejected) as caught:  # a task that runs here
+    with pytest.raises(FrameRejection) as caught:  # a task that runs here
         await one._unless_told(fails(BadFrame("return", "NaN")))
     assert caught.value.whom == {SECOND}
     with pytest.raises(BadFrame, match="prompt"):
@@ -250,7 +250,7 @@ def test_another_driver_is_tried_for_what_one_does_not_support_and_none_where_it
 
 def test_others_are_tried_for_frames_that_cannot_be_computed_and_not_for_the_customers_own():
     made = Bought([])
-    rejected = Rejected("x", "y", frozenset({FIRST}), SECOND)
+    rejected = FrameRejection("x", "y", frozenset({FIRST}), SECOND)
     assert may_begin(rejected, made, failures=0, came=True)
     assert not may_begin(rejected, made, failures=MAX_AGAIN, came=False)
     assert not may_begin(BadFrame("x", "y"), made, failures=0, came=False)
@@ -289,13 +289,13 @@ def terms(*excluded: str) -> Terms:
 
 def test_where_nobody_is_left_who_refused_comes_back_and_then_the_others_in_its_place_each_once():
     chances = SecondChances()
-    chances.rejected(Rejected("x", "y", frozenset({FIRST}), SECOND))
+    chances.rejected(FrameRejection("x", "y", frozenset({FIRST}), SECOND))
     first = chances.next(terms(DRIVER, FIRST, SECOND))
     assert set(first.excluded) == {DRIVER, FIRST}
     second = chances.next(first)
     assert set(second.excluded) == {DRIVER, SECOND}
     assert chances.next(second) is None
-    chances.rejected(Rejected("x", "y", frozenset({FIRST}), SECOND))
+    chances.rejected(FrameRejection("x", "y", frozenset({FIRST}), SECOND))
     assert chances.next(second) is None
 
 
@@ -328,7 +328,7 @@ def test_of_those_who_were_missed_the_newest_come_back_first_each_once():
 
 def test_who_sent_the_customer_itself_what_is_no_output_does_not_come_back():
     chances = SecondChances()
-    chances.rejected(Rejected("x", "y", frozenset({FIRST})))
+    chances.rejected(FrameRejection("x", "y", frozenset({FIRST})))
     chances.rejected(LinkLost("x", "y"))
     assert chances.next(terms(FIRST)) is None
 
@@ -379,8 +379,8 @@ def buying(monkeypatch):
     return buy
 
 
-def lied(a: str, b: str) -> Rejected:
-    return Rejected("x", f"{b} cannot compute what came from {a}", frozenset({a}), b)
+def lied(a: str, b: str) -> FrameRejection:
+    return FrameRejection("x", f"{b} cannot compute what came from {a}", frozenset({a}), b)
 
 
 async def test_what_is_bought_anew_is_without_both(buying):
@@ -392,7 +392,7 @@ async def test_what_is_bought_anew_is_without_both(buying):
 async def test_liars_without_end_are_not_tried_without_end(buying):
     errors = [lied(f"{n:064x}", f"{n + 1:064x}") for n in range(2, 40, 2)]
     one, made = buying(*errors)
-    with pytest.raises(Rejected):
+    with pytest.raises(FrameRejection):
         await one.buy()
     assert len(made) == 1 + MAX_AGAIN
 
@@ -423,7 +423,7 @@ async def test_liars_with_different_stories_are_not_heard_without_end(buying):
 async def test_if_those_are_the_only_ones_each_has_its_second_chance_and_then_the_first_error_is_told(buying):
     nobody = NoProvider("task", "nobody is left")
     one, made = buying(lied(FIRST, SECOND), nobody, nobody, nobody)
-    with pytest.raises(Rejected, match="cannot compute") as caught:
+    with pytest.raises(FrameRejection, match="cannot compute") as caught:
         await one.buy()
     assert caught.value.__cause__ is nobody
     assert [set(under.excluded) for under in made] == [set(), {FIRST, SECOND}, {FIRST}, {SECOND}]
@@ -449,7 +449,7 @@ async def test_a_node_that_failed_of_itself_is_excluded_though_its_neighbour_pas
     said = feedback.build(
         keys, one.request.id, documents.CUSTOMER.public, "error", created_at=1, text="node-failed", ciphertext=""
     )
-    asking = asyncio.create_task(one.gone(word(NodeFailed, DRIVER)))
+    asking = asyncio.create_task(one.find_absent(word(NodeFailed, DRIVER)))
     await asyncio.sleep(0)
     one.answers._take(said)
     async with one.answers._said:
@@ -460,7 +460,7 @@ async def test_a_node_that_failed_of_itself_is_excluded_though_its_neighbour_pas
 async def test_a_node_whose_failure_nobody_signs_for_is_the_one_that_told_it(running, monkeypatch):  # noqa: F811
     one = running(Pool())
     monkeypatch.setattr("nodewire.customer.running.WORD_S", 0.0)
-    assert await one.gone(word(NodeFailed, DRIVER)) == {DRIVER}
+    assert await one.find_absent(word(NodeFailed, DRIVER)) == {DRIVER}
 
 
 async def test_a_fault_of_the_customers_own_machine_is_told_and_nobody_is_excluded(buying):

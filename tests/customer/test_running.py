@@ -9,9 +9,9 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
-from nodewire.customer.running import Running
+from nodewire.customer.running import JobAttempt
 from nodewire.customer.ticketing import Tickets
-from nodewire.customer.timing import Timing
+from nodewire.customer.timing import JobTimes
 from nodewire.errors import LinkLost, NotAllowed, RelayRefused, TimedOut, WorkerFailed
 from nodewire.nostr.event import sign
 from nodewire.protocol.frame import Array, Frame
@@ -50,7 +50,7 @@ class Settler:
     def requests(self, request):
         self.under_way.append(request)
 
-    def over(self, request, payments):
+    def end_job(self, request, payments):
         self.ended.append(request)
 
 
@@ -73,7 +73,7 @@ async def running(tmp_path):
         request = sign(documents.CUSTOMER, 8843, created_at=1)
         drawn = SimpleNamespace(plan=plan, ads=ads, holders={})
         tickets = Tickets(documents.CUSTOMER, {}, inputs)
-        one = Running(session, SimpleNamespace(), manifest, {}, inputs, tickets, drawn, request, Timing())
+        one = JobAttempt(session, SimpleNamespace(), manifest, {}, inputs, tickets, drawn, request, JobTimes())
         made.append(one)
         return one
 
@@ -148,19 +148,19 @@ async def test_who_is_gone_is_asked_for_and_what_others_say_of_one_who_is_there_
     at = {other.public: await other.listen("127.0.0.1") for other in others}
     try:
         one = running(Pool(), at)
-        assert await one.gone(None) == set()
-        assert await one.gone(NotAllowed("job", "whatever")) == set()
-        assert await one.gone(TimedOut("output", "none came")) == {dead}
-        assert await one.gone(LinkLost(here, "as its neighbour says")) == set()
+        assert await one.find_absent(None) == set()
+        assert await one.find_absent(NotAllowed("job", "whatever")) == set()
+        assert await one.find_absent(TimedOut("output", "none came")) == {dead}
+        assert await one.find_absent(LinkLost(here, "as its neighbour says")) == set()
         assert here in one.blamed()  # the same call does without it all the same
-        assert await one.gone(LinkLost(dead, "as its neighbour says")) == {dead}
+        assert await one.find_absent(LinkLost(dead, "as its neighbour says")) == {dead}
         one.answers.blamed.add(also_here)
-        assert await one.gone(WorkerFailed("provider", "reports it")) == {also_here}
+        assert await one.find_absent(WorkerFailed("provider", "reports it")) == {also_here}
         own = LinkLost(here, "no link from this node, a moment ago")
         one.background.fail(own)
-        assert await one.gone(own) == set()
+        assert await one.find_absent(own) == set()
         one.missed.add(here)
-        assert await one.gone(own) == {here}
+        assert await one.find_absent(own) == {here}
     finally:
         for other in others:
             await other.close()
@@ -190,7 +190,7 @@ async def test_a_neighbours_word_that_another_is_gone_is_no_loss_of_this_nodes_o
     for _ in range(20):
         await asyncio.sleep(0)  # what runs beside hears it, too
     assert (caught.value.field, caught.value.by) == (stage, driver)
-    assert await served.gone(caught.value) == set()
+    assert await served.find_absent(caught.value) == set()
     assert served.missed == set()
 
 
@@ -200,9 +200,9 @@ async def test_of_a_loss_that_nobody_else_sees_both_are_left_out_who_says_it_and
     cancelled(served, driver, LinkLost(stage, "gone: so its driver says"))
     with pytest.raises(LinkLost) as caught:
         await served.next(10.0)
-    await served.gone(caught.value)
+    await served.find_absent(caught.value)
     assert served.blamed() == {driver, stage}
     said = LinkLost("provider", "reports link-lost")  # over relays nobody is named
     said.by = other
-    assert await served.gone(said) == set()
+    assert await served.find_absent(said) == set()
     assert other in served.blamed()

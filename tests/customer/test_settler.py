@@ -393,7 +393,7 @@ async def over(relays, book, wallet, monkeypatch):
     payments, payer = job()
     await closed(payments, 0)
     async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
-        one.over(REQUEST, payments)
+        one.end_job(REQUEST, payments)
         yield one, payer
 
 
@@ -446,7 +446,7 @@ async def test_a_claim_that_is_told_again_is_paid_though_its_job_is_not_remember
             payments, _ = job()
             await closed(payments, 0)
             one.requests(relays.request.id)
-            one.over(relays.request.id, payments)
+            one.end_job(relays.request.id, payments)
         for chunk in (0, 1):  # of which the second never came
             relays.told.put_nowait(relays.claimed(1, chunk))
         await until(lambda: wallet.paid)

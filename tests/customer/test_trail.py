@@ -12,7 +12,7 @@ from nodewire.customer.trail import judged, money, record, work
 from nodewire.errors import NotFound
 from nodewire.nostr import event as events
 from nodewire.pay import settlement
-from nodewire.pay.bond_holder import HeldBond, Settled
+from nodewire.pay.bond_holder import HeldBond, VerdictSettlement
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, kinds, receipt
 from tests.customer.public_record import CUSTOMER, PROVIDERS, PublicRecord
@@ -27,11 +27,11 @@ class BondHolder:
     """What a holder says of a job's verdicts, by the rules but for what a test alters."""
 
     def __init__(self) -> None:
-        self.cases: dict[str, Settled] = {}
+        self.cases: dict[str, VerdictSettlement] = {}
         self.bond_state = "slashed"
         self.came_msat = 2 * 450
 
-    async def case(self, case: str) -> Settled:
+    async def case(self, case: str) -> VerdictSettlement:
         if case not in self.cases:
             raise NotFound("case", "never presented")
         return self.cases[case]
@@ -45,7 +45,7 @@ class BondHolder:
     def settle(self, said, told: PublicRecord) -> None:
         found = settlement.find(said, told.request, told.committee)
         given = settlement.payouts(found, following=1, payable_msat=45_000)
-        self.cases[found.case] = Settled(
+        self.cases[found.case] = VerdictSettlement(
             found.case, found.request, found.outcome, found.culprit, found.slashes, "id", given, "", {}
         )
 

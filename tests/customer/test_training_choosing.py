@@ -11,16 +11,16 @@ from nodewire.customer.training import pacing, silence
 from nodewire.customer.training.choosing import Need, deal, grouped
 from nodewire.customer.training.costing import Record, record_of
 from nodewire.customer.training.events import (
-    Begun,
-    Judged,
-    Lost,
-    Missed,
-    Opened,
-    Published,
-    Received,
-    ResultCame,
-    Stepped,
-    Sufficed,
+    RequestPublication,
+    ResultArrival,
+    ResultJudgement,
+    ResultReceipt,
+    ResultTimeout,
+    RoundQuorum,
+    ShardLoss,
+    StepCompletion,
+    TrainingStart,
+    WorkStart,
 )
 from nodewire.customer.training.transitions import apply
 from nodewire.protocol.round import MAX_ASSIGNED
@@ -127,50 +127,61 @@ def round_of(number: int, *events, state, asked=("ada", "bea")):
     """`events` of a round that these were asked for, in which bea's result comes, and its step."""
     request = f"r{number}"
     rows = tuple(row(index, provider) for index, provider in enumerate(asked))
-    came = [ResultCame(request, "bea", "{}", 5), Received(request, "bea"), Judged(request, "bea", True, "")]
+    came = [
+        ResultArrival(request, "bea", "{}", 5),
+        ResultReceipt(request, "bea"),
+        ResultJudgement(request, "bea", True, ""),
+    ]
     return after(
-        Published(number, request, "{}", rows), *events, *came, Sufficed(number), Stepped(number, 5, BLOB), state=state
+        RequestPublication(number, request, "{}", rows),
+        *events,
+        *came,
+        RoundQuorum(number),
+        StepCompletion(number, 5, BLOB),
+        state=state,
     )
 
 
 @pytest.mark.parametrize("begins", [False, True])
 def test_who_answers_nothing_is_passed_over_for_ever_more_rounds_until_it_is_heard_of(begins):
-    state, asked = after(Opened(99, (BLOB, BLOB), BLOB, 1)), []
+    state, asked = after(TrainingStart(99, (BLOB, BLOB), BLOB, 1)), []
     for number in range(16):
         if silence.passed_over(state):
             state = round_of(number, state=state, asked=("bea",))
             continue
         asked.append(number)
-        events = [Begun(f"r{number}", "ada"), Missed(f"r{number}", "ada", "no word for 25 s")]
-        state = round_of(number, *(events if begins else [Lost(f"r{number}", "ada", "no answer")]), state=state)
+        events = [WorkStart(f"r{number}", "ada"), ResultTimeout(f"r{number}", "ada", "no word for 25 s")]
+        state = round_of(number, *(events if begins else [ShardLoss(f"r{number}", "ada", "no answer")]), state=state)
     assert asked == [0, 2, 6, 14]
     assert silence.passed_over(state) == {"ada"}
-    heard = apply(Begun("r14", "ada"), state)
+    heard = apply(WorkStart("r14", "ada"), state)
     assert silence.passed_over(heard) == frozenset()
-    assert apply(Begun("r14", "ada"), heard) is heard
-    assert apply(Begun("r6", "ada"), state) is state  # said before it was silent
-    came = after(Published(16, "r16", "{}", (row(0, "ada"),)), ResultCame("r16", "ada", "{}", 5), state=heard)
+    assert apply(WorkStart("r14", "ada"), heard) is heard
+    assert apply(WorkStart("r6", "ada"), state) is state  # said before it was silent
+    came = after(
+        RequestPublication(16, "r16", "{}", (row(0, "ada"),)), ResultArrival("r16", "ada", "{}", 5), state=heard
+    )
     assert came.silent == {}
 
 
 def test_shards_of_one_round_that_are_not_answered_are_one_silence():
-    state = after(Opened(9, (BLOB, BLOB), BLOB, 1))
+    state = after(TrainingStart(9, (BLOB, BLOB), BLOB, 1))
     for number in range(2):
-        state = after(Published(0, f"r{number}", "{}", (row(number, "ada"),)), state=state)
+        state = after(RequestPublication(0, f"r{number}", "{}", (row(number, "ada"),)), state=state)
     for number in range(2):
-        state = apply(Lost(f"r{number}", "ada", "no answer"), state)
+        state = apply(ShardLoss(f"r{number}", "ada", "no answer"), state)
     assert state.silent["ada"].until == 2
-    refused = after(Published(0, "r2", "{}", (row(0, "bea"),)), Lost("r2", "bea", "busy"), state=state)
+    refused = after(RequestPublication(0, "r2", "{}", (row(0, "bea"),)), ShardLoss("r2", "bea", "busy"), state=state)
     assert silence.passed_over(refused) == {"ada"}
 
 
 def test_what_is_known_of_providers_is_what_came_of_their_shards():
-    events = [Opened(3, (BLOB, BLOB), BLOB), Published(0, "r0", "{}", (row(0, "ada"), row(1, "bea")))]
-    events += [ResultCame("r0", "ada", "{}", 5), Received("r0", "ada"), Judged("r0", "ada", True, "")]
-    events += [Lost("r0", "bea", "no answer")]
+    events = [TrainingStart(3, (BLOB, BLOB), BLOB), RequestPublication(0, "r0", "{}", (row(0, "ada"), row(1, "bea")))]
+    events += [ResultArrival("r0", "ada", "{}", 5), ResultReceipt("r0", "ada"), ResultJudgement("r0", "ada", True, "")]
+    events += [ShardLoss("r0", "bea", "no answer")]
     record = record_of(after(*events), 1_000)
     assert (record.good, record.failed, record.worth_msat) == (Counter(["ada"]), Counter(["bea"]), 166)
-    held = record_of(after(*events[:4], Judged("r0", "ada", True, "", audit=True)), 1_000)
+    held = record_of(after(*events[:4], ResultJudgement("r0", "ada", True, "", audit=True)), 1_000)
     assert held.good == Counter()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from nodewire.config import CustomerConfig, WalletConfig
 from nodewire.customer.training import training
-from nodewire.customer.training.events import Opened
+from nodewire.customer.training.events import TrainingStart
 from nodewire.customer.training.journal import Journal
 from nodewire.errors import BadConfig, NotAllowed
 from nodewire.store.folder import digest
@@ -45,7 +45,7 @@ async def begin(config, data):
 
 def opened(config) -> Journal:
     journal = Journal(training.folder_of(config, RECIPE, 2) / "journal.db")
-    journal.append(Opened(3, (BLOB, BLOB), BLOB))
+    journal.append(TrainingStart(3, (BLOB, BLOB), BLOB))
     return journal
 
 

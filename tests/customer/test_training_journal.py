@@ -7,53 +7,53 @@ from typing import get_args
 import pytest
 
 from nodewire.customer.training.events import (
-    Audited,
-    Begun,
-    ClosePublished,
+    AuditOutcome,
+    CiphertextRef,
+    ClosePublication,
     Contribution,
-    DepositAsked,
+    DepositRequest,
     Event,
-    Judged,
-    Lost,
-    Missed,
-    Opened,
-    Paid,
-    Published,
-    Received,
-    ResultCame,
+    LocalStepChoice,
+    RequestPublication,
+    ResultArrival,
+    ResultJudgement,
+    ResultPayment,
+    ResultReceipt,
+    ResultTimeout,
+    RoundQuorum,
     Row,
-    Sealed,
-    StepHere,
-    Stepped,
-    StepPublished,
-    StepsBy,
-    Sufficed,
-    Undone,
+    ShardLoss,
+    StepCompletion,
+    StepOwnerChange,
+    StepPublication,
+    StepRollback,
+    TrainingStart,
+    WorkStart,
 )
 from nodewire.customer.training.journal import Journal
 
-BLOB = Sealed("ab" * 32, 70, "cd" * 32, "ef" * 32)
+BLOB = CiphertextRef("ab" * 32, 70, "cd" * 32, "ef" * 32)
 ROW = Row(0, "ada", 20, 25, 75, "https://a.test", "{}", 9)
 USED = Contribution(0, 3, 20, "r0", "ada")
 HAPPENED: dict[str, Event] = {
-    "Opened": Opened(3, (BLOB, BLOB), BLOB, 1, True, BLOB, 4),
-    "Published": Published(0, "r0", "{}", (ROW, replace(ROW, index=1))),
-    "DepositAsked": DepositAsked("r0", "ada"),
-    "Begun": Begun("r0", "ada"),
-    "Delivered": ResultCame("r0", "ada", "{}", 900),
-    "Received": Received("r0", "ada", "11" * 32),
-    "Judged": Judged("r0", "ada", True, "", True, True, True),
-    "Closed": ClosePublished(0, "c0", "{}", (("r0", "ada"), ("r0", "bea"))),
-    "Audited": Audited("r0", "ada", False, "other work", "{}", "{}"),
-    "Paid": Paid("r0", "ada", 1, 75, 1),
-    "Lost": Lost("r0", "ada", "busy"),
-    "Missed": Missed("r0", "ada", "slow"),
-    "Sufficed": Sufficed(0),
-    "Stepped": Stepped(0, 5_000_000, BLOB, (USED,), "s0", "oona", BLOB),
-    "Undone": Undone(0, (("r0", "ada"),)),
-    "StepsBy": StepsBy(True),
-    "StepPublished": StepPublished(0, "s0", "{}", ROW, (USED,), BLOB),
-    "StepHere": StepHere(0, "nobody"),
+    "Opened": TrainingStart(3, (BLOB, BLOB), BLOB, 1, True, BLOB, 4),
+    "Published": RequestPublication(0, "r0", "{}", (ROW, replace(ROW, index=1))),
+    "DepositAsked": DepositRequest("r0", "ada"),
+    "Begun": WorkStart("r0", "ada"),
+    "Delivered": ResultArrival("r0", "ada", "{}", 900),
+    "Received": ResultReceipt("r0", "ada", "11" * 32),
+    "Judged": ResultJudgement("r0", "ada", True, "", True, True, True),
+    "Closed": ClosePublication(0, "c0", "{}", (("r0", "ada"), ("r0", "bea"))),
+    "Audited": AuditOutcome("r0", "ada", False, "other work", "{}", "{}"),
+    "Paid": ResultPayment("r0", "ada", 1, 75, 1),
+    "Lost": ShardLoss("r0", "ada", "busy"),
+    "Missed": ResultTimeout("r0", "ada", "slow"),
+    "Sufficed": RoundQuorum(0),
+    "Stepped": StepCompletion(0, 5_000_000, BLOB, (USED,), "s0", "oona", BLOB),
+    "Undone": StepRollback(0, (("r0", "ada"),)),
+    "StepsBy": StepOwnerChange(True),
+    "StepPublished": StepPublication(0, "s0", "{}", ROW, (USED,), BLOB),
+    "StepHere": LocalStepChoice(0, "nobody"),
 }
 
 
@@ -80,4 +80,4 @@ def test_an_event_of_an_older_journal_has_the_defaults_of_what_it_lacks(journal,
         "INSERT INTO events (type, data) VALUES (?, ?)", ("Stepped", f'{{"round": 0, "loss": 5, "theta": {blob}}}')
     )
     db.commit()
-    assert journal.events() == [Stepped(0, 5, Sealed("ab", 7, "cd", "ef"))]
+    assert journal.events() == [StepCompletion(0, 5, CiphertextRef("ab", 7, "cd", "ef"))]

@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 from nodewire.customer.training import lateness, undoing, watching
 from nodewire.customer.training.actions import Audit, Await, Call, Close, Fetch, Judge, Linger, Pay, Publish, Step, Undo
 from nodewire.customer.training.events import (
-    Audited,
-    Begun,
-    ClosePublished,
-    DepositAsked,
+    AuditOutcome,
+    CiphertextRef,
+    ClosePublication,
+    DepositRequest,
     Event,
-    Judged,
-    Lost,
-    Missed,
-    Opened,
-    Paid,
-    Published,
-    Received,
-    ResultCame,
+    RequestPublication,
+    ResultArrival,
+    ResultJudgement,
+    ResultPayment,
+    ResultReceipt,
+    ResultTimeout,
+    RoundQuorum,
     Row,
-    Sealed,
-    Stepped,
-    Sufficed,
-    Undone,
+    ShardLoss,
+    StepCompletion,
+    StepRollback,
+    TrainingStart,
+    WorkStart,
 )
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.pending import pending
@@ -38,8 +38,8 @@ from nodewire.customer.training.transitions import apply
 from nodewire.errors import NotAllowed
 from nodewire.protocol.round import BALANCE, DEPOSIT
 
-BLOB = Sealed("ab" * 32, 100, "cd" * 32, "ef" * 32)
-OPENED = Opened(2, (BLOB, BLOB), BLOB)
+BLOB = CiphertextRef("ab" * 32, 100, "cd" * 32, "ef" * 32)
+OPENED = TrainingStart(2, (BLOB, BLOB), BLOB)
 
 
 def row(index: int, provider: str, deposit_msat: int = 25) -> Row:
@@ -53,11 +53,11 @@ def after(*events: Event, state: State | None = None) -> State:
     return state
 
 
-ASKED = Published(0, "r0", "{}", (row(0, "ada"), row(1, "bea")))
+ASKED = RequestPublication(0, "r0", "{}", (row(0, "ada"), row(1, "bea")))
 
 
 def delivered(request: str, provider: str) -> list[Event]:
-    return [Begun(request, provider), ResultCame(request, provider, "{}", 900), Received(request, provider)]
+    return [WorkStart(request, provider), ResultArrival(request, provider, "{}", 900), ResultReceipt(request, provider)]
 
 
 def test_what_is_pending_follows_a_shard_through_its_round():
@@ -65,25 +65,25 @@ def test_what_is_pending_follows_a_shard_through_its_round():
     assert pending(state) == [Publish(0, (0, 1))]
     state = after(ASKED, state=state)
     assert pending(state) == [Call("r0", "ada"), Call("r0", "bea")]
-    state = after(DepositAsked("r0", "ada"), Begun("r0", "bea"), state=state)
+    state = after(DepositRequest("r0", "ada"), WorkStart("r0", "bea"), state=state)
     assert pending(state) == [Await("r0", "ada"), Await("r0", "bea"), Pay("r0", "ada", DEPOSIT)]
-    state = after(Paid("r0", "ada", DEPOSIT, 25, 1), ResultCame("r0", "ada", "{}", 900), state=state)
+    state = after(ResultPayment("r0", "ada", DEPOSIT, 25, 1), ResultArrival("r0", "ada", "{}", 900), state=state)
     assert pending(state) == [Fetch("r0", "ada"), Await("r0", "bea")]
-    state = after(Received("r0", "ada"), *delivered("r0", "bea"), state=state)
+    state = after(ResultReceipt("r0", "ada"), *delivered("r0", "bea"), state=state)
     assert pending(state) == [Judge(0, (("r0", "ada"), ("r0", "bea")))]
-    state = after(Judged("r0", "ada", True, ""), Judged("r0", "bea", True, ""), state=state)
+    state = after(ResultJudgement("r0", "ada", True, ""), ResultJudgement("r0", "bea", True, ""), state=state)
     assert pending(state) == [Step(0), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
-    state = after(Stepped(0, 1_000_000, BLOB), state=state)
+    state = after(StepCompletion(0, 1_000_000, BLOB), state=state)
     assert pending(state) == [Publish(1, (0, 1)), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
     assert state.paid_last == {"ada": "r0", "bea": "r0"}
 
 
 def test_who_is_rejected_or_lost_is_replaced_and_not_paid():
-    state = after(ASKED, *delivered("r0", "ada"), Lost("r0", "bea", "no answer"))
+    state = after(ASKED, *delivered("r0", "ada"), ShardLoss("r0", "bea", "no answer"))
     assert pending(state) == [Publish(0, (1,))]
     assert state.works[1].excluded == {"bea"}
-    state = after(Published(0, "r1", "{}", (row(1, "cyd"),)), *delivered("r1", "cyd"), state=state)
-    state = after(Judged("r0", "ada", False, "gain"), Judged("r1", "cyd", True, ""), state=state)
+    state = after(RequestPublication(0, "r1", "{}", (row(1, "cyd"),)), *delivered("r1", "cyd"), state=state)
+    state = after(ResultJudgement("r0", "ada", False, "gain"), ResultJudgement("r1", "cyd", True, ""), state=state)
     assert pending(state) == [Publish(0, (0,)), Pay("r1", "cyd", BALANCE)]
     assert state.failures == (("bea", "no answer"), ("ada", "gain"))
     assert state.debts["r0", "ada"].balance == "none"
@@ -94,15 +94,15 @@ def audited(*providers: str, number: int) -> list[Event]:
     """A whole round of these providers, whose work waits for its audits."""
     request = f"r{number}"
     rows = tuple(row(index, provider) for index, provider in enumerate(providers))
-    events: list[Event] = [Published(number, request, "{}", rows)]
+    events: list[Event] = [RequestPublication(number, request, "{}", rows)]
     for provider in providers:
-        events += [*delivered(request, provider), Judged(request, provider, True, "", True)]
-    closed = ClosePublished(number, f"c{number}", "{}", tuple((request, provider) for provider in providers))
-    return [*events, closed, Stepped(number, 1, BLOB)]
+        events += [*delivered(request, provider), ResultJudgement(request, provider, True, "", True)]
+    closed = ClosePublication(number, f"c{number}", "{}", tuple((request, provider) for provider in providers))
+    return [*events, closed, StepCompletion(number, 1, BLOB)]
 
 
 def test_a_round_is_closed_once_before_anything_of_it_is_audited():
-    opened = apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    opened = apply(TrainingStart(4, (BLOB, BLOB), BLOB), State())
     *events, closed, stepped = audited("ada", "bea", number=0)
     state = after(*events[:-1], state=opened)
     assert pending(state) == [Judge(0, (("r0", "bea"),))]
@@ -112,129 +112,144 @@ def test_a_round_is_closed_once_before_anything_of_it_is_audited():
     state = after(closed, state=state)
     assert pending(state) == [Step(0), Audit("r0", "ada"), Audit("r0", "bea")]
     assert apply(replace(closed, close="c9"), state) is state
-    state = after(Audited("r0", "ada", True, ""), state=state)
+    state = after(AuditOutcome("r0", "ada", True, ""), state=state)
     assert list(state.closes) == ["c0"]
-    assert after(Audited("r0", "bea", True, ""), state=state).closes == {}
+    assert after(AuditOutcome("r0", "bea", True, ""), state=state).closes == {}
 
 
 def test_a_balance_waits_for_its_audit_and_rounds_for_those_of_the_round_before_the_last():
-    opened = apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    opened = apply(TrainingStart(4, (BLOB, BLOB), BLOB), State())
     state = after(*audited("ada", "bea", number=0), *audited("ada", "bea", number=1), state=opened)
     audits = [Audit(request, provider) for request in ("r0", "r1") for provider in ("ada", "bea")]
     assert pending(state) == audits
-    state = after(Audited("r0", "ada", True, ""), Audited("r0", "bea", True, ""), state=state)
+    state = after(AuditOutcome("r0", "ada", True, ""), AuditOutcome("r0", "bea", True, ""), state=state)
     assert pending(state)[0] == Publish(2, (0, 1))
     assert Pay("r0", "ada", BALANCE) in pending(state)
 
 
 def test_who_fails_an_audit_loses_all_that_waits_for_one_and_what_it_is_at():
-    opened = apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    opened = apply(TrainingStart(4, (BLOB, BLOB), BLOB), State())
     state = after(*audited("ada", "bea", number=0), state=opened)
-    state = after(Published(1, "r1", "{}", (row(0, "ada"), row(1, "bea"))), *delivered("r1", "ada"), state=state)
-    state = after(Audited("r0", "ada", False, "other work"), state=state)
+    state = after(
+        RequestPublication(1, "r1", "{}", (row(0, "ada"), row(1, "bea"))), *delivered("r1", "ada"), state=state
+    )
+    state = after(AuditOutcome("r0", "ada", False, "other work"), state=state)
     assert pending(state) == [Publish(1, (0,)), Call("r1", "bea"), Audit("r0", "bea")]
     assert state.works[0].excluded == {"ada"}
-    assert apply(Audited("r0", "ada", True, ""), state) is state
+    assert apply(AuditOutcome("r0", "ada", True, ""), state) is state
 
 
 def test_a_word_that_comes_late_or_twice_changes_nothing():
-    state = after(ASKED, *delivered("r0", "ada"), Lost("r0", "bea", "late"))
+    state = after(ASKED, *delivered("r0", "ada"), ShardLoss("r0", "bea", "late"))
     for event in (
         ASKED,
         OPENED,
-        Begun("r0", "ada"),
-        DepositAsked("r0", "ada"),
-        ResultCame("r0", "ada", "{}", 5),
-        Begun("r0", "bea"),
-        ResultCame("r0", "bea", "{}", 5),
-        Judged("r0", "bea", True, ""),
-        Stepped(7, 1, BLOB),
-        Begun("unknown", "ada"),
+        WorkStart("r0", "ada"),
+        DepositRequest("r0", "ada"),
+        ResultArrival("r0", "ada", "{}", 5),
+        WorkStart("r0", "bea"),
+        ResultArrival("r0", "bea", "{}", 5),
+        ResultJudgement("r0", "bea", True, ""),
+        StepCompletion(7, 1, BLOB),
+        WorkStart("unknown", "ada"),
     ):
         assert apply(event, state) is state, event
 
 
 def test_a_round_is_not_over_before_every_shard_was_accepted():
     with pytest.raises(NotAllowed):
-        after(ASKED, *delivered("r0", "ada"), Judged("r0", "ada", True, ""), Stepped(0, 1, BLOB))
+        after(ASKED, *delivered("r0", "ada"), ResultJudgement("r0", "ada", True, ""), StepCompletion(0, 1, BLOB))
 
 
 def test_a_round_is_stepped_without_who_takes_long_once_enough_are_there():
-    opened = apply(Opened(2, (BLOB, BLOB, BLOB), BLOB, needed=2, late=True), State())
-    asked = Published(0, "r0", "{}", (row(0, "ada"), row(1, "bea"), row(2, "cyd")))
-    state = after(asked, *(Begun("r0", one) for one in ("ada", "bea", "cyd")), *delivered("r0", "bea"), state=opened)
-    assert apply(Sufficed(0), state) is state  # too early
+    opened = apply(TrainingStart(2, (BLOB, BLOB, BLOB), BLOB, needed=2, late=True), State())
+    asked = RequestPublication(0, "r0", "{}", (row(0, "ada"), row(1, "bea"), row(2, "cyd")))
+    state = after(
+        asked, *(WorkStart("r0", one) for one in ("ada", "bea", "cyd")), *delivered("r0", "bea"), state=opened
+    )
+    assert apply(RoundQuorum(0), state) is state  # too early
     state = after(*delivered("r0", "cyd"), state=state)
     assert pending(state) == [Await("r0", "ada"), Linger(0)]
-    state = after(Sufficed(0), state=state)
+    state = after(RoundQuorum(0), state=state)
     assert pending(state) == [Judge(0, (("r0", "bea"), ("r0", "cyd"))), Await("r0", "ada", late=True)]
-    rejected = after(Judged("r0", "bea", True, ""), Judged("r0", "cyd", False, "norm"), state=state)
+    rejected = after(ResultJudgement("r0", "bea", True, ""), ResultJudgement("r0", "cyd", False, "norm"), state=state)
     assert pending(rejected)[0] == Publish(0, (2,))  # ada's shard stays missed
-    state = after(Judged("r0", "bea", True, ""), Judged("r0", "cyd", True, ""), state=state)
+    state = after(ResultJudgement("r0", "bea", True, ""), ResultJudgement("r0", "cyd", True, ""), state=state)
     assert pending(state)[0] == Step(0)
     counted = lateness.counted(state)
     assert [(one.index, one.round, one.steps) for one in counted] == [(1, 0, 20), (2, 0, 20)]
     # In the next round it comes, is judged by its own round's weights, counts and is paid.
-    state = after(Stepped(0, 1, BLOB, counted), *delivered("r0", "ada"), state=state)
+    state = after(StepCompletion(0, 1, BLOB, counted), *delivered("r0", "ada"), state=state)
     assert Judge(0, (("r0", "ada"),)) in pending(state)
-    state = after(Judged("r0", "ada", True, ""), state=state)
+    state = after(ResultJudgement("r0", "ada", True, ""), state=state)
     assert Pay("r0", "ada", BALANCE) in pending(state)
     assert [(one.index, one.round) for one in lateness.counted(state)] == [(0, 0)]
 
 
 def late_one(rounds: int, **opened: object) -> State:
     """Ada's result of round 0 came in round 1, or in a later one, and was received."""
-    state = apply(Opened(9, (BLOB, BLOB), BLOB, needed=1, **opened), State())
+    state = apply(TrainingStart(9, (BLOB, BLOB), BLOB, needed=1, **opened), State())
     for round_ in range(rounds):
         rows = (row(0, "ada"), row(1, "bea")) if not round_ else (row(1, "bea"),)
-        state = after(Published(round_, f"r{round_}", "{}", rows), *delivered(f"r{round_}", "bea"), state=state)
-        state = after(Begun("r0", "ada"), Sufficed(round_), Judged(f"r{round_}", "bea", True, ""), state=state)
-        state = after(Stepped(round_, 1, BLOB, lateness.counted(state)), state=state)
+        state = after(
+            RequestPublication(round_, f"r{round_}", "{}", rows), *delivered(f"r{round_}", "bea"), state=state
+        )
+        state = after(
+            WorkStart("r0", "ada"), RoundQuorum(round_), ResultJudgement(f"r{round_}", "bea", True, ""), state=state
+        )
+        state = after(StepCompletion(round_, 1, BLOB, lateness.counted(state)), state=state)
     return after(*delivered("r0", "ada"), state=state)
 
 
 @pytest.mark.parametrize(("rounds", "late", "counts"), [(1, True, True), (1, False, False), (2, True, False)])
 def test_a_late_result_counts_once_or_not_at_all_and_is_paid_anyway(rounds, late, counts):
-    state = after(Judged("r0", "ada", True, ""), state=late_one(rounds, late=late))
+    state = after(ResultJudgement("r0", "ada", True, ""), state=late_one(rounds, late=late))
     assert bool([one for one in lateness.counted(state) if one.provider == "ada"]) == counts
     assert Pay("r0", "ada", BALANCE) in pending(state)
     assert bool(state.late) == counts
 
 
 def test_a_late_result_does_not_count_beside_the_one_that_replaced_it():
-    state = apply(Opened(2, (BLOB,), BLOB, late=True), State())
-    state = after(Published(0, "r0", "{}", (row(0, "ada"),)), Begun("r0", "ada"), state=state)
-    state = after(Missed("r0", "ada", "slow"), state=state)
+    state = apply(TrainingStart(2, (BLOB,), BLOB, late=True), State())
+    state = after(RequestPublication(0, "r0", "{}", (row(0, "ada"),)), WorkStart("r0", "ada"), state=state)
+    state = after(ResultTimeout("r0", "ada", "slow"), state=state)
     assert pending(state) == [Publish(0, (0,)), Await("r0", "ada", late=True)]
     assert state.works[0].excluded == {"ada"}
-    state = after(Published(0, "r1", "{}", (row(0, "bea"),)), *delivered("r1", "bea"), state=state)
-    state = after(*delivered("r0", "ada"), Judged("r1", "bea", True, ""), state=state)
+    state = after(RequestPublication(0, "r1", "{}", (row(0, "bea"),)), *delivered("r1", "bea"), state=state)
+    state = after(*delivered("r0", "ada"), ResultJudgement("r1", "bea", True, ""), state=state)
     assert pending(state)[0] == Step(0)  # a late one is judged when its round is over
-    state = after(Stepped(0, 1, BLOB, lateness.counted(state)), Judged("r0", "ada", True, ""), state=state)
+    state = after(
+        StepCompletion(0, 1, BLOB, lateness.counted(state)), ResultJudgement("r0", "ada", True, ""), state=state
+    )
     assert lateness.counted(state) == () == state.late
     assert {who for (_, who), debt in state.debts.items() if debt.balance == "owed"} == {"ada", "bea"}
 
 
 def test_who_was_given_up_and_delivers_before_another_has_its_shard_is_taken_back():
-    state = apply(Opened(2, (BLOB,), BLOB), State())
-    state = after(Published(0, "r0", "{}", (row(0, "ada"),)), Begun("r0", "ada"), state=state)
-    state = after(Missed("r0", "ada", "slow"), ResultCame("r0", "ada", "{}", 900), state=state)
+    state = apply(TrainingStart(2, (BLOB,), BLOB), State())
+    state = after(RequestPublication(0, "r0", "{}", (row(0, "ada"),)), WorkStart("r0", "ada"), state=state)
+    state = after(ResultTimeout("r0", "ada", "slow"), ResultArrival("r0", "ada", "{}", 900), state=state)
     assert state.late == ()
     assert pending(state) == [Fetch("r0", "ada")]
-    assert pending(after(Lost("r0", "ada", "bad-hash"), state=state)) == [Publish(0, (0,))]
-    state = after(Received("r0", "ada"), Judged("r0", "ada", True, ""), state=state)
+    assert pending(after(ShardLoss("r0", "ada", "bad-hash"), state=state)) == [Publish(0, (0,))]
+    state = after(ResultReceipt("r0", "ada"), ResultJudgement("r0", "ada", True, ""), state=state)
     assert pending(state)[0] == Step(0)
 
 
 def test_what_is_late_and_never_comes_is_not_owed_and_a_training_does_not_end_before_that_is_known():
-    state = after(Judged("r0", "ada", False, "norm"), state=late_one(1, late=True))
+    state = after(ResultJudgement("r0", "ada", False, "norm"), state=late_one(1, late=True))
     assert state.late == () and state.debts["r0", "ada"].balance == "none"
-    state = apply(Opened(1, (BLOB, BLOB), BLOB, needed=1), State())
-    state = after(ASKED, Begun("r0", "ada"), *delivered("r0", "bea"), Sufficed(0), state=state)
-    assert apply(DepositAsked("r0", "ada"), state) is state
-    state = after(Judged("r0", "bea", True, ""), Paid("r0", "bea", BALANCE, 75, 0), Stepped(0, 1, BLOB), state=state)
+    state = apply(TrainingStart(1, (BLOB, BLOB), BLOB, needed=1), State())
+    state = after(ASKED, WorkStart("r0", "ada"), *delivered("r0", "bea"), RoundQuorum(0), state=state)
+    assert apply(DepositRequest("r0", "ada"), state) is state
+    state = after(
+        ResultJudgement("r0", "bea", True, ""),
+        ResultPayment("r0", "bea", BALANCE, 75, 0),
+        StepCompletion(0, 1, BLOB),
+        state=state,
+    )
     assert state.is_trained and not state.is_over
-    state = after(Lost("r0", "ada", "no result by its deadline"), state=state)
+    state = after(ShardLoss("r0", "ada", "no result by its deadline"), state=state)
     assert state.is_over
 
 
@@ -242,7 +257,7 @@ def walk(seed: int, rounds: int, shards: int, needed: int = 0, late: bool = Fals
     """A training in which providers refuse, die, linger and cheat at random, until it is over; the state after each
     event."""
     draw = random.Random(seed)
-    events: list[Event] = [Opened(rounds, (BLOB,) * shards, BLOB, needed, late)]
+    events: list[Event] = [TrainingStart(rounds, (BLOB,) * shards, BLOB, needed, late)]
     states, number = [apply(events[0], State())], 0
     while not states[-1].is_over:
         state = states[-1]
@@ -253,31 +268,37 @@ def walk(seed: int, rounds: int, shards: int, needed: int = 0, late: bool = Fals
                 number += 1
                 some = draw.sample(indices, draw.randint(1, len(indices)))
                 rows = tuple(row(i, f"p{draw.randrange(10**6)}", draw.choice((0, 25))) for i in sorted(some))
-                event: Event = Published(round_, f"r{number}", "{}", rows)
+                event: Event = RequestPublication(round_, f"r{number}", "{}", rows)
             case Call(request, provider):
                 event = draw.choice(
-                    (DepositAsked(request, provider), Begun(request, provider), Lost(request, provider, "busy"))
+                    (
+                        DepositRequest(request, provider),
+                        WorkStart(request, provider),
+                        ShardLoss(request, provider, "busy"),
+                    )
                 )
             case Await(request, provider, is_late):
-                gone = Lost(request, provider, "gone") if is_late else Missed(request, provider, "slow")
-                event = draw.choice((ResultCame(request, provider, "{}", 5), Lost(request, provider, "error"), gone))
+                gone = ShardLoss(request, provider, "gone") if is_late else ResultTimeout(request, provider, "slow")
+                event = draw.choice(
+                    (ResultArrival(request, provider, "{}", 5), ShardLoss(request, provider, "error"), gone)
+                )
             case Linger(round_):
-                event = Sufficed(round_)
+                event = RoundQuorum(round_)
             case Fetch(request, provider):
-                event = draw.choice((Received(request, provider), Lost(request, provider, "bad-hash")))
+                event = draw.choice((ResultReceipt(request, provider), ShardLoss(request, provider, "bad-hash")))
             case Judge(_, waiting):
-                event = Judged(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
+                event = ResultJudgement(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
             case Close(round_, undone):
-                event = ClosePublished(round_, f"c{len(events)}", "{}", state.unclosed(round_, undone))
+                event = ClosePublication(round_, f"c{len(events)}", "{}", state.unclosed(round_, undone))
             case Audit(request, provider):
-                event = Audited(request, provider, draw.random() < 0.8, "")
+                event = AuditOutcome(request, provider, draw.random() < 0.8, "")
             case Pay(request, provider, part):
-                event = Paid(request, provider, part, 1, 0)
+                event = ResultPayment(request, provider, part, 1, 0)
             case Step(round_):
                 theta = replace(BLOB, key=f"{len(events):064x}")
-                event = Stepped(round_, 1, theta, lateness.counted(state))
+                event = StepCompletion(round_, 1, theta, lateness.counted(state))
             case Undo(round_):
-                event = Undone(round_, undoing.culprits(state, round_))
+                event = StepRollback(round_, undoing.culprits(state, round_))
         events.append(event)
         states.append(apply(event, state))
     return events, states
@@ -306,9 +327,9 @@ def checked(state: State) -> None:
 def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, rounds, shards, needed, late):
     needed = min(needed, shards)
     events, states = walk(seed, rounds, shards, needed, late)
-    failed = {e.provider for e in events if isinstance(e, Audited) and not e.passed}
-    accepted = {(e.request, e.provider) for e in events if isinstance(e, Judged) and e.accepted}
-    paid = [(e.request, e.provider, e.part) for e in events if isinstance(e, Paid)]
+    failed = {e.provider for e in events if isinstance(e, AuditOutcome) and not e.passed}
+    accepted = {(e.request, e.provider) for e in events if isinstance(e, ResultJudgement) and e.accepted}
+    paid = [(e.request, e.provider, e.part) for e in events if isinstance(e, ResultPayment)]
     assert len(accepted) >= rounds * (needed or shards)
     assert len(paid) == len(set(paid))
     balances = {(request, provider) for request, provider, part in paid if part == BALANCE}
@@ -329,14 +350,14 @@ def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, r
         assert all(one.round == e.round for e in steps for one in e.counted)
 
 
-def lineage(events: list[Event]) -> tuple[list[Stepped], list[Sealed]]:
+def lineage(events: list[Event]) -> tuple[list[StepCompletion], list[CiphertextRef]]:
     """The steps that the weights at the end are made of, and what their rounds began with."""
-    steps: list[Stepped] = []
+    steps: list[StepCompletion] = []
     for event in events:
         match event:
-            case Undone(round_):
+            case StepRollback(round_):
                 del steps[round_:]
-            case Stepped():
+            case StepCompletion():
                 steps.append(event)
     return steps, [BLOB, *(event.theta for event in steps)]
 
@@ -362,7 +383,18 @@ def test_the_journal_gives_the_state_back_at_every_moment(tmp_path_factory, seed
 def test_what_is_said_twice_changes_nothing_more(seed, needed, late):
     """Relays repeat, and a customer that died hears again what it has heard: what providers say is taken once."""
     events, states = walk(seed, 2, 3, needed, late)
-    said = (DepositAsked, Begun, ResultCame, Received, Judged, Lost, Missed, Sufficed, Published, Audited)
+    said = (
+        DepositRequest,
+        WorkStart,
+        ResultArrival,
+        ResultReceipt,
+        ResultJudgement,
+        ShardLoss,
+        ResultTimeout,
+        RoundQuorum,
+        RequestPublication,
+        AuditOutcome,
+    )
     last = states[-1]
     for at, event in enumerate(events):
         if isinstance(event, said):

@@ -15,7 +15,7 @@ from nodewire.errors import NotFound
 from nodewire.nostr import nip44
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import delivery
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.protocol.manifest import BlobRef
 from tests.kinds.digits import RECIPE
 
@@ -54,7 +54,7 @@ def result(
 ) -> str:
     """The event that ada delivers, committed to as shard `index` of `author`."""
     fields = {"key": HASH, "sha256": HASH, "bytes": 9, "samples": 1, "losses": (), "states": (HASH,) * SEGMENTS}
-    opened = Delivered(**{**fields, **said})
+    opened = DeliveryDetails(**{**fields, **said})
     return delivery.build(
         ADA,
         8840,

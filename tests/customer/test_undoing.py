@@ -9,24 +9,24 @@ import pytest
 from nodewire.customer.training import lateness, silence, trusting, undoing
 from nodewire.customer.training.actions import Audit, Await, Close, Fetch, Judge, Pay, Publish, Undo
 from nodewire.customer.training.events import (
-    Audited,
-    Begun,
-    ClosePublished,
+    AuditOutcome,
+    CiphertextRef,
+    ClosePublication,
     Event,
-    Judged,
-    Lost,
-    Opened,
-    Paid,
-    Published,
-    Received,
-    ResultCame,
+    RequestPublication,
+    ResultArrival,
+    ResultJudgement,
+    ResultPayment,
+    ResultReceipt,
+    RoundQuorum,
     Row,
-    Sealed,
-    Stepped,
-    StepPublished,
-    StepsBy,
-    Sufficed,
-    Undone,
+    ShardLoss,
+    StepCompletion,
+    StepOwnerChange,
+    StepPublication,
+    StepRollback,
+    TrainingStart,
+    WorkStart,
 )
 from nodewire.customer.training.history import History
 from nodewire.customer.training.pending import pending
@@ -34,10 +34,10 @@ from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
 from nodewire.protocol.round import BALANCE
 
-BLOB = Sealed("ab" * 32, 100, "cd" * 32, "ef" * 32)
+BLOB = CiphertextRef("ab" * 32, 100, "cd" * 32, "ef" * 32)
 
 
-def theta(number: int) -> Sealed:
+def theta(number: int) -> CiphertextRef:
     return replace(BLOB, key=f"{number:064x}")
 
 
@@ -52,36 +52,36 @@ def after(state: State, *events: Event) -> State:
 
 
 def opened(shards: int = 2, *, needed: int = 0, late: bool = False, kept: int = 4) -> State:
-    return apply(Opened(4, (BLOB,) * shards, theta(0), needed, late, None, kept), State())
+    return apply(TrainingStart(4, (BLOB,) * shards, theta(0), needed, late, None, kept), State())
 
 
 def came(request: str, *providers: str) -> list[Event]:
     return [
         event
         for one in providers
-        for event in (Begun(request, one), ResultCame(request, one, "{}", 900), Received(request, one))
+        for event in (WorkStart(request, one), ResultArrival(request, one, "{}", 900), ResultReceipt(request, one))
     ]
 
 
 def accepted(request: str, *providers: str) -> list[Event]:
-    return [Judged(request, one, True, "", True) for one in providers]
+    return [ResultJudgement(request, one, True, "", True) for one in providers]
 
 
 def stepped(state: State, number: int = 0) -> State:
     """A round of ada and bea that is closed, its step made, its audits open."""
     round_, request = state.round, f"r{state.round}-{number}"
     rows = tuple(row(index, provider) for index, provider in enumerate(("ada", "bea")))
-    state = after(state, Published(round_, request, "{}", rows), *came(request, "ada", "bea"))
+    state = after(state, RequestPublication(round_, request, "{}", rows), *came(request, "ada", "bea"))
     state = after(state, *accepted(request, "ada", "bea"))
-    state = after(state, ClosePublished(round_, f"c{request}", "{}", ((request, "ada"), (request, "bea"))))
-    return after(state, Stepped(round_, 10 - round_, theta(round_ + 1), lateness.counted(state)))
+    state = after(state, ClosePublication(round_, f"c{request}", "{}", ((request, "ada"), (request, "bea"))))
+    return after(state, StepCompletion(round_, 10 - round_, theta(round_ + 1), lateness.counted(state)))
 
 
 def test_what_was_worked_for_nothing_counts_against_strangers():
     state = stepped(stepped(opened()))
-    state = after(state, Audited("r0-0", "ada", False, "other work"))
+    state = after(state, AuditOutcome("r0-0", "ada", False, "other work"))
     assert trusting.lost_msat(state) == 0
-    state = after(state, Undone(0, undoing.culprits(state, 0)))
+    state = after(state, StepRollback(0, undoing.culprits(state, 0)))
     assert trusting.lost_msat(state) == 100  # of bea's second round, which began with what ada had spoilt
     market = dict.fromkeys(("ada", "bea", "cyd"), object())
     assert set(trusting.asked(market, state, 800)) == {"ada", "bea", "cyd"}
@@ -94,8 +94,8 @@ def test_once_many_strangers_have_answered_nothing_who_has_done_work_is_asked_fi
     market = dict.fromkeys(("ada", "bea", *crowd), object())
     for stranger in crowd[: trusting.MOST_SILENT]:
         assert trusting.asked(market, state, 10**6) == market
-        state = after(state, Published(1, f"to {stranger}", "{}", (row(0, stranger),)))
-        state = after(state, Lost(f"to {stranger}", stranger, silence.NO_ANSWER))
+        state = after(state, RequestPublication(1, f"to {stranger}", "{}", (row(0, stranger),)))
+        state = after(state, ShardLoss(f"to {stranger}", stranger, silence.NO_ANSWER))
     assert set(trusting.asked(market, state, 10**6)) == {"ada", "bea"}
     assert trusting.asked(dict.fromkeys(crowd, object()), state, 10**6).keys() == set(crowd)  # rather them than nobody
 
@@ -104,12 +104,15 @@ def test_what_failed_is_made_again_by_another_and_what_came_since_is_owed():
     state = stepped(stepped(opened()))
     rows = (row(0, "ada"), row(1, "bea"))
     state = after(
-        state, Published(2, "r2", "{}", rows), Begun("r2", "bea"), Audited("r1-0", "ada", False, "other work")
+        state,
+        RequestPublication(2, "r2", "{}", rows),
+        WorkStart("r2", "bea"),
+        AuditOutcome("r1-0", "ada", False, "other work"),
     )
     # Nothing else of ada's is audited any more, so all of it that counted has to go.
     assert state.spoilt == 0
     assert pending(state) == [Undo(0), Audit("r0-0", "bea"), Audit("r1-0", "bea")]
-    event = Undone(0, undoing.culprits(state, 0))
+    event = StepRollback(0, undoing.culprits(state, 0))
     assert event.failed == (("r0-0", "ada"), ("r1-0", "ada"))
     state = after(state, event)
     assert (state.round, state.theta, state.thetas, state.losses) == (0, theta(0), (theta(0),), ())
@@ -131,58 +134,70 @@ def test_what_failed_is_made_again_by_another_and_what_came_since_is_owed():
     ]
     assert apply(event, state) is state
     # What comes of it is judged, closed, audited and paid beside the rounds, and is no part of them.
-    state = after(state, ResultCame("r2", "bea", "{}", 900))
+    state = after(state, ResultArrival("r2", "bea", "{}", 900))
     assert Fetch("r2", "bea") in pending(state)
-    state = after(state, Received("r2", "bea"))
+    state = after(state, ResultReceipt("r2", "bea"))
     assert Judge(2, (("r2", "bea"),)) in pending(state)
     state = after(state, *accepted("r2", "bea"))
     assert state.late == () and Close(2, True) in pending(state)
     assert state.unclosed(2) == () and state.unclosed(2, True) == (("r2", "bea"),)
-    state = after(state, ClosePublished(2, "c2", "{}", (("r2", "bea"),)), Audited("r2", "bea", True, ""))
+    state = after(state, ClosePublication(2, "c2", "{}", (("r2", "bea"),)), AuditOutcome("r2", "bea", True, ""))
     assert Pay("r2", "bea", BALANCE) in pending(state)
-    state = after(state, Paid("r2", "bea", BALANCE, 100, 0))
+    state = after(state, ResultPayment("r2", "bea", BALANCE, 100, 0))
     assert state.debts["r2", "bea"].balance == "paid" and state.round == 0
 
 
 def test_a_failed_audit_of_what_counts_in_no_step_undoes_nothing():
-    state = after(stepped(opened()), Published(1, "r1", "{}", (row(0, "cyd"), row(1, "dan"))))
+    state = after(stepped(opened()), RequestPublication(1, "r1", "{}", (row(0, "cyd"), row(1, "dan"))))
     state = after(state, *came("r1", "cyd", "dan"), *accepted("r1", "cyd", "dan"))
-    state = after(state, ClosePublished(1, "c1", "{}", (("r1", "cyd"), ("r1", "dan"))), Audited("r1", "cyd", False, ""))
+    state = after(
+        state, ClosePublication(1, "c1", "{}", (("r1", "cyd"), ("r1", "dan"))), AuditOutcome("r1", "cyd", False, "")
+    )
     assert state.spoilt is None and pending(state)[0] == Publish(1, (0,))
-    assert apply(Undone(0), state) is state
+    assert apply(StepRollback(0), state) is state
 
 
 def test_a_late_result_of_the_round_that_is_made_again_is_in_time():
     state = opened(3, needed=2, late=True)
     rows = tuple(row(index, provider) for index, provider in enumerate(("ada", "bea", "cyd")))
-    state = after(state, Published(0, "r0", "{}", rows), Begun("r0", "cyd"), *came("r0", "ada", "bea"), Sufficed(0))
-    state = after(state, *accepted("r0", "ada", "bea"), ClosePublished(0, "c0", "{}", (("r0", "ada"), ("r0", "bea"))))
-    state = after(state, Stepped(0, 9, theta(1), lateness.counted(state)))
-    state = after(state, ResultCame("r0", "cyd", "{}", 900), Received("r0", "cyd", "11" * 32), *accepted("r0", "cyd"))
+    state = after(
+        state,
+        RequestPublication(0, "r0", "{}", rows),
+        WorkStart("r0", "cyd"),
+        *came("r0", "ada", "bea"),
+        RoundQuorum(0),
+    )
+    state = after(state, *accepted("r0", "ada", "bea"), ClosePublication(0, "c0", "{}", (("r0", "ada"), ("r0", "bea"))))
+    state = after(state, StepCompletion(0, 9, theta(1), lateness.counted(state)))
+    state = after(
+        state, ResultArrival("r0", "cyd", "{}", 900), ResultReceipt("r0", "cyd", "11" * 32), *accepted("r0", "cyd")
+    )
     assert [(one.index, one.round) for one in lateness.counted(state)] == [(2, 0)]
-    state = after(state, Audited("r0", "ada", False, "other work"), Undone(0))
+    state = after(state, AuditOutcome("r0", "ada", False, "other work"), StepRollback(0))
     assert [work.status for work in state.works] == ["missed", "accepted", "accepted"] and state.late == ()
     assert [(one.provider, one.round) for one in lateness.counted(state)] == [("bea", 0), ("cyd", 0)]
 
 
 def test_a_bought_step_comes_to_its_end_before_it_is_gone_back():
-    state = after(stepped(opened()), StepsBy(True), Audited("r0-0", "bea", True, ""))
-    state = after(state, Published(1, "r1", "{}", (row(0, "cyd"), row(1, "dan"))), *came("r1", "cyd", "dan"))
-    state = after(state, Judged("r1", "cyd", True, ""), Judged("r1", "dan", True, ""))
+    state = after(stepped(opened()), StepOwnerChange(True), AuditOutcome("r0-0", "bea", True, ""))
+    state = after(state, RequestPublication(1, "r1", "{}", (row(0, "cyd"), row(1, "dan"))), *came("r1", "cyd", "dan"))
+    state = after(state, ResultJudgement("r1", "cyd", True, ""), ResultJudgement("r1", "dan", True, ""))
     counted = lateness.counted(state)
-    state = after(state, StepPublished(1, "s1", "{}", row(-1, "eve"), counted, None), Begun("s1", "eve"))
-    state = after(state, Audited("r0-0", "ada", False, "other work"))
+    state = after(state, StepPublication(1, "s1", "{}", row(-1, "eve"), counted, None), WorkStart("s1", "eve"))
+    state = after(state, AuditOutcome("r0-0", "ada", False, "other work"))
     assert not any(isinstance(action, Undo) for action in pending(state))
-    state = after(state, ResultCame("s1", "eve", "{}", 900), Stepped(1, 5, theta(2), counted, "s1", "eve", BLOB))
+    state = after(
+        state, ResultArrival("s1", "eve", "{}", 900), StepCompletion(1, 5, theta(2), counted, "s1", "eve", BLOB)
+    )
     assert pending(state)[0] == Undo(0)
-    state = after(state, Undone(0))
+    state = after(state, StepRollback(0))
     assert state.outer.momenta is None and state.debts["s1", "eve"].balance == "owed"
 
 
 def test_it_can_be_gone_back_only_as_far_as_audits_are_open():
     state = stepped(stepped(opened()))
     assert undoing.oldest(state) == 0
-    state = after(state, Audited("r0-0", "ada", True, ""), Audited("r0-0", "bea", True, ""))
+    state = after(state, AuditOutcome("r0-0", "ada", True, ""), AuditOutcome("r0-0", "bea", True, ""))
     state = stepped(state)
     assert undoing.oldest(state) == 1 and sorted(state.past) == [1, 2]
 
@@ -197,9 +212,9 @@ def test_no_more_rounds_are_kept_than_audits_are_waited_for(kept):
 
 
 def test_a_history_has_the_points_of_what_was_not_undone_and_the_money_of_all():
-    steps = [Stepped(number, 10 - number, theta(number)) for number in (0, 1, 2)]
-    paid = Paid("r0", "ada", BALANCE, 100, 1)
-    history = History.of([*steps[:2], paid, Undone(1, (("r1", "bea"),)), *steps[1:]])
+    steps = [StepCompletion(number, 10 - number, theta(number)) for number in (0, 1, 2)]
+    paid = ResultPayment("r0", "ada", BALANCE, 100, 1)
+    history = History.replay([*steps[:2], paid, StepRollback(1, (("r1", "bea"),)), *steps[1:]])
     assert [point.round for point in history.points] == [0, 1, 2]
     assert [point.paid_msat for point in history.points] == [0, 100, 100]
     assert [event.round for event in history.undone] == [1]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from nodewire.customer import verified
-from nodewire.customer.payments import Paid
+from nodewire.customer.payments import ZapPayment
 from nodewire.customer.verified import VERDICT_EPOCHS, follow
 from nodewire.errors import LinkLost, NotFound
 from nodewire.pay.debts import Debt, Key
@@ -73,7 +73,7 @@ class Followed(PublicRecord):
         """What the customer paid each provider."""
         claims = [feedback.parse(self.claimed(n, 0, at_s=at_s or int(time.time()))) for n in range(3)]
         debt = Debt(Key(self.request.id, PROVIDERS[0].public, 0), PRICE_MSAT)
-        return [Paid(said, said.due, debt) for said in claims]
+        return [ZapPayment(said, said.due, debt) for said in claims]
 
     def skip(self, epochs):
         """The committee goes on, and certifies nothing of the job."""

@@ -21,11 +21,11 @@ from nodewire.gateway.accounts import Accounts
 from nodewire.gateway.app import Gateway
 from nodewire.gateway.config import GatewayConfig, ModelConfig
 from nodewire.gateway.desk import Desk
-from nodewire.gateway.figures import Figures, Shown
+from nodewire.gateway.figures import Figures, GatewayCollector
 from nodewire.gateway.keys import Keys, sha256_of
 from nodewire.gateway.port import Announced, Offer, Vectors
 from nodewire.gateway.refusals import document
-from nodewire.metrics.endpoint import Exposed, Scrapes
+from nodewire.metrics.endpoint import MetricsExposition, Scrapes
 from nodewire.protocol.chat import ChatTemplate
 from nodewire.protocol.plan import Terms
 
@@ -176,7 +176,9 @@ async def opened(
         stack.callback(accounts.close)
         desk, renderer = Desk(config, buyer, accounts, figures), Renderer()
         stack.push_async_callback(renderer.close)
-        scrapes = Scrapes(Exposed("gateway", "", [Shown(figures, lambda: desk.in_flight, lambda: desk.waiting)]))
+        scrapes = Scrapes(
+            MetricsExposition("gateway", "", [GatewayCollector(figures, lambda: desk.in_flight, lambda: desk.waiting)])
+        )
         gateway = Gateway(config, buyer, desk, Keys(config.keys), figures, renderer, {}, scrapes)
         listening = guests.listening_socket("listen", "127.0.0.1:0")
         app = gateway.application()

@@ -107,10 +107,10 @@ def test_keys_are_found_by_their_hash_or_an_environment_variable(monkeypatch):
     made, sha256 = new_key()
     monkeypatch.setenv("A_KEY", "of-the-environment")
     keys = Keys([KeyConfig(name="one", sha256=sha256), KeyConfig(name="two", env="A_KEY")])
-    assert getattr(keys.of(f"Bearer {made}"), "name", None) == "one"
-    assert getattr(keys.of("bearer of-the-environment"), "name", None) == "two"
-    assert keys.of(f"Bearer {sha256}") is None and keys.of("") is None
-    assert Keys([]).of("") is OPEN
+    assert getattr(keys.find(f"Bearer {made}"), "name", None) == "one"
+    assert getattr(keys.find("bearer of-the-environment"), "name", None) == "two"
+    assert keys.find(f"Bearer {sha256}") is None and keys.find("") is None
+    assert Keys([]).find("") is OPEN
     monkeypatch.delenv("A_KEY")
     with pytest.raises(BadConfig, match="A_KEY"):
         Keys([KeyConfig(name="two", env="A_KEY")])

@@ -15,7 +15,7 @@ from nodewire.errors import TABLE, BadInput, BadPlan, NoProvider, OverBudget, To
 from nodewire.gateway.config import KeyConfig
 from nodewire.gateway.fields import NEUTRAL, SAMPLING
 from nodewire.gateway.keys import sha256_of
-from nodewire.gateway.refusals import SHAPES, told
+from nodewire.gateway.refusals import SHAPES, error_body
 from tests.gateway.counter import AUTHOR, KEY, PRICE_MSAT, StandIn, opened
 
 CHAT = {"model": "talker", "messages": [{"role": "user", "content": "hello"}]}
@@ -580,7 +580,7 @@ async def test_metrics_count_what_was_answered(tmp_path):
 def test_every_error_of_the_table_has_its_shape():
     assert SHAPES.keys() == TABLE.keys()
     for code, error in TABLE.items():
-        status, said = told(error("field", "reason"))
+        status, said = error_body(error("field", "reason"))
         assert 400 <= status < 600 and said["error"]["message"] == "field: reason", code
 
 

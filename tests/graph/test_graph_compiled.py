@@ -108,7 +108,7 @@ def test_what_a_library_refuses_is_left_to_the_interpreter(folder, tmp_path, mon
     def exhausted(self, inputs, dims):
         raise BadTask("program", "compiled: bad_alloc")
 
-    monkeypatch.setattr(compile.Compiled, "__call__", exhausted)
+    monkeypatch.setattr(compile.CompiledProgram, "__call__", exhausted)
     (frame,) = loaded.receive("s", Frame("in", 9, (x, torch.tensor([0, 9])), {}))
     due = Interpreter(program(), weights())({"x": x, "ids": torch.tensor([0, 9])}, {"b": 2})["soft"]
     assert torch.equal(frame.tensors[0], due)

@@ -12,7 +12,7 @@ from nodewire.errors import OverMemory
 from nodewire.graph.analysis import flow, with_own_outputs
 from nodewire.graph.boundaries import chain
 from nodewire.graph.courses import Calls, Plan
-from nodewire.graph.cut import Chain, Crossing, Step, cut
+from nodewire.graph.cut import BoundaryTensor, Chain, Step, cut
 from nodewire.graph.format import Input, Node, Output, Program, Weight
 from nodewire.graph.interpret import Interpreter
 from nodewire.graph.liveness import corners, walk
@@ -64,7 +64,7 @@ def test_no_cut_is_better_than_the_one_found(made, crossing, floor, data):
     line = Chain(
         tuple(Step(str(k), *step) for k, step in enumerate(made)),
         tuple(
-            None if found is None else tuple(Crossing("", size, k + more) for size, more in found)
+            None if found is None else tuple(BoundaryTensor("", size, k + more) for size, more in found)
             for k, found in enumerate(crossing[: len(made)])
         ),
         floor,
@@ -84,7 +84,7 @@ def test_no_cut_is_better_than_the_one_found(made, crossing, floor, data):
 
 
 def test_a_task_between_its_bounds_is_measured_and_none_that_was_refused_is_taken():
-    line = Chain(tuple(Step(str(k), {}, 4, 2) for k in range(4)), tuple((Crossing("", 1, k),) for k in range(4)))
+    line = Chain(tuple(Step(str(k), {}, 4, 2) for k in range(4)), tuple((BoundaryTensor("", 1, k),) for k in range(4)))
     asked = []
 
     def measure(first, end):

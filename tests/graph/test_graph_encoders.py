@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from bench.tiny_encoders import ENCODERS, TEXTS, batch, eager, make_encoder
-from nodewire.cli.cutting import Asked, cut
+from nodewire.cli.cutting import CutOptions, cut
 from nodewire.errors import NotFound
 from nodewire.graph import whole
 
@@ -16,7 +16,7 @@ TARGET = 60_000
 def registered(request, tmp_path_factory):
     """A family, its directory, and what is made of that by default."""
     folder = make_encoder(tmp_path_factory.mktemp("encoder") / "model", request.param)
-    made = cut(folder, Asked(TARGET, "one"), tmp_path_factory.mktemp("out"))
+    made = cut(folder, CutOptions(TARGET, "one"), tmp_path_factory.mktemp("out"))
     return request.param, folder, made
 
 
@@ -47,4 +47,4 @@ def test_pickled_weights_of_an_encoder_are_told_as_such(registered, tmp_path):
     again = shutil.copytree(registered[1], tmp_path / "again", ignore=shutil.ignore_patterns("*.safetensors"))
     (again / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(NotFound, match=r"weights are pickled .*save_pretrained"):
-        cut(again, Asked(TARGET, "one"), tmp_path / "out")
+        cut(again, CutOptions(TARGET, "one"), tmp_path / "out")

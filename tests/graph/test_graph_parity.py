@@ -12,7 +12,7 @@ import nodewire
 from nodewire.errors import BadTask
 from nodewire.graph import parity
 from nodewire.graph.examples import signature
-from nodewire.graph.unloaded import Reading
+from nodewire.graph.unloaded import StreamedWeights
 
 ROWS = (torch.zeros(2, 8), torch.zeros(5, 8))
 
@@ -143,7 +143,7 @@ def test_a_module_on_the_meta_device_runs_as_it_would_with_its_weights_one_of_wh
 
     ids = torch.randint(0, 50, (2, 5), generator=torch.Generator().manual_seed(1))
     said = replace(signature(real, ids), positional=1)
-    mode = Reading(empty, parts, {"words.weight": ("words.weight", "head.weight")}, {"scale": real.scale})
+    mode = StreamedWeights(empty, parts, {"words.weight": ("words.weight", "head.weight")}, {"scale": real.scale})
     found = parity.eager(empty, said, None, mode)({"ids": ids})
     with torch.no_grad():
         assert torch.equal(found["output"], real(ids))

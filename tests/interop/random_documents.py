@@ -28,17 +28,17 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.receipt import Closing, Receipt
 from nodewire.protocol.schema import Schema
-from nodewire.protocol.sent import Sent
+from nodewire.protocol.sent import FrameStatement
 from nodewire.protocol.splice import Splice
 from nodewire.protocol.swarm import RollCall, Swarm
 from nodewire.protocol.verdict import Verdict
-from nodewire.protocol.verification import Report, Sampled
+from nodewire.protocol.verification import JobSamples, Report
 
 NUMBER = 4_000
 SEED = 2_026
 VECTORS = Path(__file__).parents[1] / "vectors"
 _MARKET = (Ad, Beat, Body, Committee, Inventory, Manifest, Plan, Share, Splice)
-_WORK = (Close, Closing, Commitment, Receipt, Report, RollCall, Sampled, Sent, Swarm, Ticket, Verdict)
+_WORK = (Close, Closing, Commitment, Receipt, Report, RollCall, JobSamples, FrameStatement, Swarm, Ticket, Verdict)
 TYPES: dict[str, type[Schema]] = {cls.__name__: cls for cls in (*_MARKET, *_WORK)}
 _ATOMS = (None, True, False, "", "x", "a b", "é" * 65, "\N{SNOWMAN}" * 128, "local", "ws://x", "https://x", "9.9.9.9:1")
 _ATOMS += ("-", "a" * 64, "A" * 64, "0" * 64, "f" * 63, "02" + "0" * 64, "[::1]:65535", "x:65536", "x:0", "a" * 129)
@@ -68,8 +68,8 @@ def _bases() -> dict[str, list[Any]]:
     found["Commitment"] = [documents["commitment"]["document"]]
     found["Report"] = [json.loads(examples["report"]["content"])]
     found["RollCall"] = [examples["swarm"]["roll_call"]]
-    found["Sampled"] = [json.loads(examples["sampled"]["content"])]
-    found["Sent"] = [documents["sent"]["document"]]
+    found["JobSamples"] = [json.loads(examples["sampled"]["content"])]
+    found["FrameStatement"] = [documents["sent"]["document"]]
     found["Share"] = [json.loads(documents["events"]["partial.1"]["content"])]
     found["Splice"] = [json.loads(examples["splice"]["content"])]
     found["Swarm"] = [examples["swarm"]["document"]]

@@ -44,7 +44,7 @@ class Free:
 
     def received(self, task, frame):
         if frame.edge in self._record.inner:
-            self._record.came(frame.edge, frame)
+            self._record.record_frame(frame.edge, frame)
 
 
 async def answer(manifest, actors, task: str, *frames, params=None) -> NodewireError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from nodewire.llm.speculation.drafter import Candidate
-from nodewire.llm.speculation.flight import Flight, Sent
+from nodewire.llm.speculation.flight import Flight, InFlightFrame
 from nodewire.llm.speculation.router import Router
 
 Path = int
@@ -55,7 +55,7 @@ class Lane:
         self.cells: list[Cell] = []
         self.most_cells = 0
 
-    def take(self, sent: Sent) -> list[Path]:
+    def take(self, sent: InFlightFrame) -> list[Path]:
         assert sent.epoch >= self.epoch
         if sent.epoch > self.epoch and not sent.keep:
             self.cells = []
@@ -96,12 +96,12 @@ class FakeRing:
     def __init__(self, prompt: Sequence[int], count: int, eager: Callable[[], int], *, skips: bool = True) -> None:
         self.lane = Lane(prompt, len(prompt) + count)
         self._eager, self._skips = eager, skips
-        self._waiting: deque[Sent] = deque()
+        self._waiting: deque[InFlightFrame] = deque()
         self._back: deque[tuple[int, list[Path] | None]] = deque()
         self.rows = 0
         self.skipped = 0
 
-    def put(self, frames: Sequence[Sent]) -> None:
+    def put(self, frames: Sequence[InFlightFrame]) -> None:
         self._waiting.extend(frames)
         for _ in range(min(self._eager(), len(self._waiting))):
             self._compute()

@@ -23,7 +23,7 @@ from nodewire.llm.sampling import Sampling
 from nodewire.llm.split import split_decoder
 from nodewire.llm.whole import Whole
 from nodewire.train import directory, start
-from nodewire.weights.tensorfile import Assembled, elements, read
+from nodewire.weights.tensorfile import AssembledTensor, elements, read
 from tests.train.recipes import recipe
 
 PROMPT = [(7 * i * i + 3 * i) % 298 + 1 for i in range(40)]
@@ -34,11 +34,11 @@ def numbers(checkpoint, name):
     """A tensor's, as it is read, or as its blocks are."""
     if name in checkpoint.tensors:
         stored = checkpoint.tensors[name]
-        return read(Assembled(torch.float32, stored.shape, (stored,)))
+        return read(AssembledTensor(torch.float32, stored.shape, (stored,)))
     words, scales = (checkpoint.tensors[f"{name}_{part}"] for part in ("packed", "scale"))
     bits = checkpoint.config.quantization.scheme.removeprefix("int")
-    codes = unpacked(read(Assembled(torch.int32, words.shape, (words,))), int(bits))
-    return widened(codes, read(Assembled(torch.float32, scales.shape, (scales,))))
+    codes = unpacked(read(AssembledTensor(torch.int32, words.shape, (words,))), int(bits))
+    return widened(codes, read(AssembledTensor(torch.float32, scales.shape, (scales,))))
 
 
 @pytest.mark.parametrize(("kind", "scheme"), [("Q8_0", "int8"), ("Q5_0", "int8"), ("Q4_0", "int4")])
@@ -80,10 +80,10 @@ def test_blocks_of_four_bits_go_with_those_of_eight_where_that_is_less(tmp_path)
 def test_a_part_of_a_tensor_is_that_part_of_it(tmp_path):
     path, _ = made(tmp_path, "llama, yarn", "Q4_1")
     stored = open_checkpoint(path).tensors["model.layers.1.self_attn.q_proj.weight"]
-    whole = read(Assembled(torch.float32, stored.shape, (stored,))).view(-1)
+    whole = read(AssembledTensor(torch.float32, stored.shape, (stored,))).view(-1)
     for first, last in ((0, 1), (63, 65), (1_000, 1_029), (4_032, 4_096), (0, 4_096)):
         part = elements(elements(stored, first, last), 0, last - first)
-        assert torch.equal(read(Assembled(torch.float32, part.shape, (part,))), whole[first:last])
+        assert torch.equal(read(AssembledTensor(torch.float32, part.shape, (part,))), whole[first:last])
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_1"])

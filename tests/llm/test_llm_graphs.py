@@ -31,7 +31,7 @@ from nodewire.llm.quant.directory import quantize
 from nodewire.llm.split import split_decoder
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import Tokenizer
-from nodewire.llm.traced import Traced
+from nodewire.llm.traced import FxCapture
 from nodewire.llm.whole import Whole
 
 CONTEXT = 192
@@ -45,7 +45,7 @@ class Sides:
         made = split_decoder(folder, 2**30, out, slots=slots, context=CONTEXT, **cut)
         _, task = made.manifest.tasks
         program = StageProgram.unpack(made.blobs[task.program.sha256].read_bytes())
-        where, how = made.blobs[task.weights[0].sha256], graphing(capture or Traced(), room_bytes)
+        where, how = made.blobs[task.weights[0].sha256], graphing(capture or FxCapture(), room_bytes)
         self.captured, self.plain = (
             Stage(program, open_weights(where, program.tensors), torch.device(device), one) for one in (how, None)
         )
@@ -144,7 +144,8 @@ def test_quantized_layers_are_captured_too(made, scheme, name, tmp_path):
     bfloat16 has 8 bits, and what they round apart activations of 8 bits round further."""
     quantize(made(name), tmp_path / "model", scheme)
     sides, again = (
-        Sides(tmp_path / "model", tmp_path / str(n), capture=how) for n, how in enumerate((Traced(), lambda step: step))
+        Sides(tmp_path / "model", tmp_path / str(n), capture=how)
+        for n, how in enumerate((FxCapture(), lambda step: step))
     )
     assert sides.plain.program.dtype == "bfloat16"
     for one in (sides, again):
@@ -199,12 +200,12 @@ ASKING = {
 def test_a_step_that_asks_for_what_the_device_knows_is_refused(what):
     x = torch.ones(4)
     with pytest.raises(RuntimeError):
-        Traced()(lambda: ASKING[what](x))
+        FxCapture()(lambda: ASKING[what](x))
 
 
 def test_a_replay_computes_what_stands_in_the_buffers_then():
     x, y = torch.ones(4), torch.zeros(4)
-    replay = Traced()(lambda: y.copy_(x * 2 + y))
+    replay = FxCapture()(lambda: y.copy_(x * 2 + y))
     y.zero_()
     x.copy_(torch.arange(4))
     replay()
@@ -267,7 +268,7 @@ def test_a_draft_models_steps_are_captured(plain, tmp_path):
     program = DriverProgram.unpack(made.blobs[made.manifest.tasks[0].program.sha256].read_bytes())
     spoken = (plain / "tokenizer.json").read_bytes()
     draft, cpu, chance = Draft(plain, program, spoken), torch.device("cpu"), Random(2)
-    sides = [draft.load(Tokenizer(spoken), cpu, how)._model for how in (graphing(Traced()), None)]
+    sides = [draft.load(Tokenizer(spoken), cpu, how)._model for how in (graphing(FxCapture()), None)]
     texts = {session: [chance.randrange(1, 290) for _ in range(10)] for session in "ab"}
     for _ in range(120):
         session = chance.choice("ab")

@@ -17,7 +17,7 @@ from nodewire.llm.loader import open_weights
 from nodewire.llm.programs import StageProgram
 from nodewire.llm.split import split_decoder
 from nodewire.llm.stage import Stage
-from nodewire.llm.traced import Traced
+from nodewire.llm.traced import FxCapture
 from nodewire.protocol.frame import Frame
 
 CONTEXT = 192
@@ -30,7 +30,7 @@ def stage_of(directory, out, *, captures: bool) -> Stage:
     _, task = made.manifest.tasks
     program = StageProgram.unpack(made.blobs[task.program.sha256].read_bytes())
     weights = open_weights(made.blobs[task.weights[0].sha256], program.tensors)
-    return Stage(program, weights, torch.device("cpu"), graphing(Traced()) if captures else None)
+    return Stage(program, weights, torch.device("cpu"), graphing(FxCapture()) if captures else None)
 
 
 class Hostile:
@@ -74,7 +74,7 @@ def test_whatever_a_session_sends_those_in_its_batches_are_told_what_they_are_to
     monkeypatch.setattr(graphs_room, "MET", 1)
     stage = stage_of(plain, tmp_path / "one", captures=captures)
     again = stage_of(plain, tmp_path / "again", captures=False)
-    errors, free = Counter(), stage._lanes.left
+    errors, free = Counter(), stage._lanes.free_rows
     for seed in range(6):
         chance = Random(seed)
         honest, hostile = Plain(again, CONTEXT), Hostile(chance)
@@ -93,7 +93,7 @@ def test_whatever_a_session_sends_those_in_its_batches_are_told_what_they_are_to
                 assert told["hostile"][0].tensors[0].isfinite().all()
         for session in chance.sample(["honest", "hostile"], 2):
             stage.close(session)
-    assert stage._lanes.left + sum(len(kept.pages) for kept in stage._prefixes._kept.values()) == free
+    assert stage._lanes.free_rows + sum(len(kept.pages) for kept in stage._prefixes._kept.values()) == free
     assert {"tensors", "shape", "meta.pos", "meta.parents", "meta.keep"} <= {field for _, field in errors}
     if captures:
         assert stage._graphs.replays and not stage._graphs.off

@@ -28,9 +28,9 @@ def test_runs_are_nobody_elses_and_all_come_back(size, steps):
             count = 1 + number % size
             before = list(pages.free)
             try:
-                run = pages.take(count)
+                run = pages.allocate(count)
             except Busy:
-                assert count > pages.left
+                assert count > pages.free_count
                 run = None
             if run is None:
                 assert all(len(run) < count for run in pages.free)
@@ -47,11 +47,11 @@ def test_runs_are_nobody_elses_and_all_come_back(size, steps):
 
 def test_the_smallest_run_that_is_large_enough_is_taken():
     pages = Pages(9)
-    runs = [pages.take(n) for n in (2, 1, 3, 1, 2)]
+    runs = [pages.allocate(n) for n in (2, 1, 3, 1, 2)]
     for run in (runs[0], runs[2], runs[4]):
         pages.give_back(run)
-    assert pages.take(2) == runs[0]
-    assert pages.take(3) == runs[2]
+    assert pages.allocate(2) == runs[0]
+    assert pages.allocate(3) == runs[2]
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=30))

@@ -6,7 +6,7 @@ import pytest
 from speculated import rate
 
 from bench.decoding.knowing import Knowing
-from nodewire.llm.speculation.flight import Flight, Node, Sent
+from nodewire.llm.speculation.flight import Flight, InFlightFrame, Node
 from nodewire.llm.speculation.odds import Odds
 from nodewire.llm.speculation.pace import Pace
 from nodewire.llm.speculation.router import Router
@@ -14,18 +14,18 @@ from nodewire.llm.speculation.router import Router
 
 def test_odds_begin_at_the_prior_and_go_where_the_guesses_go():
     odds = Odds()
-    assert odds.of(3, 0.6) == pytest.approx(0.6)
+    assert odds.estimate(3, 0.6) == pytest.approx(0.6)
     for _ in range(300):
         odds.learn(3, 0.6, False)
-    assert odds.of(3, 0.6) < 0.05
+    assert odds.estimate(3, 0.6) < 0.05
     for _ in range(300):
         odds.learn(3, 0.6, True)
-    assert odds.of(3, 0.6) > 0.9
-    assert odds.of(4, 0.2) == pytest.approx(0.2)
+    assert odds.estimate(3, 0.6) > 0.9
+    assert odds.estimate(4, 0.2) == pytest.approx(0.2)
 
 
 def frame(seq, rows):
-    return Sent(seq, 0, 0, tuple(Node(0, 0) for _ in range(rows)))
+    return InFlightFrame(seq, 0, 0, tuple(Node(0, 0) for _ in range(rows)))
 
 
 def timed(turn, row, gap, noise=0.0, rows=(1, 4, 16, 32)):

@@ -146,10 +146,10 @@ class Texts:
 
 def test_texts_that_a_frame_has_no_room_for_are_cut_and_numbers_never():
     sampler, logits = Sampler(Sampling(1, logprobs=20), 40), torch.arange(40.0)
-    told = json.loads(sampler.told(logits, 3, 0, Texts([f"<{n}>" for n in range(40)])))
+    told = json.loads(sampler.format_logprobs(logits, 3, 0, Texts([f"<{n}>" for n in range(40)])))
     assert told[0][2] == "<3>" and [row[2] for row in told[1:3]] == ["<39>", "<38>"]
     for text in ("x" * 100_000, '"' * 50, "\x00" * 30, "\U0001f600" * 40):
-        said = sampler.told(logits, 3, 0, Texts(["", *[text] * 39]))
+        said = sampler.format_logprobs(logits, 3, 0, Texts(["", *[text] * 39]))
         assert len(said.encode()) <= MAX_TOLD_BYTES
         assert [row[:2] for row in json.loads(said)] == [row[:2] for row in told]
         assert all(text.startswith(row[2]) for row in json.loads(said))
@@ -161,7 +161,7 @@ def test_a_token_that_ends_a_character_is_told_with_it():
             return {(0,): "a\ufffd", (0, 1): "a\u00e9"}[tuple(ids)]
 
     sampler = Sampler(Sampling(1, logprobs=0), 2)
-    assert json.loads(sampler.told(torch.zeros(2), 1, 0, Halves()))[0][2] == "\u00e9"
+    assert json.loads(sampler.format_logprobs(torch.zeros(2), 1, 0, Halves()))[0][2] == "\u00e9"
 
 
 def test_none_are_told_unless_asked_for(ring):

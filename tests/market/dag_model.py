@@ -20,7 +20,7 @@ from nodewire.graph.whitelist import Ref
 from nodewire.kind import Registration
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
 from nodewire.weights.blob_folder import BlobFolder
-from nodewire.weights.tensorfile import Assembled
+from nodewire.weights.tensorfile import AssembledTensor
 
 F32, BF16, I64, BOOL = torch.float32, torch.bfloat16, torch.int64, torch.bool
 WIDTH, MOST, SLOTS = 4, 64, 8
@@ -111,8 +111,8 @@ def register(out: Path, name: str = NAME) -> Registration:
     return Registration(manifest, blobs.paths, ())
 
 
-def _assembled(weights: Mapping[str, torch.Tensor]) -> dict[str, Assembled]:
-    return {name: Assembled(one.dtype, tuple(one.shape), (one,)) for name, one in weights.items()}
+def _assembled(weights: Mapping[str, torch.Tensor]) -> dict[str, AssembledTensor]:
+    return {name: AssembledTensor(one.dtype, tuple(one.shape), (one,)) for name, one in weights.items()}
 
 
 def _edge(name: str, source: str, target: str, program: Program, ports: list[Input] | list[Output]) -> Edge:

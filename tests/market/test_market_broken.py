@@ -11,7 +11,7 @@ import time
 import pytest
 from running_market import ENCODER_MSAT, STALLS
 
-from nodewire.customer.rejected import Rejected
+from nodewire.customer.rejected import FrameRejection
 from nodewire.errors import NodewireError, PaymentRequired
 from nodewire.nostr.nip01 import Filter
 from nodewire.pay.dues import MAX_BROKEN
@@ -66,7 +66,7 @@ async def test_an_honest_node_serves_on_who_a_liar_behind_it_kept_from_paying_up
 
         async def broken_off(times):
             while unpaid() < times:  # who hears of the end before it has claimed anything is owed nothing
-                with pytest.raises(Rejected):
+                with pytest.raises(FrameRejection):
                     await jinxed.embed(encoder, TEXTS, terms=lied_to)
                 await has_ended(next(one for one in reversed(jinxed.purchases) if one.is_underway).request.id)
             assert unpaid() == times

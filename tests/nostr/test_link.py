@@ -14,7 +14,7 @@ from nodewire.nostr import link as links
 from nodewire.nostr import nip42
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.link import Link
-from nodewire.nostr.nip01 import Closed, Eose, Filter, Notice, Ok, RelayAuth, RelayCount, RelayEvent
+from nodewire.nostr.nip01 import ClosedMessage, Eose, Filter, Notice, Ok, RelayAuth, RelayCount, RelayEvent
 
 URL, KEYS = "wss://relay.example.com", Keys(b"\x01" * 32)
 EVENT = events.sign(KEYS, 1, created_at=1_000, content="x")
@@ -25,7 +25,7 @@ class Listened:
     def __init__(self, takes=True):
         self.takes, self.events, self.stood = takes, [], []
 
-    def take(self, event, size):
+    def accept(self, event, size):
         self.events.append(event)
         return self.takes
 
@@ -133,7 +133,7 @@ async def test_an_answer_of_another_sort_under_the_same_id_is_no_answer():
     relay.up()
     answer = asyncio.create_task(relay.link.publish(EVENT))
     await soon(lambda: relay.heard)
-    relay.says(Closed(EVENT.id, "error: confused"))
+    relay.says(ClosedMessage(EVENT.id, "error: confused"))
     relay.says(RelayCount(EVENT.id, 5))
     relay.says(Ok(EVENT.id, True, ""))
     assert (await answer).accepted
@@ -142,7 +142,7 @@ async def test_an_answer_of_another_sort_under_the_same_id_is_no_answer():
 async def test_a_count_is_answered_by_a_number_or_a_refusal():
     relay = Relay()
     relay.up()
-    for said in (RelayCount("c", 5), Closed("c", "unsupported: no counting")):
+    for said in (RelayCount("c", 5), ClosedMessage("c", "unsupported: no counting")):
         relay.heard.clear()
         answer = asyncio.create_task(relay.link.count("c", WANTED))
         await soon(lambda: relay.heard)
@@ -169,7 +169,7 @@ async def test_what_was_refused_before_auth_is_sent_once_more_after_it():
     auth_id = answer_to_challenge(relay)
     publication = asyncio.create_task(relay.link.publish(EVENT))
     await soon(lambda: relay.verbs() == ["REQ", "EVENT"])
-    relay.says(Closed("s", "auth-required: who are you"))
+    relay.says(ClosedMessage("s", "auth-required: who are you"))
     relay.says(Ok(EVENT.id, False, "auth-required: who are you"))
     await asyncio.sleep(0)
     relay.heard.clear()
@@ -191,7 +191,7 @@ async def test_who_still_needs_auth_after_auth_is_refused():
     for _ in range(2):
         await soon(lambda: "EVENT" in relay.verbs())
         relay.heard.clear()
-        relay.says(Closed("s", "auth-required: as somebody else"))
+        relay.says(ClosedMessage("s", "auth-required: as somebody else"))
         relay.says(Ok(EVENT.id, False, "auth-required: as somebody else"))
         await asyncio.sleep(0)
     assert not (await publication).accepted
@@ -205,7 +205,7 @@ async def test_a_relay_that_does_not_accept_our_key_refuses_what_waited_for_it()
     auth_id = answer_to_challenge(relay)
     publication = asyncio.create_task(relay.link.publish(EVENT))
     await soon(lambda: "EVENT" in relay.verbs())
-    relay.says(Closed("s", "auth-required: x"))
+    relay.says(ClosedMessage("s", "auth-required: x"))
     relay.says(Ok(EVENT.id, False, "auth-required: x"))
     relay.says(Ok(auth_id, False, "restricted: not you"))
     assert (await publication) == Ok(EVENT.id, False, "auth-required: x")
@@ -219,7 +219,7 @@ async def test_without_keys_nothing_is_signed_and_auth_required_is_a_refusal():
     relay.up()
     relay.says(RelayAuth("c"))
     assert relay.verbs() == ["REQ"]
-    relay.says(Closed("s", "auth-required: x"))
+    relay.says(ClosedMessage("s", "auth-required: x"))
     assert listener.stood[-1] == ("refused", "auth-required: x")
 
 
@@ -254,7 +254,7 @@ async def test_a_refused_subscription_is_not_asked_for_again(reason):
     relay, listener = Relay(retry_closed_s=0), Listened()
     relay.link.subscribe("s", WANTED, listener)
     relay.up()
-    relay.says(Closed("s", reason))
+    relay.says(ClosedMessage("s", reason))
     relay.link.down("gone")
     relay.up()
     assert relay.heard == []
@@ -266,7 +266,7 @@ async def test_a_subscription_ended_for_a_passing_reason_is_asked_for_again(reas
     relay, listener = Relay(retry_closed_s=0), Listened()
     relay.link.subscribe("s", WANTED, listener)
     relay.up()
-    relay.says(Closed("s", reason))
+    relay.says(ClosedMessage("s", reason))
     assert listener.stood[-1] == ("closed", reason)
     await soon(lambda: relay.verbs() == ["REQ", "REQ"])
     assert listener.stood[-1] == ("pending", "")
@@ -276,11 +276,11 @@ async def test_a_pause_that_outlives_its_connection_or_its_subscription_sends_no
     relay, listener = Relay(retry_closed_s=0), Listened()
     relay.link.subscribe("s", WANTED, listener)
     relay.up()
-    relay.says(Closed("s", "error: x"))
+    relay.says(ClosedMessage("s", "error: x"))
     relay.link.down("gone")
     relay.up()
     relay.link.subscribe("t", WANTED, listener)
-    relay.says(Closed("t", "error: x"))
+    relay.says(ClosedMessage("t", "error: x"))
     relay.link.unsubscribe("t")
     for _ in range(5):
         await asyncio.sleep(0)
@@ -339,6 +339,6 @@ def test_no_words_of_a_relay_break_the_link(messages):
         for task in tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                assert isinstance(await task, Ok | RelayCount | Closed)
+                assert isinstance(await task, Ok | RelayCount | ClosedMessage)
 
     asyncio.run(talk())

@@ -6,27 +6,27 @@ from nodewire.errors import NotAllowed
 from nodewire.nostr import nip98, nipb7
 from nodewire.nostr.event import sign
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.nip98 import Asked
+from nodewire.nostr.nip98 import HttpRequest
 
 KEYS = Keys(b"\x01" * 32)
 NOW_S = 1_700_000_000
-ASKED = Asked("http://holder.example/v1/claims", "POST", b'{"case": "x"}')
+ASKED = HttpRequest("http://holder.example/v1/claims", "POST", b'{"case": "x"}')
 HEADER = nip98.header(KEYS, ASKED, now_s=NOW_S)
 
 
 def test_the_signer_of_a_request_is_known_by_its_header():
     assert nip98.check_header(HEADER, ASKED, now_s=NOW_S + 60) == KEYS.public
-    get = Asked(ASKED.url, "GET")
+    get = HttpRequest(ASKED.url, "GET")
     assert nip98.check_header(nip98.header(KEYS, get, now_s=NOW_S), get, now_s=NOW_S - 60) == KEYS.public
 
 
 @pytest.mark.parametrize(
     ("asked", "now_s", "field"),
     [
-        (Asked(ASKED.url + "?x", "POST", ASKED.body), NOW_S, "u"),
-        (Asked(ASKED.url, "PUT", ASKED.body), NOW_S, "method"),
-        (Asked(ASKED.url, "POST", b"{}"), NOW_S, "payload"),
-        (Asked(ASKED.url, "POST"), NOW_S, "payload"),
+        (HttpRequest(ASKED.url + "?x", "POST", ASKED.body), NOW_S, "u"),
+        (HttpRequest(ASKED.url, "PUT", ASKED.body), NOW_S, "method"),
+        (HttpRequest(ASKED.url, "POST", b"{}"), NOW_S, "payload"),
+        (HttpRequest(ASKED.url, "POST"), NOW_S, "payload"),
         (ASKED, NOW_S + 61, "created_at"),
         (ASKED, NOW_S - 61, "created_at"),
     ],
@@ -38,7 +38,7 @@ def test_a_signature_is_good_for_one_request(asked, now_s, field):
 
 
 def test_a_body_that_is_not_signed_is_refused():
-    unsigned = nip98.header(KEYS, Asked(ASKED.url, "POST"), now_s=NOW_S)
+    unsigned = nip98.header(KEYS, HttpRequest(ASKED.url, "POST"), now_s=NOW_S)
     with pytest.raises(NotAllowed, match="payload"):
         nip98.check_header(unsigned, ASKED, now_s=NOW_S)
 

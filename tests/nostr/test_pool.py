@@ -199,7 +199,7 @@ async def test_a_publication_is_refused_when_all_relays_refuse():
 
 async def test_a_count_that_is_refused_or_not_answered():
     def refuse(message):
-        return [nip01.Closed(message[1], "unsupported: no counting")] if message[0] == "COUNT" else []
+        return [nip01.ClosedMessage(message[1], "unsupported: no counting")] if message[0] == "COUNT" else []
 
     async with scripted_relay(lambda socket: replies(socket, refuse)) as url, Pool([url], **FAST) as pool:
         with pytest.raises(RelayRefused, match="unsupported"):
@@ -353,7 +353,7 @@ async def test_fetch_asks_for_no_more_than_it_takes():
 
 async def test_fetch_all_from_nobody_or_from_those_that_refuse():
     def refuse(message):
-        return [nip01.Closed(message[1], "restricted: no")] if message[0] == "REQ" else []
+        return [nip01.ClosedMessage(message[1], "restricted: no")] if message[0] == "REQ" else []
 
     async with Pool([DEAD], **FAST) as pool:
         with pytest.raises(TimedOut):

@@ -19,24 +19,24 @@ from nodewire.nostr.event import Event
 from nodewire.oracle import judging
 from nodewire.oracle.case import (
     Convict,
-    Drawn,
-    FramesShown,
-    Opened,
+    EpochDraw,
+    FramesDisclosure,
+    OpeningResult,
     Parties,
     PublishFault,
-    PublishSampled,
+    PublishSamples,
     PublishVerdict,
     PullFrames,
     PullOpening,
     Recompute,
-    Recomputed,
-    Said,
+    RecomputeResult,
     SampledCame,
     SayVote,
     State,
     Tick,
     VerdictCame,
     VoteCame,
+    VoteRecord,
     start,
 )
 from nodewire.protocol import certificate, inventory, verdict, verification
@@ -46,7 +46,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.sent import Equivocation
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
-from nodewire.verify.recompute import Computed
+from nodewire.verify.recompute import ComputedLeaves
 from tests.protocol.documents import manifest
 from tests.protocol_committee.actors import GENESIS_S, Seat, digest, keys
 
@@ -94,7 +94,9 @@ class Courtroom:
     seed: int = 1
     shows: dict[str, Shown] = field(default_factory=dict)
     """By node; who is not here is silent."""
-    computes: Callable[[str], tuple[Leaf, ...] | Computed | Withheld | Equivocation | None] = lambda oracle: leaves()
+    computes: Callable[[str], tuple[Leaf, ...] | ComputedLeaves | Withheld | Equivocation | None] = lambda oracle: (
+        leaves()
+    )
     """An oracle's own result."""
     sent: Callable[[str, Opening], tuple[Leaf, ...] | None] = lambda oracle, opening: opening.leaves
     """By oracle and the provider's opening: the leaves of the frames that the provider shows; None: it shows none."""
@@ -139,7 +141,9 @@ class Courtroom:
             same = {sample.key: tuple(others) for sample in samples if others}
             seen = frozenset(sample.key for sample in samples if audited or inspected)
             body = digest(f"body/{epoch}")
-            drawn = Drawn(epoch, body, tuple(samples), manifests, certified, keys_, seen, others=same, parties=parties)
+            drawn = EpochDraw(
+                epoch, body, tuple(samples), manifests, certified, keys_, seen, others=same, parties=parties
+            )
             self._later(self.random.randint(*self.delay_ms), pubkey, drawn)
 
     def run_epochs(self, epochs: int) -> None:
@@ -194,34 +198,38 @@ class Courtroom:
     def _do(self, seat: Seat, action: object) -> None:
         at, me, outgoing = self.now_ms // 1000, seat.keys.public, []
         match action:
-            case PublishSampled(sampled):
+            case PublishSamples(sampled):
                 outgoing.append((verification.build(seat.keys, sampled, created_at=at), None))
             case PullOpening(sample, _, node, key):
                 times = self.asked[me, node] = self.asked.get((me, node), 0) + 1
                 shown = self.shows.get(node, always(None))(me, times)
                 self._later(
-                    self.random.randint(5, 200), me, Opened(key, node, shown, sample.key if sample.key != key else "")
+                    self.random.randint(5, 200),
+                    me,
+                    OpeningResult(key, node, shown, sample.key if sample.key != key else ""),
                 )
             case PullFrames(sample, _, shown):
                 self.pulled.append(me)
-                self._later(self.random.randint(5, 200), me, FramesShown(sample.key, self.sent(me, shown)))
+                self._later(self.random.randint(5, 200), me, FramesDisclosure(sample.key, self.sent(me, shown)))
             case Recompute(sample, _):
                 self.recomputed.append(me)
                 own = self.computes(me)
                 withheld, lied = isinstance(own, Withheld), own if isinstance(own, Equivocation) else None
                 owed = own if isinstance(own, Sample) else None
-                ended = Recomputed(sample.key, None if withheld or lied or owed else own, withheld, lied, unopened=owed)
-                if isinstance(own, Computed):
+                ended = RecomputeResult(
+                    sample.key, None if withheld or lied or owed else own, withheld, lied, unopened=owed
+                )
+                if isinstance(own, ComputedLeaves):
                     checked = self.states[me].cases[sample.key].checked
                     beside = checked.root() if checked is not None else ""
-                    ended = Recomputed(
+                    ended = RecomputeResult(
                         sample.key, own.leaves, excused=own.excused, beside=beside, reference=own.reference
                     )
                 self._later(self.random.randint(50, 400), me, ended)
             case SayVote(key, _, x, found):
                 vote = inventory.build_vote(seat.keys, self.committee.digest(), verdict.topic(key), x, created_at=at)
                 found, vote = self.journals[me].setdefault(key, (found, vote))
-                self._later(0, me, Said(key, found))
+                self._later(0, me, VoteRecord(key, found))
                 outgoing.append((vote, None))
             case PublishVerdict(one):
                 outgoing.append((verdict.build(seat.keys, one, created_at=at), None))

@@ -25,13 +25,13 @@ from nodewire.oracle.state import (
     PublishCertificate,
     PublishFault,
     PublishPartial,
-    Received,
     SayInventory,
     SayProposal,
     SaySupply,
     SayVote,
     State,
     Tick,
+    VerifiedEvent,
     start,
 )
 from nodewire.protocol import beacon, certificate, inventory, snapshot
@@ -73,7 +73,7 @@ class Sky:
             if lossy and event.pubkey != pubkey and self.random.randrange(100) < self.loss_percent:
                 continue
             delay = 0 if event.pubkey == pubkey else self.random.randint(*self.delay_ms)
-            self._later(delay, pubkey, Received(event))
+            self._later(delay, pubkey, VerifiedEvent(event))
 
     def run_to(self, now_ms: int, step_ms: int = 25) -> None:
         while self.now_ms < now_ms:
@@ -160,11 +160,11 @@ class Sky:
             case FetchEvents(ids):
                 for id_ in ids:
                     if id_ in self.stored:
-                        self._later(20, seat.keys.public, Received(self.stored[id_]))
+                        self._later(20, seat.keys.public, VerifiedEvent(self.stored[id_]))
             case FetchCertificates():
                 newest = [e for e in self.stored.values() if e.kind == certificate.KIND][-8:]
                 for event in newest:
-                    self._later(20, seat.keys.public, Received(event))
+                    self._later(20, seat.keys.public, VerifiedEvent(event))
             case FetchBlob(sha256):
                 if sha256 in self.blobs:
                     self._later(10, seat.keys.public, BlobCame(sha256, self.blobs[sha256]))

@@ -9,9 +9,9 @@ import pytest
 from nodewire.nostr.event import parse
 from nodewire.oracle import rules
 from nodewire.oracle.journal import Journal
-from nodewire.oracle.state import KeepJudged, Received, Tick, start
+from nodewire.oracle.state import KeepVerdict, Tick, VerifiedEvent, start
 from nodewire.protocol import inventory, snapshot, verdict
-from nodewire.protocol.account import COUNTED_AFTER, Judged, shown
+from nodewire.protocol.account import COUNTED_AFTER, ReputationVerdict, shown
 from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.verdict import Certificate, Verdict
 from tests.oracle.sky import Sky
@@ -50,7 +50,7 @@ class Skies(Sky):
         self.journals = {pubkey: Journal(":memory:") for pubkey in self.states}
 
     def _do(self, seat, action):
-        if isinstance(action, KeepJudged):
+        if isinstance(action, KeepVerdict):
             self.journals[seat.keys.public].keep_judged(COMMITTEE.digest(), action.judged, 0)
         super()._do(seat, action)
 
@@ -63,7 +63,7 @@ class Skies(Sky):
     def show(self, event, to=None):
         """A verdict's certificate, to some oracles only."""
         for pubkey in to or self.states:
-            self._later(10, pubkey, Received(parse(event.as_dict())))
+            self._later(10, pubkey, VerifiedEvent(parse(event.as_dict())))
 
     def accounts(self):
         found = self.latest_snapshot()
@@ -85,7 +85,9 @@ def invent(sky, seat, action, outgoing):
             said = inventory.parse(event).inventory
             due = said.epoch - COUNTED_AFTER
             made_up = (
-                Judged(epoch=due, sample=digest("no"), provider=BAD.keys.public, outcome="pass") if due >= 0 else None
+                ReputationVerdict(epoch=due, sample=digest("no"), provider=BAD.keys.public, outcome="pass")
+                if due >= 0
+                else None
             )
             document = said.model_copy(update={"judged": (made_up,) if made_up else ()})
             event, _ = inventory.build_inventory(seat.keys, document, created_at=event.created_at)
@@ -150,7 +152,7 @@ def invent_judged(sky, seat, action, outgoing):
     if type(action).__name__ != "SayProposal":
         return outgoing
     real = snapshot.unpack(action.blob, action.body.snapshot)
-    made_up = Judged(epoch=0, sample=digest("no"), provider=BAD.keys.public, outcome="pass")
+    made_up = ReputationVerdict(epoch=0, sample=digest("no"), provider=BAD.keys.public, outcome="pass")
     nodes = tuple(n.model_copy(update={"passed": 4_096}) if n.pubkey == BAD.keys.public else n for n in real.nodes)
     forged = real.model_copy(update={"nodes": nodes, "judged": (*real.judged, made_up)})
     blob = forged.pack()
@@ -169,27 +171,27 @@ def test_a_leader_that_makes_up_an_account_gets_no_votes(fault):
 
 def test_an_oracle_keeps_what_is_certified_and_only_that_and_lets_go_of_what_was_counted():
     state = start(COMMITTEE, SEATS[0].keys.public, COMMITTEE.close_ms(2))
-    state, actions = rules.apply(Received(certified()), state)
+    state, actions = rules.apply(VerifiedEvent(certified()), state)
     assert [action.judged.provider for action in actions] == [GOOD.keys.public]
-    assert rules.apply(Received(certified()), state) == (state, ())
+    assert rules.apply(VerifiedEvent(certified()), state) == (state, ())
     for other in (certified(1, voters=SEATS[:2]), certified(2, outcome="unsure"), certified(3, epoch=9)):
-        assert rules.apply(Received(other), state) == (state, ())
+        assert rules.apply(VerifiedEvent(other), state) == (state, ())
     later, _ = rules.apply(Tick(COMMITTEE.close_ms(60)), state)
     assert not later.judged
-    assert rules.apply(Received(certified(4)), later) == (later, ())
+    assert rules.apply(VerifiedEvent(certified(4)), later) == (later, ())
 
 
 def test_work_in_doubt_is_counted_and_what_lacked_evidence_is_not():
     state = start(COMMITTEE, SEATS[0].keys.public, COMMITTEE.close_ms(2))
     verifiers = ((keys("verifier").public, True),)
-    state, actions = rules.apply(Received(certified(outcome="unsure", verifiers=verifiers)), state)
+    state, actions = rules.apply(VerifiedEvent(certified(outcome="unsure", verifiers=verifiers)), state)
     assert [action.judged.outcome for action in actions] == ["unsure"]
-    assert rules.apply(Received(certified(1, outcome="unsure")), state) == (state, ())
+    assert rules.apply(VerifiedEvent(certified(1, outcome="unsure")), state) == (state, ())
 
 
 def test_a_journal_gives_back_what_is_to_be_counted_until_it_is_old(tmp_path):
     path, c = tmp_path / "journal.db", digest("committee")
-    old, new = (Judged(epoch=n, sample=digest(f"{n}"), provider=digest("p"), outcome="pass") for n in (3, 7))
+    old, new = (ReputationVerdict(epoch=n, sample=digest(f"{n}"), provider=digest("p"), outcome="pass") for n in (3, 7))
     Journal(path).keep_judged(c, old, 0)  # never closed: the process died here
     journal = Journal(path)
     assert journal.judged(c) == {old.sample: old}
@@ -200,7 +202,7 @@ def test_a_journal_gives_back_what_is_to_be_counted_until_it_is_old(tmp_path):
 
 
 def test_an_inventory_says_what_it_lists_in_order_and_once():
-    one, two = (Judged(epoch=n, sample=digest("s"), provider=digest("p"), outcome="pass") for n in (1, 2))
+    one, two = (ReputationVerdict(epoch=n, sample=digest("s"), provider=digest("p"), outcome="pass") for n in (1, 2))
     said = Inventory(committee=COMMITTEE.digest(), epoch=20, beats=(), commitments=(), judged=(one, two))
     event, _ = inventory.build_inventory(SEATS[0].keys, said, created_at=1)
     assert inventory.parse(event).inventory == said

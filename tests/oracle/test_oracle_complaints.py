@@ -73,7 +73,7 @@ async def looked(record, complaints, after=2):
 
 async def test_a_claim_whose_root_nobody_certified_in_time_was_withheld(record):
     complaints = record.complaints()
-    complaints.came(record.complained(record.claim()))
+    complaints.add(record.complained(record.claim()))
     for epoch in range(record.epoch + 1, record.last + 1):
         record.certify(epoch)
         record.now(epoch)
@@ -87,7 +87,7 @@ async def test_a_claim_whose_root_nobody_certified_in_time_was_withheld(record):
 @pytest.mark.parametrize("late", [0, 1])
 async def test_a_root_is_in_time_up_to_the_last_epoch(record, late):
     complaints = record.complaints()
-    complaints.came(record.complained(record.claim()))
+    complaints.add(record.complained(record.claim()))
     for epoch in range(record.epoch + 1, record.last + late):
         record.certify(epoch)
     record.certify(record.last + late, [record.committed(ACCUSED, (0,), record.last + late)])
@@ -96,7 +96,7 @@ async def test_a_root_is_in_time_up_to_the_last_epoch(record, late):
 
 async def test_another_root_than_the_claimed_one_is_none(record):
     complaints = record.complaints()
-    complaints.came(record.complained(record.claim()))
+    complaints.add(record.complained(record.claim()))
     for epoch in range(record.epoch + 1, record.last):
         record.certify(epoch)
     record.certify(record.last, [record.committed(ACCUSED, (0,), record.last, said="else")])
@@ -106,7 +106,7 @@ async def test_another_root_than_the_claimed_one_is_none(record):
 @pytest.mark.parametrize("missing", [0, 1])
 async def test_where_the_committee_certified_little_nobody_is_to_blame(record, missing):
     complaints = record.complaints()
-    complaints.came(record.complained(record.claim()))
+    complaints.add(record.complained(record.claim()))
     for epoch in range(record.last - ENOUGH_EPOCHS + 1 + missing, record.last + 1):
         record.certify(epoch)
     assert len(await looked(record, complaints)) == 1 - missing
@@ -114,7 +114,7 @@ async def test_where_the_committee_certified_little_nobody_is_to_blame(record, m
 
 async def test_what_cannot_be_read_is_read_again_and_not_held_against_anyone(record):
     complaints = record.complaints()
-    complaints.came(record.complained(record.claim()))
+    complaints.add(record.complained(record.claim()))
     for epoch in range(record.epoch + 1, record.last + 1):
         record.certify(epoch, [record.committed(ACCUSED, (0,), epoch)] if epoch == record.last else [])
     read = record.contents
@@ -131,7 +131,7 @@ async def test_what_cannot_be_read_is_read_again_and_not_held_against_anyone(rec
 async def test_what_relays_have_lost_of_a_commitment_convicts_nobody(record):
     """The certificate holds its id, and oracles its bytes: whoever had it deleted, the claim is founded."""
     complaints = record.complaints()
-    complaints.came(record.complained(record.claim()))
+    complaints.add(record.complained(record.claim()))
     for epoch in range(record.epoch + 1, record.last + 1):
         lost = [record.committed(ACCUSED, (0,), epoch)] if epoch == record.last else []
         record.certify(epoch, lost)
@@ -144,28 +144,28 @@ async def test_false_complaints_are_refused_or_come_to_nothing(record):
     honest = record.claim()
     stranger = keys("stranger")
     with pytest.raises(BadInput):
-        complaints.came(record.complained(honest, by=stranger))  # not the customer's
+        complaints.add(record.complained(honest, by=stranger))  # not the customer's
     lying = events.sign(stranger, honest.kind, created_at=honest.created_at, tags=honest.tags)
     with pytest.raises(BadInput):
-        complaints.came(record.complained(dataclasses.replace(lying, pubkey=honest.pubkey)))  # not the accused's word
+        complaints.add(record.complained(dataclasses.replace(lying, pubkey=honest.pubkey)))  # not the accused's word
     record.now(record.last + 20)
     with pytest.raises(BadInput, match="created_at"):
-        complaints.came(record.complained(honest))
+        complaints.add(record.complained(honest))
     record.now(record.epoch)
     await complaints.look()  # who has a bond is known now
     other = Record(bonded=())
     unbonded = other.complaints()
     unbonded._bonded, unbonded._read = {stranger.public: 1}, 1
     with pytest.raises(BadInput, match="bond"):
-        unbonded.came(other.complained(other.claim()))
+        unbonded.add(other.complained(other.claim()))
 
 
 async def test_small_claims_do_not_hide_a_large_one(record):
     complaints = record.complaints()
-    complaints.came(record.complained(record.claim(amount_msat=2)))
-    complaints.came(record.complained(record.claim(amount_msat=PRICE_MSAT)))
+    complaints.add(record.complained(record.claim(amount_msat=2)))
+    complaints.add(record.complained(record.claim(amount_msat=PRICE_MSAT)))
     for attempt in range(MAX_OF_ONE):
-        complaints.came(record.complained(record.claim(amount_msat=1, attempt=attempt)))
+        complaints.add(record.complained(record.claim(amount_msat=1, attempt=attempt)))
     for epoch in range(record.epoch + 1, record.last + 1):
         record.certify(epoch)
     held = await looked(record, complaints)
@@ -175,7 +175,7 @@ async def test_small_claims_do_not_hide_a_large_one(record):
 
 async def test_four_oracles_certify_it_and_it_is_no_sample(record):
     complaints = record.complaints()
-    complaints.came(record.complained(record.claim()))
+    complaints.add(record.complained(record.claim()))
     for epoch in range(record.epoch + 1, record.last + 1):
         record.certify(epoch)
     (held,) = await looked(record, complaints)
@@ -216,8 +216,8 @@ async def test_where_nobody_has_a_bond_no_complaint_is_kept_for_there_is_nothing
     record = Record(bonded=())
     complaints = record.complaints()
     claim = record.claim()
-    complaints.came(record.complained(claim))  # before anything was read
+    complaints.add(record.complained(claim))  # before anything was read
     await complaints.look()
     assert complaints._open == {}
     with pytest.raises(BadInput, match="no bond"):
-        complaints.came(record.complained(claim))
+        complaints.add(record.complained(claim))

@@ -22,7 +22,7 @@ from nodewire.protocol import certificate, commitment, inventory, job, kinds, pu
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.plan import Assignment, Verification
 from nodewire.verify.inquiry import Overloaded
-from nodewire.verify.recompute import Computed
+from nodewire.verify.recompute import ComputedLeaves
 from tests.oracle.courtroom import MANIFEST, TASK, leaves, opened, sample_of
 from tests.oracle.test_oracle_daemon import Relay, Shelf, WallClock
 from tests.protocol.documents import CUSTOMER, plan
@@ -59,7 +59,7 @@ class Nodes:
 
     async def recompute(self, inputs, *, judged, beside, within_s):
         self.computed += 1
-        return Computed(leaves())
+        return ComputedLeaves(leaves())
 
 
 class Market4:

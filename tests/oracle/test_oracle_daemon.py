@@ -111,7 +111,7 @@ async def running(committee, folder, relay, numbers=(1, 2, 3, 4), keep=lambda ev
 def usable(committee, events):
     epochs = Epochs(committee)
     for event in events:
-        epochs.take(event)
+        epochs.add_event(event)
     with contextlib.suppress(NodewireError):
         return epochs.latest(int(time.time() * 1000))
 

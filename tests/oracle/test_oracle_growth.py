@@ -73,7 +73,7 @@ def test_a_certificate_that_relays_keep_no_longer_is_no_last_and_no_previous():
     epochs = Epochs(sky.committee)
     events = sorted((e for e in sky.stored.values() if e.kind == certificate.KIND), key=lambda e: e.id)
     for event in events:
-        epochs.take(event)
+        epochs.add_event(event)
     newest = max(certificate.parse(event).body.epoch for event in events)
     fresh_ms, stale_ms = (sky.committee.close_ms(newest + n) for n in (KEPT_EPOCHS - 1, KEPT_EPOCHS + 1))
     assert epochs.last(fresh_ms) != sky.committee.digest()

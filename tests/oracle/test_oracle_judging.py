@@ -15,12 +15,12 @@ from nodewire.oracle.case import (
     KEPT_EPOCHS,
     OPEN_EPOCHS,
     VERIFIED_EPOCHS,
-    Drawn,
-    InputsShown,
+    EpochDraw,
+    InputsDisclosure,
     Parties,
-    PublishSampled,
+    PublishSamples,
     Recompute,
-    Recomputed,
+    RecomputeResult,
     SayVote,
     Tick,
     VerdictCame,
@@ -290,8 +290,8 @@ def test_a_provider_that_was_slow_once_and_then_shows_its_inputs_has_not_withhel
             if isinstance(action, Recompute):
                 tries[seat.keys.public] += 1
                 if tries[seat.keys.public] > 1:
-                    self._later(50, seat.keys.public, InputsShown(action.sample.key))
-                    self._later(60, seat.keys.public, Recomputed(action.sample.key, None))
+                    self._later(50, seat.keys.public, InputsDisclosure(action.sample.key))
+                    self._later(60, seat.keys.public, RecomputeResult(action.sample.key, None))
                     return
             super()._do(seat, action)
 
@@ -455,7 +455,7 @@ def test_for_a_silent_leader_the_others_publish_whatever_a_stranger_says():
     court, theirs = court_of(faulty={0: silent}), opened(PROVIDER)
     assert court.committee.leader(0) in court.faults
     sample = sample_of(theirs.root())
-    forged = verification.Sampled(
+    forged = verification.JobSamples(
         committee=court.committee.digest(),
         epoch=0,
         certificate=digest("body/0"),
@@ -572,11 +572,11 @@ def test_an_epoch_that_is_read_late_is_judged_and_later_ones_are_heard_again():
     court.shows = {who.public: always(one) for who, one in ((PROVIDER, theirs), (VERIFIER, first), (SECOND, second))}
     late, *others = court.honest
     body = {"manifests": {sample_of(theirs.root()).request: MANIFEST}, "certificate": digest("body")}
-    drawn = Drawn(0, samples=(sample_of(theirs.root()),), roots={}, **body)
+    drawn = EpochDraw(0, samples=(sample_of(theirs.root()),), roots={}, **body)
     roots = [
         {(one.author, one.request, one.task, one.chunk, one.attempt): one.root()} for one in (second, first)
     ]  # the first drawn comes second
-    later = [Drawn(n, samples=(), roots=roots[n - 1] if n < 3 else {}, **body) for n in range(1, 4)]
+    later = [EpochDraw(n, samples=(), roots=roots[n - 1] if n < 3 else {}, **body) for n in range(1, 4)]
     court.run_epochs(1)
     for number, one in enumerate((drawn, *later)):
         for oracle in others:
@@ -602,7 +602,7 @@ def test_what_an_earlier_epoch_held_first_is_judged_as_its_sample():
     body = {"manifests": {sample.request: MANIFEST}, "certificate": digest("body"), "roots": {}}
     state = start(document, seats[0].keys.public, can_recompute=True, now_ms=document.close_ms(3))
     for epoch in (3, 1, 3):
-        state, _ = judging.apply(Drawn(epoch, samples=(sample,), **body), state)
+        state, _ = judging.apply(EpochDraw(epoch, samples=(sample,), **body), state)
     assert state.cases[sample.key].epoch == 1
     assert state.read == 3
 
@@ -639,7 +639,7 @@ def test_a_verdict_without_a_quorum_closes_no_case_and_convicts_nobody():
     def came(voters):
         votes = tuple(verdict.build_vote(seat.keys, fail, created_at=1) for seat in voters)
         certificate = verdict.Certificate(fail, votes)
-        return told(judge_of(2), Drawn(1, samples=(sample,), **BODY), VerdictCame(certificate))[0]
+        return told(judge_of(2), EpochDraw(1, samples=(sample,), **BODY), VerdictCame(certificate))[0]
 
     for voters, is_done in ((SEATS[:2], False), (SEATS[:3], True)):
         state = came(voters)
@@ -664,7 +664,7 @@ def test_the_second_ballot_follows_f_plus_one_first_votes_and_no_fewer():
     sample = sample_of(opened(PROVIDER).root())
 
     def second(voters):
-        state, _ = told(judge_of(2), Drawn(1, samples=(sample,), **BODY))
+        state, _ = told(judge_of(2), EpochDraw(1, samples=(sample,), **BODY))
         case = replace(state.cases[sample.key], said=True)
         state, _ = told(state.with_case(case), *(vote_by(seat, sample.key, digest("theirs")) for seat in voters))
         state, early = told(state, Tick(DOCUMENT.close_ms(9) - 1))
@@ -681,7 +681,7 @@ def test_of_one_epoch_so_many_samples_are_judged():
     roots = [digest(f"root {n}") for n in range(MAX_DRAWN + 2)]
     samples = [sample_of(root, (), digest(f"request {n}")) for n, root in enumerate(roots)]
     body = BODY | {"manifests": {one.request: MANIFEST for one in samples}}
-    state, _ = told(judge_of(2), Drawn(1, samples=tuple(samples), **body))
+    state, _ = told(judge_of(2), EpochDraw(1, samples=tuple(samples), **body))
     assert set(state.cases) == {one.key for one in samples[:MAX_DRAWN]}
 
 
@@ -689,14 +689,16 @@ def test_of_one_epoch_so_many_samples_are_judged():
 def test_what_was_drawn_too_long_ago_is_not_published(epoch, is_published):
     leader = next(seat for seat in SEATS if seat.keys.public == DOCUMENT.leader(1))
     sample = sample_of(opened(PROVIDER).root())
-    _, actions = told(judge_of(epoch, leader), Drawn(1, samples=(sample,), **BODY))
-    assert any(isinstance(one, PublishSampled) for one in actions) == is_published
+    _, actions = told(judge_of(epoch, leader), EpochDraw(1, samples=(sample,), **BODY))
+    assert any(isinstance(one, PublishSamples) for one in actions) == is_published
 
 
 def test_so_many_others_are_asked_whose_root_it_is():
     sample = sample_of(opened(PROVIDER).root())
     roots = {(keys(f"copier {n}").public, *(sample.request, TASK, 1, 0)): sample.root for n in range(12)}
-    state, _ = told(judge_of(3), Drawn(1, samples=(sample,), **BODY), Drawn(2, samples=(), **(BODY | {"roots": roots})))
+    state, _ = told(
+        judge_of(3), EpochDraw(1, samples=(sample,), **BODY), EpochDraw(2, samples=(), **(BODY | {"roots": roots}))
+    )
     assert len(state.cases[sample.key].others) == 8
 
 
@@ -704,8 +706,8 @@ def test_what_must_only_be_opened_counts_nothing_in_its_producers_account():
     sample = sample_of(opened(PROVIDER).root())
     owed = sample.model_copy(update={"provider": SECOND.public})
     parties = {sample.key: Parties(True, "customer", frozenset({"192.0.2.1"}), PRICE_MSAT)}
-    state, _ = told(judge_of(2), Drawn(1, samples=(sample,), parties=parties, **BODY))
-    state, _ = told(state, Recomputed(sample.key, None, unopened=owed))
+    state, _ = told(judge_of(2), EpochDraw(1, samples=(sample,), parties=parties, **BODY))
+    state, _ = told(state, RecomputeResult(sample.key, None, unopened=owed))
     assert state.cases[owed.key].parties == Parties(True, "customer")
 
 

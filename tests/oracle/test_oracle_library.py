@@ -10,7 +10,7 @@ from nodewire.errors import NotFound
 from nodewire.market import Market
 from nodewire.oracle.library import Library
 from nodewire.protocol import publish
-from nodewire.protocol.snapshot import Held
+from nodewire.protocol.snapshot import HeldTasks
 from tests.oracle.courtroom import MANIFEST
 from tests.oracle.test_oracle_court import Pool
 from tests.oracle.test_oracle_daemon import Shelf
@@ -32,7 +32,7 @@ class Addressable(Pool):
 
 
 def offered(bond_msat):
-    held = Held(manifest=MANIFEST.digest(), free=1, tasks=())
+    held = HeldTasks(manifest=MANIFEST.digest(), free=1, tasks=())
     return SimpleNamespace(nodes=[SimpleNamespace(held=[held], bond_msat=bond_msat)])
 
 

@@ -9,15 +9,15 @@ import pytest
 from nodewire.oracle import rules
 from nodewire.oracle.state import (
     BlobCame,
-    Convicted,
+    Conviction,
     Derive,
     PublishCertificate,
-    Received,
     SayInventory,
     SayProposal,
     SaySupply,
     SayVote,
     Tick,
+    VerifiedEvent,
     start,
 )
 from nodewire.protocol import commitment, inventory, snapshot
@@ -40,7 +40,7 @@ def provider(name, **fields):
 
 def fed(state, *events):
     for event in events:
-        state, _ = rules.apply(Received(event), state)
+        state, _ = rules.apply(VerifiedEvent(event), state)
     return state
 
 
@@ -62,7 +62,7 @@ def listed(state, now_ms=LISTS_MS):
 
 def test_who_is_convicted_in_the_midst_of_a_round_is_not_listed_any_more():
     state, _ = rules.apply(Tick(COMMITTEE.close_ms(EPOCH) + 1), listening(provider("stays"), provider("cheats")))
-    state, _ = rules.apply(Convicted(provider("cheats").keys.public), state)
+    state, _ = rules.apply(Conviction(provider("cheats").keys.public), state)
     assert listed(state)[1].all_beats == (provider("stays").beat(EPOCH).id,)
 
 
@@ -170,7 +170,7 @@ def test_no_more_is_handed_out_than_counts(monkeypatch):
 def led(state, *inventories, skews):
     """The leader with these inventories, some skews after the close: its actions."""
     said = []
-    for what in (*map(Received, inventories), Tick(COMMITTEE.close_ms(EPOCH) + skews * COMMITTEE.skew_ms)):
+    for what in (*map(VerifiedEvent, inventories), Tick(COMMITTEE.close_ms(EPOCH) + skews * COMMITTEE.skew_ms)):
         state, actions = rules.apply(what, state)
         said += actions
     return state, said
@@ -281,7 +281,7 @@ def considered(body, voter, *, by=LEADER, now_ms=None):
     event = inventory.build_proposal(by.keys, body, created_at=LISTS_MS // 1000)
     now_ms = COMMITTEE.close_ms(EPOCH) + 2 * COMMITTEE.skew_ms if now_ms is None else now_ms
     voter, _ = rules.apply(Tick(now_ms), voter)
-    state, actions = settled(*rules.apply(Received(event), voter))
+    state, actions = settled(*rules.apply(VerifiedEvent(event), voter))
     return state, of_a_kind(actions, SayVote)
 
 
@@ -361,7 +361,7 @@ def certifying(proposed, voters, *, others=(), now_ms, me=None):
     for seat, one in votes:
         topic = f"epoch/{EPOCH}"
         event = inventory.build_vote(seat.keys, COMMITTEE.digest(), topic, one.digest(), created_at=LISTS_MS // 1000)
-        state, actions = rules.apply(Received(event), state)
+        state, actions = rules.apply(VerifiedEvent(event), state)
         said += actions
     state, actions = rules.apply(Tick(now_ms + COMMITTEE.skew_ms), state)
     return of_a_kind(said, PublishCertificate), of_a_kind(actions, PublishCertificate), body

@@ -6,7 +6,7 @@ import pytest
 from nodewire.protocol.chunk import Leaf, Opening, leaf_of, opening
 from nodewire.protocol.compare import compare
 from nodewire.protocol.frame import Array, Frame
-from nodewire.verify.recompute import Computed
+from nodewire.verify.recompute import ComputedLeaves
 from tests.oracle import courtroom
 from tests.oracle.courtroom import PROVIDER, TASK, VERIFIER, Courtroom, always, sample_of
 from tests.protocol.documents import manifest
@@ -56,9 +56,9 @@ def shown(author, noise: float, seed: int) -> Opening:
 def tried(provider: float, verifier: float, *, inspected: bool = True):
     document, seats = committee(1)
     numbers = {seat.keys.public: 10 + number for number, seat in enumerate(seats)}
-    own = Computed(()), leaves(0.0, 0, "float32")
+    own = ComputedLeaves(()), leaves(0.0, 0, "float32")
     court = Courtroom(
-        document, seats, 1, computes=lambda me: Computed(leaves(ROUNDING, numbers[me]), own[0].excused, own[1])
+        document, seats, 1, computes=lambda me: ComputedLeaves(leaves(ROUNDING, numbers[me]), own[0].excused, own[1])
     )
     theirs, checked = shown(PROVIDER, provider, 2), shown(VERIFIER, verifier, 3)
     court.shows |= {PROVIDER.public: always(theirs), VERIFIER.public: always(checked)}

@@ -51,7 +51,7 @@ async def test_a_committee_certifies_a_provider_over_a_relay(tmp_path):
         tasks.append(group.create_task(beat()))
         async with asyncio.timeout(60):
             async for event in subscription:
-                epochs.take(event)
+                epochs.add_event(event)
                 if event.kind == certificate.KIND:
                     last = certificate.parse(event).digest
                 with contextlib.suppress(NodewireError):

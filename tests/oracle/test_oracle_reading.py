@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodewire.errors import NotFound
-from nodewire.oracle.case import OPEN_EPOCHS, Drawn
-from nodewire.oracle.reading import Reading
+from nodewire.oracle.case import OPEN_EPOCHS, EpochDraw
+from nodewire.oracle.reading import EpochReader
 from nodewire.plan.epoch import Epoch
 from tests.oracle.test_oracle_docket import body
 from tests.protocol_committee.actors import committee, digest
@@ -33,7 +33,7 @@ class Clerk:
     async def read(self, epoch):
         if epoch.body.epoch in self.lacking:
             raise NotFound("commitments", "not to be had")
-        return Drawn(epoch.body.epoch, epoch.body.digest(), (), {}, {})
+        return EpochDraw(epoch.body.epoch, epoch.body.digest(), (), {}, {})
 
 
 class Watch:
@@ -49,7 +49,7 @@ class Desk:
     def __init__(self):
         self.certified, self.clerk, self.clock, self.read = Certified(), Clerk(), Watch(), []
         self.at(10)
-        self.reading = Reading(
+        self.reading = EpochReader(
             COMMITTEE, self.certified, self.clerk, self.clock, lambda one: self.read.append(one.epoch)
         )
         self.reading.begin(10)

@@ -12,14 +12,14 @@ from nodewire.nostr.event import sign
 from nodewire.oracle import intake, rules
 from nodewire.oracle.state import (
     BlobCame,
-    Convicted,
+    Conviction,
     FetchBlob,
     PublishPartial,
-    Received,
     SayInventory,
     SayProposal,
     SayVote,
     Tick,
+    VerifiedEvent,
     start,
 )
 from nodewire.protocol import commitment, inventory, snapshot
@@ -91,7 +91,7 @@ def test_a_convicted_node_leaves_the_snapshot_though_one_oracle_does_not_know():
     sky.run_epochs(3, beats_of(sky, [stays, cheats]))
     assert len(sky.latest_snapshot().nodes) == 2
     for pubkey in list(sky.states)[:3]:
-        sky.states[pubkey], _ = rules.apply(Convicted(cheats.keys.public), sky.states[pubkey])
+        sky.states[pubkey], _ = rules.apply(Conviction(cheats.keys.public), sky.states[pubkey])
     sky.run_epochs(3, beats_of(sky, [stays, cheats]))
     assert [node.pubkey for node in sky.latest_snapshot().nodes] == [stays.keys.public]
     assert not sky.accused()
@@ -172,7 +172,7 @@ def test_strangers_have_so_many_blobs_fetched_and_no_more():
     for n in range(intake.MAX_UNBONDED_BLOBS + 5):
         tags_ = [[name, digest(f"blob/{n}") if name == "blob" else value] for name, value in template.tags]
         event = sign(keys(f"stranger/{n}"), template.kind, created_at=template.created_at, content="", tags=tags_)
-        state, actions = rules.apply(Received(event), state)
+        state, actions = rules.apply(VerifiedEvent(event), state)
         asked += sum(isinstance(action, FetchBlob) for action in actions)
         state, _ = rules.apply(BlobCame(digest(f"blob/{n}"), b"nothing"), state)  # makes no room for more
     assert asked == intake.MAX_UNBONDED_BLOBS
@@ -184,13 +184,13 @@ def test_bonded_nodes_with_many_blobs_leave_strangers_theirs():
     template, _ = large_commitment(sky_of(), "p")
     names = [f"bonded/{n}" for n in range(intake.MAX_UNBONDED_BLOBS + 5)]
     for name in names:
-        state, _ = rules.apply(Received(statement(keys(name).public, 10**8)), state)
+        state, _ = rules.apply(VerifiedEvent(statement(keys(name).public, 10**8)), state)
     asked = []
     for name in (*names, "stranger"):
         changed = {"blob": digest(f"blob/{name}"), "c": document.digest()}
         tags_ = [[key, changed.get(key, value)] for key, value in template.tags]
         event = sign(keys(name), template.kind, created_at=template.created_at, content="", tags=tags_)
-        state, actions = rules.apply(Received(event), state)
+        state, actions = rules.apply(VerifiedEvent(event), state)
         asked += [one.sha256 for one in actions if isinstance(one, FetchBlob)]
     assert len(asked) == len(names) + 1
     assert digest("blob/stranger") in asked
@@ -202,7 +202,13 @@ def test_a_commitment_whose_blob_came_takes_one_place_of_its_epochs(monkeypatch)
     state = start(sky.committee, next(iter(sky.states)), sky.committee.close_ms(0) + 1)
     (large, blob), small = large_commitment(sky, "large"), large_commitment(sky, "small", jobs=1)[0]
     third = large_commitment(sky, "third", jobs=1)[0]
-    for what in (Received(large), BlobCame(large.tag("blob"), blob), Received(small), Received(third), Received(large)):
+    for what in (
+        VerifiedEvent(large),
+        BlobCame(large.tag("blob"), blob),
+        VerifiedEvent(small),
+        VerifiedEvent(third),
+        VerifiedEvent(large),
+    ):
         state, _ = rules.apply(what, state)
     assert state.commitments[1] == {one.pubkey: one.id for one in (large, small)}
     assert not state.bare[1]
@@ -339,7 +345,7 @@ def history():
 @given(data=st.data())
 def test_whatever_comes_in_whatever_order_an_oracle_says_each_thing_once(history, data):
     committee_, events, blobs = history
-    inputs = [Received(event) for event in events] + [BlobCame(sha256, blob) for sha256, blob in blobs.items()]
+    inputs = [VerifiedEvent(event) for event in events] + [BlobCame(sha256, blob) for sha256, blob in blobs.items()]
     inputs += [Tick(committee_.close_ms(0) + ms) for ms in range(0, 10_000, 250)]
     chosen = data.draw(st.lists(st.sampled_from(inputs), max_size=120))
     ticks = iter(sorted(what.now_ms for what in chosen if isinstance(what, Tick)))
@@ -396,5 +402,5 @@ def test_nothing_that_a_stranger_signs_stops_an_oracle(history, data):
     event = sign(author, real.kind, created_at=real.created_at, content=content, tags=tags_)
     state = start(committee_, committee_.leader(1), committee_.close_ms(1) + 300)
     state, _ = rules.apply(Tick(committee_.close_ms(1) + 301), state)
-    for what in (Received(event), Received(real), Tick(committee_.close_ms(1) + 700), Received(event)):
+    for what in (VerifiedEvent(event), VerifiedEvent(real), Tick(committee_.close_ms(1) + 700), VerifiedEvent(event)):
         state, _ = rules.apply(what, state)

@@ -10,7 +10,7 @@ from random import Random
 
 from nodewire.oracle import rules
 from nodewire.oracle.derivation import Derivation
-from nodewire.oracle.state import BlobCame, Derive, Received, SayInventory, Tick, start
+from nodewire.oracle.state import BlobCame, Derive, SayInventory, Tick, VerifiedEvent, start
 from nodewire.protocol import inventory, snapshot
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest
 
@@ -57,7 +57,7 @@ def longest_slices(number):
     everybody = nodes(number)
     for one in everybody:
         for event in (one.beat(epoch), one.ad, one.bond):
-            state = rules.apply(Received(event), state)[0]
+            state = rules.apply(VerifiedEvent(event), state)[0]
 
     def counted(name, what):
         nonlocal state
@@ -71,7 +71,7 @@ def longest_slices(number):
     assert len(said.inventory.bonded) == number
     for seat in SEATS:
         event, blob = inventory.build_inventory(seat.keys, said.inventory, created_at=1)
-        actions = counted("inventory", Received(event))
+        actions = counted("inventory", VerifiedEvent(event))
         if blob is not None:
             actions += counted("blob", BlobCame(snapshot.sha256(blob), blob))
     (work,) = [action.work for action in actions if isinstance(action, Derive)]
@@ -100,7 +100,7 @@ def test_marks_change_no_result():
     state = start(COMMITTEE, SEATS[0].keys.public)
     chance, inputs = Random(1), []
     for one in nodes(8):
-        inputs += [Received(event) for event in (one.beat(0), one.ad, one.bond)]
+        inputs += [VerifiedEvent(event) for event in (one.beat(0), one.ad, one.bond)]
     chance.shuffle(inputs)
     inputs += [Tick(COMMITTEE.close_ms(0) + ms) for ms in (1, 2_001, 4_001)]
     sliced = state

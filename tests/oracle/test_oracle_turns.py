@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.oracle import court as courts
-from nodewire.oracle.case import OPEN_EPOCHS, Drawn, Parties
+from nodewire.oracle.case import OPEN_EPOCHS, EpochDraw, Parties
 from nodewire.oracle.court import Court
 from nodewire.oracle.journal import Journal
 from nodewire.protocol import verification
@@ -91,7 +91,7 @@ def sample_by(who, number, root=None):
 def drawn(samples, parties):
     manifests = {one.request: MANIFEST for one in samples}
     of = dict(zip((one.key for one in samples), parties, strict=True))
-    return Drawn(EPOCH, digest("body"), tuple(samples), manifests, {}, parties=of)
+    return EpochDraw(EPOCH, digest("body"), tuple(samples), manifests, {}, parties=of)
 
 
 async def under_way(court, samples, parties):

@@ -175,7 +175,7 @@ async def test_a_forged_certificate_or_another_job_settles_nothing(holder):
 async def test_a_request_that_is_not_signed_for_it_is_refused(url, wallet, provider):
     body = orjson.dumps({"key": "k", "amount_msat": 5, "until_s": UNTIL_S})
     now_s = int(time.time())
-    asked = nip98.Asked(f"{url}/v1/bonds", "POST", body)
+    asked = nip98.HttpRequest(f"{url}/v1/bonds", "POST", body)
     signed = nip98.header(provider, asked, now_s=now_s)
     bearer = f"Bearer {wallet._token}"
     async with aiohttp.ClientSession() as session:

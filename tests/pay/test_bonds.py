@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nodewire.errors import BadInput, NotAllowed
 from nodewire.pay import bonds
-from nodewire.pay.bonds import Free, Payout, Raise, Refund, Slash, Stated, Unbond, apply
+from nodewire.pay.bonds import Free, HolderStatement, Payout, Raise, Refund, Slash, Unbond, apply
 
 DELAY_S = 100
 BOND = bonds.lock(bonds.Lock("b0" * 32, "ab" * 32, 21_000, 2_000))
@@ -22,7 +22,7 @@ times = st.integers(0, 4_000)
 events = st.lists(
     st.one_of(
         st.builds(Raise, st.sampled_from(["k1", "k2"]), st.integers(0, 5_000), st.integers(1_900, 2_500)),
-        st.builds(Stated, times),
+        st.builds(HolderStatement, times),
         st.builds(lambda case, a, lost: Refund(case, payouts(case, a), lost), cases, amounts, st.integers(0, 9_000)),
         st.builds(lambda case, a, at_s: Slash(case, payouts(case, a), at_s, DELAY_S), cases, amounts, times),
         st.builds(Unbond, times, st.just(DELAY_S)),
@@ -89,13 +89,13 @@ def test_what_was_stated_can_be_reached_for_the_whole_delay_after(log):
 
 def test_nothing_is_stated_beyond_the_end_nor_once_the_bond_unbonds():
     with pytest.raises(NotAllowed):
-        apply(Stated(2_001), BOND)
+        apply(HolderStatement(2_001), BOND)
     with pytest.raises(NotAllowed):
-        apply(Stated(1_500), apply(Unbond(1_000, DELAY_S), BOND))
+        apply(HolderStatement(1_500), apply(Unbond(1_000, DELAY_S), BOND))
 
 
 def test_a_slash_while_it_unbonds_keeps_the_coins_and_one_after_release_is_refused():
-    unbonding = apply(Unbond(1_500, DELAY_S), apply(Stated(1_000), BOND))
+    unbonding = apply(Unbond(1_500, DELAY_S), apply(HolderStatement(1_000), BOND))
     slash = Slash("c1", payouts("c1", [500]), 1_599, DELAY_S)
     assert apply(slash, unbonding).state == "slashed"
     with pytest.raises(NotAllowed):

@@ -5,22 +5,33 @@ from dataclasses import replace
 import pytest
 
 from nodewire.errors import BadInput, NotAllowed, PaymentFailed
-from simnet.holding import MAX_ZAPS, Holding, Share, apply, settled
-from simnet.steps import FEES, Claimed, Closed, Freed, Judged, Lapsed, Locked, Quoted, Seated, Unbonded
+from simnet.holding import MAX_ZAPS, HolderBook, Share, apply, settled
+from simnet.steps import (
+    FEES,
+    BondLock,
+    BondRelease,
+    ClaimLapse,
+    HolderSeat,
+    PayoutClaim,
+    RequestClosure,
+    UnbondRequest,
+    VerdictStep,
+    ZapQuote,
+)
 
 JOB, CUSTOMER, VERIFIER, OTHER = "job", "customer", "verifier", "other"
 PRICE_MSAT, DRAWN_MS = 1_000, 50_000
 
 
 def book_of(*steps, of=None):
-    book = of or apply(Seated("holder"), Holding())
+    book = of or apply(HolderSeat("holder"), HolderBook())
     for step in steps:
         book = apply(step, book)
     return book
 
 
 def quote(number, amount_msat=1_000, fee_msat=100, chunk=0, sender=CUSTOMER):
-    return Quoted(f"zap {number}", "", "", JOB, sender, chunk, amount_msat, fee_msat, 10**6)
+    return ZapQuote(f"zap {number}", "", "", JOB, sender, chunk, amount_msat, fee_msat, 10**6)
 
 
 def shared(book, number, at_s=10, **fields):
@@ -50,15 +61,15 @@ def verdict(case="case", **changes):
         "at_s": 60,
         "delay_s": 10,
     }
-    return Judged(case=case, **{**fields, **changes})
+    return VerdictStep(case=case, **{**fields, **changes})
 
 
 def locked(bond="bond", provider="provider", amount_msat=10_000):
-    return Locked(bond, "account", provider, amount_msat, 1_000)
+    return BondLock(bond, "account", provider, amount_msat, 1_000)
 
 
 def claim(amount_msat, ref="case", payee=VERIFIER, invoice="invoice"):
-    return Claimed(ref, payee, invoice, "", amount_msat)
+    return PayoutClaim(ref, payee, invoice, "", amount_msat)
 
 
 def test_a_share_counts_from_the_end_of_the_second_in_which_it_came():
@@ -114,17 +125,17 @@ def test_a_convicted_key_and_one_with_a_bond_get_no_other():
         apply(locked("second"), book)
     fail = verdict(outcome="fail", culprit="provider", slashes=True, bond="bond", agreed=[])
     slashed = apply(fail, book)
-    for convicted in (slashed, apply(Freed("bond", 10**5), slashed)):
+    for convicted in (slashed, apply(BondRelease("bond", 10**5), slashed)):
         with pytest.raises(NotAllowed, match="no new bond"):
             apply(locked("second"), convicted)
-    released = book_of(Unbonded("bond", 10, 5), Freed("bond", 15), locked("second"), of=book)
-    assert released.of("provider").bond.id == "second"
+    released = book_of(UnbondRequest("bond", 10, 5), BondRelease("bond", 15), locked("second"), of=book)
+    assert released.find_deposit("provider").bond.id == "second"
 
 
 def test_of_a_slashed_bond_the_rest_goes_to_the_pool_and_of_a_released_one_back():
     fail = verdict(outcome="fail", culprit="provider", slashes=True, bond="bond", payouts={CUSTOMER: 1_000}, agreed=[])
-    assert book_of(locked(), fail, Freed("bond", 10**5)).pool_msat == 9_000
-    assert book_of(locked(), Unbonded("bond", 10, 5), Freed("bond", 15)).pool_msat == 0
+    assert book_of(locked(), fail, BondRelease("bond", 10**5)).pool_msat == 9_000
+    assert book_of(locked(), UnbondRequest("bond", 10, 5), BondRelease("bond", 15)).pool_msat == 0
 
 
 def test_one_verdict_on_a_case_stands_and_pays_out_of_a_bond():
@@ -173,14 +184,14 @@ def test_the_treasury_gives_the_pot_first_and_no_more_than_it_holds(covered):
 
 def test_a_claim_that_lapsed_gives_back_what_it_bound(covered):
     bound = apply(claim(PRICE_MSAT), covered)
-    other_invoice = Lapsed("case", VERIFIER, "another invoice")
+    other_invoice = ClaimLapse("case", VERIFIER, "another invoice")
     assert apply(other_invoice, bound) is bound
-    lapse = Lapsed("case", VERIFIER, "invoice")
+    lapse = ClaimLapse("case", VERIFIER, "invoice")
     book = apply(lapse, bound)
     assert (book.pots[JOB].left_msat, book.pool_msat) == (900, 150)
     assert book.covered_msat(verdict()) == 1_800
     assert apply(lapse, book) is book
-    closed = apply(lapse, apply(Closed(JOB, 99), bound))
+    closed = apply(lapse, apply(RequestClosure(JOB, 99), bound))
     assert (closed.pots[JOB].left_msat, closed.pool_msat) == (0, 1_050)  # nobody closes the pot once more
 
 
@@ -191,25 +202,25 @@ def test_a_claim_is_paid_by_the_holder_alone_and_lapses_no_more(covered):
     assert bound.owed_msat() - paid.owed_msat() == PRICE_MSAT
     assert settled("invoice", "holder", 71, paid) is paid
     with pytest.raises(NotAllowed, match="paid"):
-        apply(Lapsed("case", VERIFIER, "invoice"), paid)
+        apply(ClaimLapse("case", VERIFIER, "invoice"), paid)
 
 
 def test_a_pot_closes_once_and_opens_with_the_next_share(covered):
-    book = apply(Closed(JOB, 99), covered)
+    book = apply(RequestClosure(JOB, 99), covered)
     assert (book.pots[JOB].left_msat, book.pool_msat) == (0, 1_050)
-    assert apply(Closed(JOB, 100), book) is book
+    assert apply(RequestClosure(JOB, 100), book) is book
     again = shared(book, 2)
     assert (again.pots[JOB].left_msat, again.pots[JOB].is_closed) == (900, False)
 
 
 def test_fees_are_claimed_up_to_what_came_and_a_lapsed_claim_gives_them_back():
     book = shared(book_of(), 1)
-    too_much = Claimed(f"{FEES}/a", "oracle", "a", "", 101)
+    too_much = PayoutClaim(f"{FEES}/a", "oracle", "a", "", 101)
     with pytest.raises(PaymentFailed):
         apply(too_much, book)
-    taken = apply(Claimed(f"{FEES}/b", "oracle", "b", "", 60), book)
+    taken = apply(PayoutClaim(f"{FEES}/b", "oracle", "b", "", 60), book)
     with pytest.raises(PaymentFailed):
-        apply(Claimed(f"{FEES}/c", "other oracle", "c", "", 41), taken)
-    back = apply(Lapsed(f"{FEES}/b", "oracle", "b"), taken)
+        apply(PayoutClaim(f"{FEES}/c", "other oracle", "c", "", 41), taken)
+    back = apply(ClaimLapse(f"{FEES}/b", "oracle", "b"), taken)
     assert back.taken["oracle"] == 0
     assert book.owed_msat() == taken.owed_msat() == back.owed_msat() == 1_000

@@ -14,7 +14,7 @@ from nodewire.errors import BadConfig, BadInput, NodewireError, NotAllowed, NotF
 from nodewire.pay import debts, dues
 from nodewire.pay.debts import Debt, JobBudget, Key
 from nodewire.pay.dues import Due
-from nodewire.pay.ledger import Ledger, Quote, Spent
+from nodewire.pay.ledger import Expenses, Ledger, Quote
 
 JOB, ALICE, BOB, CUSTOMER = "10" * 32, "aa" * 32, "bb" * 32, "cc" * 32
 PREIMAGES = [bytes([n]).hex() * 32 for n in range(8)]
@@ -23,18 +23,18 @@ KEY = Key(JOB, ALICE, 0)
 
 debt_events = st.lists(
     st.one_of(
-        st.integers(0, 2).map(lambda n: debts.Invoiced(f"lnbcrt{n}", HASHES[n])),
-        st.just(debts.Paying()),
-        st.integers(0, 2).map(lambda n: debts.Paid(PREIMAGES[n], n)),
-        st.just(debts.Failed("no route")),
+        st.integers(0, 2).map(lambda n: debts.DebtInvoice(f"lnbcrt{n}", HASHES[n])),
+        st.just(debts.PaymentAttempt()),
+        st.integers(0, 2).map(lambda n: debts.DebtPayment(PREIMAGES[n], n)),
+        st.just(debts.PaymentFailure("no route")),
     ),
     max_size=12,
 )
 due_events = st.lists(
     st.one_of(
-        st.integers(0, 2).map(lambda n: dues.Invoiced(HASHES[n])),
-        st.integers(0, 2).map(lambda n: dues.Settled(HASHES[n], PREIMAGES[n], n)),
-        st.sampled_from(["r1", "r2"]).map(dues.Receipted),
+        st.integers(0, 2).map(lambda n: dues.DueInvoice(HASHES[n])),
+        st.integers(0, 2).map(lambda n: dues.DueSettlement(HASHES[n], PREIMAGES[n], n)),
+        st.sampled_from(["r1", "r2"]).map(dues.DueReceipt),
     ),
     max_size=12,
 )
@@ -92,9 +92,9 @@ def ledger(tmp_path):
 
 def pay(ledger, key, n, amount_msat=1_000, fee_msat=0):
     ledger.plan(key, amount_msat)
-    ledger.record(key, debts.Invoiced(f"lnbcrt{n}", HASHES[n]))
-    ledger.record(key, debts.Paying())
-    return ledger.record(key, debts.Paid(PREIMAGES[n], fee_msat))
+    ledger.record(key, debts.DebtInvoice(f"lnbcrt{n}", HASHES[n]))
+    ledger.record(key, debts.PaymentAttempt())
+    return ledger.record(key, debts.DebtPayment(PREIMAGES[n], fee_msat))
 
 
 def test_a_debt_is_entered_once_and_found_as_it_stands(ledger):
@@ -103,7 +103,7 @@ def test_a_debt_is_entered_once_and_found_as_it_stands(ledger):
     with pytest.raises(NotAllowed, match="amount"):
         ledger.plan(KEY, 2_000)
     with pytest.raises(NotAllowed):
-        ledger.record(KEY, debts.Invoiced("another", HASHES[1]))
+        ledger.record(KEY, debts.DebtInvoice("another", HASHES[1]))
 
 
 def test_another_chunk_attempt_or_payee_is_another_debt(ledger):
@@ -119,16 +119,16 @@ def test_one_payment_does_not_count_for_two_debts(ledger):
     other = Key(JOB, BOB, 0)
     ledger.plan(other, 1_000)
     with pytest.raises(NotAllowed, match="payment_hash"):
-        ledger.record(other, debts.Invoiced("lnbcrt0", HASHES[0]))
+        ledger.record(other, debts.DebtInvoice("lnbcrt0", HASHES[0]))
     assert ledger.debt(other).state == "planned"
 
 
 def test_a_preimage_of_another_hash_pays_nothing(ledger):
     ledger.plan(KEY, 1_000)
-    ledger.record(KEY, debts.Invoiced("lnbcrt0", HASHES[0]))
-    ledger.record(KEY, debts.Paying())
+    ledger.record(KEY, debts.DebtInvoice("lnbcrt0", HASHES[0]))
+    ledger.record(KEY, debts.PaymentAttempt())
     with pytest.raises(BadInput, match="preimage"):
-        ledger.record(KEY, debts.Paid(PREIMAGES[1], 0))
+        ledger.record(KEY, debts.DebtPayment(PREIMAGES[1], 0))
     assert ledger.debt(KEY).state == "paying"
 
 
@@ -137,11 +137,11 @@ def test_what_was_spent_is_known_by_job_and_by_payee(ledger):
     pay(ledger, Key(JOB, BOB, 0), 1, 500, fee_msat=2)
     pay(ledger, Key("11" * 32, ALICE, 0), 2, 70)
     ledger.plan(Key(JOB, BOB, 1), 40)
-    assert ledger.spent() == Spent(1_570, 5, 40)
-    assert ledger.spent(job=JOB) == Spent(1_500, 5, 40)
-    assert ledger.spent(payee=ALICE) == Spent(1_070, 3, 0)
-    assert ledger.spent(job=JOB, payee=BOB) == Spent(500, 2, 40)
-    assert ledger.spent(job="99" * 32) == Spent(0, 0, 0)
+    assert ledger.spent() == Expenses(1_570, 5, 40)
+    assert ledger.spent(job=JOB) == Expenses(1_500, 5, 40)
+    assert ledger.spent(payee=ALICE) == Expenses(1_070, 3, 0)
+    assert ledger.spent(job=JOB, payee=BOB) == Expenses(500, 2, 40)
+    assert ledger.spent(job="99" * 32) == Expenses(0, 0, 0)
 
 
 def test_a_budget_counts_what_is_paid_and_planned_and_leaves_out_fees(ledger):
@@ -302,9 +302,9 @@ def test_a_ledger_of_the_second_version_goes_on_and_its_dues_count_as_before(tmp
     after = Ledger(path)
     after.interrupted()
     assert after.in_debt(CUSTOMER, 100)
-    assert (after.has_ended(JOB), after.came(JOB)) == (True, None)
+    assert (after.has_ended(JOB), after.count_received(JOB)) == (True, None)
     after.end_job("11" * 32, 2)
-    assert after.came("11" * 32) == 2
+    assert after.count_received("11" * 32) == 2
     after.close()
 
 

@@ -17,7 +17,7 @@ from nodewire.pay.debts import Key
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.lnurl import over_lnurl
 from nodewire.pay.payer import Payer
-from nodewire.pay.presented import Presented
+from nodewire.pay.presented import PresentationStore
 from nodewire.pay.presenting import Presenter
 from simnet.bond_holder import SimBondHolder
 from simnet.wallet import SimWallet
@@ -92,7 +92,7 @@ class Oracle:
     def __init__(self, place, folder, request, wallet, *, holder=None, collects=True, keys=None) -> None:
         self.keys = keys or bm.ORACLES[(bm.EPOCH + place) % len(bm.ORACLES)]
         self.wallet, self.clock = wallet, Clock()
-        self.file = Presented(folder / f"presented-{place}.db", bm.COMMITTEE.digest())
+        self.file = PresentationStore(folder / f"presented-{place}.db", bm.COMMITTEE.digest())
         self.holder = holder or SimBondHolder(wallet)
         self.presenter = Presenter(
             self.keys,

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from nodewire.errors import NodewireError, NotAllowed, PaymentFailed
 from simnet.network import (
     ROUTING,
-    Cancelled,
-    Expired,
-    Invoiced,
+    InvoiceCancellation,
+    InvoiceExpiry,
+    InvoiceIssue,
+    InvoiceSettlement,
     Network,
-    Offered,
-    Opened,
-    Settled,
+    NodeJoin,
+    PaymentOffer,
     apply,
 )
 
@@ -38,9 +38,9 @@ def events(draw):
     hold = n >= 2  # two plain invoices, two hold invoices
     return draw(
         st.one_of(
-            st.builds(Opened, nodes, st.integers(-1, 5_000)),
+            st.builds(NodeJoin, nodes, st.integers(-1, 5_000)),
             st.builds(
-                Invoiced,
+                InvoiceIssue,
                 st.just(HASHES[n]),
                 nodes,
                 st.integers(-1, 2_000),
@@ -49,17 +49,17 @@ def events(draw):
                 st.just(10 if hold else 0),
                 st.just(None if hold else PREIMAGES[n]),
             ),
-            st.builds(Offered, st.just(HASHES[n]), nodes, st.integers(-1, 50), times),
-            st.builds(Settled, st.just(HASHES[n]), st.sampled_from([PREIMAGES[n], PREIMAGES[0]]), times),
-            st.builds(Cancelled, st.just(HASHES[n]), times),
-            st.builds(Expired, st.just(HASHES[n]), times),
+            st.builds(PaymentOffer, st.just(HASHES[n]), nodes, st.integers(-1, 50), times),
+            st.builds(InvoiceSettlement, st.just(HASHES[n]), st.sampled_from([PREIMAGES[n], PREIMAGES[0]]), times),
+            st.builds(InvoiceCancellation, st.just(HASHES[n]), times),
+            st.builds(InvoiceExpiry, st.just(HASHES[n]), times),
         )
     )
 
 
-START = [Opened(node, 3_000) for node in NODES] + [
-    Invoiced(HASHES[0], "a", 1_000, "0", 20, 0, PREIMAGES[0]),
-    Invoiced(HASHES[2], "a", 1_000, "2", 20, 10, None),
+START = [NodeJoin(node, 3_000) for node in NODES] + [
+    InvoiceIssue(HASHES[0], "a", 1_000, "0", 20, 0, PREIMAGES[0]),
+    InvoiceIssue(HASHES[2], "a", 1_000, "2", 20, 10, None),
 ]
 logs = st.lists(events(), max_size=25).map(lambda log: [*START, *log])
 
@@ -90,7 +90,7 @@ def test_every_msat_is_in_one_place_after_any_sequence_of_events(log):
 def test_an_invoice_is_paid_by_one_payer_once(log):
     network, accepted = run(log)
     for payment_hash in network.invoices:
-        payers = {e.payer for e in accepted if isinstance(e, Offered) and e.payment_hash == payment_hash}
+        payers = {e.payer for e in accepted if isinstance(e, PaymentOffer) and e.payment_hash == payment_hash}
         assert len(payers) <= 1
     earned = dict.fromkeys([*NODES, ROUTING], 0)
     for invoice in network.invoices.values():
@@ -127,10 +127,10 @@ def test_what_has_ended_stays_as_it_ended(log):
 def held_invoice(hold_s=10):
     preimage = None if hold_s else PREIMAGES[0]
     setup = [
-        Opened("a", 0),
-        Opened("b", 5_000),
-        Invoiced(HASHES[0], "a", 1_000, "x", 20, hold_s, preimage),
-        Offered(HASHES[0], "b", 7, 15),
+        NodeJoin("a", 0),
+        NodeJoin("b", 5_000),
+        InvoiceIssue(HASHES[0], "a", 1_000, "x", 20, hold_s, preimage),
+        PaymentOffer(HASHES[0], "b", 7, 15),
     ]
     network, accepted = run(setup)
     assert len(accepted) == len(setup)
@@ -140,21 +140,23 @@ def held_invoice(hold_s=10):
 def test_a_hold_expires_after_its_time_and_not_before():
     network = held_invoice()
     with pytest.raises(NotAllowed):
-        apply(Expired(HASHES[0], 24), network)
-    after = apply(Expired(HASHES[0], 25), network)
+        apply(InvoiceExpiry(HASHES[0], 24), network)
+    after = apply(InvoiceExpiry(HASHES[0], 25), network)
     assert after.balances["b"] == 5_000
 
 
 def test_a_plain_payment_that_is_held_can_only_settle():
     network = held_invoice(hold_s=0)
-    for event in (Cancelled(HASHES[0], 16), Expired(HASHES[0], 99)):
+    for event in (InvoiceCancellation(HASHES[0], 16), InvoiceExpiry(HASHES[0], 99)):
         with pytest.raises(NotAllowed):
             apply(event, network)
-    assert apply(Settled(HASHES[0], PREIMAGES[0], 16), network).balances["a"] == 1_000
+    assert apply(InvoiceSettlement(HASHES[0], PREIMAGES[0], 16), network).balances["a"] == 1_000
 
 
 def test_an_expired_invoice_is_not_payable_at_its_very_moment():
-    network, _ = run([Opened("a", 0), Opened("b", 5_000), Invoiced(HASHES[0], "a", 1_000, "x", 20, 0, PREIMAGES[0])])
+    network, _ = run(
+        [NodeJoin("a", 0), NodeJoin("b", 5_000), InvoiceIssue(HASHES[0], "a", 1_000, "x", 20, 0, PREIMAGES[0])]
+    )
     with pytest.raises(PaymentFailed):
-        apply(Offered(HASHES[0], "b", 0, 20), network)
-    assert apply(Offered(HASHES[0], "b", 0, 19), network).held_msat() == 1_000
+        apply(PaymentOffer(HASHES[0], "b", 0, 20), network)
+    assert apply(PaymentOffer(HASHES[0], "b", 0, 19), network).held_msat() == 1_000

@@ -16,7 +16,7 @@ from simnet.treasurer import Rules, Treasurer
 
 BOND_MSAT = 100_000
 LOCKED_S = 100_000
-RULES = Rules.of(COMMITTEE, statement_s=60)
+RULES = Rules.for_committee(COMMITTEE, statement_s=60)
 
 
 class Time:
@@ -182,9 +182,9 @@ def test_only_the_account_that_locked_a_bond_raises_or_releases_it(world):
 
 
 def test_an_unbonding_delay_that_verdicts_outlive_is_refused():
-    assert Rules.of(COMMITTEE).delay_s == 32
+    assert Rules.for_committee(COMMITTEE).delay_s == 32
     with pytest.raises(BadInput, match="unbonding_s"):
-        Rules.of(COMMITTEE, delay_s=31)
+        Rules.for_committee(COMMITTEE, delay_s=31)
 
 
 # Verdicts

@@ -37,7 +37,7 @@ def trade(path, nodes, bills):
     """Everything that the holder does, once; the balances in the end."""
     now_s = START_S
     simnet = Simnet(path, now_s=lambda: now_s)
-    treasurer = Treasurer(simnet, bm.HOLDER, COMMITTEE, Rules.of(COMMITTEE, statement_s=60))
+    treasurer = Treasurer(simnet, bm.HOLDER, COMMITTEE, Rules.for_committee(COMMITTEE, statement_s=60))
 
     async def share(chunk):
         request = bm.zap(chunk)

@@ -14,7 +14,7 @@ from random import Random
 from nodewire.errors import NodewireError
 from nodewire.plan.assign import Busy, assign
 from nodewire.protocol import beacon, certificate, inventory, snapshot, tags
-from nodewire.protocol.account import COUNTED_AFTER, Judged
+from nodewire.protocol.account import COUNTED_AFTER, ReputationVerdict
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import certified_root
@@ -118,7 +118,7 @@ class World:
         *,
         bonded: int = 50,
         epoch: int = 5,
-        judged: Sequence[Judged] = (),
+        judged: Sequence[ReputationVerdict] = (),
     ) -> None:
         holders = (HOLDER.public,)
         verification = {"verify_rate_ppm": 120_000, "verify_share_ppm": 150_000}
@@ -178,7 +178,7 @@ def strained(world: World, seed: int) -> World:
     return world
 
 
-def verdicts(nodes: int, seed: int, epoch: int) -> list[Judged]:
+def verdicts(nodes: int, seed: int, epoch: int) -> list[ReputationVerdict]:
     """What `market`'s providers of this seed were found to have done, to be counted in `epoch`."""
     random, found = Random(seed), []
     for i in range(nodes):
@@ -186,7 +186,7 @@ def verdicts(nodes: int, seed: int, epoch: int) -> list[Judged]:
         for n, outcome in enumerate(outcomes):
             provider, sample = keys(f"provider/{seed}.{i}").public, digest(f"sample {seed}.{i}.{n}")
             about = {"epoch": epoch - COUNTED_AFTER, "sample": sample, "provider": provider, "outcome": outcome}
-            found.append(Judged(**about, price_msat=20 if outcome == "pass" else 0))
+            found.append(ReputationVerdict(**about, price_msat=20 if outcome == "pass" else 0))
     return found
 
 

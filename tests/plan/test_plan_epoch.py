@@ -23,7 +23,7 @@ def events(*worlds):
 def known(committee, events):
     epochs = Epochs(committee)
     for event in events:
-        epochs.take(event)
+        epochs.add_event(event)
     return epochs
 
 
@@ -82,6 +82,6 @@ def test_an_oracle_that_speaks_of_bodies_nobody_certified_displaces_no_others_pa
     epochs = known(committee, world.partials)
     for number in range(KEPT):
         body = world.certificate.body.model_copy(update={"snapshot": digest(str(number))})
-        epochs.take(beacon.build(faulty.keys, body, faulty.index, faulty.share, created_at=1))
-    epochs.take(world.certificate_event)
+        epochs.add_event(beacon.build(faulty.keys, body, faulty.index, faulty.share, created_at=1))
+    epochs.add_event(world.certificate_event)
     assert epochs.latest(committee.close_ms(5)).beacon == world.beacon

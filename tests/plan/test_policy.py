@@ -18,7 +18,7 @@ from nodewire.pay.settlement import (
     verifier_pay_msat,
 )
 from nodewire.plan.assign import repute
-from nodewire.plan.policy import SHARE_PPM, SHIPPED, Policy, SelfDealing, VerifierPay, minimum_bond_msat
+from nodewire.plan.policy import SHARE_PPM, SHIPPED, Policy, SelfDealingModel, VerifierPay, minimum_bond_msat
 from nodewire.protocol.account import MAX_POINTS, POINTS
 from nodewire.protocol.snapshot import Node
 
@@ -165,24 +165,24 @@ def weight_of(passed_msat: int, price_msat: int, share_ppm: int) -> int:
 
 @pytest.mark.parametrize("share", [0.01, SHARE_PPM / 1_000_000, 1.0])
 def test_dealing_with_oneself_costs_more_than_it_brings_whatever_the_margin(share):
-    dealing = SelfDealing(share)
+    dealing = SelfDealingModel(share)
     assert dealing.is_safe()
     assert not dealing.pays()
-    assert not SelfDealing(share, collusion=0.2).pays()  # a fifth of all bonds are the dealer's, too
+    assert not SelfDealingModel(share, collusion=0.2).pays()  # a fifth of all bonds are the dealer's, too
 
 
 def test_twice_the_weight_of_a_newcomer_would_pay_whoever_sells_dearly():
     """As it was: eight steps of an eighth, for a share of 15 %."""
     share = SHARE_PPM / 1_000_000
-    before = SelfDealing(share, reach=1 / share)
+    before = SelfDealingModel(share, reach=1 / share)
     assert before.weight(255) == 2
     assert before.pays()
-    assert not SelfDealing(share, reach=1 / share, margin=1 / 6).pays()
+    assert not SelfDealingModel(share, reach=1 / share, margin=1 / 6).pays()
 
 
 @pytest.mark.parametrize("passes", [1, 7, 128])
 def test_the_policys_weight_is_the_one_that_plans_are_made_by(passes):
-    share = SelfDealing(SHARE_PPM / 1_000_000)
+    share = SelfDealingModel(SHARE_PPM / 1_000_000)
     for price_msat in (1, 1_000):
         ratio = weight_of(passes * price_msat, price_msat, SHARE_PPM) / weight_of(0, price_msat, SHARE_PPM)
         assert ratio == pytest.approx(share.weight(passes))

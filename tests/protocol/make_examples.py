@@ -37,19 +37,19 @@ from nodewire.protocol import round as rounds
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.close import Close
 from nodewire.protocol.commitment import ChunkRoot
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.protocol.feedback import Due, Why
 from nodewire.protocol.frame import MXINT8, Array, Frame
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.outer import Input, Optimization
 from nodewire.protocol.published_profile import PublishedFit, PublishedProfile, PublishedRate, PublishedTask
 from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.result import Said
-from nodewire.protocol.round import Assigned, Round, RoundTicket
+from nodewire.protocol.result import ResultDetails
+from nodewire.protocol.round import Round, RoundTicket, ShardAssignment
 from nodewire.protocol.splice import Splice
 from nodewire.protocol.swarm import RollCall, Swarm, SwarmNode
 from nodewire.protocol.trainer import Trainer
-from nodewire.protocol.verification import Report, Sample, Sampled
+from nodewire.protocol.verification import JobSamples, Report, Sample
 from nodewire.wire import identity
 from nodewire.wire.pull import Want
 from nodewire.wire.reach.offer import Offer
@@ -104,7 +104,7 @@ def _generation() -> Mapping[str, Any]:
     due = Due(chunk=0, attempt=0, units=1, amount_msat=29, root=digest("claim"), close=close)
     roots = [ChunkRoot(request=REQUEST, task="driver", chunk=n, attempt=0, root=digest(f"root {n}")) for n in (0, 1)]
     refused = Why(field="max_tokens", reason="above the manifest's context")
-    said = Said(frames=65, compute_us=(900, 61_000))
+    said = ResultDetails(frames=65, compute_us=(900, 61_000))
     of = (DRIVER, REQUEST, CUSTOMER.public)
     return {
         "ticket": {"document": ticket.document(), "prompt": prompt.tensors[0].data.hex(), "seal": ticket.seal()},
@@ -155,7 +155,7 @@ def _mxint8() -> dict[str, Any]:
 def _verification() -> Mapping[str, Any]:
     at = {"provider": STAGE.public, "request": REQUEST, "task": "stage.0", "chunk": 2, "attempt": 0}
     sample = Sample(**at, root=digest("root stage"), verifiers=(VERIFIER.public,))
-    sampled = Sampled(committee=COMMITTEE, epoch=7, certificate=digest("body"), request=REQUEST, samples=(sample,))
+    sampled = JobSamples(committee=COMMITTEE, epoch=7, certificate=digest("body"), request=REQUEST, samples=(sample,))
     report = Report(**at, committee=COMMITTEE, drawn=7, outcome="computed", root=digest("root verifier"), epoch=9)
     claim = feedback.build(
         *(STAGE, REQUEST, CUSTOMER.public, "payment-required"),
@@ -229,7 +229,7 @@ def _training() -> Mapping[str, Any]:
         shard_sha256=digest("shard"),
     )
     gflop = rounds.work_gflop(recipe, recipe.steps)
-    assigned = Assigned(
+    assigned = ShardAssignment(
         index=0,
         provider=STAGE.public,
         data=_blob("shard ciphertext"),
@@ -243,7 +243,7 @@ def _training() -> Mapping[str, Any]:
     round_ = Round(**named, theta=_blob("theta ciphertext"), shards=(assigned,), deadline_s=60)
     tags, content = rounds.tags_and_content(round_, relays=(RELAY,))
     request = sign(CUSTOMER, kinds.FEDAVG, created_at=AT_S, tags=tags, content=content)
-    delivered = Delivered(
+    delivered = DeliveryDetails(
         key=digest("update key"),
         sha256=digest("update"),
         bytes=38_000,
@@ -260,7 +260,9 @@ def _training() -> Mapping[str, Any]:
         ciphertext=_sealed(STAGE, delivered.to_json()),
         created_at=AT_S + 20,
     )
-    counted = closing.Counted(request=request.id, provider=STAGE.public, index=0, result=come.id, commitment=commitment)
+    counted = closing.CountedResult(
+        request=request.id, provider=STAGE.public, index=0, result=come.id, commitment=commitment
+    )
     close = closing.build(
         CUSTOMER,
         kinds.FEDAVG,

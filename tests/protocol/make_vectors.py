@@ -24,7 +24,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.plan import tensor_key
 from nodewire.protocol.receipt import Closing, FinalChunk, PaidChunk, Receipt
-from nodewire.protocol.sent import Sent, digest_of, hashed
+from nodewire.protocol.sent import FrameStatement, digest_of, hashed
 from nodewire.protocol.verdict import Verdict, sample_key
 from tests.plan.markets import CUSTOMER_KEYS, World, generous, ring
 from tests.protocol import documents
@@ -177,7 +177,7 @@ def _sent() -> dict[str, Any]:
         Frame("hidden.0", 1, (Array("float32", (1, 2), bytes.fromhex("0000803f00000040")),), {"pos": 7, "chunk": 1}),
         Frame("hidden.0", 2, (Array("int64", (1,), (7).to_bytes(8, "little")), Array("uint8", (3,), b"abc"))),
     ]
-    sent = Sent.sign(
+    sent = FrameStatement.sign(
         DRIVER,
         request=REQUEST,
         task="driver",
@@ -199,7 +199,7 @@ def _sent() -> dict[str, Any]:
         ],
         "document": sent.document(),
         "packed_without_sig": packed.hex(),
-        "signed_hash": canonical.tagged_hash(Sent.TAG, packed).hex(),
+        "signed_hash": canonical.tagged_hash(FrameStatement.TAG, packed).hex(),
     }
 
 

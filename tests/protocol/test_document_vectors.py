@@ -21,7 +21,7 @@ from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan, tensor_key
 from nodewire.protocol.receipt import Closing, Receipt
-from nodewire.protocol.sent import Sent, digest_of, hashed
+from nodewire.protocol.sent import FrameStatement, digest_of, hashed
 from nodewire.protocol.verdict import Verdict, sample_key
 from tests.protocol import make_vectors
 
@@ -75,11 +75,11 @@ def test_what_was_sent_is_signed_over_these_bytes():
         )
         for said in vector["frames"]
     ]
-    sent = Sent.from_document(vector["document"])
+    sent = FrameStatement.from_document(vector["document"])
     assert digest_of(hashed(frame) for frame in frames) == sent.frames
     said = {name: value for name, value in vector["document"].items() if name != "sig"}
     assert canonical.encode(said).hex() == vector["packed_without_sig"]
-    assert canonical.tagged_hash(Sent.TAG, canonical.encode(said)).hex() == vector["signed_hash"]
+    assert canonical.tagged_hash(FrameStatement.TAG, canonical.encode(said)).hex() == vector["signed_hash"]
     sent.check()
 
 

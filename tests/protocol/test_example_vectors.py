@@ -24,12 +24,12 @@ from nodewire.protocol import (
 )
 from nodewire.protocol import round as rounds
 from nodewire.protocol.close import Close
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.protocol.feedback import Why
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Ticket, content_of
 from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.result import Said
+from nodewire.protocol.result import ResultDetails
 from nodewire.protocol.round import RoundTicket
 from nodewire.protocol.swarm import RollCall, Swarm
 from nodewire.weights import mxint8
@@ -75,7 +75,7 @@ def test_a_claim_carries_the_drivers_close(signed):
 def test_what_is_said_to_the_customer_alone_is_opened_by_its_key(signed):
     assert Why.parse(_opened(signed["error"])) == Why.from_document(VECTORS["error_said"])
     assert feedback.parse(signed["error"]).text == "bad-input"
-    assert Said.parse(_opened(signed["result"])) == Said.from_document(VECTORS["result_said"])
+    assert ResultDetails.parse(_opened(signed["result"])) == ResultDetails.from_document(VECTORS["result_said"])
     assert len(result.parse(signed["result"]).roots) == 2
 
 
@@ -145,12 +145,12 @@ def test_a_round_goes_from_its_request_to_its_close(signed):
     assert request.kind in ad.kinds
     assert request.round.shards[0].ticket == ticket.seal()
     assert request.round.seal == rounds.seal_of(VECTORS["recipe"]["digest"], ticket.salt)
-    delivered = Delivered.parse(_opened(come))
-    assert delivered == Delivered.from_document(VECTORS["delivered"])
+    delivered = DeliveryDetails.parse(_opened(come))
+    assert delivered == DeliveryDetails.from_document(VECTORS["delivered"])
     read = delivery.parse(come)
     assert read.commitment == delivered.commitment(come.pubkey, request.id, 0, 0)
     closed = closing.parse(signed["round_close"])
-    assert closed.close.of(request.id, come.pubkey).commitment == read.commitment
+    assert closed.close.find_result(request.id, come.pubkey).commitment == read.commitment
     assert audit.parse(signed["snapshots_asked"]).close == closed.id
     assert outer.parse(signed["outer"]).round.inputs[0].result == come.id
 

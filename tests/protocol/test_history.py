@@ -45,7 +45,7 @@ def plain(seq, number):
 
 def begun(lookahead=LOOKAHEAD):
     history = History("hidden", chunk=CHUNK, lookahead=lookahead)
-    history.take(prompt())
+    history.append(prompt())
     return history
 
 
@@ -61,7 +61,7 @@ def test_frames_of_a_driver_that_never_guesses_are_the_plain_ones():
     history = begun(lookahead=1)
     sent = [plain(seq, seq) for seq in range(1, 6)]
     for one in sent:
-        history.take(one)
+        history.append(one)
     assert [dict(one.meta) for one in history.close(0)] == [{"pos": 0, "chunk": 0, "tokens": 3}]
     assert closed(history, 1) == shown(sent[:4])
     assert closed(history, 2, 1) == shown(sent[4:])
@@ -69,32 +69,32 @@ def test_frames_of_a_driver_that_never_guesses_are_the_plain_ones():
 
 def test_of_a_position_the_last_row_counts():
     history = begun()
-    history.take(frame(1, 3, [1, 2, 3]))
-    history.take(frame(2, 4, [4, 5, 6], epoch=1))
+    history.append(frame(1, 3, [1, 2, 3]))
+    history.append(frame(2, 4, [4, 5, 6], epoch=1))
     history.close(0)
     assert closed(history, 1) == shown([plain(1, 1), plain(2, 4), plain(3, 5), plain(4, 6)])
 
 
 def test_what_is_kept_of_a_tree_joins_the_run():
     history = begun()
-    history.take(frame(1, 3, [1, 2, 3, 4], parents=[-1, 0, 0, 2]))
-    history.take(frame(2, 6, [5], keep=[0, 2, 3]))
+    history.append(frame(1, 3, [1, 2, 3, 4], parents=[-1, 0, 0, 2]))
+    history.append(frame(2, 6, [5], keep=[0, 2, 3]))
     history.close(0)
     assert closed(history, 1) == shown([plain(1, 1), plain(2, 3), plain(3, 4), plain(4, 5)])
 
 
 def test_live_cells_that_follow_what_was_kept_are_numbered_anew():
     history = begun()
-    history.take(frame(1, 3, [1, 2, 3, 4, 5], parents=[-1, 0, 0, 2, 1]))
-    history.take(frame(2, 5, [6], keep=[0, 2], parents=[0]))  # of 4, the only one left, which is number 0 now
-    history.take(frame(3, 7, [], chunk=1, keep=[0, 1]))
+    history.append(frame(1, 3, [1, 2, 3, 4, 5], parents=[-1, 0, 0, 2, 1]))
+    history.append(frame(2, 5, [6], keep=[0, 2], parents=[0]))  # of 4, the only one left, which is number 0 now
+    history.append(frame(3, 7, [], chunk=1, keep=[0, 1]))
     history.close(0)
     assert closed(history, 1) == shown([plain(1, 1), plain(2, 3), plain(3, 4), plain(4, 6)])
 
 
 def test_a_frame_without_rows_is_of_the_chunk_of_what_it_keeps_and_nothing_keeps_beyond_a_chunk():
     history = begun()
-    history.take(frame(1, 3, [1, 2, 3, 4, 5], parents=[-1, 0, 1, 2, 3]))
+    history.append(frame(1, 3, [1, 2, 3, 4, 5], parents=[-1, 0, 1, 2, 3]))
     for lie in (
         frame(2, 7, [6], keep=[0, 1, 2, 3]),
         frame(2, 8, [], chunk=2, keep=[0, 1, 2, 3, 4]),
@@ -102,10 +102,10 @@ def test_a_frame_without_rows_is_of_the_chunk_of_what_it_keeps_and_nothing_keeps
         frame(2, 3, [], keep=[]),
     ):
         with pytest.raises(BadFrame):
-            history.take(lie)
-    history.take(frame(2, 7, [], chunk=1, keep=[0, 1, 2, 3]))
+            history.append(lie)
+    history.append(frame(2, 7, [], chunk=1, keep=[0, 1, 2, 3]))
     assert not history.lacks(1)
-    history.take(frame(3, 8, [], chunk=2, keep=[0]))
+    history.append(frame(3, 8, [], chunk=2, keep=[0]))
 
 
 @pytest.mark.parametrize(
@@ -133,29 +133,29 @@ def test_a_frame_without_rows_is_of_the_chunk_of_what_it_keeps_and_nothing_keeps
 )
 def test_what_cannot_follow_is_refused_by_its_field_and_changes_nothing(lie, named):
     history = begun()
-    history.take(frame(1, 3, [1, 2]))
-    history.take(frame(2, 4, [3], epoch=1))
+    history.append(frame(1, 3, [1, 2]))
+    history.append(frame(2, 4, [3], epoch=1))
     with pytest.raises(BadFrame) as refused:
-        history.take(lie)
+        history.append(lie)
     assert refused.value.field == named
-    history.take(frame(3, 5, [4, 5], epoch=1))
+    history.append(frame(3, 5, [4, 5], epoch=1))
     history.close(0)
     assert closed(history, 1) == shown([plain(1, 1), plain(2, 3), plain(3, 4), plain(4, 5)])
 
 
 def test_nothing_rewinds_into_a_chunk_that_is_closed():
     history = begun()
-    history.take(frame(1, 3, [1, 2, 3, 4, 5]))
+    history.append(frame(1, 3, [1, 2, 3, 4, 5]))
     history.close(0)
     history.close(1)
     with pytest.raises(BadFrame):
-        history.take(frame(2, 6, [9], epoch=1))
-    history.take(frame(2, 7, [9], epoch=1))
+        history.append(frame(2, 6, [9], epoch=1))
+    history.append(frame(2, 7, [9], epoch=1))
 
 
 def test_a_chunk_is_closed_in_its_turn_and_when_all_its_positions_have_rows():
     history = begun()
-    history.take(frame(1, 3, [1, 2, 3]))
+    history.append(frame(1, 3, [1, 2, 3]))
     for chunk in (1, 2):
         with pytest.raises(BadFrame):
             history.close(chunk)
@@ -172,11 +172,11 @@ def test_a_chunk_is_closed_in_its_turn_and_when_all_its_positions_have_rows():
 
 def test_a_frame_that_was_not_computed_leaves_its_positions_without_rows():
     history = begun()
-    history.take(without_rows("hidden", frame(1, 3, [1, 2]), "float32"))
-    history.take(without_rows("hidden", frame(2, 5, [3]), "float32"))
+    history.append(without_rows("hidden", frame(1, 3, [1, 2]), "float32"))
+    history.append(without_rows("hidden", frame(2, 5, [3]), "float32"))
     with pytest.raises(BadFrame):
-        history.take(frame(3, 6, [4]))  # as if they had been
-    history.take(frame(3, 3, [4], epoch=1))
+        history.append(frame(3, 6, [4]))  # as if they had been
+    history.append(frame(3, 3, [4], epoch=1))
     assert not history.lacks(1, 1)
 
 
@@ -185,14 +185,14 @@ def test_rows_of_one_chunk_are_bounded_whoever_makes_them():
     with pytest.raises(BadFrame) as refused:
         while True:
             seq += 1
-            history.take(frame(seq, 3, [seq, seq], epoch=seq))
+            history.append(frame(seq, 3, [seq, seq], epoch=seq))
     assert refused.value.field == "lookahead"
     assert seq == (2 * CHUNK + 64) // 2 + 1
     empty, seq = begun(lookahead=2), 0
     with pytest.raises(BadFrame):
         while True:
             seq += 1
-            empty.take(without_rows("hidden", frame(seq, 3, [1], epoch=seq), "float32"))
+            empty.append(without_rows("hidden", frame(seq, 3, [1], epoch=seq), "float32"))
     assert seq == 2 * CHUNK + 64 + 1
 
 
@@ -200,49 +200,49 @@ def test_what_was_not_computed_counts_to_the_chunk_of_what_it_stands_for():
     """Else a stage that leaves out what is void could be over the bound where who sent it is not."""
     came, made = begun(lookahead=2), begun(lookahead=2)
     for history in (came, made):
-        history.take(frame(1, 3, [1, 2]))
-        history.take(frame(2, 5, [3, 4]))
+        history.append(frame(1, 3, [1, 2]))
+        history.append(frame(2, 5, [3, 4]))
     for seq in range(3, 2 * CHUNK + 64):
         one = frame(seq, 6 + seq % 2, [1], epoch=seq)
-        came.take(one)
-        made.take(without_rows("hidden", one, "float32") if seq % 2 else one)
+        came.append(one)
+        made.append(without_rows("hidden", one, "float32") if seq % 2 else one)
         assert all(made._counted[chunk] <= came._counted[chunk] for chunk in made._counted)
 
 
 def test_a_tree_is_no_deeper_than_guesses_may_be():
     history = begun(lookahead=2)
-    history.take(frame(1, 3, [1, 2], parents=[-1, 0]))
-    history.take(frame(2, 3, [3, 4], parents=[1, 2]))
+    history.append(frame(1, 3, [1, 2], parents=[-1, 0]))
+    history.append(frame(2, 3, [3, 4], parents=[1, 2]))
     with pytest.raises(BadFrame) as refused:
-        history.take(frame(3, 3, [5], parents=[3]))
+        history.append(frame(3, 3, [5], parents=[3]))
     assert refused.value.field == "parents"
-    history.take(frame(3, 3, [5], parents=[2]))
+    history.append(frame(3, 3, [5], parents=[2]))
 
 
 def test_no_row_lies_far_beyond_what_is_closed():
     history, far = begun(lookahead=2), 4 * CHUNK + 4
     for pos in range(3, 3 + far):
-        history.take(frame(pos - 2, pos, [pos]))
+        history.append(frame(pos - 2, pos, [pos]))
     with pytest.raises(BadFrame) as refused:
-        history.take(frame(far + 1, 3 + far, [1]))
+        history.append(frame(far + 1, 3 + far, [1]))
     assert refused.value.field == "pos"
     history.close(0)
     history.close(1)
-    history.take(frame(far + 1, 3 + far, [1]))
+    history.append(frame(far + 1, 3 + far, [1]))
 
 
 def test_what_stands_for_a_frame_that_was_not_computed_rewinds_as_that_did():
     history = begun()
-    history.take(frame(1, 3, [1, 2, 3]))
-    history.take(frame(2, 4, [], epoch=1))
+    history.append(frame(1, 3, [1, 2, 3]))
+    history.append(frame(2, 4, [], epoch=1))
     assert history.lacks(1, 2)
     with pytest.raises(BadFrame):
-        history.take(frame(3, 6, [4], epoch=1))
-    history.take(frame(3, 4, [4, 5, 6], epoch=2))
+        history.append(frame(3, 6, [4], epoch=1))
+    history.append(frame(3, 4, [4, 5, 6], epoch=2))
     history.close(0)
     assert closed(history, 1) == shown([plain(1, 1), plain(2, 4), plain(3, 5), plain(4, 6)])
     with pytest.raises(BadFrame):
-        history.take(frame(4, 6, [], epoch=3))
+        history.append(frame(4, 6, [], epoch=3))
 
 
 def test_a_return_is_the_frame_that_was_sent_or_has_no_rows():
@@ -272,8 +272,8 @@ def test_what_is_kept_in_memory_is_the_rows_of_open_chunks():
     for chunk in range(1, 200):
         for offset in range(CHUNK):
             pos = PROMPT + (chunk - 1) * CHUNK + offset
-            history.take(frame(seq + 1, pos, [1, 2, 3], epoch=2 * seq))
-            history.take(frame(seq + 2, pos, [1], epoch=2 * seq + 1))
+            history.append(frame(seq + 1, pos, [1, 2, 3], epoch=2 * seq))
+            history.append(frame(seq + 2, pos, [1], epoch=2 * seq + 1))
             seq += 2
         history.close(chunk)
         assert len(history._run) + len(history._live) <= CHUNK
@@ -302,7 +302,7 @@ def admitted(draw):
         chunk = 1 + (pos - 1 - PROMPT) // CHUNK if kind == "keep" else None
         one = frame(seq, pos, [seq] * n, epoch=epoch + more, parents=parents, keep=keep, chunk=chunk)
         try:
-            first.take(one)
+            first.append(one)
         except BadFrame:
             continue
         epoch += more
@@ -329,9 +329,9 @@ def test_whatever_a_driver_sends_a_stage_can_compute_what_is_left_of_it_and_noth
             for _ in range(min(len(waiting), data.draw(st.integers(0, 2)) if one is not None else 1)):
                 taken = waiting.popleft()
                 is_void = not is_computed(taken) or fences.void(taken)
-                came.take(taken)
+                came.append(taken)
                 outs.append(without_rows("hidden", taken, "float32") if is_void else taken)
-                made.take(outs[-1])
+                made.append(outs[-1])
                 assert agree(came, made)
                 assert is_void or live(came) == live(made)
                 assert all(made._counted[chunk] <= came._counted[chunk] for chunk in made._counted)
@@ -482,7 +482,7 @@ def test_plain_frames_are_those_of_a_model_that_keeps_every_way(events):
     history.close(0)
     for one, close in events:
         if one is not None:
-            history.take(one)
+            history.append(one)
         else:
             chunk, numbers = close
             first = 1 + (chunk - 1) * CHUNK

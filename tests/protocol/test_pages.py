@@ -14,41 +14,41 @@ def test_a_page_that_is_begun_counts():
 
 def test_many_short_sessions_fit_where_few_long_ones_do():
     room = Room(2, 8 * PAGE)
-    short = [room.take(PAGE) for _ in range(16)]
+    short = [room.allocate(PAGE) for _ in range(16)]
     assert short == [1] * 16
     assert room.slots == 0
     with pytest.raises(Busy):
-        room.take(1)
+        room.allocate(1)
     for count in short:
         room.give(count)
-    assert [room.take(8 * PAGE), room.take()] == [8, 8]
+    assert [room.allocate(8 * PAGE), room.allocate()] == [8, 8]
     with pytest.raises(Busy):
-        room.take(1)
+        room.allocate(1)
 
 
 def test_a_slot_that_is_begun_counts_as_free_for_who_is_short_enough():
     room = Room(1, 4 * PAGE)
-    room.take(PAGE)
+    room.allocate(PAGE)
     assert room.slots == 1
     with pytest.raises(Busy):
-        room.take()
-    assert room.take(3 * PAGE) == 3
+        room.allocate()
+    assert room.allocate(3 * PAGE) == 3
 
 
 def test_what_has_no_positions_takes_a_slot_whatever_it_says():
     room = Room(3, 0)
-    assert [room.take(None), room.take(1), room.take(10**9)] == [1, 1, 1]
+    assert [room.allocate(None), room.allocate(1), room.allocate(10**9)] == [1, 1, 1]
     with pytest.raises(Busy):
-        room.take(None)
+        room.allocate(None)
 
 
 def test_a_slot_is_shared_by_no_more_than_a_number_of_sessions():
     room = Room(1, 1_000 * PAGE)
     for _ in range(MAX_SHARING):
-        room.take(1)
+        room.allocate(1)
     assert room.slots == 0
     with pytest.raises(Busy):
-        room.take(1)
+        room.allocate(1)
 
 
 @given(st.integers(1, 5), st.integers(0, 600), st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=60))
@@ -60,7 +60,7 @@ def test_pages_are_never_more_than_there_are_and_all_come_back(slots, positions,
         elif takes:
             before = room.taken
             try:
-                open_.append(room.take(number))
+                open_.append(room.allocate(number))
             except Busy:
                 assert room.taken == before
                 wanted = min(room.size, max(1, pages_of(number)))

@@ -13,7 +13,7 @@ KEYS, CUSTOMER, REQUEST = Keys(b"\x05" * 32), Keys(b"\x06" * 32), "cd" * 32
 
 def built(count, name, chunk=0):
     roots = [ChunkRoot(request=REQUEST, task=name, chunk=chunk + n, attempt=0, root="ab" * 32) for n in range(count)]
-    said = result.Said(frames=2**53 - 1, compute_us=(2**53 - 1, 2**53 - 1))
+    said = result.ResultDetails(frames=2**53 - 1, compute_us=(2**53 - 1, 2**53 - 1))
     ciphertext = nip44.encrypt(said.to_json(), nip44.conversation_key(KEYS, CUSTOMER.public))
     return roots, result.build(KEYS, REQUEST, CUSTOMER.public, roots, ciphertext, created_at=2**53 - 1)
 

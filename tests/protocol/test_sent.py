@@ -11,7 +11,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import canonical, sent
 from nodewire.protocol.chunk import leaf_of
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.sent import Hashed, Sent, digest_of, hashed, settle, tensors_of
+from nodewire.protocol.sent import FrameStatement, HashedFrame, digest_of, hashed, settle, tensors_of
 from tests.protocol import documents
 
 REQUEST = "cd" * 32
@@ -26,9 +26,9 @@ def frame(seq, value=1.0, **meta):
 FRAMES = [hashed(frame(seq)) for seq in (1, 2, 3)]
 
 
-def said(frames=FRAMES, keys=PRODUCER, **changes) -> Sent:
+def said(frames=FRAMES, keys=PRODUCER, **changes) -> FrameStatement:
     fields = {"request": REQUEST, "task": "driver", "edge": "hidden.0", "chunk": 1, "attempt": 0}
-    return Sent.sign(keys, **{**fields, "frames": digest_of(frames), **changes})
+    return FrameStatement.sign(keys, **{**fields, "frames": digest_of(frames), **changes})
 
 
 def test_a_statement_is_its_signers_over_every_field():
@@ -121,7 +121,7 @@ def test_statements_are_packed_for_who_judges(monkeypatch):
 
 COMMITTED = {one.seq: one.tensors for one in FRAMES}
 OTHERS = [hashed(frame(seq, 9)) for seq in (1, 2, 3)]
-LATER = [Hashed(one.seq, one.tensors, {"pos": one.seq + 1}) for one in FRAMES]
+LATER = [HashedFrame(one.seq, one.tensors, {"pos": one.seq + 1}) for one in FRAMES]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def tensor(rows):
 def begun(case):
     history = History("hidden", chunk=case["chunk"], lookahead=case["lookahead"])
     meta = {"pos": 0, "chunk": 0, "tokens": case["prompt"]}
-    history.take(Frame("hidden", 0, tensor([0] * case["prompt"]), meta))
+    history.append(Frame("hidden", 0, tensor([0] * case["prompt"]), meta))
     return history
 
 
@@ -41,7 +41,7 @@ def taken(history, step):
     """The plain frames that a step makes final, but for the prompt."""
     if "close" in step:
         return [one for one in history.close(step["close"], step.get("positions")) if one.seq]
-    history.take(frame(step["frame"]))
+    history.append(frame(step["frame"]))
     return []
 
 

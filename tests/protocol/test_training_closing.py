@@ -11,7 +11,7 @@ from nodewire.errors import BadEvent, BadTag, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import closing, drawing
 from nodewire.protocol.audit import MAX_SNAPSHOTS
-from nodewire.protocol.closing import Close, Counted
+from nodewire.protocol.closing import Close, CountedResult
 from nodewire.train import draw
 from tests.kinds.digits import RECIPE
 
@@ -19,12 +19,12 @@ KEYS = Keys.generate()
 JOB, REQUEST, ADA, BEA, ROOT = (f"{n:02x}" * 32 for n in range(1, 6))
 
 
-def counted(provider: str = ADA, **changes) -> Counted:
+def counted(provider: str = ADA, **changes) -> CountedResult:
     fields = {"request": REQUEST, "provider": provider, "index": 0, "result": "0a" * 32, "commitment": ROOT}
-    return Counted(**{**fields, **changes})
+    return CountedResult(**{**fields, **changes})
 
 
-def close(*results: Counted) -> Close:
+def close(*results: CountedResult) -> Close:
     return Close(job=JOB, round=3, nonce="0c" * 32, results=results or (counted(),))
 
 
@@ -33,8 +33,8 @@ def test_a_close_is_read_as_it_was_written():
     event = closing.build(KEYS, 8840, made, created_at=1)
     closed = closing.parse(event)
     assert (closed.id, closed.customer, closed.close) == (event.id, KEYS.public, made)
-    assert closed.close.of(REQUEST, BEA).index == 1
-    assert closed.close.of(JOB, BEA) is None
+    assert closed.close.find_result(REQUEST, BEA).index == 1
+    assert closed.close.find_result(JOB, BEA) is None
 
 
 def test_the_largest_close_is_an_event():

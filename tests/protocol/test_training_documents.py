@@ -6,9 +6,9 @@ from nodewire.errors import BadEvent, BadInput, BadTag, NodewireError
 from nodewire.nostr import event as events
 from nodewire.protocol import delivery, feedback, kinds, merkle, trainer
 from nodewire.protocol import round as rounds
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.round import Assigned, Round, RoundTicket
+from nodewire.protocol.round import Round, RoundTicket, ShardAssignment
 from nodewire.protocol.trainer import Trainer
 from tests.protocol import documents
 
@@ -48,7 +48,7 @@ def ticket(**changes) -> RoundTicket:
     return RoundTicket(**{**fields, **changes})
 
 
-def assigned(index: int, provider: str, **changes) -> Assigned:
+def assigned(index: int, provider: str, **changes) -> ShardAssignment:
     fields = {
         "index": index,
         "provider": provider,
@@ -59,7 +59,7 @@ def assigned(index: int, provider: str, **changes) -> Assigned:
         "deposit_msat": 250,
         "ticket": ticket(index=index).seal(),
     }
-    return Assigned(**{**fields, **changes})
+    return ShardAssignment(**{**fields, **changes})
 
 
 def a_round(**changes) -> Round:
@@ -112,8 +112,8 @@ def test_a_request_is_parsed_back():
     first = a_round(previous=None, round=0)
     assert rounds.parse(request(first, kind=kinds.DILOCO)).round == first
     assert (first.total_msat, first.shards[0].balance_msat) == (2_000, 750)
-    assert first.of(OTHER.public) == first.shards[1]
-    assert first.of(ME.public) is None
+    assert first.find_assignment(OTHER.public) == first.shards[1]
+    assert first.find_assignment(ME.public) is None
 
 
 @pytest.mark.parametrize("tag", ["i", "bid", "p"])
@@ -190,7 +190,7 @@ def test_a_ticket_of_another_customers_job_is_refused():
         rounds.check_ticket(ticket(request=other.id), other, HASH, PROVIDER.public)
 
 
-def delivered(**changes) -> Delivered:
+def delivered(**changes) -> DeliveryDetails:
     fields = {
         "key": "03" * 32,
         "sha256": HASH,
@@ -199,7 +199,7 @@ def delivered(**changes) -> Delivered:
         "losses": (2_300_000, 1_900_000),
         "states": (HASH, "cd" * 32),
     }
-    return Delivered(**{**fields, **changes})
+    return DeliveryDetails(**{**fields, **changes})
 
 
 def test_a_delivery_is_parsed_back():
@@ -224,7 +224,7 @@ def test_a_delivery_is_parsed_back():
         blob,
         750,
     )
-    assert said.commitment == Delivered.parse(delivered().to_json()).commitment(PROVIDER.public, HASH, 2, 0)
+    assert said.commitment == DeliveryDetails.parse(delivered().to_json()).commitment(PROVIDER.public, HASH, 2, 0)
     for tag in ("e", "p", "x", "i", "amount"):
         without = [t for t in event.tags if t[0] != tag]
         with pytest.raises(BadTag, match=tag):
@@ -250,7 +250,7 @@ def test_a_commitment_is_its_authors_for_one_shard_of_one_request():
 
 def test_the_largest_delivery_fits_an_event():
     most = delivered(states=(HASH,) * delivery.MAX_STATES, losses=(2**53 - 1,) * 64)
-    assert len(most.to_json()) <= Delivered.MAX_BYTES
+    assert len(most.to_json()) <= DeliveryDetails.MAX_BYTES
 
 
 def test_feedback_names_the_kind_of_its_request_and_may_carry_a_ciphertext():

@@ -27,9 +27,9 @@ def carrying(tags: list[list[str]]) -> events.Event:
 
 def test_what_goes_in_comes_out_and_fits_an_event():
     event = carrying(inline.tag(DATA, 2_000))
-    assert inline.of(event, ref(DATA)) == DATA
+    assert inline.find_bytes(event, ref(DATA)) == DATA
     assert len(event.to_json()) < events.MAX_BYTES
-    assert inline.of(carrying([]), ref(DATA)) is None
+    assert inline.find_bytes(carrying([]), ref(DATA)) is None
 
 
 @pytest.mark.parametrize(("data", "beside"), [(bytes(inline.MAX_BYTES + 1), 0), (DATA, 60_000)])
@@ -54,4 +54,4 @@ def test_the_largest_fits_an_event():
 )
 def test_another_blob_is_refused(text, error):
     with pytest.raises(error):
-        inline.of(carrying([["inline", text]]), ref(DATA))
+        inline.find_bytes(carrying([["inline", text]]), ref(DATA))

@@ -11,7 +11,7 @@ from nodewire.protocol.account import (
     MAX_POINTS,
     POINTS,
     Account,
-    Judged,
+    ReputationVerdict,
     agreed,
     due,
     faded,
@@ -27,9 +27,11 @@ ONE = PROVIDERS[0].keys.public
 LATER = 40
 
 
-def judged(epoch: int, n: int = 0, provider: str = ONE, outcome="pass", price_msat: int = 1) -> Judged:
+def judged(epoch: int, n: int = 0, provider: str = ONE, outcome="pass", price_msat: int = 1) -> ReputationVerdict:
     price_msat = price_msat if outcome == "pass" else 0
-    return Judged(epoch=epoch, sample=digest(f"{epoch}/{n}"), provider=provider, outcome=outcome, price_msat=price_msat)
+    return ReputationVerdict(
+        epoch=epoch, sample=digest(f"{epoch}/{n}"), provider=provider, outcome=outcome, price_msat=price_msat
+    )
 
 
 some = st.builds(

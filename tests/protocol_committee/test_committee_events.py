@@ -13,7 +13,7 @@ from nodewire.protocol.ad import Ad
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import ChunkRoot, Commitment
-from nodewire.protocol.inventory import Inventory, Listed, Proposal, Supply, Vote
+from nodewire.protocol.inventory import Inventory, InventoryEvent, Proposal, Supply, Vote
 from nodewire.protocol.observation import Observation
 from tests.protocol_committee.actors import GENESIS_S, HOLDER, Provider, committee, digest, keys, statement
 
@@ -154,7 +154,7 @@ def test_an_inventory_parses_back_inline_and_as_a_blob():
     event, blob = inventory.build_inventory(AUTHOR, small, created_at=1)
     assert blob is None
     parsed = inventory.parse(event)
-    assert isinstance(parsed, Listed)
+    assert isinstance(parsed, InventoryEvent)
     assert parsed.inventory == small
     large = Inventory(committee=C, epoch=4, beats=tuple(sorted(digest(str(i)) for i in range(900))), commitments=())
     event, blob = inventory.build_inventory(AUTHOR, large, created_at=1)

@@ -7,7 +7,7 @@ import pytest
 from nodewire.errors import BadEvent, BadInput, NotAllowed
 from nodewire.protocol import beat, canonical, observation, snapshot
 from nodewire.protocol.beat import Beat
-from nodewire.protocol.observation import MAX_OBSERVED, SEEN_EPOCHS, Observation, Seen, check_drawn, is_drawn
+from nodewire.protocol.observation import MAX_OBSERVED, SEEN_EPOCHS, NodeObservation, Observation, check_drawn, is_drawn
 from nodewire.slices import whole
 from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, rederived
 
@@ -122,7 +122,7 @@ def test_a_beat_has_few_observations_each_of_another_node_and_none_leaves_it_as_
 
 def test_of_an_observer_the_newest_counts_and_old_ones_go():
     def seen(name, epoch, rtt_us=1):
-        return Seen(observer=digest(name), epoch=epoch, rtt_us=rtt_us)
+        return NodeObservation(observer=digest(name), epoch=epoch, rtt_us=rtt_us)
 
     found = observation.merged([seen("a", 4), seen("b", 5), seen("c", 1)], [seen("a", 6, None)], 6)
     assert found == (seen("a", 6, None), seen("b", 5))

@@ -8,7 +8,7 @@ from random import Random
 
 from nodewire.nostr.event import Event
 from nodewire.protocol import snapshot
-from nodewire.protocol.account import Judged
+from nodewire.protocol.account import ReputationVerdict
 from nodewire.protocol.coordinates import rtt_us
 from nodewire.protocol.observation import MAX_OBSERVED, Observation, is_drawn
 from tests.protocol_committee import second_snapshot
@@ -74,9 +74,9 @@ def _provider(name: str, random: Random) -> Provider:
     return Provider(name, COMMITTEE, held, coordinates=coordinates, bond_msat=bond_msat)
 
 
-def _judged(random: Random, epoch: int, sample: str, providers: list[Provider]) -> Judged:
+def _judged(random: Random, epoch: int, sample: str, providers: list[Provider]) -> ReputationVerdict:
     outcome = random.choice(["pass", "pass", "unsure", "withheld"])
-    return Judged(
+    return ReputationVerdict(
         epoch=epoch - 12 - random.randrange(-1, 3),
         sample=digest(sample),
         provider=random.choice(providers).keys.public,

@@ -61,7 +61,7 @@ class LyingDriver:
         if frame.edge == self.program.edge_prompt:
             (first,) = self._driver.receive(session, frame)
             lies.prompt = first.tensors[0].shape[1]
-            lies.history.take(to_arrays(first))
+            lies.history.append(to_arrays(first))
             return [first, *self._lie(lies, 4)]
         lies.back += 1
         if lies.ended:
@@ -103,7 +103,7 @@ class LyingDriver:
             if not self.takes_back and out.meta["pos"] + out.meta["tokens"] > lies.prompt + lies.told + 14:
                 continue
             with suppress(BadFrame):
-                lies.history.take(to_arrays(out))
+                lies.history.append(to_arrays(out))
                 lies.seq, lies.epoch = out.seq, out.meta["epoch"]
                 outs.append(out)
                 if len(outs) == most:

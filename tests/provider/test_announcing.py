@@ -16,7 +16,7 @@ from nodewire.protocol import published_profile
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.published_profile import PublishedProfile, PublishedTask
 from nodewire.provider.announcing import Announcer
-from nodewire.provider.serving import Served
+from nodewire.provider.serving import ServedManifest
 from nodewire.provider.specializations import Specializations
 from tests.plan.markets import ring
 from tests.protocol_committee.actors import committee, keys
@@ -28,7 +28,7 @@ COMMITTEE, _ = committee(1, genesis_s=int(time.time()) - 3_600, beat_ms=50)
 def served(*tasks, made=None, slots=4):
     made = made or ring(3)
     us = dict.fromkeys(tasks, 1_000)
-    return Served(made, made.digest(), None, tasks, dict.fromkeys(tasks, 7), us, slots, None)
+    return ServedManifest(made, made.digest(), None, tasks, dict.fromkeys(tasks, 7), us, slots, None)
 
 
 def describe(offered):
@@ -147,13 +147,13 @@ async def test_what_is_leaving_serves_those_who_planned_with_it_until_it_is_drop
     assert held.find(old.digest, {"stage.1"}) is new
     with pytest.raises(NotAllowed):
         held.find(old.digest, {"stage.0", "stage.2"})
-    pages = old.take()
+    pages = old.allocate()
     assert held.load_ppm() == 125_000
     dropping = asyncio.create_task(held.drop(old))
     await asyncio.sleep(0)
     assert not dropping.done()
     with pytest.raises(Busy):
-        old.take()
+        old.allocate()
     old.give(pages)
     await dropping
     assert held.manifest(old.digest) is new.manifest

@@ -44,7 +44,7 @@ async def reader_of(market, inputs):
     run = next(iter(market.runs.values()))
     params = {"positions": market.manifest.context, **run._job.params}
     most = most_positions(market.manifest, inputs)
-    return TokenReader(await ModelText.of(market.manifest, Record()), params, (), most)
+    return TokenReader(await ModelText.load(market.manifest, Record()), params, (), most)
 
 
 async def pieces(market, max_pieces=10**6):

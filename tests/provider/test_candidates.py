@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodewire.errors import NotFound
 from nodewire.protocol import publish
 from nodewire.protocol.ad import TaskOffer
-from nodewire.protocol.snapshot import Held, Node, Snapshot
+from nodewire.protocol.snapshot import HeldTasks, Node, Snapshot
 from nodewire.provider.candidates import AGAIN_EPOCHS, KEPT_EPOCHS, MAX_READ, Candidates
 from nodewire.provider.estimating import offers, prices, speeds
 from tests.plan.markets import diamond, ring
@@ -47,7 +47,7 @@ def snapshot(*held, bonds=()):
             beat="0" * 64,
             ad="0" * 64,
             held=tuple(
-                Held(
+                HeldTasks(
                     manifest=made.digest(),
                     free=1,
                     tasks=tuple(

@@ -76,7 +76,7 @@ async def test_what_no_relay_takes_is_told_again(monkeypatch):
 async def test_what_was_told_at_once_or_is_entered_again_is_not_told_twice():
     ledger = Ledger(":memory:")
     key = owed(ledger, 0)
-    ledger.told(key)
+    ledger.mark_claimed(key)
     owed(ledger, 0)
     assert ledger.untold() == []
     assert ledger.in_debt(CUSTOMER.public, time.time())

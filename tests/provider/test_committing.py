@@ -11,7 +11,7 @@ from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.inventory import Inventory
-from nodewire.provider.committing import LATE_EPOCHS, SHOWN_EPOCHS, Committing
+from nodewire.provider.committing import LATE_EPOCHS, SHOWN_EPOCHS, Committer
 from nodewire.provider.kept import KeptWork
 from nodewire.store.blobs import Blobs
 from tests.protocol_committee.actors import committee, digest, keys
@@ -77,11 +77,11 @@ class Process:
         self.relays, self.file = relays, KeptWork(path)
         blobs = Blobs(["http://127.0.0.1:9"], path.parent)
         self.market = Market(relays, blobs, COMMITTEE)
-        self.committing = Committing(PROVIDER, relays, blobs, self.market, self.file)
+        self.committing = Committer(PROVIDER, relays, blobs, self.market, self.file)
         self.commit, self.turn = self.committing.commit, self.committing.turn
 
     async def sees(self, epoch, *committed):
-        await self.market.take(self.relays.certify(epoch, *committed))
+        await self.market.add_event(self.relays.certify(epoch, *committed))
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ async def test_a_close_that_comes_before_its_rows_costs_no_stage_its_pay(folder,
         if early:
             for stage in list(market.runs.values())[1:]:
                 for chunk, units in enumerate((UNITS, 1, 1)):
-                    await stage.heard(signed(market, chunk, units))
+                    await stage.on_close(signed(market, chunk, units))
         await served(market, PROMPT)
         claimed.append([claims(market, run) for run in market.runs.values()])
         roots.append(sorted(root.root for root in market.committed))
@@ -77,7 +77,7 @@ async def test_a_close_that_comes_before_its_rows_costs_no_stage_its_pay(folder,
 async def test_a_close_of_fewer_units_than_came_ends_the_job_as_the_drivers_fault(folder, tmp_path, policy):  # noqa: F811
     market = short(folder, tmp_path, policy)
     for stage in list(market.runs.values())[1:]:
-        await stage.heard(signed(market, 0, 1))
+        await stage.on_close(signed(market, 0, 1))
     for stage, error in (await broken(market)).items():
         assert isinstance(error, NodewireError)
         assert (error.code, error.field) == (BadFrame.code, "hidden.0"), stage
@@ -90,8 +90,8 @@ async def test_of_a_chunk_that_is_cut_short_a_stage_commits_to_what_counts(folde
     market = short(folder, tmp_path, policy)
     stage = list(market.runs.values())[1]
     for one in list(market.runs.values())[1:]:
-        await one.heard(signed(market, 0, UNITS))
-        await one.heard(signed(market, 1, end=True, positions=3))
+        await one.on_close(signed(market, 0, UNITS))
+        await one.on_close(signed(market, 1, end=True, positions=3))
     ended = await broken(market)
     assert {(error.code, error.field) for error in ended.values() if error is not None} <= {("bad-frame", "hidden.0")}
     # Where it may be judged it asks for nothing that the driver has not signed, and that says more.
@@ -104,5 +104,5 @@ async def test_chunks_that_are_closed_far_ahead_are_refused(folder, tmp_path):  
     market = short(folder, tmp_path, "none")
     stage = list(market.runs.values())[1]
     with pytest.raises(BadFrame, match="newest"):
-        await stage.heard(signed(market, 2**20))
+        await stage.on_close(signed(market, 2**20))
     assert stage._chunks._closing == {}

@@ -15,7 +15,7 @@ from nodewire.graph import actor
 from nodewire.kind import Limits, installed
 from nodewire.plan.place.follow import LEAVE_EPOCHS, Settings, may_leave
 from nodewire.protocol.ad import TaskOffer
-from nodewire.protocol.snapshot import Held, Node, Snapshot
+from nodewire.protocol.snapshot import HeldTasks, Node, Snapshot
 from nodewire.provider import followed
 from nodewire.provider.candidates import Candidates
 from nodewire.provider.following import DRAIN_EPOCHS, Follower, WindowLimits
@@ -122,7 +122,7 @@ def snapshot(epoch, held):
             pubkey=OTHERS[number],
             beat="0" * 64,
             ad="0" * 64,
-            held=(Held(manifest=DIGEST, free=2, tasks=tuple(offer(task) for task in tasks)),),
+            held=(HeldTasks(manifest=DIGEST, free=2, tasks=tuple(offer(task) for task in tasks)),),
             bond_msat=0,
             region="",
             load_ppm=0,
@@ -223,7 +223,7 @@ async def test_it_goes_to_what_lost_its_holder_and_lets_go_of_the_old_when_nobod
         (old,) = mine.held.offered
         await sky.certify(FULL, epochs=8)
         assert mine.offered == [("t0", "t1")]  # everything is held
-        pages = old.take()  # a job
+        pages = old.allocate()  # a job
         await sky.certify(HOLE, epochs=TURNS, until=lambda: mine.offered == [("t2", "t3")])
         assert mine.offered == [("t2", "t3")]
         assert mine.held.find(DIGEST, {"t0"}) is old  # who planned by the old ad is served
@@ -232,7 +232,7 @@ async def test_it_goes_to_what_lost_its_holder_and_lets_go_of_the_old_when_nobod
         with pytest.raises(NotAllowed):
             mine.held.find(DIGEST, {"t0"})
         with pytest.raises(Busy):
-            old.take()
+            old.allocate()
         assert mine.loaded == TASKS  # the job goes on
         old.give(pages)
         await sky.certify(HOLE)

@@ -12,10 +12,10 @@ from nodewire.protocol.chunk import Opening
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.provider.admission import AdmittedJob
-from nodewire.provider.committing import Committing
-from nodewire.provider.holding import Holding, Kept
+from nodewire.provider.committing import Committer
+from nodewire.provider.holding import EvidenceServer, KeptJob
 from nodewire.provider.kept import KeptWork
-from nodewire.provider.proving import Proven, most_bytes
+from nodewire.provider.proving import CommitteeProof, most_bytes
 from nodewire.wire.pull import Want
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
@@ -39,8 +39,8 @@ async def granted(peer, request):
 def shows(run):
     """How this provider answers an oracle about the job: of a root that it committed to, whether it opens it."""
     keys, spool = run._context.keys, run._statements._spool
-    holding = Holding(keys, COMMITTEE, spool, granted)
-    holding.keep(Kept(run.request, run._context.manifest, None))
+    holding = EvidenceServer(keys, COMMITTEE, spool, granted)
+    holding.keep(KeptJob(run.request, run._context.manifest, None))
 
     async def opens(root):
         want = Want(
@@ -114,8 +114,10 @@ async def test_what_is_committed_to_is_in_the_spool_though_its_consumers_have_no
 def provider(tmp_path):
     """Its Proven, spool and file, with one frame of a job; `admitted(policy)` is the job."""
     spool, file = Spool(tmp_path / "spool", 10**6), KeptWork(tmp_path / "kept.db")
-    committing = Committing(CUSTOMER, None, None, SimpleNamespace(committee=None), file)
-    proven = Proven(PROVIDER.public, file, Holding(PROVIDER, COMMITTEE, spool, granted), committing, spool, 60_000)
+    committing = Committer(CUSTOMER, None, None, SimpleNamespace(committee=None), file)
+    proven = CommitteeProof(
+        PROVIDER.public, file, EvidenceServer(PROVIDER, COMMITTEE, spool, granted), committing, spool, 60_000
+    )
     return proven, spool, file
 
 

@@ -5,9 +5,9 @@ import pytest
 from nodewire.errors import NotAllowed, NotFound
 from nodewire.protocol import verification
 from nodewire.protocol.chunk import opening
-from nodewire.protocol.verification import Sample, Sampled
+from nodewire.protocol.verification import JobSamples, Sample
 from nodewire.provider.grants import OPEN_EPOCHS, Grants
-from nodewire.provider.holding import Holding
+from nodewire.provider.holding import EvidenceServer
 from tests.protocol import documents
 from tests.protocol_committee.actors import GENESIS_S, committee, keys
 from tests.provider.test_holding import HASH, REQUEST, kept, spool, want
@@ -25,7 +25,7 @@ DIGEST = COMMITTEE.digest()
 
 
 def published(*samples, by=SEATS[0].keys, epoch=3, committee_=DIGEST):
-    sampled = Sampled(committee=committee_, epoch=epoch, certificate=HASH, request=REQUEST, samples=samples)
+    sampled = JobSamples(committee=committee_, epoch=epoch, certificate=HASH, request=REQUEST, samples=samples)
     return verification.build(by, sampled, created_at=1)
 
 
@@ -46,11 +46,11 @@ def grants(*events, epoch=4):
 
 async def test_who_was_drawn_is_entitled_for_some_epochs():
     found, relays, now_s = grants(published(sample()))
-    assert await found.of(VERIFIER.public, REQUEST) == (sample(),)
-    assert await found.of(VERIFIER.public, REQUEST) == (sample(),)
+    assert await found.find_samples(VERIFIER.public, REQUEST) == (sample(),)
+    assert await found.find_samples(VERIFIER.public, REQUEST) == (sample(),)
     assert relays.asked == 1
     now_s[0] += OPEN_EPOCHS * COMMITTEE.epoch_ms / 1000
-    assert await found.of(VERIFIER.public, REQUEST) == ()
+    assert await found.find_samples(VERIFIER.public, REQUEST) == ()
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ async def test_who_was_drawn_is_entitled_for_some_epochs():
 )
 async def test_other_words_entitle_to_nothing(event):
     found, _, _ = grants(event)
-    assert await found.of(VERIFIER.public, REQUEST) == ()
+    assert await found.find_samples(VERIFIER.public, REQUEST) == ()
 
 
 async def holding(spool, *samples):
     found, _, _ = grants(published(*samples))
-    held = Holding(PROVIDER, COMMITTEE, spool, found.of)
+    held = EvidenceServer(PROVIDER, COMMITTEE, spool, found.find_samples)
     held.keep(kept())
     return held
 

@@ -252,7 +252,7 @@ async def test_a_rewind_into_a_closed_chunk_is_refused(folder, tmp_path, truth):
         while not stage._record._histories or stage._record._histories["hidden.0"].last_seq < 17:
             await asyncio.sleep(0)
         for chunk in (0, 1):
-            await stage.heard(close(driver, chunk))
+            await stage.on_close(close(driver, chunk))
         frame = hidden(market.actors[market.manifest.driver.name], 18, 16, epoch=1)
         market.hub.queues[stage._context.keys.public].put_nowait(frame)
 
@@ -349,11 +349,11 @@ async def test_a_return_that_was_not_computed_for_a_guess_that_stands_is_refused
 async def test_a_close_before_its_rows_waits_for_them_and_one_far_ahead_is_refused(folder, tmp_path, truth):  # noqa: F811
     market = guessing(folder, tmp_path, truth, chunk=16)
     driver, stage = list(market.runs.values())[:2]
-    await stage.heard(close(driver, 0))
+    await stage.on_close(close(driver, 0))
     assert stage.open_chunk() == 0
     assert market.due(stage) == []
     with pytest.raises(BadFrame):
-        await stage.heard(close(driver, 2_000))
+        await stage.on_close(close(driver, 2_000))
 
 
 async def test_a_row_that_is_replaced_behind_an_empty_frame_convicts_nobody(folder, tmp_path, truth):  # noqa: F811
@@ -370,7 +370,7 @@ async def test_a_row_that_is_replaced_behind_an_empty_frame_convicts_nobody(fold
     queue.put_nowait(hidden(embed, 6, 4, rows=0, chunk=1, epoch=2))
     await until(lambda: put_out(stage) == 6)
     for chunk in (0, 1):
-        await stage.heard(close(driver, chunk))
+        await stage.on_close(close(driver, chunk))
     assert stage.open_chunk() == 1
     queue.put_nowait(hidden(embed, 7, 4, chunk=1, epoch=2, ids=(5,)))
     await until(lambda: stage.open_chunk() == 2)
@@ -408,7 +408,7 @@ async def test_a_close_of_a_row_that_is_being_replaced_ends_the_job_and_names_th
     queue.put_nowait(hidden(embed, 5, 4, chunk=1, epoch=1, ids=(9,)))
     await asyncio.wait_for(computing.wait(), 10)
     for chunk in (0, 1):
-        await stage.heard(close(driver, chunk))
+        await stage.on_close(close(driver, chunk))
     with pytest.raises(BadFrame):
         await asyncio.wait_for(running, 10)
     (said,) = [f for f in map(market.parsed, market.events) if f and f.status == "error"]

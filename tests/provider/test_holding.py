@@ -8,9 +8,9 @@ from nodewire.protocol.chunk import Opening, leaf_of, opening
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.plan import Terms, Verification
-from nodewire.protocol.sent import Sent
+from nodewire.protocol.sent import FrameStatement
 from nodewire.protocol.verification import Sample
-from nodewire.provider.holding import MAX_KEPT, Holding, Kept
+from nodewire.provider.holding import MAX_KEPT, EvidenceServer, KeptJob
 from nodewire.wire.pull import Want
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
@@ -23,13 +23,13 @@ COMMITTEE, SEATS = committee(1)
 ORACLE = SEATS[0].keys.public
 
 
-def kept(policy="sampled", id_=REQUEST) -> Kept:
+def kept(policy="sampled", id_=REQUEST) -> KeptJob:
     plan = documents.plan(
         terms=Terms(max_chunk_msat=10_000, max_total_msat=100_000, verify=policy),
         verification=Verification(policy=policy, rate_ppm=50_000, share_ppm=0),
     )
     request = Request(id_, plan.customer, 1, 8843, plan, "", HASH, (), 100_000, (), HASH)
-    return Kept(request, documents.manifest(), Ticket(request=id_, salt=HASH, inputs=()))
+    return KeptJob(request, documents.manifest(), Ticket(request=id_, salt=HASH, inputs=()))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def granted(peer, request):
 
 @pytest.fixture
 def holding(spool):
-    holding = Holding(PROVIDER, COMMITTEE, spool, granted)
+    holding = EvidenceServer(PROVIDER, COMMITTEE, spool, granted)
     holding.keep(kept())
     return holding
 
@@ -67,7 +67,7 @@ async def test_a_stranger_sees_nothing_and_so_does_a_member_of_the_job(holding):
 
 
 async def test_an_oracle_sees_nothing_of_a_job_whose_customer_did_not_agree(spool):
-    holding = Holding(PROVIDER, COMMITTEE, spool, granted)
+    holding = EvidenceServer(PROVIDER, COMMITTEE, spool, granted)
     holding.keep(kept("none"))
     with pytest.raises(NotAllowed):
         await holding.show(ORACLE, want())
@@ -91,11 +91,13 @@ async def test_frames_are_those_of_the_chunk_on_edges_of_the_task(holding):
 
 async def test_statements_are_those_on_the_tasks_inputs_in_these_chunks(spool):
     stage, last = documents.PROVIDERS[1:]
-    holding = Holding(stage, COMMITTEE, spool, granted)
+    holding = EvidenceServer(stage, COMMITTEE, spool, granted)
     holding.keep(kept())
     for edge, task, keys in (("hidden.0", "driver", PROVIDER), ("return", "stage.1", last)):
         for chunk in range(3):
-            spool.keep_sent(Sent.sign(keys, request=REQUEST, task=task, edge=edge, chunk=chunk, attempt=0, frames=HASH))
+            spool.keep_sent(
+                FrameStatement.sign(keys, request=REQUEST, task=task, edge=edge, chunk=chunk, attempt=0, frames=HASH)
+            )
 
     async def shown(**changes):
         found = sent.unpack(await holding.show(ORACLE, want("sent", task="stage.0", **changes)))
@@ -117,7 +119,7 @@ async def test_what_is_not_kept_is_said_to_be_not_found(holding, changes):
 
 
 async def test_the_newest_jobs_are_kept(spool):
-    holding = Holding(PROVIDER, COMMITTEE, spool, granted)
+    holding = EvidenceServer(PROVIDER, COMMITTEE, spool, granted)
     for n in range(MAX_KEPT + 1):
         holding.keep(kept(id_=f"{n:064x}"))
     with pytest.raises(NotFound):
@@ -148,7 +150,7 @@ async def test_a_drivers_verifier_sees_the_tokens_of_earlier_chunks_and_none_of_
         async def granted(peer, request):
             return (drawn,) if peer == verifier.public else ()
 
-        holding = Holding(PROVIDER, COMMITTEE, spool, granted)
+        holding = EvidenceServer(PROVIDER, COMMITTEE, spool, granted)
         holding.keep(kept())
         return holding
 

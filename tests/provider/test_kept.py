@@ -14,8 +14,8 @@ from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Ticket
 from nodewire.protocol.plan import Terms, Verification
-from nodewire.provider.holding import Holding, Kept, recall_from
-from nodewire.provider.kept import KeptWork, Made
+from nodewire.provider.holding import EvidenceServer, KeptJob, recall_from
+from nodewire.provider.kept import KeptWork, StoredCommitment
 from nodewire.wire.pull import Want
 from nodewire.wire.spool import ORPHAN_S, Spool
 from tests.protocol import documents
@@ -66,17 +66,17 @@ async def granted(peer, request):
     return ()
 
 
-def started(path) -> tuple[Spool, KeptWork, Holding]:
+def started(path) -> tuple[Spool, KeptWork, EvidenceServer]:
     """A provider's process begins over what an earlier one left."""
     spool, file = Spool(path.parent / "spool", 10**6), KeptWork(path)
-    return spool, file, Holding(PROVIDER, COMMITTEE, spool, granted, recall_from(file, manifest_of))
+    return spool, file, EvidenceServer(PROVIDER, COMMITTEE, spool, granted, recall_from(file, manifest_of))
 
 
 def worked(path, end_s=None):
     """A process takes the job, computes a chunk and is killed: nothing is closed."""
     spool, file, holding = started(path)
     file.begun(EVENT, TICKET)
-    holding.keep(Kept(job.parse(EVENT), documents.manifest(), TICKET))
+    holding.keep(KeptJob(job.parse(EVENT), documents.manifest(), TICKET))
     for seq in range(3):
         frame = Frame("hidden.0", seq, (Array("float32", (1, 1, 8), bytes([seq]) * 32),), {"chunk": 0})
         spool.write(REQUEST, "hidden.0", 0, frame)
@@ -111,7 +111,7 @@ async def test_a_job_whose_manifest_is_not_to_be_had_is_not_found(path):
 
     spool, file, _ = started(path)
     with pytest.raises(NotFound):
-        await Holding(PROVIDER, COMMITTEE, spool, granted, recall_from(file, gone)).show(ORACLE, want("ticket"))
+        await EvidenceServer(PROVIDER, COMMITTEE, spool, granted, recall_from(file, gone)).show(ORACLE, want("ticket"))
 
 
 async def test_what_a_crash_interrupted_is_kept_until_its_time_and_then_all_of_it_goes(path):
@@ -132,7 +132,7 @@ async def test_what_a_crash_interrupted_is_kept_until_its_time_and_then_all_of_i
 def test_what_is_published_later_keeps_its_job_longer_and_what_is_uncertified_as_long_as_it_is(path):
     _, file = worked(path, end_s=100)
     file.add([chunk_root()], 20)
-    file.make(Made(10, HASH, 1, (chunk_root(),)), 500)
+    file.make(StoredCommitment(10, HASH, 1, (chunk_root(),)), 500)
     file.sweep(600)
     assert REQUEST in file.jobs()  # nobody knows yet what became of it
     file.decide(10, certified=True)
@@ -162,7 +162,7 @@ def test_the_first_root_of_a_key_stays(path):
 def test_a_commitment_is_made_once_an_epoch_and_its_roots_are_due_again_when_it_is_lost(path):
     file = KeptWork(path)
     file.add([chunk_root(0), chunk_root(1)], 20)
-    made = Made(5, HASH, 77, (chunk_root(0),))
+    made = StoredCommitment(5, HASH, 77, (chunk_root(0),))
     file.make(made, 0)
     with pytest.raises(sqlite3.IntegrityError):
         file.make(made, 0)
@@ -173,7 +173,7 @@ def test_a_commitment_is_made_once_an_epoch_and_its_roots_are_due_again_when_it_
     assert again.due(20, 10) == [chunk_root(0), chunk_root(1)]  # its last chance
     again.decide(5, certified=False)
     assert again.due(6, 10) == [chunk_root(0), chunk_root(1)]
-    again.make(Made(6, HASH, 78, (chunk_root(0), chunk_root(1))), 0)
+    again.make(StoredCommitment(6, HASH, 78, (chunk_root(0), chunk_root(1))), 0)
     again.decide(6, certified=True)
     assert again.due(7, 10) == again.undecided() == []
     assert again.certified(chunk_root(0)) == 6
@@ -182,8 +182,8 @@ def test_a_commitment_is_made_once_an_epoch_and_its_roots_are_due_again_when_it_
 def test_what_nobody_certified_in_time_is_given_up_and_forgotten(path):
     file = KeptWork(path)
     file.add([chunk_root(0), chunk_root(1)], 20)
-    file.make(Made(5, HASH, 1, (chunk_root(0),)), 0)
-    file.make(Made(20, HASH, 1, (chunk_root(1),)), 0)
+    file.make(StoredCommitment(5, HASH, 1, (chunk_root(0),)), 0)
+    file.make(StoredCommitment(20, HASH, 1, (chunk_root(1),)), 0)
     file.decide(5, certified=True)
     assert file.give_up(20) == []
     assert file.give_up(21) == []  # one is certified, of the other that is still open

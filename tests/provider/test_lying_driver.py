@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from kinds.k8843_guessing import Guessing
+from kinds.k8843_guessing import SpeculationTask
 from nodewire.errors import BadFrame, LinkLost, NodewireError
 from nodewire.protocol.frame import Frame
 from nodewire.provider.statements import PATIENCE_S
@@ -47,7 +47,7 @@ def _believes(monkeypatch):
         self._desk.received(self._task, frame)
         return [frame]
 
-    monkeypatch.setattr(Guessing, "_returned", returned)
+    monkeypatch.setattr(SpeculationTask, "_returned", returned)
 
 
 def computed_alike(ring, place):

@@ -70,9 +70,9 @@ def observer(units=1, *, allow_private=True, **market):
 
 async def test_what_is_found_is_said_and_whoever_turned_it_away_is_there():
     one = observer()
-    assert one.said() is None
+    assert one.report() is None
     await one.look(EPOCH)
-    last, said = one.said()
+    last, said = one.report()
     rtts = {digest("near"): 900, digest("elsewhere"): None, digest("gone"): None, digest("silent"): None}
     assert last == digest("body")
     assert said == tuple(Observation(node=node, rtt_us=rtts[node]) for node in sorted(rtts))
@@ -83,31 +83,31 @@ async def test_what_an_old_body_drew_is_said_no_more():
     one = observer()
     await one.look(EPOCH)
     one._market.now += FRESH_EPOCHS
-    assert one.said() is not None
+    assert one.report() is not None
     one._market.now += 1
-    assert one.said() is None
+    assert one.report() is None
 
 
 async def test_a_provider_without_a_bond_observes_nobody():
     one = observer(0)
     await one.look(EPOCH)
-    assert one.said() is None and one._node.dialled == []
+    assert one.report() is None and one._node.dialled == []
 
 
 async def test_private_addresses_are_not_dialled_from_outside_and_none_at_all_is_unreachable():
     one = observer(allow_private=False)
     await one.look(EPOCH)
-    assert one.said() is None and one._node.dialled == []
+    assert one.report() is None and one._node.dialled == []
     bare = observer(wire=())
     await bare.look(EPOCH)
-    assert {found.rtt_us for found in bare.said()[1]} == {None} and bare._node.dialled == []
+    assert {found.rtt_us for found in bare.report()[1]} == {None} and bare._node.dialled == []
 
 
 async def test_an_open_link_is_not_dialled_again():
     one = observer()
     one._node.peers[digest("gone")] = Link(77)
     await one.look(EPOCH)
-    assert Observation(node=digest("gone"), rtt_us=77) in one.said()[1]
+    assert Observation(node=digest("gone"), rtt_us=77) in one.report()[1]
     assert digest("gone") not in one._node.dialled
 
 

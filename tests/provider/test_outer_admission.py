@@ -29,7 +29,7 @@ from nodewire.protocol import kinds, outer
 from nodewire.protocol import recipe as recipes
 from nodewire.protocol import round as rounds
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.outer import MAX_INPUTS, Input, Optimization, OuterDelivered, OuterTicket
+from nodewire.protocol.outer import MAX_INPUTS, Input, Optimization, OuterDeliveryDetails, OuterTicket
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import BALANCE
 from nodewire.protocol.trainer import Trainer
@@ -211,7 +211,7 @@ def test_the_recipes_of_rounds_are_of_the_other_kinds():
 
 
 def test_a_result_is_parsed_back_and_its_commitment_is_its_authors():
-    opening = OuterDelivered(theta_key=HASH, theta_sha256=HASH, root=HASH)
+    opening = OuterDeliveryDetails(theta_key=HASH, theta_sha256=HASH, root=HASH)
     said = opening.commitment(ME.public, HASH, 1)
     others = {opening.commitment(STRANGER.public, HASH, 1), opening.commitment(ME.public, SALT, 1)}
     others |= {opening.commitment(ME.public, HASH, 2)}

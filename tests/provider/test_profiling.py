@@ -131,13 +131,13 @@ async def test_a_cap_that_is_too_low_is_told_from_one_that_is_not(decoder, folde
 def test_what_was_kept_is_claimed_for_the_same_device_and_threads_only(made, tmp_path):
     path = profiling.keep(tmp_path / "state", made)
     assert json.loads(path.read_text())["speeds"] == made.speeds()
-    assert profiling.kept(tmp_path / "state", LIMITS) == profiling.Kept(made.speeds(), made.published())
-    assert profiling.kept(tmp_path / "state", Limits(1, threads=2)) == profiling.Kept()
-    assert profiling.kept(tmp_path, LIMITS) == profiling.Kept()
+    assert profiling.kept(tmp_path / "state", LIMITS) == profiling.ProfileClaims(made.speeds(), made.published())
+    assert profiling.kept(tmp_path / "state", Limits(1, threads=2)) == profiling.ProfileClaims()
+    assert profiling.kept(tmp_path, LIMITS) == profiling.ProfileClaims()
     said = json.loads(path.read_text())
     del said["published"]  # as earlier versions wrote it
     path.write_text(json.dumps(said))
-    assert profiling.kept(tmp_path / "state", LIMITS) == profiling.Kept(made.speeds())
+    assert profiling.kept(tmp_path / "state", LIMITS) == profiling.ProfileClaims(made.speeds())
     for text in ('{"limits": 3}', json.dumps(said | {"published": {"at_s": 1}})):
         path.write_text(text)
         with pytest.raises(BadConfig, match="profile"):
@@ -165,12 +165,12 @@ def test_what_is_published_is_what_was_measured_as_an_ad_has_it(made, decoder):
 def test_a_process_above_its_prediction_is_said_as_a_typed_warning():
     most = 105_000_000 + RESERVE_BYTES
     one = profiling.TaskProfile("ab" * 32, "stage.0", "decoder.stage", 100_000_000, 90_000_000, most, 1, 1.0)
-    assert one.over is None
+    assert one.overrun is None
     one.peak_bytes += 1
-    assert one.over.code == "over-memory" and one.over.field == "stage.0"
-    assert "109 MB, 9% above the 100 MB" in one.over.reason
+    assert one.overrun.code == "over-memory" and one.overrun.field == "stage.0"
+    assert "109 MB, 9% above the 100 MB" in one.overrun.reason
     one.refused = "bad-task: stage.0"
-    assert one.over is None
+    assert one.overrun is None
 
 
 def test_sizes_end_where_the_task_does(decoder):

@@ -39,7 +39,7 @@ from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
-from nodewire.provider.committing import Committing
+from nodewire.provider.committing import Committer
 from nodewire.provider.job import JobRun
 from nodewire.provider.job_context import JobContext
 from nodewire.provider.job_worker import JobWorker
@@ -191,7 +191,7 @@ def make_market(
 
     async def on_control(sender, peer, document):
         if peer in market.runs:
-            await market.runs[peer].came(sender, document)
+            await market.runs[peer].on_control(sender, document)
 
     market.hub.on_control = on_control
     return market
@@ -278,7 +278,7 @@ async def test_no_claim_is_published_before_its_root_is_on_disk(folder, tmp_path
     """Another process, which would begin if this one died in that very moment, finds all roots that were claimed."""
     market = make_market(folder, tmp_path, policy)
     path = tmp_path / "kept.db"
-    committing, claims = Committing(CUSTOMER, None, None, SimpleNamespace(committee=None), KeptWork(path)), []
+    committing, claims = Committer(CUSTOMER, None, None, SimpleNamespace(committee=None), KeptWork(path)), []
 
     async def publish(event):
         market.events.append(event)
@@ -336,7 +336,7 @@ async def test_what_cannot_be_written_down_is_not_claimed(folder, tmp_path, poli
     driver = next(r for r in market.runs.values() if r.drives)
     file = KeptWork(tmp_path / "kept.db")
     file._db.execute("PRAGMA query_only = ON")  # as on a disk that is full
-    committing = Committing(CUSTOMER, None, None, SimpleNamespace(committee=None), file)
+    committing = Committer(CUSTOMER, None, None, SimpleNamespace(committee=None), file)
     driver._settling._commit = lambda roots: committing.commit(roots, 20)
     with pytest.raises(ExceptionGroup) as ended:
         await asyncio.wait_for(served(market), 20)
@@ -402,10 +402,10 @@ async def test_a_close_by_anyone_but_the_driver_of_another_job_or_attempt_is_ref
     driver, other = list(market.runs.values())[:2]
     forged = Close.sign(CUSTOMER, request=REQUEST, attempt=0, chunk=0, units=1, end=True)
     with pytest.raises(BadSignature):
-        await other.heard(forged)
+        await other.on_close(forged)
     for wrong in ({"request": HASH, "attempt": 0}, {"request": REQUEST, "attempt": 1}):
         with pytest.raises(BadFrame):
-            await other.heard(Close.sign(driver._context.keys, **wrong, chunk=0, units=1, end=True))
+            await other.on_close(Close.sign(driver._context.keys, **wrong, chunk=0, units=1, end=True))
 
 
 async def ended(run, market):
@@ -558,7 +558,7 @@ async def test_a_job_that_ends_before_its_first_input_is_told_of_as_a_refusal(ma
 
     run._telling._refuse = refuse
     if is_withdrawn:  # who takes it back need not hear that it is over
-        await run.came(CUSTOMER.public, {"t": "withdraw"})
+        await run.on_control(CUSTOMER.public, {"t": "withdraw"})
     else:
         run._mailbox.cancel(LinkLost("hidden.0", "gone"))
     with pytest.raises(NodewireError):

@@ -9,7 +9,7 @@ from nodewire.errors import BadFrame, BadInput, BadSignature, LinkLost, NotAllow
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
-from nodewire.protocol.sent import Sent, digest_of, hashed
+from nodewire.protocol.sent import FrameStatement, digest_of, hashed
 from nodewire.provider import statements as module
 from nodewire.provider.statements import Statements
 from nodewire.wire import signing
@@ -157,9 +157,9 @@ def frame(seq, value=1, edge="hidden.0"):
     return Frame(edge, seq, (Array("float32", (1, 1, 8), bytes([value]) * 32),), {"pos": seq})
 
 
-def statement(frames, keys=DRIVER, **changes) -> Sent:
+def statement(frames, keys=DRIVER, **changes) -> FrameStatement:
     fields = {"request": REQUEST, "task": "driver", "edge": "hidden.0", "chunk": 0, "attempt": 0}
-    return Sent.sign(keys, **{**fields, "frames": digest_of(map(hashed, frames)), **changes})
+    return FrameStatement.sign(keys, **{**fields, "frames": digest_of(map(hashed, frames)), **changes})
 
 
 @pytest.fixture
@@ -184,10 +184,10 @@ async def silence(peer, document):
 async def test_what_is_signed_as_it_came_is_kept(mine, spool):
     for seq in (0, 1, 2):
         mine.write(REQUEST, "hidden.0", 0, frame(seq))
-    mine.heard(statement([frame(0)]))
+    mine.add(statement([frame(0)]))
     await mine.complete(0, silence)
     assert [one.chunk for one in spool.sent(REQUEST)] == [0]
-    mine.heard(statement([frame(1), frame(2)], chunk=1))
+    mine.add(statement([frame(1), frame(2)], chunk=1))
     await mine.complete(1, silence)
     assert [one.chunk for one in spool.sent(REQUEST)] == [0, 1]
     assert [f.seq for _, f in mine.read(REQUEST, "hidden.0")] == [0, 1, 2]
@@ -200,7 +200,7 @@ async def test_what_is_signed_as_it_came_is_kept(mine, spool):
 )
 async def test_what_is_signed_otherwise_than_it_came_is_an_error_and_not_kept(mine, spool, signed):
     mine.write(REQUEST, "hidden.0", 0, frame(0))
-    mine.heard(statement(signed))
+    mine.add(statement(signed))
     with pytest.raises(BadFrame):
         await mine.complete(0, silence)
     assert not list(spool.sent(REQUEST))
@@ -218,7 +218,7 @@ def guessing(spool, monkeypatch):
 async def test_a_statement_that_overtook_the_driver_taking_back_what_it_had_closed_blames_the_driver(guessing):
     """Its producer signed what it has after a frame that is still under way."""
     guessing.write(REQUEST, "hidden.0", 0, frame(0))
-    guessing.heard(statement([frame(0, 2)]))
+    guessing.add(statement([frame(0, 2)]))
     waiting = asyncio.create_task(guessing.complete(0, silence))
     await asyncio.sleep(0.03)
     assert not waiting.done()
@@ -229,7 +229,7 @@ async def test_a_statement_that_overtook_the_driver_taking_back_what_it_had_clos
 
 async def test_of_guesses_too_what_is_signed_otherwise_than_it_came_is_an_error_when_nothing_more_comes(guessing):
     guessing.write(REQUEST, "hidden.0", 0, frame(0))
-    guessing.heard(statement([frame(0, 2)]))
+    guessing.add(statement([frame(0, 2)]))
     with pytest.raises(BadFrame, match=r"hidden\.0.*not signed what came of chunk 0"):
         await guessing.complete(0, silence)
 
@@ -254,7 +254,7 @@ async def test_what_a_call_lacks_was_told_before_the_job_was_open_here_and_is_as
 
     async def tell(peer, document):
         assert (peer, document["edge"], document["first"]) == (DRIVER.public, "hidden.0", 5)
-        mine.heard(statement([frame(5)], chunk=5))
+        mine.add(statement([frame(5)], chunk=5))
 
     await asyncio.wait_for(mine.complete(5, tell), 10)  # a call has no state: nobody waits for another's inputs
     assert [one.chunk for one in spool.sent(REQUEST)] == [5]
@@ -264,7 +264,7 @@ async def test_a_producer_that_is_gone_before_it_signed_is_nobodys_fault_at_its_
     """The job has ended by then: no consumer commits to what nobody signed, nor blames the dead one."""
     mine.write(REQUEST, "hidden.0", 0, frame(0))
     mine.write(REQUEST, "hidden.0", 0, frame(1))
-    mine.heard(statement([frame(0)]))
+    mine.add(statement([frame(0)]))
     await mine.complete(0, silence)
     mine.stop(LinkLost(DRIVER.public, "gone"))
     with pytest.raises(LinkLost):
@@ -276,7 +276,7 @@ async def test_and_what_it_signed_with_its_last_breath_counts(mine, spool):
     for seq in (0, 1):
         mine.write(REQUEST, "hidden.0", 0, frame(seq))
     for seq in (1, 0):
-        mine.heard(statement([frame(seq)], chunk=seq))
+        mine.add(statement([frame(seq)], chunk=seq))
     mine.stop(LinkLost(DRIVER.public, "gone"))
     await mine.complete(1, silence)
     assert {one.chunk for one in spool.sent(REQUEST)} == {0, 1}
@@ -285,10 +285,10 @@ async def test_and_what_it_signed_with_its_last_breath_counts(mine, spool):
 async def test_what_is_settled_is_not_taken_again(mine, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING", 1)
     mine.write(REQUEST, "hidden.0", 0, frame(0))
-    mine.heard(statement([frame(0)]))
+    mine.add(statement([frame(0)]))
     await mine.complete(0, silence)
-    mine.heard(statement([frame(0)]))
-    mine.heard(statement([frame(1)], chunk=1))
+    mine.add(statement([frame(0)]))
+    mine.add(statement([frame(1)], chunk=1))
     assert list(mine._said["hidden.0"]) == [1]
 
 
@@ -308,8 +308,8 @@ async def test_of_a_task_that_the_customer_runs_it_signs(spool, monkeypatch):
         await mine.complete(0, tell)
     assert asked == {job.plan.customer}
     with pytest.raises(NotAllowed):
-        mine.heard(statement([frame(0)]))
-    mine.heard(statement([frame(0)], documents.CUSTOMER))
+        mine.add(statement([frame(0)]))
+    mine.add(statement([frame(0)], documents.CUSTOMER))
     await mine.complete(0, tell)
     # what leads to the customer it needs no word of
     last = Statements(LAST, job, MANIFEST, spool)
@@ -333,20 +333,20 @@ async def test_of_a_task_that_the_customer_runs_it_signs(spool, monkeypatch):
 )
 async def test_a_statement_by_somebody_else_or_about_something_else_is_refused(mine, one, error):
     with pytest.raises(error):
-        mine.heard(one)
+        mine.add(one)
     assert issubclass(error, BadInput | NotAllowed)  # which a job's listener passes over
 
 
 async def test_the_first_statement_on_a_chunk_counts_and_their_number_is_bounded(mine, monkeypatch):
     mine.write(REQUEST, "hidden.0", 0, frame(0))
-    mine.heard(statement([frame(0, 2)]))
-    mine.heard(statement([frame(0)]))
+    mine.add(statement([frame(0, 2)]))
+    mine.add(statement([frame(0)]))
     with pytest.raises(BadFrame):
         await mine.complete(0, silence)
     monkeypatch.setattr(module, "MAX_WAITING", 2)
-    mine.heard(statement([], chunk=5))
+    mine.add(statement([], chunk=5))
     with pytest.raises(BadFrame, match="wait"):
-        mine.heard(statement([], chunk=6))
+        mine.add(statement([], chunk=6))
 
 
 async def test_a_job_that_failed_waits_for_nobody(mine):

@@ -12,7 +12,7 @@ from tests.provider.test_guessing_job import truth  # noqa: F401
 from tests.provider.test_provider_job import folder  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
-DRIVER_ALONE = {("kinds/k8843.py", "_Closing")}
+DRIVER_ALONE = {("kinds/k8843.py", "_ChunkCloser")}
 """The ring's driver is in the process that is looked at, too."""
 NOW_AND_THEN = {("wire/pulse.py", "Pulse"), ("bounded_dict.py", "BoundedDict")}
 """A link's heartbeat, which no frame waits for; a bounded table, where bytes are counted."""

@@ -29,7 +29,7 @@ from nodewire.protocol import feedback, start
 from nodewire.protocol import round as rounds
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Audit, Compression, Outer, Recipe
-from nodewire.protocol.round import BALANCE, DEPOSIT, Assigned, Round, RoundTicket
+from nodewire.protocol.round import BALANCE, DEPOSIT, Round, RoundTicket, ShardAssignment
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.carried import CarriedFiles
@@ -88,7 +88,7 @@ def request(recipe: Recipe = RECIPE, kind: int = 8840, by: Keys = CUSTOMER, **ch
     }
     row |= {name: value for name, value in changes.items() if name in row}
     whole |= {name: value for name, value in changes.items() if name in whole or name in ("previous", "start")}
-    tags, content = rounds.tags_and_content(Round(shards=(Assigned(**row),), **whole), relays=())
+    tags, content = rounds.tags_and_content(Round(shards=(ShardAssignment(**row),), **whole), relays=())
     event = events.sign(by, kind, created_at=int(changes.get("at", time.time())), tags=tags, content=content)
     return event, ticket.model_copy(update={"request": event.id})
 

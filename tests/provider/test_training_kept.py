@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.errors import NotCarried
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.protocol.recipe import NOTHING
 from nodewire.provider.training import carried
 from nodewire.provider.training.carried import CarriedFiles
@@ -91,7 +91,7 @@ def test_the_ones_before_stay_for_some_rounds_as_a_customer_may_go_back(files, t
     files.keep(Job(5, index=4), digest(b"5"), [b"5"])
     assert len(names(tmp_path / "carried")) == 7
     assert files.begun(Job(1, begins_with=digest(b"0"))) is not None
-    files.over(Job(5, begins_with=digest(b"4")))
+    files.prune(Job(5, begins_with=digest(b"4")))
     assert len(names(tmp_path / "carried")) == 1 + carried.KEPT == 5
     for round_ in range(2, 6):
         assert files.begun(Job(round_ + 1, begins_with=digest(b"%d" % round_))) is not None
@@ -126,7 +126,7 @@ def test_of_too_many_those_go_that_are_over_first(files, tmp_path):
 
 def test_a_result_is_made_when_its_words_are_on_disk(tmp_path):
     made = MadeResults(tmp_path / "made")
-    said = Delivered(key="01" * 32, sha256=digest(b"update"), bytes=6, samples=1, losses=(), states=("ab" * 32,))
+    said = DeliveryDetails(key="01" * 32, sha256=digest(b"update"), bytes=6, samples=1, losses=(), states=("ab" * 32,))
     request, other = "11" * 32, "22" * 32
     assert made.find(request) is None
     path = made.keep(request, said, [b"upd", b"ate"])
@@ -137,5 +137,5 @@ def test_a_result_is_made_when_its_words_are_on_disk(tmp_path):
     assert b"".join(sealed.unseal(path, said.key)) == b"update"
     (tmp_path / "made" / f"{request}.json").write_text('{"v": 1')
     assert again.find(request) is None
-    again.over(request)
+    again.remove(request)
     assert names(tmp_path / "made") == []

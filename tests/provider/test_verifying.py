@@ -12,10 +12,10 @@ from nodewire.errors import LinkLost, NotAllowed, NotFound
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw
 from nodewire.protocol import verification
-from nodewire.protocol.verification import Sampled
+from nodewire.protocol.verification import JobSamples
 from nodewire.provider import verifying as module
 from nodewire.provider.specializations import Specializations
-from nodewire.provider.verifying import Verifying
+from nodewire.provider.verifying import JobVerifier
 from tests.customer.public_record import PROVIDERS, PublicRecord
 from tests.plan.test_sample import BEACON, COMMITTEE, node
 from tests.protocol_committee.actors import digest, keys
@@ -62,7 +62,7 @@ class Record(PublicRecord):
             "request": self.request.id,
             "samples": tuple(samples or await self.drawn()),
         }
-        sampled = Sampled(**{**fields, **changes})
+        sampled = JobSamples(**{**fields, **changes})
         self.told.put_nowait(verification.build(self.seats[seat].keys, sampled, created_at=int(time.time())))
 
 
@@ -76,8 +76,8 @@ async def following(record, monkeypatch, works=None):
         if works is not None:
             await works(sample)
 
-    monkeypatch.setattr(Verifying, "_verify", verify)
-    verifying = Verifying(
+    monkeypatch.setattr(JobVerifier, "_verify", verify)
+    verifying = JobVerifier(
         keys=ME, market=record, relays=record, node=None, job_kinds={}, held=Specializations(),
         commit=None, keep=None, publish=None, is_paid=None,
     )  # fmt: skip
@@ -143,7 +143,7 @@ async def test_samples_that_were_not_drawn_or_for_others_are_not_taken_from_the_
 
 
 async def test_an_epoch_that_is_not_known_yet_is_waited_for_and_not_for_ever(record, monkeypatch):
-    monkeypatch.setattr(Verifying, "_epoch", lambda self: now())
+    monkeypatch.setattr(JobVerifier, "_epoch", lambda self: now())
     current = record.number + 1
 
     def now():
@@ -243,14 +243,14 @@ async def test_nobody_computes_for_a_customer_who_does_not_pay_for_it(record, mo
     async def report(self, *what):
         reported.append(what)
 
-    monkeypatch.setattr(Verifying, "_compute", compute)
-    monkeypatch.setattr(Verifying, "_report", report)
+    monkeypatch.setattr(JobVerifier, "_compute", compute)
+    monkeypatch.setattr(JobVerifier, "_report", report)
     monkeypatch.setattr(module.asyncio, "sleep", _brief(asyncio.sleep))
-    verifying = Verifying(
+    verifying = JobVerifier(
         keys=ME, market=record, relays=record, node=None, job_kinds={}, held=Specializations(),
         commit=None, keep=None, publish=None, is_paid=payments,
     )  # fmt: skip
-    monkeypatch.setattr(Verifying, "_epoch", lambda self: record.number)
+    monkeypatch.setattr(JobVerifier, "_epoch", lambda self: record.number)
     (sample, *_) = await record.drawn()
     verifying._requests[sample.request] = record.request
     with pytest.raises(NotFound if computes else NotAllowed):

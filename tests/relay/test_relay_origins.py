@@ -143,20 +143,20 @@ async def test_each_piece_of_a_download_is_paid_for_before_it_is_read_and_an_unr
         path = f"/{hashlib.sha256(body).hexdigest()}"
         connector = aiohttp.TCPConnector(local_addr=(HONEST, 0))
         async with aiohttp.ClientSession(relay.http_url, connector=connector) as http:
-            before = relay.work.left(HONEST)
+            before = relay.work.available(HONEST)
             async with http.get(path) as answer:
                 assert len(await answer.read()) == len(body)
-            paid = before - relay.work.left(HONEST)
+            paid = before - relay.work.available(HONEST)
         assert paid >= len(body) / 262_144
         port = int(relay.url.rpartition(":")[2])
-        before = relay.work.left(GREEDY)
+        before = relay.work.available(GREEDY)
         reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(GREEDY, 0), limit=1_000)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         await reader.readline()
         async with talk_from(HONEST, relay.url) as honest:
             for _ in range(50):
                 await honest.ask({"kinds": [1]})
-        assert before - relay.work.left(GREEDY) < paid / 2
+        assert before - relay.work.available(GREEDY) < paid / 2
         writer.transport.abort()
 
 
@@ -226,7 +226,7 @@ async def test_an_address_that_has_spent_its_budget_waits_and_another_does_not(r
         await until(lambda: relay.counts.waited_s)
         for n in range(20):
             assert (await honest.publish(note(BOB, content=str(n))))[0]
-        assert relay.work.left(GREEDY) < 0 < relay.work.left(HONEST)
+        assert relay.work.available(GREEDY) < 0 < relay.work.available(HONEST)
         assert relay.counts.answers[True, ""] < 300  # of 320: the greedy one is still at it
         for client in greedy:
             assert (await client.until("OK"))[0][2]  # nothing of it is lost
@@ -252,9 +252,9 @@ async def test_all_that_an_address_has_the_relay_do_is_charged_to_it(running):
     async with running(limits=limits) as relay, contextlib.AsyncExitStack() as stack:
 
         async def spent(doing):
-            before = relay.work.left(GREEDY)
+            before = relay.work.available(GREEDY)
             result = await doing
-            return before - relay.work.left(GREEDY), result
+            return before - relay.work.available(GREEDY), result
 
         price, greedy = await spent(stack.enter_async_context(talk_from(GREEDY, relay.url)))
         assert price >= 50  # a websocket
@@ -280,7 +280,7 @@ async def test_wrong_signatures_cost_more_and_of_many_the_connection_ends(runnin
     limits = Limits(bad_signatures=3, work_per_s=0.001)
     async with running(limits=limits) as relay, contextlib.AsyncExitStack() as stack:
         honest = await stack.enter_async_context(talk_from(HONEST, relay.url))
-        whole = relay.work.left(HONEST)
+        whole = relay.work.available(HONEST)
         async with talk_from(GREEDY, relay.url) as greedy:
             for n in range(3):
                 forged = note(content=str(n)).as_dict() | {"sig": "0" * 128}
@@ -290,7 +290,7 @@ async def test_wrong_signatures_cost_more_and_of_many_the_connection_ends(runnin
                     await greedy.hear()
             assert greedy.socket.close_code == 1008
             assert relay.counts.refusals["bad-signatures"] == 1
-            assert whole - relay.work.left(GREEDY) > 30
+            assert whole - relay.work.available(GREEDY) > 30
             assert (await honest.publish(note()))[0]
 
 

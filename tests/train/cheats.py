@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, data, outer, segments
 from nodewire.train.data import Shard
@@ -38,7 +38,7 @@ class Delivery:
 
     commitment: str
     packed: bytes
-    opening: Delivered
+    opening: DeliveryDetails
     claim: Claim
     snapshots: list[Snapshot]
 
@@ -100,9 +100,9 @@ def deliver(of: Scene, index: int, delta: State, snapshots: list[Snapshot]) -> D
     return Delivery(commitment, packed, opening, Claim(of.round, index, states), snapshots)
 
 
-def opened(packed: bytes, states: Sequence[bytes]) -> Delivered:
+def opened(packed: bytes, states: Sequence[bytes]) -> DeliveryDetails:
     """What a provider says of an update to its customer alone."""
-    return Delivered(
+    return DeliveryDetails(
         key="00" * 32,
         sha256=hashlib.sha256(packed).hexdigest(),
         bytes=len(packed),

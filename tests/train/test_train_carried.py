@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from nodewire.errors import BadHash, BadRecipe, BadUpdate, TooLarge, Withheld
 from nodewire.protocol.recipe import Compression, Recipe
 from nodewire.train import bare, carried, compress, data, fragments, outer, segments
-from nodewire.train.carried import NOTHING, Carried
+from nodewire.train.carried import NOTHING, CarriedState
 from nodewire.train.families import initial
 from nodewire.train.inner import Trainer
 from nodewire.train.segments import Claim
@@ -44,7 +44,7 @@ def test_every_number_is_in_one_fragment_and_they_are_alike(many, name):
     sizes = []
     for round in range(many):
         fragment = fragments.of_round(of, round)
-        part = fragment.of(numbers)
+        part = fragment.select(numbers)
         assert {n: tuple(tensor.shape) for n, tensor in part.items()} == fragment.shapes(of.shapes())
         for n, places in part.items():
             seen[n][places] += 1
@@ -61,7 +61,9 @@ def test_fragments_are_interleaved_and_as_long_as_layers():
     of = cut(LAYERED.model_copy(update={"family": LAYERED.family.model_copy(update={"layers": 8})}), 4, 9)
     assert of.stretches() == 8
     numbers, first = of.trained(), fragments.of_round(of, 1)
-    row = torch.cat([t.reshape(-1) for t in first.into(first.of(initial(of)), fragments.zeros(of.shapes())).values()])
+    row = torch.cat(
+        [t.reshape(-1) for t in first.into(first.select(initial(of)), fragments.zeros(of.shapes())).values()]
+    )
     places = row.nonzero()[:, 0]
     inside = ((places >= numbers // 8) & (places < 2 * numbers // 8)) | (
         (places >= 5 * numbers // 8) & (places < 6 * numbers // 8)
@@ -189,9 +191,9 @@ def test_what_is_carried_of_another_shard_or_an_earlier_round_is_refused(done):
     assert carried.digest(carried.packed(other.rounds[1][4])) == committed  # the same shard, again
 
 
-def scaled(of: Carried, factor: float) -> Carried:
+def scaled(of: CarriedState, factor: float) -> CarriedState:
     parts = ({n: t * factor for n, t in part.items()} if part is not None else None for part in (of.drift, of.residual))
-    return Carried(*parts)
+    return CarriedState(*parts)
 
 
 @pytest.mark.parametrize("factor", [0.0, 1.01, -1.0, 1e3])
@@ -216,7 +218,7 @@ def test_an_update_with_a_swelled_residual_is_right_but_for_the_bound():
     theta, begun, snapshots, _, _ = done.rounds[2]
     before = done.rounds[1][3]
     carried.check_residual(begun, before, done.recipe)
-    swelled = Carried(None, {name: tensor + 0.01 for name, tensor in begun.residual.items()})
+    swelled = CarriedState(None, {name: tensor + 0.01 for name, tensor in begun.residual.items()})
     delta = carried.moved(theta, snapshots[-1].theta)
     packed, after = carried.send(done.recipe, 2, delta, swelled)
     digest = carried.digest(carried.packed(after))
@@ -234,7 +236,7 @@ def test_one_number_above_its_blocks_step_is_seen():
     most = compress.most_lost(done.rounds[1][3], done.recipe.shapes(), done.recipe.compression)[name]
     residual[name].view(-1)[5] = 1.01 * most.view(-1)[5]
     with pytest.raises(BadUpdate, match=name):
-        carried.check_residual(Carried(None, residual), done.rounds[1][3], done.recipe)
+        carried.check_residual(CarriedState(None, residual), done.rounds[1][3], done.recipe)
 
 
 def test_a_snapshot_far_off_the_rounds_way_is_refused_with_fragments():

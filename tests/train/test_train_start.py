@@ -35,7 +35,7 @@ def given(tmp_path):
 def test_the_form_that_is_hashed_is_that_of_packed_tensors(name):
     of = recipe(name)
     plain = of.model_copy(update={"adapter": None})
-    if cited.of(plain) is not None:
+    if cited.find_weights(plain) is not None:
         plain = plain.model_copy(update={"family": plain.family.model_copy(update={"start": None})})
     tensors = initial(plain)
     packed = state.pack(tensors)
@@ -173,7 +173,7 @@ def sent(into: FrozenIn, data: bytes, size: int = 100_000):
     said = []
     for seq, at in enumerate(range(0, len(data), size)):
         piece = torch.frombuffer(bytearray(data[at : at + size]), dtype=torch.uint8)
-        said.append(into.take(Frame("start", seq, (piece,), {"end": at + size >= len(data)})))
+        said.append(into.feed(Frame("start", seq, (piece,), {"end": at + size >= len(data)})))
     return said
 
 
@@ -201,7 +201,7 @@ def test_frozen_weights_of_another_model_are_refused_at_their_header(given):
     with pytest.raises(BadData, match="finite"):
         sent(FrozenIn(of), state.pack(broken))
     with pytest.raises(BadFrame):
-        FrozenIn(of).take(Frame("start", 0, (torch.zeros(4),), {}))
+        FrozenIn(of).feed(Frame("start", 0, (torch.zeros(4),), {}))
     with pytest.raises(BadRecipe, match="nothing is frozen"):
         FrozenIn(of.model_copy(update={"adapter": None}))
 

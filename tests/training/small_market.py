@@ -40,7 +40,7 @@ from nodewire.provider.outage import Check
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.kept import KeptShards
-from nodewire.provider.training.training import Training
+from nodewire.provider.training.training import TrainingService
 from nodewire.store.blobs import Blobs
 from nodewire.train import state
 from simnet import http
@@ -205,7 +205,7 @@ async def provider(
                 await worker.load(task, task, empty, [])
         kept = KeptShards(folder / "shards.db")
         stack.callback(kept.close)
-        training = Training(
+        training = TrainingService(
             keys=keys,
             pool=pool,
             blobs=blobs,
@@ -218,7 +218,7 @@ async def provider(
             patience_s=patience_s,
             checks=checks,
         )
-        halves: list[Training | Fedstr] = [training]
+        halves: list[TrainingService | Fedstr] = [training]
         if fedstr:
             beside = Fedstr(
                 keys=keys,

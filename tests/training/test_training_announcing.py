@@ -14,7 +14,7 @@ from nodewire.protocol import trainer
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider import outage as outages
 from nodewire.provider.training import announcing
-from nodewire.provider.training.announcing import Announcing
+from nodewire.provider.training.announcing import TrainerAnnouncer
 from tests.training import small_market
 
 AD = Trainer(
@@ -48,7 +48,7 @@ async def until(ads, wanted):
 
 async def test_a_trainer_that_stops_is_listed_no_more_until_it_comes_back(tmp_path):
     async with opened(tmp_path) as (ada, pool, ads):
-        announced = Announcing(ada, pool, AD)
+        announced = TrainerAnnouncer(ada, pool, AD)
         for _ in range(2):
             await announced.announce()
             await until(ads, {ada.public})
@@ -62,7 +62,7 @@ async def test_a_trainer_that_stops_is_listed_no_more_until_it_comes_back(tmp_pa
 
 async def test_an_ad_that_never_was_is_not_ended(tmp_path):
     async with opened(tmp_path) as (ada, pool, _):
-        await Announcing(ada, pool, AD).end()
+        await TrainerAnnouncer(ada, pool, AD).end()
         assert await choosing.trainers(pool) == {}
 
 
@@ -82,7 +82,7 @@ async def test_an_ad_that_is_not_renewed_ends_by_itself_and_one_without_an_end_s
 async def test_an_ad_is_renewed_before_it_ends_and_readers_see_no_change(tmp_path, monkeypatch):
     monkeypatch.setattr(announcing, "AGAIN_S", 0.1)
     async with opened(tmp_path) as (ada, pool, ads):
-        announced = Announcing(ada, pool, AD)
+        announced = TrainerAnnouncer(ada, pool, AD)
         await announced.announce()
         await until(ads, {ada.public})
         first, event = await ads.now(), ads._newest[ada.public]

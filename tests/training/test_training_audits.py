@@ -62,7 +62,7 @@ async def test_a_close_names_what_was_delivered_before_anything_is_asked_for(mar
     assert len(asked) == 4
     for one in asked:
         closed = closes[one.close]
-        counted = closed.close.of(one.request, one.provider)
+        counted = closed.close.find_result(one.request, one.provider)
         assert counted.commitment == results[counted.result].tag("x")
         assert one.snapshots == closing.ends(closing.drawn(closed, counted, TWO_ROUNDS, TWO_ROUNDS.steps))
 

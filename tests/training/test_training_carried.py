@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nodewire.customer.training.events import Published
+from nodewire.customer.training.events import RequestPublication
 from nodewire.errors import NotFound, WorkerFailed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.delivery import Progress
@@ -19,7 +19,7 @@ from nodewire.provider.training.carried import KEPT
 from nodewire.provider.training.kept import KeptShards
 from nodewire.store.blobs import Blobs
 from nodewire.train import bare, compress, state
-from nodewire.verify.retraining import Retraining
+from nodewire.verify.retraining import RoundRecomputation
 from nodewire.verify.transcript import check
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
@@ -95,7 +95,7 @@ async def test_who_has_lost_what_it_carried_says_so_and_begins_with_nothing(mark
     """Its disk is gone between two rounds; it is asked again, and gets no less."""
 
     def lose(state_, event, who):
-        if isinstance(event, Published) and event.round == 1:
+        if isinstance(event, RequestPublication) and event.round == 1:
             for path in (market.folder / "ada" / "carried").iterdir():
                 path.unlink()
 
@@ -259,7 +259,7 @@ async def test_a_transcript_has_what_was_carried_and_comes_out_again(market, tmp
     for segments in ("drawn", "all"):
         reading = check(market.transcript)
         async with Blobs([], market.folder / "dora" / "blobs") as blobs:
-            await Retraining(reading, Local(), blobs, data=None, segments=segments).run(program)
+            await RoundRecomputation(reading, Local(), blobs, data=None, segments=segments).run(program)
         assert reading.faults == [] and reading.held["carried"] >= 2
     opened = market.transcript.opened
     told = next(one for one in opened.shards if one.carried)

@@ -25,16 +25,16 @@ async def bought(folder, credit_msat: int) -> tuple[State, bytes, list[object], 
 
 
 def before_the_end(seen: list[object], *types: type) -> int:
-    last = max(at for at, event in enumerate(seen) if isinstance(event, happened.Stepped))
+    last = max(at for at, event in enumerate(seen) if isinstance(event, happened.StepCompletion))
     return sum(isinstance(event, types) for event in seen[:last])
 
 
 async def test_with_credit_enough_the_rounds_come_first_and_then_everything_is_audited_and_paid(tmp_path):
     done, weights, seen, earned = await bought(tmp_path, 100 * LEAST_MSAT)
     assert weights == state.pack(bare.run(RECIPE, dataset(), 2)[0])
-    assert before_the_end(seen, happened.Audited) == 0
-    assert before_the_end(seen, happened.Paid) == 2  # deposits
-    audits = [event for event in seen if isinstance(event, happened.Audited)]
+    assert before_the_end(seen, happened.AuditOutcome) == 0
+    assert before_the_end(seen, happened.ResultPayment) == 2  # deposits
+    audits = [event for event in seen if isinstance(event, happened.AuditOutcome)]
     assert len(audits) == 2 * ROUNDS
     assert all(event.passed for event in audits), audits
     assert earned == {"ada": ROUNDS * LEAST_MSAT, "bea": ROUNDS * LEAST_MSAT}
@@ -47,12 +47,12 @@ async def test_a_customer_uses_no_more_than_half_of_the_credit_before_it_pays(tm
     open_msat, most_msat = 0, 0
     for event in seen:
         match event:
-            case happened.Judged(accepted=True):
+            case happened.ResultJudgement(accepted=True):
                 open_msat += LEAST_MSAT
-            case happened.Paid(part=1):
+            case happened.ResultPayment(part=1):
                 open_msat -= LEAST_MSAT
         most_msat = max(most_msat, open_msat)
-    assert before_the_end(seen, happened.Paid) > 2 + 2
+    assert before_the_end(seen, happened.ResultPayment) > 2 + 2
     assert most_msat <= 2 * (4 + 2) * LEAST_MSAT  # of both: the credit, and two rounds
     assert earned == {"ada": ROUNDS * LEAST_MSAT, "bea": ROUNDS * LEAST_MSAT}
     assert done.failures == ()

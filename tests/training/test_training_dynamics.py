@@ -12,9 +12,16 @@ from contextlib import AsyncExitStack
 import pytest
 import torch
 
-from nodewire.customer.training.events import Event, Judged, Lost, Missed, Published, Stepped
-from nodewire.customer.training.hearing import Hearing
-from nodewire.customer.training.journal import Journal
+from nodewire.customer.training.events import (
+    Event,
+    RequestPublication,
+    ResultJudgement,
+    ResultTimeout,
+    ShardLoss,
+    StepCompletion,
+)
+from nodewire.customer.training.hearing import LifeSigns
+from nodewire.customer.training.journal import Journal, tag
 from nodewire.errors import WorkerFailed
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
@@ -51,7 +58,7 @@ def journal(market, name: str = "dora") -> list[Event]:
 
 def participation(market) -> dict[int, list[Part]]:
     """What counted in each round, as the journal says it."""
-    steps = [event for event in journal(market) if isinstance(event, Stepped)]
+    steps = [event for event in journal(market) if isinstance(event, StepCompletion)]
     return {event.round: [Part(c.index, c.round, c.steps) for c in event.counted] for event in steps}
 
 
@@ -88,7 +95,12 @@ async def test_the_faster_one_makes_more_steps_and_all_is_as_the_requests_say(ma
     said = {(r.round.round, s.index): s.steps for r in map(rounds.parse, requests) for s in r.round.shards}
     assert sorted(said[0, index] for index in (0, 1)) == [5, 20]  # by what the ads claim
     assert 5 <= min(said[1, index] for index in (0, 1)) < 20  # by what it took
-    whose = {row.index: row.provider for event in journal(market) if isinstance(event, Published) for row in event.rows}
+    whose = {
+        row.index: row.provider
+        for event in journal(market)
+        if isinstance(event, RequestPublication)
+        for row in event.rows
+    }
     assert all(said[round_, index] < 20 for (round_, index) in said if whose[index] == bea.public)
     counted = participation(market)
     assert {(p.round, p.index): p.steps for parts in counted.values() for p in parts} == said
@@ -105,10 +117,10 @@ async def test_a_round_is_stepped_without_who_takes_long_and_its_result_is_paid_
 
     def watch(now, event, who):
         match event:
-            case Stepped(round_) if round_ == by - 1:
+            case StepCompletion(round_) if round_ == by - 1:
                 quick.open.clear()
                 slow.open.set()
-            case Judged():
+            case ResultJudgement():
                 judged.append((event.request, who))
                 if who == ada.public:
                     quick.open.set()
@@ -174,9 +186,9 @@ async def test_a_customer_that_dies_around_a_quorum_and_a_late_result_pays_once_
     def die(now, event, who):
         if isinstance(event, Progress):
             return
-        if isinstance(event, Stepped):
+        if isinstance(event, StepCompletion):
             slow.open.set()
-        deaths.append(type(event).__name__)
+        deaths.append(tag(event))
         raise Killed
 
     async with provider(market, "ada", hold=slow), provider(market, "bea"):
@@ -189,7 +201,7 @@ async def test_a_customer_that_dies_around_a_quorum_and_a_late_result_pays_once_
     assert {"Sufficed", "Stepped", "Judged", "Audited", "Paid"} <= set(deaths)
     assert weights == expected(market, recipe)
     assert len(participation(market)) == 3
-    accepted = [event for event in journal(market) if isinstance(event, Judged) and event.accepted]
+    accepted = [event for event in journal(market) if isinstance(event, ResultJudgement) and event.accepted]
     assert len({(event.request, event.provider) for event in accepted}) == len(accepted)
     assert await earned(market, "ada", "bea") == [
         LEAST_MSAT * len([e for e in accepted if e.provider == who])
@@ -207,7 +219,7 @@ async def test_who_is_replaced_and_delivers_by_the_deadline_is_paid_too(market, 
     slow = Gate()
 
     def watch(now, event, who):
-        if isinstance(event, Missed):
+        if isinstance(event, ResultTimeout):
             slow.open.set()
 
     async with AsyncExitStack() as stack:
@@ -218,7 +230,7 @@ async def test_who_is_replaced_and_delivers_by_the_deadline_is_paid_too(market, 
         done, weights = await train(market, "dora", of(), shards=3, on_change=watch)
     assert weights == state.pack(bare.run(of(), dataset(), 3)[0])
     assert [who for who, _ in done.failures] == [ada.public]
-    accepted = [event.provider for event in journal(market) if isinstance(event, Judged) and event.accepted]
+    accepted = [event.provider for event in journal(market) if isinstance(event, ResultJudgement) and event.accepted]
     assert len(accepted) == 7 and accepted.count(ada.public) >= 1
     assert await earned(market, "ada", "dan") == [
         LEAST_MSAT * accepted.count(ada.public),
@@ -232,7 +244,7 @@ async def test_who_falls_silent_before_anybody_has_delivered_is_replaced_long_be
     slow = Gate()
 
     def watch(now, event, who):
-        if isinstance(event, Missed):
+        if isinstance(event, ResultTimeout):
             slow.open.set()
 
     recipe = of(rounds=1, deadline=600)
@@ -240,13 +252,13 @@ async def test_who_falls_silent_before_anybody_has_delivered_is_replaced_long_be
         done, weights = await asyncio.wait_for(train(market, "dora", recipe, on_change=watch), 60)
     assert weights == expected(market, recipe)
     assert done.failures == ((ada.public, "no word for 2 s"),)
-    judged = [event for event in journal(market) if isinstance(event, Judged) and event.accepted]
+    judged = [event for event in journal(market) if isinstance(event, ResultJudgement) and event.accepted]
     assert [event.provider for event in judged].count(bea.public) == 2
 
 
 async def test_nobody_is_silent_while_no_relay_is_connected():
     async with Pool(["ws://127.0.0.1:9"]) as pool:  # where nobody is
-        hearing = Hearing(pool)
+        hearing = LifeSigns(pool)
         asked_s = time.monotonic()
         assert hearing.silent_since_s("ab" * 32, "cd" * 32) >= asked_s
 
@@ -270,9 +282,9 @@ async def test_who_leaves_in_the_middle_of_a_round_is_replaced_at_once_and_costs
             raise WorkerFailed("train", "switched off")
 
     def watch(now, event, who):
-        if isinstance(event, Lost):
+        if isinstance(event, ShardLoss):
             when["lost"] = time.monotonic()
-        if isinstance(event, Published) and "lost" in when:
+        if isinstance(event, RequestPublication) and "lost" in when:
             when.setdefault("asked", time.monotonic())
 
     async with (
@@ -284,7 +296,7 @@ async def test_who_leaves_in_the_middle_of_a_round_is_replaced_at_once_and_costs
     assert weights == state.pack(bare.run(recipe, dataset(), 2)[0])
     assert [who for who, _ in done.failures] == [ada.public]
     assert when["asked"] - when["lost"] < 2
-    asked = [row.provider for event in journal(market) if isinstance(event, Published) for row in event.rows]
+    asked = [row.provider for event in journal(market) if isinstance(event, RequestPublication) for row in event.rows]
     assert len(asked) == 7 and cyd.public in asked
     assert (await earned(market, "ada"))[0] == LEAST_MSAT
 
@@ -300,6 +312,6 @@ async def test_who_comes_with_a_much_better_price_takes_a_shard_over_in_the_next
         gate.open.set()
         _, weights = await training
     assert weights == state.pack(bare.run(recipe, dataset(), 1)[0])
-    asked = [row.provider for event in journal(market) if isinstance(event, Published) for row in event.rows]
+    asked = [row.provider for event in journal(market) if isinstance(event, RequestPublication) for row in event.rows]
     assert asked == [dear.public, cheap.public, cheap.public]
     assert await earned(market, "ada", "bea") == [2 * LEAST_MSAT, 2 * LEAST_MSAT]

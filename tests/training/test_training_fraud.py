@@ -287,7 +287,7 @@ def from_segment(first_wrong: int):
 async def test_without_audits_what_was_paid_on_its_looks_is_found_in_the_transcript(market, tmp_path):
     """The recipe's choice; and whoever has the transcript can say who did not do which segment in which round."""
     from nodewire.store.blobs import Blobs
-    from nodewire.verify.retraining import Retraining
+    from nodewire.verify.retraining import RoundRecomputation
     from tests.training.small_market import Local
 
     looks = {"segment": 4, "fraction": "0.0"}
@@ -306,6 +306,6 @@ async def test_without_audits_what_was_paid_on_its_looks_is_found_in_the_transcr
     program = tmp_path / "recipe"
     program.write_bytes(recipe.pack())
     async with Blobs([], market.folder / "dora" / "blobs") as blobs:
-        await Retraining(reading, Local(), blobs, segments="all").run(program)
+        await RoundRecomputation(reading, Local(), blobs, segments="all").run(program)
     wrong = [(fault.step, fault.round, fault.provider, fault.segment) for fault in reading.faults]
     assert wrong == [("segment", 0, ada.public, 2), ("segment", 1, ada.public, 2)]

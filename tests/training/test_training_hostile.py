@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from nodewire.customer.training import choosing
-from nodewire.customer.training.events import Paid
+from nodewire.customer.training.events import ResultPayment
 from nodewire.customer.training.requesting import Ask, Requests
-from nodewire.customer.training.unpaid import Waiting
+from nodewire.customer.training.unpaid import PaymentWait
 from nodewire.errors import NotFound
 from nodewire.nostr import event as events
 from nodewire.nostr import nip59
@@ -57,9 +57,9 @@ async def test_who_cannot_be_paid_does_not_keep_the_model_from_its_customer(mark
         told = []
         again, _ = await train(market, "dora", ONE_ROUND, on_change=lambda state, event, who: told.append(event))
         assert again.owed == done.owed  # it is not forgotten
-        assert not [event for event in told if isinstance(event, Paid)]
-        waits = [Waiting(((ada.public, LEAST_MSAT),), 1.0)]  # told once, not at each try
-        assert [event for event in told if isinstance(event, Waiting)] == ([] if deposit_ppm else waits)
+        assert not [event for event in told if isinstance(event, ResultPayment)]
+        waits = [PaymentWait(((ada.public, LEAST_MSAT),), 1.0)]  # told once, not at each try
+        assert [event for event in told if isinstance(event, PaymentWait)] == ([] if deposit_ppm else waits)
 
 
 async def test_what_is_owed_is_paid_when_its_provider_can_be_paid_again(market, monkeypatch):

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from nodewire.customer.training.events import Begun, Stepped
+from nodewire.customer.training.events import StepCompletion, WorkStart
 from nodewire.errors import NodewireError
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
@@ -86,7 +86,7 @@ async def test_a_customers_clock_that_jumps_loses_no_late_result(market, monkeyp
             await late.wait()
 
     def watch(now, event, who):
-        if isinstance(event, Stepped) and event.round == 0:
+        if isinstance(event, StepCompletion) and event.round == 0:
             clock.off_s = 45.0
             asyncio.get_running_loop().call_later(3.0, late.set)
 
@@ -118,7 +118,7 @@ async def test_a_providers_clock_that_jumps_between_delivery_and_pay_costs_it_no
     clock = Clock(monkeypatch, *PROVIDERS)
 
     def watch(now, event, who):
-        if isinstance(event, Begun):
+        if isinstance(event, WorkStart):
             clock.off_s = off_s
 
     async with provider(market, "ada"):

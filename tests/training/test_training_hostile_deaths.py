@@ -23,8 +23,8 @@ TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
 CUSTOMER = {Journal: ("append",), Ledger: ("plan", "record", "close_job")}
 PROVIDER = {
     Ledger: ("owe", "quoted", "settled", "receipted"),
-    KeptShards: ("begun", "delivered", "over", "stands_for"),
-    MadeResults: ("keep", "over"),
+    KeptShards: ("begun", "delivered", "remove", "stands_for"),
+    MadeResults: ("keep", "remove"),
 }
 
 

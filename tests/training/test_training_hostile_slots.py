@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nodewire.customer.training import choosing, paying
-from nodewire.customer.training.events import Sealed
+from nodewire.customer.training.events import CiphertextRef
 from nodewire.customer.training.requesting import Ask, Requests
 from nodewire.nostr import event as events
 from nodewire.nostr import nip59
@@ -24,7 +24,7 @@ from nodewire.protocol import kinds
 from nodewire.protocol.round import RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training import slots
-from nodewire.provider.training.training import Training
+from nodewire.provider.training.training import TrainingService
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.small_market import LEAST_MSAT, provider, train
@@ -34,7 +34,7 @@ from tests.training.test_training_market import expected
 torch.set_num_threads(1)
 ONE_ROUND = RECIPE.model_copy(update={"rounds": 1})
 TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
-BLOB = Sealed("ab" * 32, 10_000, "cd" * 32, "ef" * 32)
+BLOB = CiphertextRef("ab" * 32, 10_000, "cd" * 32, "ef" * 32)
 
 
 @pytest.fixture
@@ -163,8 +163,8 @@ async def test_a_malformed_request_gets_no_answer_that_relays_would_keep(market)
 
 async def test_tickets_that_open_nothing_take_no_more_memory_than_they_have_bytes(market, monkeypatch):
     """A ticket of 24 KB with a recipe of empty objects was 0.6 MB as a document, and 1,024 of them are kept."""
-    run, running = Training.run, []
-    monkeypatch.setattr(Training, "run", lambda self: (running.append(self), run(self))[1])
+    run, running = TrainingService.run, []
+    monkeypatch.setattr(TrainingService, "run", lambda self: (running.append(self), run(self))[1])
     digest = "ab" * 32
     plain = RoundTicket(
         request=digest,

@@ -82,7 +82,7 @@ async def test_the_next_round_begins_with_the_providers_own_blobs_and_the_custom
     assert used == {e.id for e in events if e.kind == 6841}  # chained: every result of both rounds
     assert {e.pubkey for e in results.values()} == {oona.public}
     journal = Journal(market.folder / "dora" / "journal.db")
-    opened, history = journal.events()[0], History.of(journal.events())
+    opened, history = journal.events()[0], History.replay(journal.events())
     journal.close()
     assert history.up_bytes == opened.theta.bytes + sum(shard.bytes for shard in opened.shards)
     assert history.down_bytes > 4 * opened.theta.bytes  # weights and momenta of two rounds, and updates

@@ -20,7 +20,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import round as rounds
-from nodewire.protocol.audit import Showing
+from nodewire.protocol.audit import AuditAnswer
 from nodewire.protocol.recipe import Compression
 from nodewire.protocol.round import Round, RoundTicket
 from nodewire.protocol.trainer import Trainer
@@ -196,7 +196,7 @@ def test_what_an_audit_shows_opens_for_the_customer_only(job):
     authors = {one.public: one for one in keys.values()}
     for event in shown:
         text = nip44.decrypt(event.content, nip44.conversation_key(keys["dora"], event.pubkey))
-        showing = Showing.parse(text)
+        showing = AuditAnswer.parse(text)
         for one in showing.shown:
             blob = next((folder / "blobs").rglob(one.blob.sha256))
             assert b"".join(sealed.unseal(blob, one.key))

@@ -12,8 +12,8 @@ from nodewire.customer.training.coordinating import Coordinator, Past, Verdict
 from nodewire.errors import BadFrame
 from nodewire.kind import Limits
 from nodewire.protocol import closing, drawing
-from nodewire.protocol.audit import Shown
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.audit import SnapshotCiphertext
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Compression, Outer
@@ -119,7 +119,9 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
             return await blobs.put(b"".join(sealed.seal([plain], key)))
 
         key, digest = sealed.new_key(), hashlib.sha256(update).hexdigest()
-        opened = Delivered(key=key, sha256=digest, bytes=len(update), samples=640, losses=(), states=tuple(states))
+        opened = DeliveryDetails(
+            key=key, sha256=digest, bytes=len(update), samples=640, losses=(), states=tuple(states)
+        )
         blob = await kept(update, key)
         assert await coordinator.result(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), key, digest) == (True, "")
         assert await coordinator.judge(0, [0]) == {0: Verdict(True, "")}
@@ -128,7 +130,7 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
         for segment in closing.ends(drawn):
             plain = await joined(worker, "reveal", segment=segment)
             ref = await kept(plain, key)
-            said = Shown(segment=segment, blob=ref, key=key, sha256=hashlib.sha256(plain).hexdigest())
+            said = SnapshotCiphertext(segment=segment, blob=ref, key=key, sha256=hashlib.sha256(plain).hexdigest())
             shown[segment] = blobs.path(ref.sha256), said
         assert shown
         await coordinator.step(0)

@@ -20,7 +20,7 @@ from nodewire.protocol.recipe import Recipe
 from nodewire.provider.training.run import ShardRun
 from nodewire.store.blobs import Blobs
 from nodewire.train import bare, directory, start, state
-from nodewire.verify.retraining import Retraining
+from nodewire.verify.retraining import RoundRecomputation
 from nodewire.verify.transcript import check
 from tests.training import models, small_market
 from tests.training.models import Given
@@ -142,7 +142,7 @@ async def test_what_was_trained_is_a_folder_that_others_read_and_the_market_serv
     assert start.read(Recipe.from_document(document), out).tensors.keys() == whole.keys()
     pieces = tmp_path / "pieces"
     pieces.mkdir()
-    made = cutting.cut(out, cutting.Asked(10**8, "trained", 1), pieces)
+    made = cutting.cut(out, cutting.CutOptions(10**8, "trained", 1), pieces)
     assert made.manifest.name == "trained" and made.manifest.tasks
 
 
@@ -195,7 +195,7 @@ async def test_a_transcript_of_a_model_from_a_start_comes_out_again(market, tmp_
     program = tmp_path / "recipe"
     program.write_bytes(given.recipe.pack())
     async with Blobs([], market.folder / "dora" / "blobs") as blobs:
-        again = Retraining(reading, Local(), blobs, data=given.data, start=given.start, segments="all")
+        again = RoundRecomputation(reading, Local(), blobs, data=given.data, start=given.start, segments="all")
         await again.run(program)
     assert reading.faults == []
     assert again.computed == 4

@@ -22,7 +22,7 @@ from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.transcript import Transcript
 from nodewire.store.blobs import Blobs
 from nodewire.train import state
-from nodewire.verify.retraining import Retraining
+from nodewire.verify.retraining import RoundRecomputation
 from nodewire.verify.transcript import Fault, check
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
@@ -52,7 +52,9 @@ class Stage:
         program = self.folder / "plain" / "recipe"
         program.write_bytes(Recipe.from_document(transcript.recipe).pack())
         async with Blobs([], self.folder / "dora" / "blobs") as blobs:
-            one = Retraining(reading, Local(), blobs, data=self.folder / "data" if data else None, segments=segments)
+            one = RoundRecomputation(
+                reading, Local(), blobs, data=self.folder / "data" if data else None, segments=segments
+            )
             await one.run(program)
         assert reading.faults or one.computed == (0 if segments == "none" else 6)
         return reading.faults
@@ -259,7 +261,7 @@ async def test_other_data_are_named(stage, tmp_path):
         blobs = await stack.enter_async_context(Blobs([], stage.folder / "dora" / "blobs"))
         data = tmp_path / "digits.safetensors"
         with pytest.raises(BadData, match="these are not the data that were trained on"):
-            await Retraining(reading, Local(), blobs, data=data, segments="none").run(program)
+            await RoundRecomputation(reading, Local(), blobs, data=data, segments="none").run(program)
     assert reading.faults == []
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nodewire.customer.training import auditing
-from nodewire.customer.training.events import Event, Judged, Published, Stepped, Undone
+from nodewire.customer.training.events import Event, RequestPublication, ResultJudgement, StepCompletion, StepRollback
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.state import State
 from nodewire.errors import OverBudget
@@ -21,7 +21,7 @@ from nodewire.protocol.round import RoundTicket
 from nodewire.store.blobs import Blobs
 from nodewire.train import bare, state
 from nodewire.train.bare import Part
-from nodewire.verify.retraining import Retraining
+from nodewire.verify.retraining import RoundRecomputation
 from nodewire.verify.transcript import check
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
@@ -77,7 +77,7 @@ def found(cheat: Cheat, after: int, *, dies: bool = False):
     """The cheat's audit fails once the step of that round is made; from then on the customer may die all the time."""
 
     def watch(now, event, who):
-        if isinstance(event, Stepped) and event.round == after:
+        if isinstance(event, StepCompletion) and event.round == after:
             cheat.found.set()
         if dies and cheat.found.is_set() and not isinstance(event, Progress):
             raise Killed
@@ -97,12 +97,12 @@ def journal(market) -> list[Event]:
         one.close()
 
 
-def lineage(events: list[Event]) -> list[Stepped]:
-    steps: list[Stepped] = []
+def lineage(events: list[Event]) -> list[StepCompletion]:
+    steps: list[StepCompletion] = []
     for event in events:
-        if isinstance(event, Undone):
+        if isinstance(event, StepRollback):
             del steps[event.round :]
-        elif isinstance(event, Stepped):
+        elif isinstance(event, StepCompletion):
             steps.append(event)
     return steps
 
@@ -113,7 +113,7 @@ def expected(market, recipe: Recipe, shards: int = 2, **how) -> bytes:
 
 
 def undone(market) -> list[tuple[int, set[str]]]:
-    return [(e.round, {who for _, who in e.failed}) for e in journal(market) if isinstance(e, Undone)]
+    return [(e.round, {who for _, who in e.failed}) for e in journal(market) if isinstance(e, StepRollback)]
 
 
 async def check_pay(market, done: State, *keys: tuple[str, Keys]) -> None:
@@ -123,7 +123,7 @@ async def check_pay(market, done: State, *keys: tuple[str, Keys]) -> None:
         owed = sum(debt.row.deposit_msat for debt in debts if debt.deposit == "paid")
         owed += sum(debt.row.balance_msat for debt in debts if debt.balance == "paid")
         assert await market.balance_msat(name) == owed
-    accepted = {(e.request, e.provider) for e in journal(market) if isinstance(e, Judged) and e.accepted}
+    accepted = {(e.request, e.provider) for e in journal(market) if isinstance(e, ResultJudgement) and e.accepted}
     failed = {key for key, debt in done.debts.items() if debt.failed}
     assert {key for key, debt in done.debts.items() if debt.balance == "paid"} == accepted - failed
 
@@ -135,7 +135,7 @@ async def verified(market, recipe: Recipe, tmp_path, segments="drawn") -> None:
     assert reading.faults == []
     assert check(market.transcript.closed()).faults == []
     async with Blobs([], market.folder / "dora" / "blobs") as blobs:
-        await Retraining(reading, Local(), blobs, segments=segments).run(program)
+        await RoundRecomputation(reading, Local(), blobs, segments=segments).run(program)
     assert reading.faults == []
 
 
@@ -209,9 +209,9 @@ async def test_two_cheats_in_different_rounds(market, monkeypatch, tmp_path):
     early, late = Cheat(0), Cheat(1)
 
     def watch(now, event, who):
-        if isinstance(event, Stepped) and event.round == 2:
+        if isinstance(event, StepCompletion) and event.round == 2:
             late.found.set()
-        if isinstance(event, Undone):
+        if isinstance(event, StepRollback):
             early.found.set()
 
     async with (
@@ -258,7 +258,7 @@ async def test_where_something_is_carried_the_round_after_the_one_made_again_goe
 
 def begun_with(events: list[Event], round_: int) -> set[bool]:
     """Whether those whose results count in a round were told to begin with nothing."""
-    rows = {(e.request, row.provider): row for e in events if isinstance(e, Published) for row in e.rows}
+    rows = {(e.request, row.provider): row for e in events if isinstance(e, RequestPublication) for row in e.rows}
     (step,) = [step for step in lineage(events) if step.round == round_]
     return {RoundTicket.parse(rows[c.request, c.provider].ticket).carried is None for c in step.counted}
 
@@ -272,7 +272,7 @@ def lies_of(round_: int):
     return alter
 
 
-def handed_over(steps: list[Stepped]) -> set[tuple[int, int]]:
+def handed_over(steps: list[StepCompletion]) -> set[tuple[int, int]]:
     before: dict[int, str] = {}
     found = set()
     for step in steps:
@@ -291,9 +291,9 @@ async def test_a_cheat_a_quorum_and_a_late_result(market, monkeypatch, tmp_path)
             await slow.wait()
 
     def watch(now, event, who):
-        if isinstance(event, Stepped) and event.round == 0:
+        if isinstance(event, StepCompletion) and event.round == 0:
             slow.set()
-        if isinstance(event, Stepped) and event.round == 1:
+        if isinstance(event, StepCompletion) and event.round == 1:
             cheat.found.set()
 
     async with (

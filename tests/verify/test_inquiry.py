@@ -13,7 +13,7 @@ from nodewire.protocol.commitment import Commitment
 from nodewire.protocol.verification import Sample
 from nodewire.verify import inquiry as module
 from nodewire.verify.inquiry import Inquiry, Overloaded
-from nodewire.verify.recompute import Computed
+from nodewire.verify.recompute import ComputedLeaves
 from tests.customer.public_record import PROVIDERS, TASKS, PublicRecord
 from tests.protocol import documents
 from tests.protocol_committee.actors import keys
@@ -61,7 +61,7 @@ async def looked_into(record, monkeypatch, *, slow="", within_s=None):
     async def recompute(inputs, **given):
         if slow == "computing":
             await asyncio.sleep(60)
-        return Computed(())
+        return ComputedLeaves(())
 
     async def loaded(kind, manifest, task):
         if slow == "loading":
@@ -140,7 +140,7 @@ async def test_what_took_too_long_once_keeps_no_worker_busy_again_in_less_time(r
         computed.append(inputs.size)
         if stuck:
             await asyncio.Event().wait()
-        return Computed(())
+        return ComputedLeaves(())
 
     async def loaded(kind, manifest, task):
         return None, task

@@ -13,7 +13,7 @@ from nodewire.protocol.job import Request, Ticket, content_of
 from nodewire.protocol.plan import Terms, Verification
 from nodewire.protocol.verification import Sample
 from nodewire.verify import recompute as module
-from nodewire.verify.finality import Certified, Finality
+from nodewire.verify.finality import CertifiedRoot, Finality
 from nodewire.verify.recompute import Patience, gather, most_input_bytes, recompute
 from nodewire.wire.node import Node
 from tests.protocol import documents
@@ -84,7 +84,7 @@ def certified(frames=HIDDEN):
 
 def final(roots, unread=()):
     """What certificates hold: (provider, root)."""
-    found = {(who, *root.key): Certified(who, root, "c", 8, "d") for who, root in roots}
+    found = {(who, *root.key): CertifiedRoot(who, root, "c", 8, "d") for who, root in roots}
     return Finality(found, {}, {}, dict.fromkeys(unread, "lost"))
 
 

@@ -14,11 +14,11 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Assignment, Terms, Verification
-from nodewire.protocol.sent import Sent, digest_of, hashed
+from nodewire.protocol.sent import FrameStatement, digest_of, hashed
 from nodewire.protocol.verification import Sample
-from nodewire.provider.holding import Holding, Kept
+from nodewire.provider.holding import EvidenceServer, KeptJob
 from nodewire.verify import recompute as module
-from nodewire.verify.finality import Certified, Finality
+from nodewire.verify.finality import CertifiedRoot, Finality
 from nodewire.verify.recompute import Equivocated, Unopened, gather, recompute
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
@@ -86,9 +86,9 @@ class Job:
     def __post_init__(self):
         nodes = (UPSTREAM, PROVIDER, STRANGER)
         self.spools = {one.public: Spool(self.folder / one.public[:8], 10**7) for one in nodes}
-        self.holdings = {one.public: Holding(one, COMMITTEE, self.spools[one.public], None) for one in nodes}
+        self.holdings = {one.public: EvidenceServer(one, COMMITTEE, self.spools[one.public], None) for one in nodes}
         for holding in self.holdings.values():
-            holding.keep(Kept(self.request, self.manifest, TICKET))
+            holding.keep(KeptJob(self.request, self.manifest, TICKET))
         self.worker = Echo()
 
     def upstream(self, frames, keys_=UPSTREAM, commits=True):
@@ -109,7 +109,7 @@ class Job:
         if signed is not None:
             place = {"request": REQUEST, "task": "driver", "edge": "hidden.0", "attempt": 0}
             chunk = chunk_of(MANIFEST, came[0].seq)
-            said = Sent.sign(by, **place, chunk=chunk, frames=digest_of(map(hashed, signed)))
+            said = FrameStatement.sign(by, **place, chunk=chunk, frames=digest_of(map(hashed, signed)))
             self.spools[PROVIDER.public].keep_sent(said.model_copy(update=changes))
 
     async def computed(self, last=False):
@@ -131,7 +131,7 @@ class Job:
     def final(self):
         held = {}
         for public, root in self.certified:
-            held.setdefault((public, *root.key), Certified(public, root, "c", 8, HASH))
+            held.setdefault((public, *root.key), CertifiedRoot(public, root, "c", 8, HASH))
         return Finality(held, {}, {}, {})
 
 

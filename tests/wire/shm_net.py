@@ -13,7 +13,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.wire import Node, frames, identity
 from nodewire.wire.shm import SameHost, greeting
 from nodewire.wire.shm.channel import _RECORD
-from nodewire.wire.shm.greeting import Greeted
+from nodewire.wire.shm.greeting import HandshakeResult
 
 
 def name_of(net: Net, public: str) -> Path:
@@ -36,7 +36,7 @@ class Hand:
     keys: Keys
     listener: str
     connection: socket.socket
-    greeted: Greeted
+    greeted: HandshakeResult
 
     @classmethod
     async def greet(cls, net: Net, node: Node, keys: Keys | None = None, *, watched: bool = True) -> "Hand":

@@ -43,7 +43,7 @@ def router(monkeypatch):
     async def refuses(port):
         raise NotFound("UPnP", "no router answers")
 
-    monkeypatch.setattr(announcing.Mapping, "open", refuses)
+    monkeypatch.setattr(announcing.PortMapping, "open", refuses)
 
 
 async def look(*addresses: SpliceAddress) -> announcing.Outlook:
@@ -82,10 +82,10 @@ async def test_a_router_that_never_ends_is_given_up(monkeypatch):
     """It may drip its words for ever; a provider would never have come up."""
     over = threading.Event()
     monkeypatch.setattr(upnp, "ROUTER_S", 0.05)
-    monkeypatch.setattr(upnp.Mapping, "_open", lambda port: over.wait(10))
+    monkeypatch.setattr(upnp.PortMapping, "_open", lambda port: over.wait(10))
     try:
         with pytest.raises(NotFound, match="does not come to an end"):
-            await upnp.Mapping.open(4_000)
+            await upnp.PortMapping.open(4_000)
     finally:
         over.set()
 
@@ -98,7 +98,7 @@ async def test_a_router_that_does_not_answer_is_not_quoted(monkeypatch, said):
 
     monkeypatch.setattr("miniupnpc.UPnP", Silent)
     with pytest.raises(NotFound, match="no router answers"):
-        await upnp.Mapping.open(4_000)
+        await upnp.PortMapping.open(4_000)
 
 
 async def test_splices_that_are_gone_are_not_announced(seen_as, router):
@@ -147,7 +147,7 @@ async def test_splices_are_drawn_from_all_that_were_found():
     ("nat", "rung"), [("none", "address"), ("cone", "punch"), ("symmetric", "splice"), ("unknown", "punch")]
 )
 async def test_an_operator_is_told_the_rung_and_what_to_change(seen_as, monkeypatch, router, nat, rung):
-    monkeypatch.setattr(examining.Mapping, "open", announcing.Mapping.open)
+    monkeypatch.setattr(examining.PortMapping, "open", announcing.PortMapping.open)
     here = [await seen_as(seen) for seen in CASES[nat]]
     found = await examining.examine(_Relays(), Keys.generate(), 4_000, splices=here, allow_private=True)
     assert found.rung == rung
@@ -181,7 +181,7 @@ async def test_a_port_that_the_routers_daemon_keeps_open_is_not_closed_by_lookin
     async def opens(port):
         return Opened()
 
-    monkeypatch.setattr(examining.Mapping, "open", opens)
+    monkeypatch.setattr(examining.PortMapping, "open", opens)
     found = await examining.examine(
         _Relays(),
         Keys.generate(),

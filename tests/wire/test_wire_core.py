@@ -116,7 +116,7 @@ class Relinks(RuleBasedStateMachine):
     def get(self):
         frame = self.queue.popleft()
         self.got.append(frame.seq)
-        limit = self.incoming.take(frame.cost)
+        limit = self.incoming.consume(frame.cost)
         if limit is not None and self.is_linked:
             self.to_producer.append(("credit", limit))
 
@@ -198,7 +198,7 @@ def test_what_an_outbox_gives_reads_as_what_it_was_given(sizes, acts, chance):
         expected[seq] = bytes(memory)
 
     def take():
-        buffers = outbox.take()
+        buffers = outbox.next_write()
         if buffers is not None:
             given.extend(b"".join(buffers))
             outbox.written()
@@ -235,10 +235,10 @@ def test_a_transfer_that_is_copied_has_no_more_need_of_its_memory():
     outbox, memory = Outbox(), bytearray(b"x" * (2 * SEGMENT_BYTES))
     transfer = Transfer(frames.pack_header(header(0, len(memory))), len(memory), (array(memory),))
     outbox.add(transfer)
-    given = b"".join(outbox.take())
+    given = b"".join(outbox.next_write())
     transfer.copy_rest()
     memory[:] = bytes(len(memory))
-    while (buffers := outbox.take()) is not None:
+    while (buffers := outbox.next_write()) is not None:
         given += b"".join(buffers)
     assert given.count(b"x") == 2 * SEGMENT_BYTES
 
@@ -249,12 +249,12 @@ def test_borrowed_memory_is_free_only_when_the_channel_holds_nothing_of_it():
         transfer = Transfer(frames.pack_header(header(seq, 1)), 1, (array(b"x"),))
         transfer.done = ends.append
         outbox.add(transfer)
-    outbox.take()
+    outbox.next_write()
     assert ends == []
     outbox.written()
     assert ends == [None]
     error = LinkLost("peer", "gone")
-    outbox.take()
+    outbox.next_write()
     outbox.fail(error)
     assert ends == [None, error]
 
@@ -264,7 +264,7 @@ def test_borrowed_memory_is_free_only_when_the_channel_holds_nothing_of_it():
 def test_memory_is_never_given_out_twice_and_kept_under_its_cap(asked):
     memory, held = Memory(4 * LEAST_BYTES), {}
     for number, (nbytes, place) in enumerate(asked):
-        view = memory.take(nbytes)
+        view = memory.allocate(nbytes)
         assert len(view) == nbytes
         view[:] = bytes([number % 256]) * nbytes
         held[place] = (number, view[nbytes // 3 :])  # whoever has a part has the memory
@@ -275,11 +275,11 @@ def test_memory_is_never_given_out_twice_and_kept_under_its_cap(asked):
 
 def test_memory_is_used_again_once_nobody_sees_it():
     memory = Memory()
-    view = memory.take(2**20)
+    view = memory.allocate(2**20)
     view[:5] = b"first"
     part = view[:5]
     del view
-    assert bytes(memory.take(2**20)[:5]) != b"first"
+    assert bytes(memory.allocate(2**20)[:5]) != b"first"
     del part
     assert memory.idle_bytes == 2**21
     memory.clear()
@@ -294,7 +294,7 @@ def test_memory_for_other_sizes_wastes_a_quarter_at_most(sizes):
 
 def _kept(nbytes):
     memory = Memory()
-    memory.take(nbytes)
+    memory.allocate(nbytes)
     return memory.idle_bytes or nbytes
 
 

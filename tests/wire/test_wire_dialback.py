@@ -64,13 +64,13 @@ def deaf(monkeypatch):
             one.close()
 
 
-async def ask(at: SpliceAddress, port: int, keys: Keys = KEYS) -> dialback.Dialled:
+async def ask(at: SpliceAddress, port: int, keys: Keys = KEYS) -> dialback.DialbackResult:
     return await dialback.ask(at, port, keys, allow_private=True)
 
 
 async def test_a_port_at_which_the_asker_itself_answers_is_open(make, node):
     at = await make()
-    assert await ask(at, node) == dialback.Dialled(at.at, f"127.0.0.1:{node}", "open")
+    assert await ask(at, node) == dialback.DialbackResult(at.at, f"127.0.0.1:{node}", "open")
 
 
 async def test_another_nodes_port_is_a_strangers(make, node):
@@ -101,8 +101,8 @@ async def _asked_from(host: str, at: SpliceAddress, port: int) -> tuple[str, str
         await loop.sock_connect(connection, (where, int(number)))
         data = splices.request(KEYS, at.public, salt=host, now_s=time.time(), port=port).to_json().encode()
         await loop.sock_sendall(connection, len(data).to_bytes(2, "big") + data)
-        seen = await splice.heard(connection, at.at)
-        return str(seen["seen"]).rpartition(":")[0], str((await splice.heard(connection, at.at))["dialled"])
+        seen = await splice.read_message(connection, at.at)
+        return str(seen["seen"]).rpartition(":")[0], str((await splice.read_message(connection, at.at))["dialled"])
 
 
 async def test_who_asks_is_dialled_where_it_asks_from_and_nowhere_else(make, node):
@@ -141,7 +141,7 @@ async def test_a_splice_dials_so_many_at_a_time(make, deaf, monkeypatch):
     at = await make()
     asked = (ask(at, deaf, Keys.generate()) for _ in range(3))
     found = await asyncio.gather(*asked, return_exceptions=True)
-    assert "silent" in [one.outcome for one in found if isinstance(one, dialback.Dialled)]
+    assert "silent" in [one.outcome for one in found if isinstance(one, dialback.DialbackResult)]
     assert any("at a time" in str(one) for one in found if isinstance(one, Busy))
     assert (await ask(at, deaf)).outcome == "silent"  # there is room again
 
@@ -181,6 +181,6 @@ async def test_a_splice_that_dials_nobody_or_says_nonsense_proves_nothing(words,
 async def test_of_several_splices_one_that_finds_us_is_enough(make, node):
     gone, private, good = SpliceAddress(KEYS.public, "127.0.0.1:9"), await make(allow_private=False), await make()
     found = await dialback.ask_some([gone, private, good], node, KEYS, allow_private=True)
-    assert isinstance(found, dialback.Dialled) and (found.splice, found.outcome) == (good.at, "open")
+    assert isinstance(found, dialback.DialbackResult) and (found.splice, found.outcome) == (good.at, "open")
     assert isinstance(await dialback.ask_some([private], node, KEYS, allow_private=True), NotAllowed)
     assert await dialback.ask_some([], node, KEYS, allow_private=True) is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodewire.errors import BadFrame, BadInput, BadVersion, TooLarge
 from nodewire.protocol.frame import ITEM_BYTES, Array
 from nodewire.wire import frames
-from nodewire.wire.decoder import Decoder, Landing
+from nodewire.wire.decoder import Decoder, FrameMemory
 from nodewire.wire.frames import DataHeader, Type
 
 JOB = "ab" * 32
@@ -29,9 +29,9 @@ class Recorder:
 
     def data_begins(self, header):
         if not self.wanted(header):
-            return Landing(None, is_expected=False)
+            return FrameMemory(None, is_expected=False)
         self.allocated += header.nbytes
-        return Landing(memoryview(bytearray(header.nbytes)), is_expected=True)
+        return FrameMemory(memoryview(bytearray(header.nbytes)), is_expected=True)
 
     def stray(self, nbytes):
         self.strays.append(nbytes)

@@ -31,9 +31,9 @@ def looked(health, *, segments=0, again=0, rate=0, rtts=(20_000, 21_000, 20_500)
 
 
 def test_round_trips_are_told_by_the_least_the_median_and_what_they_jump():
-    assert RoundTrips.of([20_000, 24_000, 21_000]) == RoundTrips(20_000, 21_000, 3_500)
-    assert RoundTrips.of([7]) == RoundTrips(7, 7, 0)
-    assert RoundTrips.of([]) is None
+    assert RoundTrips.from_samples([20_000, 24_000, 21_000]) == RoundTrips(20_000, 21_000, 3_500)
+    assert RoundTrips.from_samples([7]) == RoundTrips(7, 7, 0)
+    assert RoundTrips.from_samples([]) is None
 
 
 def test_loss_is_what_was_sent_again_of_the_newest_thousands_of_segments():
@@ -167,15 +167,15 @@ def test_the_kernel_counts_what_a_connection_sent():
         with socket.create_connection(listening.getsockname()) as one:
             other, _ = listening.accept()
             with other:
-                before = tcp_info.of(one)
+                before = tcp_info.read(one)
                 for _ in range(8):
                     one.sendall(b"x" * 100_000)
                     other.recv(100_000, socket.MSG_WAITALL)
-                after = tcp_info.of(one)
+                after = tcp_info.read(one)
                 assert before.segments == before.retransmitted == 0
                 assert after.segments >= 8 and after.retransmitted <= after.segments
                 assert after.bytes_per_s > 0
-        assert tcp_info.of(one) is None  # closed
+        assert tcp_info.read(one) is None  # closed
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells")
@@ -186,17 +186,17 @@ def test_the_kernel_says_whether_it_was_the_path_that_was_slow_and_when_the_peer
     with one, other:
         one.sendall(b"x")
         other.recv(1)
-        quiet = tcp_info.of(one)
+        quiet = tcp_info.read(one)
         one.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
                 one.send(b"x" * 100_000)
         for _ in range(40):
             other.recv(50_000)
-        full = tcp_info.of(one)
+        full = tcp_info.read(one)
         time.sleep(0.2)
         assert not quiet.is_path_limited and full.is_path_limited
-        assert tcp_info.of(one).acked_ms >= 150 > full.acked_ms
+        assert tcp_info.read(one).acked_ms >= 150 > full.acked_ms
 
 
 def test_what_a_path_carries_is_known_from_when_it_was_what_limited():
@@ -209,5 +209,5 @@ def test_what_a_path_carries_is_known_from_when_it_was_what_limited():
 def test_what_is_no_tcp_and_a_struct_of_an_old_kernel_say_nothing():
     left, right = socket.socketpair()
     with left, right:
-        assert tcp_info.of(left) is None
+        assert tcp_info.read(left) is None
     assert tcp_info.parse(bytes(160)) is None

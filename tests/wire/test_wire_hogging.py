@@ -19,7 +19,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
 from nodewire.wire import JobChannelSpec, Route, early, frames, identity, link, links, mailbox, tls
 from nodewire.wire.allowance import Allowance
-from nodewire.wire.decoder import Decoder, Landing
+from nodewire.wire.decoder import Decoder, FrameMemory
 from nodewire.wire.early import Early
 from nodewire.wire.headers import DataHeader
 
@@ -277,7 +277,7 @@ def test_an_allowance_is_saved_up_and_what_is_excused_does_not_grow():
 def test_where_an_origin_is_spent_a_link_may_send_half_of_its_own():
     shared = Allowance(1, 100, lambda: 0.0)
     mine = Allowance(1, 100, lambda: 0.0, shared)
-    shared.take(100)
+    shared.charge(100)
     for _ in range(6):
         mine.spend(10)
     assert mine.left_bytes == 40
@@ -302,7 +302,7 @@ class Priced:
         self.prices.append(nbytes)
 
     def data_begins(self, header):
-        return Landing(memoryview(bytearray(header.nbytes)), is_expected=self.expects)
+        return FrameMemory(memoryview(bytearray(header.nbytes)), is_expected=self.expects)
 
     def __getattr__(self, name):
         return lambda *what: None
@@ -431,7 +431,7 @@ def test_frames_of_jobs_that_are_not_open_are_displaced_of_the_origin_that_has_m
     kept.begin("late", "elsewhere", later)
     assert [place for place, _ in gone] == [("key 0", job_id("0"))]
     assert sum(kept._bytes.values()) <= early.MAX_BYTES
-    assert len(list(kept.take(honest.job))) == len(list(kept.take(later.job))) == 1
+    assert len(list(kept.pop(honest.job))) == len(list(kept.pop(later.job))) == 1
 
 
 async def test_who_is_displaced_is_told_so_and_the_first_frames_of_others_come(net, monkeypatch):

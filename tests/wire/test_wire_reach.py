@@ -127,7 +127,9 @@ async def test_nobody_connects_to_private_networks_on_a_strangers_word(meetings)
 
 
 async def test_only_public_places_are_knocked_at_and_no_services_port():
-    entered = splice.Entered(socket.socket(), SpliceAddress("0" * 64, "x:1"), "9.9.9.9:5000", "10.0.0.2:5000", 0.01)
+    entered = splice.SpliceConnection(
+        socket.socket(), SpliceAddress("0" * 64, "x:1"), "9.9.9.9:5000", "10.0.0.2:5000", 0.01
+    )
     places = ["8.8.8.8:4000", "10.0.0.7:4000", "127.0.0.1:4000", "8.8.8.8:22", "[2600::1]:4000", "9.9.9.9:5000"]
     assert ladder.knocked(entered, places, False) == [("8.8.8.8", 4_000)]
     assert ladder.knocked(entered, places, True) == [("8.8.8.8", 4_000), ("10.0.0.7", 4_000), ("127.0.0.1", 4_000)]

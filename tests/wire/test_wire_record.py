@@ -119,9 +119,9 @@ def test_the_customers_edges_go_straight_to_the_tape(kept):
 
 def test_what_cannot_follow_is_refused_with_its_edge_and_leaves_nothing(kept):
     with pytest.raises(BadFrame) as refused:
-        kept.record.came("hidden.0", frame(1, 3, 1))
+        kept.record.record_frame("hidden.0", frame(1, 3, 1))
     assert refused.value.field == "hidden.0"
-    kept.record.came("hidden.0", frame(0, 0, 1, 2, 3))
+    kept.record.record_frame("hidden.0", frame(0, 0, 1, 2, 3))
 
 
 def test_guesses_are_held_as_they_went_out_up_to_a_bound(kept, monkeypatch):

@@ -10,8 +10,8 @@ from nodewire.nostr import nip59
 from nodewire.nostr.event import sign
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.wire.relaying import EVENT, LinkRelaying
-from nodewire.wire.showing import PART_BYTES, Showing
+from nodewire.wire.relaying import EVENT, LinkEventTransport
+from nodewire.wire.showing import PART_BYTES, InventoryExchange
 
 KIND = 7000
 ONE, TWO, OTHER = (Keys(bytes([n]) * 32) for n in (1, 2, 3))
@@ -23,8 +23,8 @@ class Member:
 
     def __init__(self, keys, addresses=()):
         self.keys = keys
-        self.relaying = LinkRelaying(keys.public, dict(addresses))
-        self.showing = Showing(lambda peer: self.node.open_link(peer), {"long": LONG, "empty": b""}, 0.5)
+        self.relaying = LinkEventTransport(keys.public, dict(addresses))
+        self.showing = InventoryExchange(lambda peer: self.node.open_link(peer), {"long": LONG, "empty": b""}, 0.5)
 
     async def open(self, net):
         self.node = await net.node(self.keys, on_control=self.heard, patience=QUICK)
@@ -32,8 +32,8 @@ class Member:
         return self
 
     def heard(self, peer, document):
-        if not self.relaying.heard(peer, document):
-            self.showing.heard(peer, document)
+        if not self.relaying.handle(peer, document):
+            self.showing.handle(peer, document)
 
     def said(self, to, content="", keys=None):
         return sign(keys or self.keys, KIND, created_at=1, content=content, tags=[["p", to.keys.public]])
@@ -126,7 +126,7 @@ async def test_a_document_is_shown_part_by_part(pair):
 async def test_who_says_nothing_or_nonsense_is_not_waited_for(pair):
     one, two = pair
     link = await one.node.link(TWO.public, one.relaying._addresses[TWO.public])
-    two.showing.heard = lambda peer, document: True
+    two.showing.handle = lambda peer, document: True
     with pytest.raises(TimedOut, match="does not say"):
         await one.showing.ask(link, "long", 10**6)
 
@@ -139,11 +139,11 @@ async def test_who_says_nothing_or_nonsense_is_not_waited_for(pair):
         return True
 
     for said in (nonsense, drip):
-        two.showing.heard = said
+        two.showing.handle = said
         with pytest.raises(BadFrame, match="parts"):
             await one.showing.ask(link, "long", 10**6)
     asking = asyncio.create_task(one.showing.ask(link, "other", 10**6))
-    two.showing.heard = lambda peer, document: two.node.open_link(peer).abort(LinkLost(peer, "leaves")) is None
+    two.showing.handle = lambda peer, document: two.node.open_link(peer).abort(LinkLost(peer, "leaves")) is None
     with pytest.raises((LinkLost, BadFrame)):
         await asking
 
@@ -151,8 +151,8 @@ async def test_who_says_nothing_or_nonsense_is_not_waited_for(pair):
 async def test_who_stops_waiting_takes_nobody_elses_answer_away(pair):
     one, two = pair
     link = await one.node.link(TWO.public, one.relaying._addresses[TWO.public])
-    asked, answer = [], two.showing.heard
-    two.showing.heard = lambda peer, document: asked.append((peer, document)) is None
+    asked, answer = [], two.showing.handle
+    two.showing.handle = lambda peer, document: asked.append((peer, document)) is None
     first, second = (asyncio.create_task(one.showing.ask(link, "long", 10**6)) for _ in range(2))
     await until(lambda: asked)
     first.cancel()
@@ -161,7 +161,7 @@ async def test_who_stops_waiting_takes_nobody_elses_answer_away(pair):
     await until(lambda: len(asked) == 2)
     second.cancel()
     await asyncio.wait([second])
-    two.showing.heard = answer
+    two.showing.handle = answer
     answer(*asked[1])
     assert await third == LONG
 

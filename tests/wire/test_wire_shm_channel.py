@@ -10,7 +10,7 @@ from wire_net import until
 from nodewire.wire.shm import channel as channels
 from nodewire.wire.shm import memory
 from nodewire.wire.shm.channel import SharedChannel
-from nodewire.wire.shm.memory import RING_BYTES, Mapping
+from nodewire.wire.shm.memory import RING_BYTES, RingMapping
 
 
 class Recorder(asyncio.BufferedProtocol):
@@ -53,7 +53,7 @@ class Pair:
         for one in sockets:
             one.setblocking(False)
         self.protocols = [Recorder(), Recorder(777)]
-        self.mappings = [Mapping(descriptor, dialled=dialled) for dialled in (True, False)]
+        self.mappings = [RingMapping(descriptor, dialled=dialled) for dialled in (True, False)]
         os.close(descriptor)
         self.ends = [
             SharedChannel(end, mapping, b"", protocol, self._closed)

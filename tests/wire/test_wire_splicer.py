@@ -12,8 +12,8 @@ from nodewire.protocol import splice as splices
 from nodewire.protocol.address import SpliceAddress
 from nodewire.wire.allowance import AtATime, Meter, PerMinute
 from nodewire.wire.reach import splice, splicer
-from nodewire.wire.reach.measuring import Splicing
-from nodewire.wire.reach.splice import Entered, read
+from nodewire.wire.reach.measuring import SpliceCollector
+from nodewire.wire.reach.splice import SpliceConnection, read
 from nodewire.wire.reach.splicer import MAX_HALF_OPEN, Limits, Splicer
 
 ROOM, OTHER_ROOM = "ab" * 32, "cd" * 32
@@ -35,7 +35,7 @@ async def make():
         await one_made.close()
 
 
-async def enter(at: SpliceAddress, room: str | None = ROOM, keys: Keys | None = None) -> Entered:
+async def enter(at: SpliceAddress, room: str | None = ROOM, keys: Keys | None = None) -> SpliceConnection:
     return await splice.enter(at, room, keys or Keys.generate(), allow_private=True)
 
 
@@ -46,7 +46,7 @@ async def joined(at: SpliceAddress, room: str = ROOM, one: Keys | None = None, o
     return ends
 
 
-async def send(end: Entered, data: bytes) -> None:
+async def send(end: SpliceConnection, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(end.connection, data)
 
 
@@ -68,7 +68,7 @@ async def test_what_came_of_connections_and_what_was_carried_is_counted(make):
     def shown():
         return {
             (sample.name.removeprefix("nodewire_splice_"), *sample.labels.values()): sample.value
-            for metric in Splicing(make.made[-1]).collect()
+            for metric in SpliceCollector(make.made[-1]).collect()
             for sample in metric.samples
         }
 
@@ -103,7 +103,7 @@ async def test_it_joins_two_keys_in_one_room_both_ways_and_to_the_last_byte(make
     one, other = await joined(await make())
     data = bytes(range(256)) * 8_192
 
-    async def through(source: Entered, sink: Entered) -> None:
+    async def through(source: SpliceConnection, sink: SpliceConnection) -> None:
         sending = asyncio.create_task(send(source, data))
         assert await read(sink.connection, len(data)) == data
         await sending
@@ -169,7 +169,7 @@ async def _answer(at: SpliceAddress, said: bytes) -> dict:
     connection = await raw(at)
     await asyncio.get_running_loop().sock_sendall(connection, said)
     try:
-        return dict(await splice.heard(connection, at.at))
+        return dict(await splice.read_message(connection, at.at))
     finally:
         connection.close()
 
@@ -311,28 +311,28 @@ def test_so_many_a_minute_are_saved_up_for_a_minute_at_most():
     now_s = 0.0
     rates = PerMinute(3, clock=lambda: now_s)
     for _ in range(3):
-        rates.take("a")
+        rates.acquire("a")
     with pytest.raises(Busy):
-        rates.take("a")
-    rates.take("b")
+        rates.acquire("a")
+    rates.acquire("b")
     now_s = 20.0
-    rates.take("a")
+    rates.acquire("a")
     with pytest.raises(Busy):
-        rates.take("a")
+        rates.acquire("a")
     now_s = 10_000.0
     for _ in range(3):
-        rates.take("a")
+        rates.acquire("a")
     with pytest.raises(Busy):
-        rates.take("a")
+        rates.acquire("a")
 
 
 def test_so_many_at_a_time_come_back():
     held = AtATime("pairs")
-    held.take("a", 1)
+    held.acquire("a", 1)
     with pytest.raises(Busy):
-        held.take("a", 1)
+        held.acquire("a", 1)
     held.give("a")
-    held.take("a", 1)
+    held.acquire("a", 1)
 
 
 async def test_a_meter_holds_bytes_up_in_proportion_and_ends():

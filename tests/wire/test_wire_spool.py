@@ -11,7 +11,7 @@ from wire_net import array, job_id
 from nodewire.errors import BadFrame, BadInput, Busy
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import ITEM_BYTES, Array, Frame, bytes_of
-from nodewire.protocol.sent import Sent
+from nodewire.protocol.sent import FrameStatement
 from nodewire.wire.spool import ORPHAN_S, Spool
 
 JOB, OTHER = job_id("job"), job_id("other")
@@ -246,9 +246,9 @@ def test_a_disk_that_cannot_be_written_cuts_the_edge(tmp_path):
     assert not spool.is_whole(job_id("fourth"))
 
 
-def statement(chunk: int, job: str = JOB) -> Sent:
+def statement(chunk: int, job: str = JOB) -> FrameStatement:
     fields = {"request": job, "task": "driver", "edge": "e", "attempt": 0, "frames": "ab" * 32}
-    return Sent.sign(Keys(b"\x05" * 32), chunk=chunk, **fields)
+    return FrameStatement.sign(Keys(b"\x05" * 32), chunk=chunk, **fields)
 
 
 def test_statements_are_kept_beside_the_frames_and_go_with_them(spool, tmp_path):

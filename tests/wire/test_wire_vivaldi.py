@@ -17,7 +17,7 @@ claims = st.builds(Claim, st.tuples(coordinate, coordinate, st.integers(0, MOST_
 peers = st.sampled_from("abcdefgh")
 happenings = st.lists(
     st.one_of(
-        st.tuples(st.just("heard"), peers, claims),
+        st.tuples(st.just("update"), peers, claims),
         st.tuples(st.just("measured"), peers, st.integers(-5, 2 * MOST_US)),
         st.tuples(st.just("forget"), peers),
     ),
@@ -50,7 +50,7 @@ def test_the_same_happenings_lead_to_the_same_place(what):
 def test_a_peer_moves_a_node_by_no_more_than_the_round_trip_and_a_step(claim, measured_us):
     vivaldi = Vivaldi("node")
     before = vivaldi.place
-    vivaldi.heard("a", claim)
+    vivaldi.update("a", claim)
     vivaldi.measured("a", measured_us)
     after = vivaldi.place
     moved_us = math.hypot(after.x_us - before.x_us, after.y_us - before.y_us)
@@ -62,7 +62,7 @@ def test_claims_alone_move_nobody():
     vivaldi = Vivaldi("node")
     before = vivaldi.place
     for number in range(1_000):
-        vivaldi.heard("a", Claim((number, 0, 0), 0))
+        vivaldi.update("a", Claim((number, 0, 0), 0))
     assert vivaldi.place == before
 
 
@@ -70,14 +70,14 @@ def test_two_nodes_end_as_far_from_each_other_as_was_measured():
     nodes = {name: Vivaldi(name) for name in "ab"}
     for _ in range(100):
         for me, peer in ("ab", "ba"):
-            nodes[me].heard(peer, nodes[peer].place.claim)
+            nodes[me].update(peer, nodes[peer].place.claim)
             nodes[me].measured(peer, 40_000)
     assert rtt_us(nodes["a"].place.claim.at, nodes["b"].place.claim.at) == pytest.approx(40_000, rel=0.1)
 
 
 def test_what_was_claimed_is_where_a_node_begins_again():
     claim = Claim((-5_000, 70_000, 1_200), 80_000)
-    assert Vivaldi("node", Place.of(claim)).place.claim == claim
+    assert Vivaldi("node", Place.from_claim(claim)).place.claim == claim
 
 
 POINTS = [(x * 9e3, y * 11e3, 500 + 700 * ((3 * x + 5 * y) % 4)) for x in range(6) for y in range(5)]
@@ -102,9 +102,9 @@ def learned(liars=frozenset(), rounds=60):
         for i in liars:
             said[i] = Claim((chance.randint(-200_000, 200_000), chance.randint(-200_000, 200_000), 0), 0)
         for i, j in sorted(met):
-            nodes[i].heard(str(j), said[j])
+            nodes[i].update(str(j), said[j])
             nodes[i].measured(str(j), apart_us(i, j))
-            nodes[j].heard(str(i), said[i])
+            nodes[j].update(str(i), said[i])
             nodes[j].measured(str(i), apart_us(i, j))
     return nodes, met
 
@@ -137,7 +137,7 @@ def test_two_fifths_of_the_peers_cannot_call_a_settled_node_away():
         for other in others:
             x, y, height = nodes[other].place.claim.at
             moved = 300_000 if other in liars else 0  # they agree on a place where all of them are
-            nodes[one].heard(str(other), Claim((x + moved, y, height), 0 if moved else 50_000))
+            nodes[one].update(str(other), Claim((x + moved, y, height), 0 if moved else 50_000))
             nodes[one].measured(str(other), apart_us(one, other))
     after = nodes[one].place
     assert math.hypot(after.x_us - before.x_us, after.y_us - before.y_us) < 15_000

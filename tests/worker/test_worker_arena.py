@@ -22,7 +22,7 @@ def test_slabs_do_not_overlap_and_freeing_all_restores_the_arena(steps):
             if taken:
                 slabs.free(offset := min(taken))
                 del taken[offset]
-        elif (offset := slabs.take(nbytes)) is not None:
+        elif (offset := slabs.allocate(nbytes)) is not None:
             taken[offset] = max(nbytes, 1)
     ends = 0
     for offset, nbytes in sorted(taken.items()):
@@ -31,12 +31,12 @@ def test_slabs_do_not_overlap_and_freeing_all_restores_the_arena(steps):
         ends = offset + nbytes
         slabs.free(offset)
     assert ends <= SIZE
-    assert slabs.take(SIZE) == 0
+    assert slabs.allocate(SIZE) == 0
 
 
 def test_a_slab_is_freed_once():
     slabs = arena.Slabs(SIZE)
-    slabs.free(slabs.take(1))
+    slabs.free(slabs.allocate(1))
     with pytest.raises(KeyError):
         slabs.free(0)
 

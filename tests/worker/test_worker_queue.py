@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nodewire.errors import Busy, TooLarge
-from nodewire.worker.queue import AGE, MAX_PATH_US, MAX_SESSION_CALLS, Entry, Expected, Queue
+from nodewire.worker.queue import AGE, MAX_PATH_US, MAX_SESSION_CALLS, CallEstimates, Entry, Queue
 
 NAMES = st.sampled_from("abc")
 US = st.integers(0, 2 * MAX_PATH_US)
@@ -21,7 +21,7 @@ def entry(session="s", task="t", customer="c", **more) -> Entry:
 
 def taking(queue: Queue, now_us: int = 0, expected_us: int = 0, most: int = 1) -> list[Entry]:
     """The call whose turn it is, and what goes with it."""
-    return queue.take(queue.first(), now_us, expected_us, most)
+    return queue.pop(queue.first(), now_us, expected_us, most)
 
 
 class Machine(RuleBasedStateMachine):
@@ -57,7 +57,7 @@ class Machine(RuleBasedStateMachine):
     @rule(expected_us=st.integers(0, 10**6), most=st.integers(1, 3))
     def take(self, expected_us, most):
         first = self.queue.first()
-        taken = self.queue.take(first, self.now_us, expected_us, most)
+        taken = self.queue.pop(first, self.now_us, expected_us, most)
         assert taken[0] is first
         assert 1 <= len(taken) <= most
         heads = {(e.session, e.task): e for e in reversed(self.model)}
@@ -253,7 +253,7 @@ def test_what_goes_together_has_no_more_rows_than_a_block():
 
 
 def test_what_calls_take_is_told_by_task_and_size():
-    expected = Expected()
+    expected = CallEstimates()
     assert expected.us("t", 100) is None
     expected.seen("t", 100, 1_000)
     expected.seen("t", 101, 2_000)

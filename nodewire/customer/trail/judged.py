@@ -13,8 +13,8 @@ from nodewire.errors import NodewireError, NotFound
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.pay import settlement
-from nodewire.pay.bond_holder import HeldBond, Settled
-from nodewire.pay.settlement import Finding
+from nodewire.pay.bond_holder import HeldBond, VerdictSettlement
+from nodewire.pay.settlement import PricedVerdict
 from nodewire.plan.sample import draw, place
 from nodewire.protocol import beacon, verdict
 from nodewire.protocol.committee import Committee
@@ -26,7 +26,7 @@ from nodewire.protocol.verification import Sample
 class Holder(Protocol):
     """What anybody may ask a bond holder (`nodewire.pay.bond_holder`)."""
 
-    async def case(self, case: str) -> Settled: ...
+    async def case(self, case: str) -> VerdictSettlement: ...
 
     async def bond(self, provider: str) -> HeldBond: ...
 
@@ -34,7 +34,7 @@ class Holder(Protocol):
 
 
 @dataclass(slots=True)
-class Judged:
+class JobVerdicts:
     """`verdicts` are those that hold, by the sample's key."""
 
     samples: dict[str, Sample] = field(default_factory=dict)
@@ -43,12 +43,12 @@ class Judged:
     unread: set[int] = field(default_factory=set)
     """The epochs of which it is unknown what they drew."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    cases: dict[str, Settled] = field(default_factory=dict)
+    cases: dict[str, VerdictSettlement] = field(default_factory=dict)
 
 
-async def lines(record: Record, market: Market, holder: Holder | None) -> tuple[list[Line], Judged]:
+async def lines(record: Record, market: Market, holder: Holder | None) -> tuple[list[Line], JobVerdicts]:
     """`holder` is None if it is not known where to ask it."""
-    judged = Judged()
+    judged = JobVerdicts()
     found = await _draws(record, market, judged)
     found += _verdicts(record, market.committee, judged)
     if holder is not None:
@@ -60,7 +60,7 @@ async def lines(record: Record, market: Market, holder: Holder | None) -> tuple[
     return found, judged
 
 
-async def _draws(record: Record, market: Market, judged: Judged) -> list[Line]:
+async def _draws(record: Record, market: Market, judged: JobVerdicts) -> list[Line]:
     if record.request.plan.verification.policy != "sampled":
         return [ok("draw", "the job", "its customer had nothing sampled")]
     found: list[Line] = []
@@ -90,7 +90,7 @@ async def _draws(record: Record, market: Market, judged: Judged) -> list[Line]:
     return found
 
 
-def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[Line]:
+def _verdicts(record: Record, committee: Committee, judged: JobVerdicts) -> Iterator[Line]:
     held, broken, ids = _certified(record.verdicts, committee)
     for key, sample in judged.samples.items():
         what = f"{sample.task} of chunk {sample.chunk} by {sample.provider[:8]}"
@@ -137,7 +137,7 @@ def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[
             yield wrong("verdict", what, f"{key[:16]} was not drawn")
 
 
-def _fed(said: Verdict, record: Record, judged: Judged) -> Sample | None:
+def _fed(said: Verdict, record: Record, judged: JobVerdicts) -> Sample | None:
     """The sample that cannot be judged unless this work is opened; None if there is none."""
     fed = {edge.target for edge in record.manifest.edges if edge.source == said.task}
     if said.outcome != "withheld":
@@ -153,7 +153,7 @@ def _fed(said: Verdict, record: Record, judged: Judged) -> Sample | None:
 
 
 def _unfounded(
-    key: str, certificates: list[Certificate], ids: Mapping[str, str], record: Record, judged: Judged
+    key: str, certificates: list[Certificate], ids: Mapping[str, str], record: Record, judged: JobVerdicts
 ) -> Line:
     """Of a claim that, as the committee says, nothing certified stands behind."""
     said = certificates[0].verdict
@@ -221,7 +221,7 @@ async def _share(record: Record, committee: Committee, holder: Holder) -> list[L
 
 
 async def _bond(
-    key: str, said: Verdict, record: Record, committee: Committee, holder: Holder, judged: Judged
+    key: str, said: Verdict, record: Record, committee: Committee, holder: Holder, judged: JobVerdicts
 ) -> list[Line]:
     what = f"{said.task} of chunk {said.chunk} by {said.provider[:8]}: {said.outcome}"
     try:
@@ -253,7 +253,7 @@ async def _bond(
     return found
 
 
-async def _slashed(finding: Finding, holder: Holder) -> Line:
+async def _slashed(finding: PricedVerdict, holder: Holder) -> Line:
     what = f"{finding.culprit[:8]}'s"
     try:
         bond = await holder.bond(finding.culprit)
@@ -264,7 +264,7 @@ async def _slashed(finding: Finding, holder: Holder) -> Line:
     return ok("bond", what, f"{bond.state}: {bond.amount_msat} msat locked, {bond.remainder_msat} left to burn")
 
 
-def _misjudged(finding: Finding, settled: Settled) -> str:
+def _misjudged(finding: PricedVerdict, settled: VerdictSettlement) -> str:
     """What is wrong with the holder's settlement of a verdict; empty if nothing is."""
     if (settled.request, settled.outcome) != (finding.request, finding.outcome):
         return f"the holder settled another verdict: {settled.outcome}"
@@ -273,7 +273,7 @@ def _misjudged(finding: Finding, settled: Settled) -> str:
     return _misgiven(finding, settled.payouts)
 
 
-def _misgiven(finding: Finding, given: Mapping[str, int]) -> str:
+def _misgiven(finding: PricedVerdict, given: Mapping[str, int]) -> str:
     """Payees and amounts against the rules: who gets anything gets it whole, but for the customer."""
     most = settlement.payouts(finding, following=0, payable_msat=10**18)
     for payee, msat in given.items():

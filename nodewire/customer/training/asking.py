@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from nodewire.customer.training import carrying, choosing, costing, pacing, silence, trusting, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.events import Lost, Missed, Sealed, Sufficed
+from nodewire.customer.training.events import CiphertextRef, ResultTimeout, RoundQuorum, ShardLoss
 from nodewire.customer.training.requesting import Ask
 from nodewire.customer.training.state import State
 from nodewire.errors import NodewireError, NoProvider, OverBudget
@@ -68,7 +68,7 @@ async def publish(course: Course, round_: int) -> None:
                 [(index, dealt[index]) for index in some],
                 steps,
                 previous,
-                carrying.left(state, dealt, some),
+                carrying.find_carried(state, dealt, some),
                 most,
             )
             made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start, shown))
@@ -78,12 +78,12 @@ async def publish(course: Course, round_: int) -> None:
             continue  # while a request was mined, enough results came
         for published, _ in made:
             course.asked_s[published.request] = time.monotonic()
-            course.take(published)
+            course.record(published)
         await asyncio.gather(*(course.session.pool.publish(event) for _, event in made))
         return
 
 
-async def _small(course: Course, theta: Sealed) -> bytes | None:
+async def _small(course: Course, theta: CiphertextRef) -> bytes | None:
     """The weights' ciphertext, if it may stand in requests."""
     if theta.bytes > inline.MAX_BYTES:
         return None
@@ -177,7 +177,7 @@ async def call(course: Course, request: str, provider: str) -> None:
             log.debug("ticket: %s", error)
         await asyncio.sleep(min(pause_s, max(0.0, until_s - time.monotonic())))
         pause_s = min(2 * pause_s, _MOST_TICKET_S)
-    course.take(Lost(request, provider, silence.NO_ANSWER))
+    course.record(ShardLoss(request, provider, silence.NO_ANSWER))
 
 
 async def wait(course: Course, request: str, provider: str) -> None:
@@ -189,10 +189,10 @@ async def wait(course: Course, request: str, provider: str) -> None:
         by_patience_s = begun_s + patience_s
         quiet_s = max(begun_s, course.hearing.silent_since_s(request, provider)) + watching.QUIET_S
         if by_patience_s <= now_s:
-            course.take(Missed(request, provider, f"no result within {patience_s:.0f} s"))
+            course.record(ResultTimeout(request, provider, f"no result within {patience_s:.0f} s"))
             return
         if quiet_s <= now_s:
-            course.take(Missed(request, provider, f"{silence.NO_WORD} {watching.QUIET_S:.0f} s"))
+            course.record(ResultTimeout(request, provider, f"{silence.NO_WORD} {watching.QUIET_S:.0f} s"))
             return
         await asyncio.sleep(min(1.0, by_patience_s - now_s, quiet_s - now_s))  # what others take may shorten it
 
@@ -210,10 +210,10 @@ async def wait_late(course: Course, request: str, provider: str) -> None:
         heard_s = max(course.asked_s.get(request, 0.0), course.hearing.silent_since_s(request, provider))
         silent_s = heard_s + watching.SILENT_S
         if by_deadline_s <= now_s:
-            course.take(Lost(request, provider, f"no result by its deadline of {course.recipe.deadline} s"))
+            course.record(ShardLoss(request, provider, f"no result by its deadline of {course.recipe.deadline} s"))
             return
         if silent_s <= now_s:
-            course.take(Lost(request, provider, f"{silence.NO_WORD} {watching.SILENT_S:.0f} s"))
+            course.record(ShardLoss(request, provider, f"{silence.NO_WORD} {watching.SILENT_S:.0f} s"))
             return
         await asyncio.sleep(min(1.0, by_deadline_s - now_s, silent_s - now_s))
 
@@ -227,4 +227,4 @@ async def linger(course: Course, round_: int) -> None:
         if left_s <= 0:
             break
         await asyncio.sleep(min(0.5, left_s))
-    course.take(Sufficed(round_))
+    course.record(RoundQuorum(round_))

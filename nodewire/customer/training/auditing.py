@@ -11,15 +11,15 @@ from statistics import median
 from typing import TypeVar
 
 from nodewire.customer.training import receiving
-from nodewire.customer.training.coordinating import Late, Past, Verdict
+from nodewire.customer.training.coordinating import LateResult, Past, Verdict
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.events import Audited, Judged
+from nodewire.customer.training.events import AuditOutcome, ResultJudgement
 from nodewire.errors import NodewireError, TooLarge, Withheld
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.protocol import audit as audits
 from nodewire.protocol import closing
-from nodewire.protocol.audit import Showing, Shown
+from nodewire.protocol.audit import AuditAnswer, SnapshotCiphertext
 from nodewire.protocol.round import RoundTicket
 from nodewire.store.sealed import sealed_bytes
 
@@ -40,26 +40,28 @@ async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]])
     """Judge the results (request, provider) of a round beside each other, or a late one by its own round's weights."""
     if round_ < course.state.round or course.state.debts[waiting[0]].undone:
         for request, provider in waiting:
-            await _judge_late(course, Late(request, round_), provider)
+            await _judge_late(course, LateResult(request, round_), provider)
         return
     debts = course.state.debts
     judged = await course.coordinator.judge(round_, [debts[key].row.index for key in waiting])
     is_audited = float(course.recipe.audit.fraction) > 0
     for request, provider in waiting:
         said = judged[course.state.debts[request, provider].row.index]
-        course.take(_judged(request, provider, said, is_audited))
+        course.record(_judged(request, provider, said, is_audited))
 
 
-async def _judge_late(course: Course, late: Late, provider: str) -> None:
+async def _judge_late(course: Course, late: LateResult, provider: str) -> None:
     debt = course.state.debts[late.request, provider]
     assert debt.theta is not None
     said = await course.coordinator.judge_late(late, debt.row.index, debt.theta, alone=debt.undone)
-    course.take(_judged(late.request, provider, said, float(course.recipe.audit.fraction) > 0))
+    course.record(_judged(late.request, provider, said, float(course.recipe.audit.fraction) > 0))
 
 
-def _judged(request: str, provider: str, said: Verdict, is_audited: bool) -> Judged:
+def _judged(request: str, provider: str, said: Verdict, is_audited: bool) -> ResultJudgement:
     audit_ = said.accepted and is_audited
-    return Judged(request, provider, said.accepted, said.reason, audit_, audit_ and said.doubted, audit_ and said.harms)
+    return ResultJudgement(
+        request, provider, said.accepted, said.reason, audit_, audit_ and said.doubted, audit_ and said.harms
+    )
 
 
 async def audit(course: Course, request: str, provider: str) -> None:
@@ -72,10 +74,10 @@ async def audit(course: Course, request: str, provider: str) -> None:
     debt = course.state.debts[request, provider]
     if debt.balance != "held":
         return
-    delivered = course.deliveries.of(debt.result)
+    delivered = course.deliveries.get(debt.result)
     close = events.parse(course.state.closes[debt.close])
     closed = closing.parse(close)
-    counted = closed.close.of(request, provider)
+    counted = closed.close.find_result(request, provider)
     assert counted is not None, debt.close
     drawn = closing.drawn(closed, counted, course.recipe, debt.row.steps)
     opened, index = course.deliveries.opened(debt.result), debt.row.index
@@ -102,7 +104,7 @@ async def audit(course: Course, request: str, provider: str) -> None:
             return course.state.debts[request, provider].undone
 
         passed, reason = await course.coordinator.audit(past, drawn, files, is_undone)
-    course.take(Audited(request, provider, passed, reason, ask.to_json(), answer.to_json() if answer else ""))
+    course.record(AuditOutcome(request, provider, passed, reason, ask.to_json(), answer.to_json() if answer else ""))
 
 
 def _step_s(course: Course, provider: str) -> float:
@@ -155,7 +157,9 @@ async def _patiently(fetch: Callable[[], Awaitable[Fetched]], until_s: float) ->
         await asyncio.sleep(FETCH_AGAIN_S)
 
 
-async def _files(course: Course, showing: Showing, wanted: Sequence[int]) -> dict[int, tuple[Path, Shown]]:
+async def _files(
+    course: Course, showing: AuditAnswer, wanted: Sequence[int]
+) -> dict[int, tuple[Path, SnapshotCiphertext]]:
     """The snapshots' ciphertexts, as far as they are shown. Raises NodewireError: one is not to be had."""
     shown, most = {one.segment: one for one in showing.shown}, sealed_bytes(audits.most_bytes(course.recipe))
     for n in wanted:

@@ -8,7 +8,7 @@ from nodewire.customer.training.state import State
 from nodewire.protocol.recipe import NOTHING
 
 
-def left(state: State, dealt: Mapping[int, str], indices: Sequence[int]) -> dict[int, str]:
+def find_carried(state: State, dealt: Mapping[int, str], indices: Sequence[int]) -> dict[int, str]:
     """What the providers of some shards carry on from the round before, as far as they carry anything.
 
     Only of what the outer step before was made of, and in time: everything else is as if another took the shard over.

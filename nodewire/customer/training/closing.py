@@ -6,9 +6,9 @@ import secrets
 import time
 
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.events import ClosePublished
+from nodewire.customer.training.events import ClosePublication
 from nodewire.protocol import closing
-from nodewire.protocol.closing import MAX_COUNTED, MAX_OTHERS, Counted
+from nodewire.protocol.closing import MAX_COUNTED, MAX_OTHERS, CountedResult
 
 
 async def close(course: Course, round_: int, undone: bool = False) -> None:
@@ -20,9 +20,9 @@ async def close(course: Course, round_: int, undone: bool = False) -> None:
     counted = []
     for request, provider in keys:
         debt = state.debts[request, provider]
-        delivered = course.deliveries.of(debt.result)
+        delivered = course.deliveries.get(debt.result)
         counted.append(
-            Counted(
+            CountedResult(
                 request=request,
                 provider=provider,
                 index=debt.row.index,
@@ -32,7 +32,7 @@ async def close(course: Course, round_: int, undone: bool = False) -> None:
             )
         )
     others = [
-        course.deliveries.of(debt.result).id
+        course.deliveries.get(debt.result).id
         for (request, provider), debt in state.debts.items()
         if (debt.round, debt.undone) == (round_, undone)
         and debt.result
@@ -47,4 +47,4 @@ async def close(course: Course, round_: int, undone: bool = False) -> None:
         others=tuple(others[-MAX_OTHERS:]),
     )
     event = closing.build(course.session.keys, course.kind, made, created_at=int(time.time()))
-    course.take(ClosePublished(round_, event.id, event.to_json(), keys))
+    course.record(ClosePublication(round_, event.id, event.to_json(), keys))

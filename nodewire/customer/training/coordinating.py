@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nodewire.customer.training.events import Contribution, Sealed
+from nodewire.customer.training.events import CiphertextRef, Contribution
 from nodewire.errors import NodewireError, NotFound, WorkerFailed
 from nodewire.kind import SharedWorker, TaskSession
 from nodewire.protocol import inline
-from nodewire.protocol.audit import Shown
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.audit import SnapshotCiphertext
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.store import sealed
@@ -53,14 +53,14 @@ class Past:
     index: int
     steps: int
     update: Path
-    opened: Delivered
-    theta: Sealed
+    opened: DeliveryDetails
+    theta: CiphertextRef
     begun: str | None = None
     """The digest of what its provider has carried into the round."""
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class LateResult:
     """Whose request a late result answers, and in which round it was trained."""
 
     request: str
@@ -87,15 +87,15 @@ class Coordinator:
         program.write_bytes(recipe)
         self._session = await read(self._worker, program, data, shards, start)
 
-    async def shard(self, index: int) -> Sealed:
+    async def shard(self, index: int) -> CiphertextRef:
         """A shard, sealed and uploaded."""
         return await self._seal(await self._pieces("shard", {"index": index}))
 
-    async def theta(self) -> Sealed:
+    async def theta(self) -> CiphertextRef:
         """The weights as they are, sealed; uploaded, if they are too large to stand in requests."""
         return await self._seal(await self._pieces("theta", {}), most_inline=inline.MAX_BYTES)
 
-    async def start(self) -> Sealed:
+    async def start(self) -> CiphertextRef:
         """What stays frozen, sealed and uploaded."""
         return await self._seal(await self._pieces("start", {}))
 
@@ -117,7 +117,7 @@ class Coordinator:
         async with self._auditing, self._judging:
             yield
 
-    async def restore(self, theta: Sealed, round_: int) -> None:
+    async def restore(self, theta: CiphertextRef, round_: int) -> None:
         """Go on with what was the weights, and the outer optimizer's momenta, before `round_`. What the worker knew of
         that round and of later ones is forgotten.
 
@@ -141,7 +141,7 @@ class Coordinator:
         source: Path | bytes,
         key: str,
         sha256: str,
-        late: Late | None = None,
+        late: LateResult | None = None,
     ) -> tuple[bool, str]:
         """Take the packed update, sealed, in a file or as it is: whether it is one of this recipe, and if not, why."""
         meta: Meta = {"round": round_, "index": index, "steps": steps}
@@ -164,7 +164,7 @@ class Coordinator:
         said = await self._session.receive(Frame("judge", 0, (), meta))
         return {int(one.meta["index"] or 0): _verdict(one) for one in said}
 
-    async def judge_late(self, late: Late, index: int, theta: Sealed, *, alone: bool = False) -> Verdict:
+    async def judge_late(self, late: LateResult, index: int, theta: CiphertextRef, *, alone: bool = False) -> Verdict:
         """Whether a late result is accepted, by the weights that its own round began with; `alone`: not beside others
         of that number, which began with other weights."""
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
@@ -178,7 +178,7 @@ class Coordinator:
         self,
         past: Past,
         drawn: Sequence[int],
-        shown: Mapping[int, tuple[Path, Shown]],
+        shown: Mapping[int, tuple[Path, SnapshotCiphertext]],
         is_undone: Callable[[], bool],
     ) -> tuple[bool, str]:
         """Compute what was drawn again from the snapshots in these files: whether it agrees, and if not, why.
@@ -223,7 +223,7 @@ class Coordinator:
         (said,) = await self._session.receive(Frame("step", round_, (), meta))
         return await self._stepped(round_, said)
 
-    async def momenta(self) -> Sealed:
+    async def momenta(self) -> CiphertextRef:
         """The outer optimizer's momenta as they are, sealed and uploaded."""
         return await self._seal(await self._pieces("momenta", {}))
 
@@ -273,12 +273,12 @@ class Coordinator:
         total = sealed.size_of(source)
         return await feed(self._session, edge, pieces, sha256, meta, total=total)
 
-    async def _seal(self, pieces: Sequence[bytes], *, most_inline: int = 0) -> Sealed:
+    async def _seal(self, pieces: Sequence[bytes], *, most_inline: int = 0) -> CiphertextRef:
         key, digest = sealed.new_key(), hashlib.sha256()
         if sealed.sealed_bytes(sum(map(len, pieces))) <= most_inline:
             whole = b"".join(pieces)
             ref = self._blobs.keep(b"".join(sealed.seal([whole], key)))
-            return Sealed(ref.sha256, ref.bytes, key, hashlib.sha256(whole).hexdigest())
+            return CiphertextRef(ref.sha256, ref.bytes, key, hashlib.sha256(whole).hexdigest())
         with tempfile.NamedTemporaryFile(dir=self._folder) as file:
             for piece in pieces:
                 digest.update(piece)
@@ -286,7 +286,7 @@ class Coordinator:
                 file.write(segment)
             file.flush()
             ref = await self._blobs.put(Path(file.name))
-        return Sealed(ref.sha256, ref.bytes, key, digest.hexdigest())
+        return CiphertextRef(ref.sha256, ref.bytes, key, digest.hexdigest())
 
 
 def _which(round_: int, counted: Sequence[Contribution]) -> str:

@@ -10,23 +10,23 @@ from nodewire.customer.training.ads import Ads
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.deliveries import Deliveries
 from nodewire.customer.training.events import Event
-from nodewire.customer.training.hearing import Hearing
+from nodewire.customer.training.hearing import LifeSigns
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.session import TrainingSession
 from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
-from nodewire.customer.training.unpaid import Waiting
+from nodewire.customer.training.unpaid import PaymentWait
 from nodewire.nostr.event import Event as Answer
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.recipe import Recipe
 
-OnChange = Callable[[State, "Event | Progress | Waiting", str], None]
+OnChange = Callable[[State, "Event | Progress | PaymentWait", str], None]
 """Told of every event, every progress and what the end waits for, with the provider that it is of ("" if none)."""
 
 
 class Course:
-    """`take` is the only way on; what is still to be done is what `pending` says of `state`."""
+    """`record` is the only way on; what is still to be done is what `pending` says of `state`."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Course:
         """By request, when it went out (monotonic); not of those that went out before a crash."""
         self.begun_s = time.monotonic()
         """When this process took the training up."""
-        self.hearing = Hearing(session.pool)
+        self.hearing = LifeSigns(session.pool)
         self.refused: dict[str, bool] = {}
         """Providers whose last payment has failed, and whether because their endpoint takes no connection."""
         self.forgiven: frozenset[str] = frozenset()
         """Who failed in this round before this process took it up, and may be asked once more."""
 
-    def take(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Something happened: it is written down, and what is pending is looked at again."""
         after = apply(event, self.state)
         if after is self.state:

@@ -10,15 +10,15 @@ from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import delivery
-from nodewire.protocol.delivery import Delivered, Delivery
+from nodewire.protocol.delivery import Delivery, DeliveryDetails
 
 MOST = 64
 """A result has up to 64 KB."""
 
 
-class _Read(NamedTuple):
+class _OpenDelivery(NamedTuple):
     delivery: Delivery
-    opened: Delivered | None = None
+    opened: DeliveryDetails | None = None
 
 
 class Deliveries:
@@ -26,19 +26,19 @@ class Deliveries:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._read = BoundedDict[str, _Read](MOST)
+        self._read = BoundedDict[str, _OpenDelivery](MOST)
 
-    def heard(self, event: Event) -> str:
+    def add(self, event: Event) -> str:
         """A result that came, whose signature has been checked, as the journal keeps it. Raises BadEvent, BadTag."""
         result = event.to_json()
-        self._keep(result, _Read(delivery.parse(event)))
+        self._keep(result, _OpenDelivery(delivery.parse(event)))
         return result
 
-    def of(self, result: str) -> Delivery:
+    def get(self, result: str) -> Delivery:
         """What a result says that was heard."""
         return self._of(result).delivery
 
-    def opened(self, result: str) -> Delivered:
+    def opened(self, result: str) -> DeliveryDetails:
         """What it tells this customer alone.
 
         Raises:
@@ -47,15 +47,15 @@ class Deliveries:
         read = self._of(result)
         if read.opened is None:
             said = nip44.decrypt(read.delivery.ciphertext, nip44.conversation_key(self._keys, read.delivery.provider))
-            read = read._replace(opened=Delivered.parse(said))
+            read = read._replace(opened=DeliveryDetails.parse(said))
             self._keep(result, read)
         assert read.opened is not None
         return read.opened
 
-    def _of(self, result: str) -> _Read:
+    def _of(self, result: str) -> _OpenDelivery:
         if result not in self._read:
-            self._keep(result, _Read(delivery.parse(events.parse(result))))
+            self._keep(result, _OpenDelivery(delivery.parse(events.parse(result))))
         return self._read[result]
 
-    def _keep(self, result: str, read: _Read) -> None:
+    def _keep(self, result: str, read: _OpenDelivery) -> None:
         self._read[result] = read

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class CiphertextRef:
     """A ciphertext on the blob servers: its hash and size, its key, the plaintext's hash."""
 
     sha256: str
@@ -36,24 +36,24 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class TrainingStart:
     """The data are split and sealed. `shards` in the order of their indices; `theta` is what round 0 begins with."""
 
     rounds: int
-    shards: tuple[Sealed, ...]
-    theta: Sealed
+    shards: tuple[CiphertextRef, ...]
+    theta: CiphertextRef
     needed: int = 0
     """Results that are enough for an outer step; 0: all."""
     late: bool = False
     """Whether a result counts in the step after its own round's."""
-    start: Sealed | None = None
+    start: CiphertextRef | None = None
     """Frozen weights, where the recipe has an adapter."""
     kept: int = 2
     """Rounds for which the coordinator has what audits need."""
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class RequestPublication:
     """A request is signed and goes out. `event` is its JSON."""
 
     round: int
@@ -63,7 +63,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class DepositAsked:
+class DepositRequest:
     """The provider has the request and its ticket, and begins when its deposit is paid."""
 
     request: str
@@ -71,7 +71,7 @@ class DepositAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class WorkStart:
     """The provider says that it works, without a deposit or after it."""
 
     request: str
@@ -79,7 +79,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultCame:
+class ResultArrival:
     """A provider's result event has come. `event` is its JSON, `took_ms` milliseconds since the request."""
 
     request: str
@@ -89,7 +89,7 @@ class ResultCame:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ResultReceipt:
     """The result was opened, is what its provider has committed to, and has the model's names and shapes."""
 
     request: str
@@ -99,7 +99,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ResultJudgement:
     """A result was held against the others of its round, or an outer step was checked; `reason` of a rejection."""
 
     request: str
@@ -115,7 +115,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class ClosePublished:
+class ClosePublication:
     """A close is signed and goes out; `event` is its JSON. What is drawn of `results` (request, provider) is fixed."""
 
     round: int
@@ -125,7 +125,7 @@ class ClosePublished:
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class AuditOutcome:
     """Drawn segments were computed again, or not shown in time. `ask` and `answer` are the events' JSON, if any."""
 
     request: str
@@ -137,7 +137,7 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
-class Paid:
+class ResultPayment:
     """`part` is DEPOSIT or BALANCE (`protocol.round`); what is owed is never paid in part."""
 
     request: str
@@ -148,7 +148,7 @@ class Paid:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ShardLoss:
     """Nothing will come of a shard at this provider: it refused, failed, or let its time pass."""
 
     request: str
@@ -157,7 +157,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
+class ResultTimeout:
     """A result is not waited for any more; it is paid, and may count as late, if it comes by its deadline."""
 
     request: str
@@ -166,7 +166,7 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sufficed:
+class RoundQuorum:
     """Enough results are there, and the others were waited for long enough: the round is stepped without them."""
 
     round: int
@@ -184,23 +184,23 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class StepCompletion:
     """The outer step of `round` is done: `theta` is for the next, `loss` is the held-out one in millionths."""
 
     round: int
     loss: int
-    theta: Sealed
+    theta: CiphertextRef
     counted: tuple[Contribution, ...] = ()
     """In the order in which they were added up."""
     request: str = ""
     """If another has made it, of its request; it was checked, and its balance is owed."""
     provider: str = ""
-    momenta: Sealed | None = None
+    momenta: CiphertextRef | None = None
     """The outer optimizer's, as that provider has sealed them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class StepRollback:
     """The steps from `round` on are no part of the weights any more, because of these results (request, provider)."""
 
     round: int
@@ -208,14 +208,14 @@ class Undone:
 
 
 @dataclass(frozen=True, slots=True)
-class StepsBy:
+class StepOwnerChange:
     """Who makes outer steps from now on: a provider (`bought`), or this customer."""
 
     bought: bool
 
 
 @dataclass(frozen=True, slots=True)
-class StepPublished:
+class StepPublication:
     """The request (8842) for a round's outer step is signed and goes out. `event` is its JSON."""
 
     round: int
@@ -224,11 +224,11 @@ class StepPublished:
     row: Row
     counted: tuple[Contribution, ...]
     """What the step is to be made of."""
-    momenta: Sealed | None
+    momenta: CiphertextRef | None
 
 
 @dataclass(frozen=True, slots=True)
-class StepHere:
+class LocalStepChoice:
     """Nobody is found for the outer step of this round: it is made here."""
 
     round: int
@@ -236,25 +236,25 @@ class StepHere:
 
 
 Event = (
-    Opened
-    | Published
-    | DepositAsked
-    | Begun
-    | ResultCame
-    | Received
-    | Judged
-    | ClosePublished
-    | Audited
-    | Paid
-    | Lost
-    | Missed
-    | Sufficed
-    | Stepped
-    | Undone
-    | StepsBy
-    | StepPublished
-    | StepHere
+    TrainingStart
+    | RequestPublication
+    | DepositRequest
+    | WorkStart
+    | ResultArrival
+    | ResultReceipt
+    | ResultJudgement
+    | ClosePublication
+    | AuditOutcome
+    | ResultPayment
+    | ShardLoss
+    | ResultTimeout
+    | RoundQuorum
+    | StepCompletion
+    | StepRollback
+    | StepOwnerChange
+    | StepPublication
+    | LocalStepChoice
 )
 
-Worked = DepositAsked | Begun | ResultCame | Received | Judged | Lost | Missed
+Worked = DepositRequest | WorkStart | ResultArrival | ResultReceipt | ResultJudgement | ShardLoss | ResultTimeout
 """Of one shard, or of an outer step that was bought, at its provider."""

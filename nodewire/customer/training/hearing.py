@@ -7,7 +7,7 @@ import time
 from nodewire.nostr.pool import Pool
 
 
-class Hearing:
+class LifeSigns:
     """Of one training, as this process heard it."""
 
     def __init__(self, pool: Pool) -> None:
@@ -15,7 +15,7 @@ class Hearing:
         self._heard_s: dict[tuple[str, str], float] = {}
         self._deaf_s = time.monotonic()
 
-    def heard(self, request: str, provider: str) -> None:
+    def record(self, request: str, provider: str) -> None:
         """There was a sign of life, or until now none was due."""
         self._heard_s[request, provider] = time.monotonic()
 

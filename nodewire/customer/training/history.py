@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from nodewire.customer.training.events import (
-    Audited,
+    AuditOutcome,
+    CiphertextRef,
     Event,
-    Opened,
-    Paid,
-    ResultCame,
-    Sealed,
-    Stepped,
-    StepPublished,
-    Undone,
+    ResultArrival,
+    ResultPayment,
+    StepCompletion,
+    StepPublication,
+    StepRollback,
+    TrainingStart,
 )
 from nodewire.errors import NodewireError
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.audit import Showing
+from nodewire.protocol.audit import AuditAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +48,38 @@ class History:
     paid_msat: int = 0
     fees_msat: int = 0
     points: list[Point] = field(default_factory=list)
-    undone: list[Undone] = field(default_factory=list)
+    undone: list[StepRollback] = field(default_factory=list)
     """Whose rounds' points are not among the others any more; what they have cost is."""
     keys: Keys | None = None
     """The customer's: only they open what an audit's answer cites."""
-    _momenta: Sealed | None = None
+    _momenta: CiphertextRef | None = None
     """That the maker of the newest step has put there."""
 
     @classmethod
-    def of(cls, events_: Iterable[Event], keys: Keys | None = None) -> Self:
+    def replay(cls, events_: Iterable[Event], keys: Keys | None = None) -> Self:
         made = cls(keys=keys)
         for event in events_:
-            made.take(event)
+            made.apply(event)
         return made
 
-    def take(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         match event:
-            case Opened(start=start, shards=shards, theta=theta):
+            case TrainingStart(start=start, shards=shards, theta=theta):
                 sealed = (*shards, theta, *((start,) if start else ()))
                 self.up_bytes += sum(one.bytes for one in sealed)
-            case ResultCame():
+            case ResultArrival():
                 self.down_bytes += _cited_bytes(event.event)
-            case StepPublished() if event.momenta and event.momenta != self._momenta:
+            case StepPublication() if event.momenta and event.momenta != self._momenta:
                 self.up_bytes += event.momenta.bytes
-            case Audited() if event.answer and self.keys:
+            case AuditOutcome() if event.answer and self.keys:
                 self.down_bytes += _shown_bytes(event.answer, self.keys)
-            case Paid():
+            case ResultPayment():
                 self.paid_msat += event.amount_msat
                 self.fees_msat += event.fee_msat
-            case Undone(round_):
+            case StepRollback(round_):
                 del self.points[round_:]
                 self.undone.append(event)
-            case Stepped(round_, loss, theta):
+            case StepCompletion(round_, loss, theta):
                 self._momenta = event.momenta
                 now = self.up_bytes, self.down_bytes, self.paid_msat, self.fees_msat
                 self.points.append(Point(round_, loss / 1_000_000, *now))
@@ -97,6 +97,6 @@ def _shown_bytes(answer: str, keys: Keys) -> int:
     event = events.parse(answer)
     try:
         said = nip44.decrypt(event.content, nip44.conversation_key(keys, event.pubkey))
-        return sum(one.blob.bytes for one in Showing.parse(said).shown)
+        return sum(one.blob.bytes for one in AuditAnswer.parse(said).shown)
     except NodewireError:
         return 0

@@ -5,27 +5,33 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import orjson
 
 from nodewire.customer.training.events import (
-    Begun,
-    ClosePublished,
+    AuditOutcome,
+    CiphertextRef,
+    ClosePublication,
     Contribution,
-    DepositAsked,
+    DepositRequest,
     Event,
-    Judged,
-    Opened,
-    Paid,
-    Published,
-    Received,
-    ResultCame,
+    LocalStepChoice,
+    RequestPublication,
+    ResultArrival,
+    ResultJudgement,
+    ResultPayment,
+    ResultReceipt,
+    ResultTimeout,
+    RoundQuorum,
     Row,
-    Sealed,
-    Stepped,
-    StepPublished,
-    Undone,
+    ShardLoss,
+    StepCompletion,
+    StepOwnerChange,
+    StepPublication,
+    StepRollback,
+    TrainingStart,
+    WorkStart,
 )
 from nodewire.database import open_versioned
 from nodewire.errors import BadConfig
@@ -34,12 +40,35 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, type TEXT NOT NULL, data TEXT NOT NULL) STRICT;
 """
-_AGAIN = (DepositAsked, Begun, ResultCame, Received, Judged, Stepped, Paid)
+_AGAIN = (DepositRequest, WorkStart, ResultArrival, ResultReceipt, ResultJudgement, StepCompletion, ResultPayment)
 """What is heard, computed or looked up again."""
-_WRITTEN = {ResultCame: "Delivered", ClosePublished: "Closed"}
-"""Journals outlive names: the tags of events that are called otherwise in the code."""
-_TAGS: dict[type[Any], str] = {cls: _WRITTEN.get(cls, cls.__name__) for cls in get_args(Event)}
-_TYPES: dict[str, type[Any]] = {tag: cls for cls, tag in _TAGS.items()}
+_TYPES: dict[str, type[Any]] = {
+    "Opened": TrainingStart,
+    "Published": RequestPublication,
+    "DepositAsked": DepositRequest,
+    "Begun": WorkStart,
+    "Delivered": ResultArrival,
+    "Received": ResultReceipt,
+    "Judged": ResultJudgement,
+    "Closed": ClosePublication,
+    "Audited": AuditOutcome,
+    "Paid": ResultPayment,
+    "Lost": ShardLoss,
+    "Missed": ResultTimeout,
+    "Sufficed": RoundQuorum,
+    "Stepped": StepCompletion,
+    "Undone": StepRollback,
+    "StepsBy": StepOwnerChange,
+    "StepPublished": StepPublication,
+    "StepHere": LocalStepChoice,
+}
+"""Journals outlive names: events by what they are written as."""
+_TAGS: dict[type[Any], str] = {cls: tag for tag, cls in _TYPES.items()}
+
+
+def tag(event: Event) -> str:
+    """What an event is written as."""
+    return _TAGS[type(event)]
 
 
 class Journal:
@@ -84,7 +113,7 @@ class Journal:
         data = orjson.dumps(asdict(event)).decode()
         try:
             self._db.execute(f"PRAGMA synchronous = {'NORMAL' if isinstance(event, _AGAIN) else 'FULL'}")
-            self._db.execute("INSERT INTO events (type, data) VALUES (?, ?)", (_TAGS[type(event)], data))
+            self._db.execute("INSERT INTO events (type, data) VALUES (?, ?)", (tag(event), data))
         except sqlite3.Error as error:
             raise BadConfig(str(self._path), f"{error}; where there is room again the training goes on") from error
 
@@ -96,22 +125,22 @@ class Journal:
 
 def _event(type_: str, data: dict[str, Any]) -> Event:
     cls = _TYPES[type_]
-    if cls is Published:
+    if cls is RequestPublication:
         data["rows"] = tuple(Row(**row) for row in data["rows"])
-    if cls is Opened:
-        data["shards"] = tuple(Sealed(**shard) for shard in data["shards"])
-        data["start"] = Sealed(**data["start"]) if data.get("start") else None
-    if cls in (Opened, Stepped):
-        data["theta"] = Sealed(**data["theta"])
-    if cls is ClosePublished:
+    if cls is TrainingStart:
+        data["shards"] = tuple(CiphertextRef(**shard) for shard in data["shards"])
+        data["start"] = CiphertextRef(**data["start"]) if data.get("start") else None
+    if cls in (TrainingStart, StepCompletion):
+        data["theta"] = CiphertextRef(**data["theta"])
+    if cls is ClosePublication:
         data["results"] = tuple(tuple(key) for key in data["results"])
-    if cls is Undone:
+    if cls is StepRollback:
         data["failed"] = tuple(tuple(key) for key in data["failed"])
-    if cls is StepPublished:
+    if cls is StepPublication:
         data["row"] = Row(**data["row"])
-    if cls in (Stepped, StepPublished):
+    if cls in (StepCompletion, StepPublication):
         momenta = data.get("momenta")
-        data["momenta"] = Sealed(**momenta) if momenta else None
+        data["momenta"] = CiphertextRef(**momenta) if momenta else None
         data["counted"] = tuple(Contribution(**one) for one in data.get("counted", ()))
     event: Event = cls(**data)
     return event

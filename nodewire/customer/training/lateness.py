@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodewire.customer.training import shards
-from nodewire.customer.training.events import Contribution, Judged, ResultCame, Worked
+from nodewire.customer.training.events import Contribution, ResultArrival, ResultJudgement, Worked
 from nodewire.customer.training.measuring import measured
 from nodewire.customer.training.state import State, Work
 
@@ -31,12 +31,12 @@ def spared(state: State) -> State:
 def after(event: Worked, work: Work, state: State) -> State:
     """The state after something of a late shard. A deposit is not paid any more: nothing is begun for what is late."""
     key = work.request, work.provider
-    if isinstance(event, ResultCame) and work.status in ("asked", "working") and _is_free(work, state):
+    if isinstance(event, ResultArrival) and work.status in ("asked", "working") and _is_free(work, state):
         return _taken_back(event, work, state)
-    now, following = shards.heard(event, work, state)
+    now, following = shards.apply_event(event, work, state)
     if now is work:
         return state
-    if isinstance(event, Judged) and not _may_count(work, state):
+    if isinstance(event, ResultJudgement) and not _may_count(work, state):
         now = None
     late = tuple(now if (one.request, one.provider) == key else one for one in state.late)
     return replace(following, late=tuple(one for one in late if one is not None))
@@ -48,7 +48,7 @@ def _is_free(work: Work, state: State) -> bool:
     return debt.round == state.round and not debt.undone and state.works[work.index].status == "idle"
 
 
-def _taken_back(event: ResultCame, work: Work, state: State) -> State:
+def _taken_back(event: ResultArrival, work: Work, state: State) -> State:
     """The state after a late result has come in time none the less: its shard is this provider's again."""
     key, present = (work.request, work.provider), state.works[work.index]
     debt = replace(state.debts[key], result=event.event, took_ms=event.took_ms)

@@ -15,16 +15,16 @@ from dataclasses import replace
 from nodewire.customer.training import shards
 from nodewire.customer.training.actions import Action, AwaitStep, BuyStep, Call, CheckStep, Step
 from nodewire.customer.training.events import (
-    Begun,
-    DepositAsked,
-    Judged,
-    Lost,
-    ResultCame,
-    StepHere,
-    Stepped,
-    StepPublished,
-    StepsBy,
+    DepositRequest,
+    LocalStepChoice,
+    ResultArrival,
+    ResultJudgement,
+    ShardLoss,
+    StepCompletion,
+    StepOwnerChange,
+    StepPublication,
     Worked,
+    WorkStart,
 )
 from nodewire.customer.training.state import Debt, Outer, State
 
@@ -32,17 +32,17 @@ MAX_FAILURES = 3
 """In one round; after that its step is made here."""
 
 
-def applied(event: StepsBy | StepPublished | StepHere, state: State) -> State:
+def applied(event: StepOwnerChange | StepPublication | LocalStepChoice, state: State) -> State:
     """The state after an event that is of outer steps alone."""
     outer = state.outer
     match event:
-        case StepsBy(bought):
+        case StepOwnerChange(bought):
             return state if outer.bought == bought else replace(state, outer=replace(outer, bought=bought))
-        case StepHere(round_, _):
+        case LocalStepChoice(round_, _):
             if round_ != state.round or outer.here or outer.status != "idle":
                 return state
             return replace(state, outer=replace(outer, here=True))
-        case StepPublished(round_, request, json, row, counted, momenta):
+        case StepPublication(round_, request, json, row, counted, momenta):
             if round_ != state.round or request in state.requests or outer.status != "idle":
                 return state
             return replace(
@@ -66,23 +66,25 @@ def after(event: Worked, state: State) -> State:
     outer, key = state.outer, (state.outer.request, state.outer.provider)
     debt = state.debts[key]
     match event, outer.status:
-        case DepositAsked(), "asked":
+        case DepositRequest(), "asked":
             if debt.row.deposit_msat and debt.deposit == "none":
                 debt = replace(debt, deposit="owed")
             outer = replace(outer, status="working")
-        case Begun(), "asked":
+        case WorkStart(), "asked":
             outer = replace(outer, status="working")
-        case ResultCame(_, _, result, took_ms), "asked" | "working":
+        case ResultArrival(_, _, result, took_ms), "asked" | "working":
             took = (*outer.took_ms, took_ms) if took_ms else outer.took_ms
             outer = replace(outer, status="delivered", result=result, took_ms=took[-64:])
-        case Judged(_, _, True, _, _), "delivered":  # right, but of results of which one is not accepted any more
+        case ResultJudgement(
+            _, _, True, _, _
+        ), "delivered":  # right, but of results of which one is not accepted any more
             debt = replace(debt, balance="owed" if debt.row.balance_msat else "none")
             outer = replace(outer, status="idle", request="")
-        case Judged(_, provider, False, reason, _), "delivered":
+        case ResultJudgement(_, provider, False, reason, _), "delivered":
             outer = _failed(outer)
             state = replace(state, failures=(*state.failures, (provider, reason)), banned=state.banned | {provider})
-        case Lost(_, provider, reason), _:
-            outer, debt = _failed(outer), shards.over(debt)
+        case ShardLoss(_, provider, reason), _:
+            outer, debt = _failed(outer), shards.cancel_deposit(debt)
             state = replace(state, failures=(*state.failures, (provider, reason)))
         case _:
             return state
@@ -94,7 +96,7 @@ def _failed(outer: Outer) -> Outer:
     return replace(outer, status="idle", request="", lost_by=lost_by, here=len(lost_by) >= MAX_FAILURES)
 
 
-def stepped(event: Stepped, state: State) -> State:
+def stepped(event: StepCompletion, state: State) -> State:
     """The next round's state, after its own step of whoever made it."""
     outer = replace(state.outer, status="idle", request="", result="", lost_by=frozenset(), here=False)
     debts = state.debts

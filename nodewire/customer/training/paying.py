@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.events import Paid
+from nodewire.customer.training.events import ResultPayment
 from nodewire.errors import LinkLost, NodewireError
 from nodewire.pay.debts import Key
 from nodewire.protocol.round import DEPOSIT
@@ -33,8 +33,8 @@ async def pay(course: Course, request: str, provider: str, part: int) -> None:
             url = await _endpoint(course, provider, url)
             continue
         course.refused.pop(provider, None)
-        course.hearing.heard(request, provider)  # until now it had nothing to say
-        course.take(Paid(request, provider, part, amount_msat, debt.fee_msat))
+        course.hearing.record(request, provider)  # until now it had nothing to say
+        course.record(ResultPayment(request, provider, part, amount_msat, debt.fee_msat))
         return
 
 

@@ -6,15 +6,15 @@ import asyncio
 import logging
 import time
 
-from nodewire.customer.training.coordinating import Late
+from nodewire.customer.training.coordinating import LateResult
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.events import Begun, DepositAsked, Lost, Received, ResultCame
+from nodewire.customer.training.events import DepositRequest, ResultArrival, ResultReceipt, ShardLoss, WorkStart
 from nodewire.errors import BadConfig, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.nostr.subscription import Subscription
 from nodewire.protocol import feedback, kinds, outer
-from nodewire.protocol.audit import Showing
+from nodewire.protocol.audit import AuditAnswer
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.round import DEPOSIT
@@ -33,17 +33,17 @@ async def fetch(course: Course, request: str, provider: str) -> None:
         return
     fine, reason = await fetched(course, request, provider, work.result)
     if not fine:
-        course.take(Lost(request, provider, reason))
+        course.record(ShardLoss(request, provider, reason))
         return
     carried = course.deliveries.opened(work.result).carried
-    course.take(Received(request, provider, carried or ""))
+    course.record(ResultReceipt(request, provider, carried or ""))
 
 
 async def fetched(course: Course, request: str, provider: str, result: str) -> tuple[bool, str]:
     """Fetch and open what was delivered, and give it to the coordinator; if it is no result, why."""
     row = course.state.debts[request, provider].row
     try:
-        delivered, opening = course.deliveries.of(result), course.deliveries.opened(result)
+        delivered, opening = course.deliveries.get(result), course.deliveries.opened(result)
         round_ = course.state.debts[request, provider].round
         if opening.commitment(provider, request, round_, row.index) != delivered.commitment:
             raise BadHash("x", "not what the result commits to")
@@ -59,13 +59,13 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
         update = delivered.result if delivered.result is not None else await course.session.blobs.get(delivered.blob)
     except NodewireError as error:
         return False, f"{error.code}: {error}"[:200]
-    late = Late(request, round_) if course.state.is_late(request, provider) else None
+    late = LateResult(request, round_) if course.state.is_late(request, provider) else None
     return await course.coordinator.result(round_, row.index, row.steps, update, opening.key, opening.sha256, late)
 
 
-def shown(course: Course, answer: events.Event) -> Showing:
+def shown(course: Course, answer: events.Event) -> AuditAnswer:
     """What a provider shows for an audit. Raises BadCiphertext, BadEvent ...: it cannot be read."""
-    return Showing.parse(decrypted(course, answer.content, answer.pubkey))
+    return AuditAnswer.parse(decrypted(course, answer.content, answer.pubkey))
 
 
 def decrypted(course: Course, ciphertext: str, provider: str) -> str:
@@ -98,7 +98,7 @@ def _heard(course: Course, event: events.Event) -> None:
     request = event.tag("e") or ""
     if (request, event.pubkey) not in course.state.debts:
         return
-    course.hearing.heard(request, event.pubkey)
+    course.hearing.record(request, event.pubkey)
     if event.kind == kinds.result_of(kinds.VERIFICATION):
         key = request, event.pubkey
         if course.state.debts[key].balance == "held":  # also what was said before this customer died
@@ -111,8 +111,8 @@ def _heard(course: Course, event: events.Event) -> None:
             outer.parse_result(event)
             result = event.to_json()
         else:
-            result = course.deliveries.heard(event)
-        course.take(ResultCame(request, event.pubkey, result, _took_ms(course, request, event)))
+            result = course.deliveries.add(event)
+        course.record(ResultArrival(request, event.pubkey, result, _took_ms(course, request, event)))
         return
     said = feedback.parse(event)
     match said.status:
@@ -120,11 +120,11 @@ def _heard(course: Course, event: events.Event) -> None:
             row = course.state.debts[request, event.pubkey].row
             if said.due is None or (said.due.chunk, said.due.amount_msat) != (DEPOSIT, row.deposit_msat):
                 raise BadInput("payment-required", "not the deposit that was agreed on")
-            course.take(DepositAsked(request, event.pubkey))
+            course.record(DepositRequest(request, event.pubkey))
         case "processing":
-            course.take(Begun(request, event.pubkey))
+            course.record(WorkStart(request, event.pubkey))
         case "error" | "busy":
-            course.take(Lost(request, event.pubkey, said.text or said.status))
+            course.record(ShardLoss(request, event.pubkey, said.text or said.status))
         case "partial":
             progress = Progress.parse(decrypted(course, said.ciphertext, event.pubkey))
             course.on_change(course.state, progress, event.pubkey)

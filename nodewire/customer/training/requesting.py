@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nodewire.customer.training.events import Published, Row, Sealed
+from nodewire.customer.training.events import CiphertextRef, RequestPublication, Row
 from nodewire.errors import TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import nip13
@@ -18,7 +18,7 @@ from nodewire.protocol import round as rounds
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.outer import Input, Optimization, OuterTicket
 from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.round import Assigned, Round, RoundTicket, work_gflop
+from nodewire.protocol.round import Round, RoundTicket, ShardAssignment, work_gflop
 from nodewire.protocol.trainer import Trainer
 
 _UNKNOWN = "0" * 64
@@ -40,7 +40,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class StepInput:
     """A result that an outer step is made of; `key` and `sha256` open its update."""
 
     input: Input
@@ -71,11 +71,11 @@ class Requests:
         self,
         ask: Ask,
         market: Mapping[str, Trainer],
-        theta: Sealed,
-        shards: Sequence[Sealed],
-        start: Sealed | None = None,
+        theta: CiphertextRef,
+        shards: Sequence[CiphertextRef],
+        start: CiphertextRef | None = None,
         inline_theta: bytes | None = None,
-    ) -> tuple[Published, Event]:
+    ) -> tuple[RequestPublication, Event]:
         """The signed request with the tickets that open it, and its event. `inline_theta` stands in it, if there is
         room."""
         recipe, assigned, tickets = self._recipe, [], []
@@ -96,7 +96,7 @@ class Requests:
             steps = ask.steps[provider]
             price_msat, deposit_msat = self.price(provider, market, steps, ask.previous)
             assigned.append(
-                Assigned(
+                ShardAssignment(
                     index=index,
                     provider=provider,
                     data=BlobRef(sha256=shard.sha256, bytes=shard.bytes),
@@ -135,10 +135,15 @@ class Requests:
             )
             for one, ticket in zip(assigned, tickets, strict=True)
         )
-        return Published(ask.round, event.id, event.to_json(), rows), event
+        return RequestPublication(ask.round, event.id, event.to_json(), rows), event
 
     async def make_step(
-        self, round_: int, used: Sequence[Used], ad: tuple[str, Trainer], theta: Sealed, momenta: Sealed | None
+        self,
+        round_: int,
+        used: Sequence[StepInput],
+        ad: tuple[str, Trainer],
+        theta: CiphertextRef,
+        momenta: CiphertextRef | None,
     ) -> tuple[Event, Row]:
         """The signed request for a round's outer step, and what is agreed on with its provider.
 

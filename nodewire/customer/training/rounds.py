@@ -24,7 +24,7 @@ from nodewire.customer.training.actions import (
     Undo,
 )
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.events import Lost, Opened, StepsBy, Undone
+from nodewire.customer.training.events import ShardLoss, StepOwnerChange, StepRollback, TrainingStart
 from nodewire.customer.training.pending import pending
 from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
@@ -59,7 +59,7 @@ class Rounds:
             await self._open()
         else:
             await self._resume()
-        course.take(StepsBy(course.buys_steps))
+        course.record(StepOwnerChange(course.buys_steps))
         mine = {"p": frozenset({course.session.keys.public})}
         answered = (course.kind, kinds.OUTER, kinds.VERIFICATION)
         results = frozenset({kinds.FEEDBACK, *map(kinds.result_of, answered)})
@@ -115,7 +115,7 @@ class Rounds:
         theta = await course.coordinator.theta()
         recipe, late = course.recipe, course.recipe.late == "half"
         needed, kept = recipe.needed(course.shards), kept_rounds(recipe.state_bytes(), course.shards)
-        course.take(Opened(recipe.rounds, tuple(sealed), theta, needed, late, frozen, kept))
+        course.record(TrainingStart(recipe.rounds, tuple(sealed), theta, needed, late, frozen, kept))
 
     async def _resume(self) -> None:
         """Bring the coordinator to where the journal ends, and ask again what may not have been heard."""
@@ -135,7 +135,7 @@ class Rounds:
             try:
                 await course.session.pool.publish(events.parse(course.state.requests[request]))
             except RelayRefused as error:
-                course.take(Lost(request, provider, f"{error.code}: {error}"[:200]))
+                course.record(ShardLoss(request, provider, f"{error.code}: {error}"[:200]))
 
     async def _restore(self) -> None:
         """Weights, momenta and results of the present round into the coordinator, and late results."""
@@ -193,7 +193,7 @@ class Rounds:
                     await self._restore()
             case Undo(round_):
                 async with course.coordinator.alone():
-                    course.take(Undone(round_, undoing.culprits(course.state, round_)))
+                    course.record(StepRollback(round_, undoing.culprits(course.state, round_)))
                     await self._restore()
             case BuyStep(round_):
                 await stepping.buy(course, round_)

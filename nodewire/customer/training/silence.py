@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training.events import Begun, DepositAsked, Lost, Missed, ResultCame, Worked
+from nodewire.customer.training.events import DepositRequest, ResultArrival, ResultTimeout, ShardLoss, Worked, WorkStart
 from nodewire.customer.training.state import Silence, State
 
 NO_ANSWER = "no answer"
@@ -26,15 +26,15 @@ def noted(event: Worked, before: State, after: State) -> State:
         return after
     known = after.silent.get(provider)
     match event:
-        case Lost(_, _, reason) | Missed(_, _, reason) if after is not before and _is_silent(reason):
+        case ShardLoss(_, _, reason) | ResultTimeout(_, _, reason) if after is not before and _is_silent(reason):
             if known is not None and debt.round <= known.round:  # several shards of one round are silent together
                 return after
             times = min(_MOST, known.times + 1 if known else 1)
             silence = Silence(debt.round, times, before.round + 2**times)
             return replace(after, silent={**after.silent, provider: silence})
-        case ResultCame() if known is not None and after is not before:
+        case ResultArrival() if known is not None and after is not before:
             return replace(after, silent={one: kept for one, kept in after.silent.items() if one != provider})
-        case Begun() | DepositAsked() if known and known.round <= debt.round and before.round < known.until:
+        case WorkStart() | DepositRequest() if known and known.round <= debt.round and before.round < known.until:
             return replace(after, silent={**after.silent, provider: replace(known, until=0)})
     return after
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nodewire.customer.training.events import Contribution, Row, Sealed
+from nodewire.customer.training.events import CiphertextRef, Contribution, Row
 
 Status = Literal["idle", "asked", "working", "delivered", "received", "accepted", "missed"]
 
@@ -59,7 +59,7 @@ class Outer:
     """The result event's JSON."""
     counted: tuple[Contribution, ...] = ()
     """What it is made of."""
-    momenta: Sealed | None = None
+    momenta: CiphertextRef | None = None
     """Before this round's step; None before the first one, and where they stand on no server."""
     lost_by: frozenset[str] = frozenset()
     """Who has failed it in this round."""
@@ -91,7 +91,7 @@ class Debt:
     """The id of the close that names it."""
     carried: str = ""
     """The digest of what its provider carries on from it."""
-    theta: Sealed | None = None
+    theta: CiphertextRef | None = None
     """What its round began with."""
     failed: bool = False
     """Its audit, or another's of the same provider while this one waited."""
@@ -123,7 +123,7 @@ class Before:
     """What it was made of."""
     earlier: tuple[Contribution, ...]
     """What the step before it was made of."""
-    momenta: Sealed | None
+    momenta: CiphertextRef | None
     """As `Outer.momenta`."""
 
 
@@ -133,11 +133,11 @@ class State:
 
     rounds: int = 0
     round: int = 0
-    theta: Sealed | None = None
-    thetas: tuple[Sealed, ...] = ()
+    theta: CiphertextRef | None = None
+    thetas: tuple[CiphertextRef, ...] = ()
     """What each round so far began with, and the present one."""
-    start: Sealed | None = None
-    shards: tuple[Sealed, ...] = ()
+    start: CiphertextRef | None = None
+    shards: tuple[CiphertextRef, ...] = ()
     works: tuple[Work, ...] = ()
     requests: dict[str, str] = field(default_factory=dict)
     """The events' JSON, by id."""

@@ -9,13 +9,21 @@ from collections import Counter
 
 from nodewire.customer.training import choosing, costing, lateness, receiving, silence, undoing, watching
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.events import Contribution, Judged, Lost, Sealed, StepHere, Stepped, StepPublished
-from nodewire.customer.training.requesting import Used
+from nodewire.customer.training.events import (
+    CiphertextRef,
+    Contribution,
+    LocalStepChoice,
+    ResultJudgement,
+    ShardLoss,
+    StepCompletion,
+    StepPublication,
+)
+from nodewire.customer.training.requesting import StepInput
 from nodewire.errors import BadCiphertext, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
 from nodewire.protocol import outer
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.outer import MAX_INPUTS, Input, OuterDelivered, OuterDelivery
+from nodewire.protocol.outer import MAX_INPUTS, Input, OuterDelivery, OuterDeliveryDetails
 from nodewire.protocol.trainer import Trainer
 
 
@@ -26,7 +34,7 @@ async def here(course: Course, round_: int) -> bool:
     theta = await course.coordinator.theta()
     if course.state.spoilt is not None or not set(counted) <= set(lateness.counted(course.state)):
         return False  # one of them, or of a round before, was found out meanwhile
-    course.take(Stepped(round_, loss, theta, counted))
+    course.record(StepCompletion(round_, loss, theta, counted))
     course.coordinator.forget(undoing.oldest(course.state))
     return True
 
@@ -38,15 +46,17 @@ async def buy(course: Course, round_: int) -> None:
     counted = lateness.counted(state)
     used = [_used(course, one, weight) for one in counted if (weight := _weight(course, one))]
     if not 0 < len(used) <= MAX_INPUTS:
-        course.take(StepHere(round_, f"{len(used)} results, a request takes {MAX_INPUTS}"))
+        course.record(LocalStepChoice(round_, f"{len(used)} results, a request takes {MAX_INPUTS}"))
         return
     ad = await _provider(course, used)
     if ad is None:
-        course.take(StepHere(round_, "nobody on the market makes it"))
+        course.record(LocalStepChoice(round_, "nobody on the market makes it"))
         return
     price_msat = ad[1].price_msat(outer.work_gflop(course.recipe, len(used)))
     if price_msat > _left_msat(course, counted):
-        course.take(StepHere(round_, f"{price_msat} msat are more than the rounds to come leave of the budget"))
+        course.record(
+            LocalStepChoice(round_, f"{price_msat} msat are more than the rounds to come leave of the budget")
+        )
         return
     momenta = state.outer.momenta
     if momenta is None and round_ and outer.momenta_rows(course.recipe):
@@ -54,12 +64,12 @@ async def buy(course: Course, round_: int) -> None:
     try:
         event, row = await course.requests.make_step(round_, used, ad, state.theta, momenta)
     except (TooLarge, BadInput) as error:
-        course.take(StepHere(round_, str(error)))
+        course.record(LocalStepChoice(round_, str(error)))
         return
     if lateness.counted(course.state) != counted or course.state.spoilt is not None:
         return  # another result came, or one was found out: it is pending again
     course.asked_s[event.id] = time.monotonic()
-    course.take(StepPublished(round_, event.id, event.to_json(), row, counted, momenta))
+    course.record(StepPublication(round_, event.id, event.to_json(), row, counted, momenta))
     await course.session.pool.publish(event)
 
 
@@ -68,13 +78,13 @@ def _weight(course: Course, counted: Contribution) -> int:
     return course.recipe.weight(counted.steps, course.state.round - counted.round)
 
 
-def _used(course: Course, counted: Contribution, weight: int) -> Used:
+def _used(course: Course, counted: Contribution, weight: int) -> StepInput:
     """What the step's provider needs of one result."""
     work = course.state.work(counted.request, counted.provider)
     assert work is not None
-    delivered, opening = course.deliveries.of(work.result), course.deliveries.opened(work.result)
+    delivered, opening = course.deliveries.get(work.result), course.deliveries.opened(work.result)
     made_of = Input(result=delivered.id, index=counted.index, weight=weight, update=delivered.blob)
-    return Used(made_of, opening.key, opening.sha256)
+    return StepInput(made_of, opening.key, opening.sha256)
 
 
 def _left_msat(course: Course, counted: tuple[Contribution, ...]) -> int:
@@ -86,7 +96,7 @@ def _left_msat(course: Course, counted: tuple[Contribution, ...]) -> int:
     return course.budget_msat - course.state.committed_msat - to_come * round_msat
 
 
-async def _provider(course: Course, used: list[Used]) -> tuple[str, Trainer] | None:
+async def _provider(course: Course, used: list[StepInput]) -> tuple[str, Trainer] | None:
     """Who makes the step, and its ad: who made the last one, or the cheapest."""
     state = course.state
     try:
@@ -119,7 +129,7 @@ async def wait(course: Course, request: str, provider: str) -> None:
         if left_s <= 0:
             break
         await asyncio.sleep(min(1.0, left_s))
-    course.take(Lost(request, provider, f"no outer step within {patience_s:.0f} s"))
+    course.record(ShardLoss(request, provider, f"no outer step within {patience_s:.0f} s"))
 
 
 async def check(course: Course, request: str, provider: str) -> bool:
@@ -127,40 +137,40 @@ async def check(course: Course, request: str, provider: str) -> bool:
     state, job = course.state, course.state.outer
     try:
         delivered = outer.parse_result(events.parse(job.result))
-        opening = OuterDelivered.parse(receiving.decrypted(course, delivered.ciphertext, provider))
+        opening = OuterDeliveryDetails.parse(receiving.decrypted(course, delivered.ciphertext, provider))
         blobs = _blobs(course, delivered, opening, request)
     except NodewireError as error:
-        course.take(Judged(request, provider, False, f"{error.code}: {error}"[:200]))
+        course.record(ResultJudgement(request, provider, False, f"{error.code}: {error}"[:200]))
         return True
     try:
         paths = {what: await course.session.blobs.get(ref) for what, (ref, _) in blobs.items()}
     except NodewireError as error:
-        course.take(Lost(request, provider, f"{error.code}: {error}"[:200]))
+        course.record(ShardLoss(request, provider, f"{error.code}: {error}"[:200]))
         return True
     try:
         for what, (_, sealed) in blobs.items():
             await course.coordinator.bought(what, paths[what], sealed.key, sealed.plain_sha256)
     except (BadCiphertext, BadHash, TooLarge) as error:
-        course.take(Judged(request, provider, False, f"{error.code}: {error}"[:200]))
+        course.record(ResultJudgement(request, provider, False, f"{error.code}: {error}"[:200]))
         return True
     # What is computed again was not known to anybody when the provider committed to its work.
     seed = secrets.token_bytes(32)
     fine, reason, loss = await course.coordinator.check(state.round, job.counted, seed, opening.root)
     if not fine:
-        course.take(Judged(request, provider, False, reason))
+        course.record(ResultJudgement(request, provider, False, reason))
         return True
     if not set(job.counted) <= set(lateness.counted(course.state)):
-        course.take(Judged(request, provider, True, "a result that it is made of was found out"))
+        course.record(ResultJudgement(request, provider, True, "a result that it is made of was found out"))
         return False
     theta, momenta = blobs["theta"][1], blobs["momenta"][1] if "momenta" in blobs else None
-    course.take(Stepped(state.round, loss, theta, job.counted, request, provider, momenta))
+    course.record(StepCompletion(state.round, loss, theta, job.counted, request, provider, momenta))
     course.coordinator.forget(undoing.oldest(course.state))
     return True
 
 
 def _blobs(
-    course: Course, delivered: OuterDelivery, opening: OuterDelivered, request: str
-) -> dict[str, tuple[BlobRef, Sealed]]:
+    course: Course, delivered: OuterDelivery, opening: OuterDeliveryDetails, request: str
+) -> dict[str, tuple[BlobRef, CiphertextRef]]:
     """What was delivered: weights, and momenta if the method has any.
 
     Raises:
@@ -181,4 +191,6 @@ def _blobs(
     for what, (ref, _, _, times) in found.items():
         if ref.bytes > (most := choosing.most_bytes(course.recipe, times)):
             raise TooLarge(what, f"{ref.bytes} bytes, at most {most}")
-    return {what: (ref, Sealed(ref.sha256, ref.bytes, key, sha256)) for what, (ref, key, sha256, _) in found.items()}
+    return {
+        what: (ref, CiphertextRef(ref.sha256, ref.bytes, key, sha256)) for what, (ref, key, sha256, _) in found.items()
+    }

@@ -33,7 +33,7 @@ from nodewire.worker.lasting import LastingWorker
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingResult:
     """`weights` are a safetensors file; money is what left the wallet for this training, over all runs."""
 
     job: str
@@ -62,7 +62,7 @@ async def train(
     on_change: OnChange | None = None,
     start: Path | None = None,
     model: Path | None = None,
-) -> Trained:
+) -> TrainingResult:
     """Buy all of a recipe's rounds on `shards` shards of the data in a file or folder.
 
     Args:
@@ -121,13 +121,13 @@ async def train(
         if model is not None:
             files.write(model, await coordinator.model())
         spent = [session.ledger.spent(job=request) for request in state.requests]
-        return Trained(
+        return TrainingResult(
             requests.job,
             await coordinator.weights(),
             state,
             sum(one.paid_msat for one in spent),
             sum(one.fees_msat for one in spent),
-            History.of(journal.events(), session.keys),
+            History.replay(journal.events(), session.keys),
             await transcribe(course, journal.fact("salt", "")),
         )
 

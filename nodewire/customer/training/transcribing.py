@@ -10,20 +10,20 @@ from nodewire.errors import NodewireError
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.nostr.nip01 import Filter
-from nodewire.protocol.audit import Showing
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.audit import AuditAnswer
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import RoundTicket
 from nodewire.protocol.transcript import (
-    Blamed,
+    BlamedResult,
     BoughtSteps,
-    Made,
-    Opened,
     OpenedShard,
+    OuterStepRecord,
     Payment,
+    RevealedDocuments,
     Transcript,
     UndoneSteps,
-    Weighed,
+    WeighedResult,
 )
 
 log = logging.getLogger("nodewire.customer")
@@ -33,45 +33,47 @@ _ZAPPED = 9735
 
 async def transcribe(course: Course, salt: str) -> Transcript:
     """All that happened so far, signed; after at least one outer step."""
-    requests: dict[str, happened.Published] = {}
+    requests: dict[str, happened.RequestPublication] = {}
     delivered: dict[tuple[str, str], str] = {}
     steps: dict[str, str] = {}
     """Requests for outer steps: a step is made again from its results, whoever made it."""
     step_results: dict[str, str] = {}
     closes, asks, answers, payments = [], [], [], []
-    made: list[Made] = []
+    made: list[OuterStepRecord] = []
     undone: list[UndoneSteps] = []
     recipe, before, shards = course.recipe, "", 0
     for event in course.journal.events():
         match event:
-            case happened.Opened():
+            case happened.TrainingStart():
                 before, shards = event.theta.plain_sha256, len(event.shards)
-            case happened.Published():
+            case happened.RequestPublication():
                 requests[event.request] = event
-            case happened.StepPublished():
+            case happened.StepPublication():
                 steps[event.request] = event.event
-            case happened.ResultCame() if event.request in steps:
+            case happened.ResultArrival() if event.request in steps:
                 step_results.setdefault(event.request, event.event)
-            case happened.ResultCame():
+            case happened.ResultArrival():
                 delivered.setdefault((event.request, event.provider), event.event)
-            case happened.ClosePublished():
+            case happened.ClosePublication():
                 closes.append(event.event)
-            case happened.Audited():
+            case happened.AuditOutcome():
                 asks += [event.ask] if event.ask else []
                 answers += [event.answer] if event.answer else []
-            case happened.Paid():
+            case happened.ResultPayment():
                 payments.append(
                     Payment(
                         request=event.request, provider=event.provider, part=event.part, amount_msat=event.amount_msat
                     )
                 )
-            case happened.Stepped():
+            case happened.StepCompletion():
                 results = tuple(_weighed(one, event.round, recipe) for one in event.counted)
                 after = event.theta.plain_sha256
-                made.append(Made(round=event.round, before=before, after=after, loss=event.loss, results=results))
+                made.append(
+                    OuterStepRecord(round=event.round, before=before, after=after, loss=event.loss, results=results)
+                )
                 before = after
-            case happened.Undone(round_, failed):
-                blamed = tuple(Blamed(request=request, provider=provider) for request, provider in failed)
+            case happened.StepRollback(round_, failed):
+                blamed = tuple(BlamedResult(request=request, provider=provider) for request, provider in failed)
                 undone.append(UndoneSteps(failed=blamed, rounds=tuple(made[round_:])))
                 before = made[round_].before
                 del made[round_:]
@@ -103,8 +105,8 @@ async def transcribe(course: Course, salt: str) -> Transcript:
     ).signed(course.session.keys)
 
 
-def _weighed(counted: happened.Contribution, round_: int, recipe: Recipe) -> Weighed:
-    return Weighed(
+def _weighed(counted: happened.Contribution, round_: int, recipe: Recipe) -> WeighedResult:
+    return WeighedResult(
         request=counted.request,
         provider=counted.provider,
         index=counted.index,
@@ -114,7 +116,9 @@ def _weighed(counted: happened.Contribution, round_: int, recipe: Recipe) -> Wei
     )
 
 
-def _opened(course: Course, requests: list[happened.Published], results: list[str], answers: list[str]) -> Opened:
+def _opened(
+    course: Course, requests: list[happened.RequestPublication], results: list[str], answers: list[str]
+) -> RevealedDocuments:
     def plain(text: str) -> tuple[str, str]:
         event = events.parse(text)
         key = nip44.conversation_key(course.session.keys, event.pubkey)
@@ -139,17 +143,17 @@ def _opened(course: Course, requests: list[happened.Published], results: list[st
     for text in results:
         try:
             id_, said = plain(text)
-            found[id_] = Delivered.parse(said).document()
+            found[id_] = DeliveryDetails.parse(said).document()
         except NodewireError as error:  # it was rejected for that
             log.info("a result cannot be opened for the transcript: %s", error)
     shown = {}
     for text in answers:
         try:
             id_, said = plain(text)
-            shown[id_] = Showing.parse(said).document()
+            shown[id_] = AuditAnswer.parse(said).document()
         except NodewireError as error:
             log.info("an answer cannot be opened for the transcript: %s", error)
-    return Opened(results=found, answers=shown, shards=tuple(shards))
+    return RevealedDocuments(results=found, answers=shown, shards=tuple(shards))
 
 
 async def _receipts(course: Course, requests: list[str]) -> tuple[str, ...]:

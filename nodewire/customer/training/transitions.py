@@ -6,21 +6,21 @@ from dataclasses import replace
 
 from nodewire.customer.training import lateness, outer_machine, shards, silence, undoing
 from nodewire.customer.training.events import (
-    Audited,
-    ClosePublished,
-    DepositAsked,
+    AuditOutcome,
+    ClosePublication,
+    DepositRequest,
     Event,
-    Lost,
-    Missed,
-    Opened,
-    Paid,
-    Published,
-    StepHere,
-    Stepped,
-    StepPublished,
-    StepsBy,
-    Sufficed,
-    Undone,
+    LocalStepChoice,
+    RequestPublication,
+    ResultPayment,
+    ResultTimeout,
+    RoundQuorum,
+    ShardLoss,
+    StepCompletion,
+    StepOwnerChange,
+    StepPublication,
+    StepRollback,
+    TrainingStart,
     Worked,
 )
 from nodewire.customer.training.measuring import forgotten
@@ -36,7 +36,7 @@ def apply(event: Event, state: State) -> State:
         NotAllowed: it cannot have happened in this state.
     """
     match event:
-        case Opened(rounds, shards, theta, needed, late, start, kept):
+        case TrainingStart(rounds, shards, theta, needed, late, start, kept):
             if state.rounds:
                 return state
             return replace(
@@ -51,25 +51,25 @@ def apply(event: Event, state: State) -> State:
                 kept=kept,
                 works=tuple(Work(i) for i in range(len(shards))),
             )
-        case Published():
+        case RequestPublication():
             return _published(event, state)
-        case Sufficed(round_):
+        case RoundQuorum(round_):
             if round_ != state.round or state.is_enough or not state.is_quorate:
                 return state
             return lateness.spared(replace(state, is_enough=True))
-        case Stepped():
+        case StepCompletion():
             return _stepped(event, state)
-        case Undone():
+        case StepRollback():
             return lateness.spared(undoing.undone(event, state))
-        case StepsBy() | StepPublished() | StepHere():
+        case StepOwnerChange() | StepPublication() | LocalStepChoice():
             return outer_machine.applied(event, state)
-        case Paid(request, provider, part, _, _):
+        case ResultPayment(request, provider, part, _, _):
             debt = state.debts[request, provider]
             debt = replace(debt, deposit="paid") if part == DEPOSIT else replace(debt, balance="paid")
             return replace(state, debts={**state.debts, (request, provider): debt})
-        case ClosePublished():
+        case ClosePublication():
             return _closed(event, state)
-        case Audited():
+        case AuditOutcome():
             return lateness.spared(_audited(event, state))
     return silence.noted(event, state, _of_work(event, state))
 
@@ -86,7 +86,7 @@ def _of_work(event: Worked, state: State) -> State:
     return lateness.spared(_worked(event, work, state))
 
 
-def _stepped(event: Stepped, state: State) -> State:
+def _stepped(event: StepCompletion, state: State) -> State:
     if event.round != state.round:
         return state
     if not state.is_quorate or any(work.status not in ("accepted", "missed") for work in state.works):
@@ -106,7 +106,7 @@ def _stepped(event: Stepped, state: State) -> State:
     return undoing.pruned(outer_machine.stepped(event, following))
 
 
-def _published(event: Published, state: State) -> State:
+def _published(event: RequestPublication, state: State) -> State:
     if event.round != state.round or event.request in state.requests:
         return state
     rows = {row.index: row for row in event.rows}
@@ -127,7 +127,7 @@ def _published(event: Published, state: State) -> State:
     )
 
 
-def _closed(event: ClosePublished, state: State) -> State:
+def _closed(event: ClosePublication, state: State) -> State:
     debts = dict(state.debts)
     for key in event.results:
         if debts[key].balance == "held" and not debts[key].close:
@@ -137,7 +137,7 @@ def _closed(event: ClosePublished, state: State) -> State:
     return replace(state, debts=debts, closes={**state.closes, event.close: event.event})
 
 
-def _audited(event: Audited, state: State) -> State:
+def _audited(event: AuditOutcome, state: State) -> State:
     key, debt = (event.request, event.provider), state.debts[event.request, event.provider]
     if debt.balance != "held":
         return state
@@ -176,17 +176,17 @@ def _worked(event: Worked, work: Work, state: State) -> State:
     debt = state.debts[key]
     after: Work | None
     match event, work.status:
-        case DepositAsked(), "asked":
+        case DepositRequest(), "asked":
             if debt.row.deposit_msat and debt.deposit == "none":
                 state = replace(state, debts={**state.debts, key: replace(debt, deposit="owed")})
             after = replace(work, status="working")
-        case Lost(_, provider, NotCarried.code), "asked" | "working" if not work.afresh:
+        case ShardLoss(_, provider, NotCarried.code), "asked" | "working" if not work.afresh:
             after = Work(work.index, provider=provider, excluded=work.excluded, afresh=True)
-        case Missed(_, provider, reason), "working":
+        case ResultTimeout(_, provider, reason), "working":
             state = replace(state, late=(*state.late, work), failures=(*state.failures, (provider, reason)))
             after = Work(work.index, excluded=work.excluded | {provider})
         case _:
-            after, state = shards.heard(event, work, state)
+            after, state = shards.apply_event(event, work, state)
             if after is work:
                 return state
             after = after or Work(work.index, excluded=work.excluded | {work.provider})

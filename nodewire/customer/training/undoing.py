@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training.events import Stepped, Undone
+from nodewire.customer.training.events import StepCompletion, StepRollback
 from nodewire.customer.training.state import Before, Outer, State, Work
 
 Key = tuple[str, str]
 """Request and provider."""
 
 
-def before(event: Stepped, state: State) -> Before:
+def before(event: StepCompletion, state: State) -> Before:
     """What it takes to go back to before a step."""
     late = tuple(work for work in state.late if work.status == "accepted")
     return Before(state.works, late, state.is_enough, event.counted, state.counted, state.outer.momenta)
@@ -51,7 +51,7 @@ def culprits(state: State, round_: int) -> tuple[Key, ...]:
     return tuple(dict.fromkeys(key for key in keys if _failed(state, key)))
 
 
-def undone(event: Undone, state: State) -> State:
+def undone(event: StepRollback, state: State) -> State:
     """The state before the step of that round, with all that happened beside it since."""
     if state.spoilt is None or event.round not in state.past:
         return state

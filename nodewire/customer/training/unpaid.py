@@ -15,7 +15,7 @@ REFUSED_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PaymentWait:
     """The training waits for this alone: what is owed (msat) by provider, and for how long at most, in seconds."""
 
     owed_msat: tuple[tuple[str, int], ...]
@@ -32,11 +32,11 @@ def patience_s(state: State, refused: Mapping[str, bool]) -> float | None:
     return min(REFUSED_S, UNPAYABLE_S) if is_refused else UNPAYABLE_S
 
 
-def waiting(state: State, refused: Mapping[str, bool]) -> Waiting | None:
+def waiting(state: State, refused: Mapping[str, bool]) -> PaymentWait | None:
     """What is waited for where nothing else is to be done; None if no payment of it has failed so far."""
     most_s = patience_s(state, refused)
     owed_msat: Counter[str] = Counter()
     for (_, provider), amount_msat in state.owed.items():
         if provider in refused:
             owed_msat[provider] += amount_msat
-    return Waiting(tuple(owed_msat.items()), most_s) if most_s is not None and owed_msat else None
+    return PaymentWait(tuple(owed_msat.items()), most_s) if most_s is not None and owed_msat else None

@@ -28,7 +28,7 @@ _CODE = re.compile(r"_implementation(_internal)?$|^auto_map$|^quantization_confi
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltModel:
     """`buffers` has the values of the module's buffers that are in no checkpoint."""
 
     module: Any
@@ -37,7 +37,7 @@ class Built:
     family: Family
 
 
-def build(config: Mapping[str, Any], largest: Largest = LARGEST, most: Mapping[str, int] | None = None) -> Built:
+def build(config: Mapping[str, Any], largest: Largest = LARGEST, most: Mapping[str, int] | None = None) -> BuiltModel:
     """The module that a config.json describes, in evaluation mode; `most` goes before `largest`, size by size.
 
     Raises:
@@ -66,7 +66,7 @@ def build(config: Mapping[str, Any], largest: Largest = LARGEST, most: Mapping[s
         called = family.called(settings, largest)
         if most:
             called = widened(called, most, family.called(settings, ANY).dims)
-        return Built(module, values(module), called, family)
+        return BuiltModel(module, values(module), called, family)
 
 
 @contextmanager

@@ -14,13 +14,13 @@ from math import prod
 from typing import Any
 
 from nodewire.errors import BadInput, Unsupported
-from nodewire.weights.tensorfile import Stored, elements
+from nodewire.weights.tensorfile import StoredTensor, elements
 
 
 class Checkpoint:
     """The stored tensors of a module's directory, by the module's names."""
 
-    def __init__(self, module: Any, stored: Mapping[str, Stored], tied: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, module: Any, stored: Mapping[str, StoredTensor], tied: Mapping[str, Sequence[str]]) -> None:
         from transformers import conversion_mapping, core_model_loading
 
         transforms = conversion_mapping.get_model_conversion_mapping(module)
@@ -50,7 +50,7 @@ class Checkpoint:
             for pattern in one.source_patterns
         }
 
-    def parts(self, weight: str) -> Sequence[Stored]:
+    def parts(self, weight: str) -> Sequence[StoredTensor]:
         """The stored tensors that make up a weight, end to end.
 
         Raises:

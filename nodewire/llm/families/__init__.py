@@ -50,7 +50,7 @@ from nodewire.llm.families import (
 from nodewire.llm.families.fields import Fields
 from nodewire.llm.families.naming import Piece, Pieces
 from nodewire.llm.parameters import BOTH, Ends, of_ends
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import StoredTensor
 
 MAX_CONFIG_BYTES = 1_048_576
 
@@ -182,7 +182,7 @@ def end_pieces(config: DecoderConfig) -> Pieces:
     return naming.of_ends(config, *_ENDS.get(config.family, ()))
 
 
-def own_tensors(config: DecoderConfig, stored: Mapping[str, Stored], *, sees: bool) -> dict[str, Stored]:
+def own_tensors(config: DecoderConfig, stored: Mapping[str, StoredTensor], *, sees: bool) -> dict[str, StoredTensor]:
     """A checkpoint's tensors by the names that `layer_pieces` and `end_pieces` have.
 
     Of one that `sees` those of the language model; GPT-2's and BLOOM's own files, those of GPT-NeoX that newer

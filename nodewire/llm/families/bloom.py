@@ -31,9 +31,9 @@ def parse(fields: Fields) -> dict[str, Any]:
     fields.only("apply_residual_connection_post_layernorm", False)
     # How its authors' kernels are put together, and the order of sums.
     for field in ("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi"):
-        fields.take(field)
+        fields.pop(field)
     for field in ("skip_bias_add", "skip_bias_add_qkv", "slow_but_exact"):
-        fields.take(field)
+        fields.pop(field)
     width = fields.integer("hidden_size")
     fields.default("hidden_size", width)
     fields.only("intermediate_size", 4 * width)

@@ -25,7 +25,7 @@ def parse(fields: Fields) -> dict[str, Any]:
         ("use_qk_norm", False),
     ):
         fields.only(field, value)
-    fields.take("use_parallel_embedding")  # how it was trained
+    fields.pop("use_parallel_embedding")  # how it was trained
     for name in ("_sliding_window_pattern", "layer_switch"):
         fields.alias("sliding_window_pattern", name)
     every, found = fields.integer("sliding_window_pattern", 4), command(fields)

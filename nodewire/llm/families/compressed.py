@@ -54,7 +54,7 @@ def parse(said: Mapping[str, Any], modules: Iterable[tuple[int, str, Sequence[Pi
     how = Quantization.from_document(
         {"scheme": schemes.pop(), "group_size": sizes[0], "back_off": sizes[1] if len(sizes) > 1 else 0}
     )
-    chosen = _Chosen(said, groups)
+    chosen = _GroupChoice(said, groups)
     plain, every = [], []
     for layer, role, pieces in modules:
         every.append((layer, role))
@@ -141,7 +141,7 @@ def _follow(inputs: Mapping[str, Any], size: int) -> bool:
     return said == ("int", 8, True, True) and (in_blocks if size else inputs.get("strategy") == "token")
 
 
-class _Chosen:
+class _GroupChoice:
     """Which group a module belongs to."""
 
     def __init__(self, said: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> None:

@@ -26,13 +26,13 @@ def parse(fields: Fields) -> dict[str, Any]:
     ):
         fields.alias(name, other)
     fields.only("apply_residual_connection_post_layernorm", False)
-    fields.take("ff_factor")  # as `ffn_hidden_size` says it
+    fields.pop("ff_factor")  # as `ffn_hidden_size` says it
     width = fields.integer("hidden_size")
     fields.default("hidden_size", width)
     fields.default("intermediate_size", 4 * width)
     fields.default("max_position_embeddings", 2_048)
     newer, many = fields.flag("new_decoder_architecture", False), fields.flag("multi_query", True)
-    beside, keys = fields.flag("parallel_attn", True), fields.take("num_kv_heads")
+    beside, keys = fields.flag("parallel_attn", True), fields.pop("num_kv_heads")
     norms = fields.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     if norms not in (1, 2) or (norms == 2 and not newer) or (newer and not beside):
         raise BadTask("num_ln_in_parallel_attn", f"{norms} norms of such layers are not supported")

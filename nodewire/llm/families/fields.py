@@ -51,20 +51,20 @@ class Fields:
     def __init__(self, document: Mapping[str, Any], silent: frozenset[str] = SILENT) -> None:
         self._left = {name: value for name, value in document.items() if name not in silent and not _DROPS.search(name)}
 
-    def take(self, name: str, default: Any = None) -> Any:
+    def pop(self, name: str, default: Any = None) -> Any:
         """A field's value; `default` if it is missing or null."""
         value = self._left.pop(name, None)
         return default if value is None else value
 
     def needed(self, name: str) -> Any:
-        value = self.take(name)
+        value = self.pop(name)
         if value is None:
             raise BadTask(name, "missing")
         return value
 
     def number(self, name: str, default: float | None = None) -> str:
         """A number as a Real."""
-        value = self.take(name, default)
+        value = self.pop(name, default)
         if value is None:
             raise BadTask(name, "missing")
         return as_real(name, value)
@@ -75,13 +75,13 @@ class Fields:
         return None if value is None else as_real(name, value)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self.take(name, default)
+        value = self.pop(name, default)
         if not isinstance(value, bool):
             raise BadTask(name, "neither true nor false")
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:
-        value = self.needed(name) if default is None else self.take(name)
+        value = self.needed(name) if default is None else self.pop(name)
         if value is None:
             return default or 0
         if type(value) is not int or not 0 <= value < 2**31:
@@ -107,7 +107,7 @@ class Fields:
 
     def choice(self, name: str, meanings: Mapping[str, str], default: str) -> str:
         """What one of several words means."""
-        value = self.take(name, default)
+        value = self.pop(name, default)
         if not isinstance(value, str) or value not in meanings:
             raise BadTask(name, f"{str(value)[:40]} is not supported, only {' or '.join(meanings)}")
         return meanings[value]
@@ -120,7 +120,7 @@ class Fields:
         return value
 
     def integers(self, name: str) -> list[int]:
-        value = self.take(name, [])
+        value = self.pop(name, [])
         if not isinstance(value, list) or any(type(item) is not int for item in value):
             raise BadTask(name, "not a list of whole numbers")
         return value
@@ -133,7 +133,7 @@ class Fields:
 
     def within(self, name: str) -> dict[str, Any]:
         """An object in the file; empty if it is missing or null."""
-        value = self.take(name, {})
+        value = self.pop(name, {})
         if not isinstance(value, dict):
             raise BadTask(name, "not an object")
         return value
@@ -155,7 +155,7 @@ class Fields:
 
     def only(self, name: str, *values: Any) -> None:
         """A field that may be missing, null or one of `values`: others ask for what the layers do not compute."""
-        value = self.take(name)
+        value = self.pop(name)
         if value is not None and not any(type(value) is type(one) and value == one for one in values):
             raise BadTask(name, f"{str(value)[:40]} is not supported, only {' or '.join(map(str, values))}")
 

@@ -21,7 +21,7 @@ def parse(fields: Fields) -> dict[str, Any]:
     }
     # Layers behind the last one predict further tokens; they are no part of the model itself.
     for field in ("num_nextn_predict_layers", "num_mtp_layers"):
-        fields.take(field)
+        fields.pop(field)
     inner, shared = fields.integer("moe_intermediate_size", 1_408), fields.integer("n_shared_experts", 1)
     if shared < 1:
         raise BadTask("n_shared_experts", "not above 0")

@@ -37,9 +37,9 @@ def parse(fields: Fields) -> dict[str, Any]:
     fields.only("scale_attn_by_inverse_layer_idx", False)
     # What it summarizes a text with for classes, what is as `n_positions`, and the order of sums.
     for field in ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"):
-        fields.take(field)
+        fields.pop(field)
     for field in ("summary_first_dropout", "attn_pdrop", "n_ctx", "reorder_and_upcast_attn"):
-        fields.take(field)
+        fields.pop(field)
     found = sizes(fields, eps=1e-5, tied=True, grouped=False, rotary=False)
     return found | {
         "rope_theta": real(10_000.0),

@@ -27,7 +27,7 @@ _YARN = {
 def parse(fields: Fields) -> dict[str, Any]:
     fields.only("hidden_act", "silu")
     fields.only("swiglu_alpha", 1.702)
-    fields.take("initial_context_length")  # which `transformers` reads in rope_scaling
+    fields.pop("initial_context_length")  # which `transformers` reads in rope_scaling
     biased = fields.flag("attention_bias", True)
     if "rope_parameters" not in fields and "rope_scaling" not in fields:
         fields.default("rope_scaling", _YARN)

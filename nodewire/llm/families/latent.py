@@ -23,7 +23,7 @@ def parse(fields: Fields, *, interleaved: bool) -> dict[str, Any]:
         fields.only(field, value)
     # Of training and of how experts lie; layers behind the last one, which predict further tokens.
     for field in ("ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers", "num_mtp_layers"):
-        fields.take(field)
+        fields.pop(field)
     rank, still = _size(fields, "kv_lora_rank", 512), _size(fields, "qk_nope_head_dim", 128)
     turning, values = _size(fields, "qk_rope_head_dim", 64), _size(fields, "v_head_dim", 128)
     if turning % 2:

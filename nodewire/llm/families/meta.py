@@ -28,7 +28,7 @@ def parse(fields: Fields, vocabulary: int, *, tied: bool) -> dict[str, Any]:
     width, heads = fields.integer("dim"), fields.integer("n_heads")
     if not width or not heads:
         raise BadTask("dim", "dim and n_heads must be above 0")
-    said = fields.take("vocab_size", -1)
+    said = fields.pop("vocab_size", -1)
     stretched, theta = fields.flag("use_scaled_rope", False), fields.number("rope_theta", 10_000.0)
     context = _STRETCHED_CONTEXT if stretched else _LLAMA3_CONTEXT if theta == "500000.0" else _LLAMA2_CONTEXT
     scaling = {

@@ -40,7 +40,7 @@ def parse(fields: Fields) -> dict[str, Any]:
         fields.only(field, *values)
     # How its weights began, what it was read with, and positions that ALiBi stands for.
     for field in ("init_config", "init_device", "verbose", "tokenizer_name", "fc_type", "learned_pos_emb"):
-        fields.take(field)
+        fields.pop(field)
     width = fields.integer("hidden_size")
     fields.default("hidden_size", width)
     fields.default("intermediate_size", 4 * width)
@@ -71,7 +71,7 @@ def _attention(fields: Fields) -> dict[str, Any]:
         inner.only("attn_type", "multihead_attention")
         inner.only("sliding_window_size", -1)
         for field in ("attn_impl", "fc_type", "kv_n_heads"):  # the kernels; heads are those of queries
-            inner.take(field)
+            inner.pop(field)
         bias_max, clip = inner.number("alibi_bias_max", 8.0), inner.optional("clip_qkv")
         scale = inner.optional("softmax_scale")
         if scale is not None and not float(scale) > 0:

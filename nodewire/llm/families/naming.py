@@ -19,7 +19,7 @@ NUMBERS = "numbers"
 """Kept in any of the dtypes that weights may be stored in."""
 
 
-class Kept(NamedTuple):
+class CheckpointTensor(NamedTuple):
     """A tensor of a checkpoint: `dtype` is its name in torch, or NUMBERS."""
 
     dtype: str
@@ -111,23 +111,26 @@ class Piece:
         kind, number = divmod(unit - queries, self.heads)
         return number * (group + 2) + group + kind
 
-    def stored(self) -> dict[str, Kept]:
+    def stored(self) -> dict[str, CheckpointTensor]:
         """The tensors of the checkpoint, by name."""
         if self.form == "mxfp4":
-            return {self.name: Kept("uint8", self.shape), self.scales: Kept("uint8", self.shape[:-1])}
+            return {
+                self.name: CheckpointTensor("uint8", self.shape),
+                self.scales: CheckpointTensor("uint8", self.shape[:-1]),
+            }
         if self.blocks is None:
-            return {self.name: Kept(NUMBERS, self.shape)}
+            return {self.name: CheckpointTensor(NUMBERS, self.shape)}
         (scheme, size), (*rows, width), at = self.blocks, self.shape, f"{self.stem}.weight"
-        scales = {f"{at}_scale": Kept(NUMBERS, (*rows, width // size))}
+        scales = {f"{at}_scale": CheckpointTensor(NUMBERS, (*rows, width // size))}
         if scheme == "w8a8":
-            return {at: Kept("int8", self.shape)} | scales
+            return {at: CheckpointTensor("int8", self.shape)} | scales
         if scheme == "nvfp4":
             return {
-                f"{at}_packed": Kept("uint8", (*rows, width // 2)),
-                f"{at}_scale": Kept("float8_e4m3fn", (*rows, width // size)),
-                f"{at}_global_scale": Kept("float32", (1,)),
+                f"{at}_packed": CheckpointTensor("uint8", (*rows, width // 2)),
+                f"{at}_scale": CheckpointTensor("float8_e4m3fn", (*rows, width // size)),
+                f"{at}_global_scale": CheckpointTensor("float32", (1,)),
             }
-        return {f"{at}_packed": Kept("int32", (*rows, width * self.blocks.bits // 32))} | scales
+        return {f"{at}_packed": CheckpointTensor("int32", (*rows, width * self.blocks.bits // 32))} | scales
 
 
 Pieces = Mapping[str, tuple[Piece, ...]]

@@ -19,7 +19,7 @@ def parse(fields: Fields) -> dict[str, Any]:
     biased = fields.flag("attention_bias", False)
     found = sizes(fields) | {"qk_norm": True, "attention_bias": biased, "output_bias": biased}
     switched, window = fields.flag("use_sliding_window", False), fields.optional_integer("sliding_window", 4_096)
-    fields.take("max_window_layers")  # which `transformers` does not apply
+    fields.pop("max_window_layers")  # which `transformers` does not apply
     if switched and window is not None:
         found |= {"layer_types": [SLIDING] * fields.layers(found), "sliding_window": window}
     return found | {"experts": many(fields, found, 128, 8, 768)}

@@ -21,8 +21,8 @@ def rope(fields: Fields, positions: Any, head_dim: Any, theta: float = 10_000.0,
         BadTask: another kind of scaling than the layers compute, or a field of it that they do not know.
     """
     said, older = fields.within("rope_parameters"), fields.within("rope_scaling")
-    base, turning = fields.take("rope_theta"), fields.take("partial_rotary_factor")
-    original = fields.take(_ORIGINAL)
+    base, turning = fields.pop("rope_theta"), fields.pop("partial_rotary_factor")
+    original = fields.pop(_ORIGINAL)
     if said and any(said.get(name) != value for name, value in older.items()):
         raise BadTask("rope_scaling", "not what rope_parameters say")
     document = {"rope_theta": base, "partial_rotary_factor": turning, **(said or older)}
@@ -38,7 +38,7 @@ def described(
     kind = str(document.get("rope_type", document.get("type", "default")))
     inner = Fields(document, _NAMELESS)
     found: dict[str, Any] = {"rope_theta": inner.number("rope_theta", theta)}
-    part = float(as_real("partial_rotary_factor", inner.take("partial_rotary_factor", whole)))
+    part = float(as_real("partial_rotary_factor", inner.pop("partial_rotary_factor", whole)))
     if part != 1.0 and type(head_dim) is int:
         if not 0 < part <= 1:
             raise BadTask("partial_rotary_factor", "not above 0 and at most 1")
@@ -50,7 +50,7 @@ def described(
     else:
         known = ", ".join(_SCALINGS)
         raise BadTask("rope_scaling", f"{kind[:40]} is not supported, only default, {known}")
-    inner.take(_ORIGINAL)  # which some files state where it changes nothing
+    inner.pop(_ORIGINAL)  # which some files state where it changes nothing
     try:
         inner.end()
     except BadTask as error:
@@ -64,7 +64,7 @@ def _linear(inner: Fields, positions: Any) -> dict[str, Any]:
 
 def _llama3(inner: Fields, positions: Any) -> dict[str, Any]:
     factors = {field: inner.number(field) for field in ("factor", "low_freq_factor", "high_freq_factor")}
-    return {"rope_type": "llama3", _ORIGINAL: inner.take(_ORIGINAL, positions), **factors}
+    return {"rope_type": "llama3", _ORIGINAL: inner.pop(_ORIGINAL, positions), **factors}
 
 
 def _yarn(inner: Fields, positions: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _yarn(inner: Fields, positions: Any) -> dict[str, Any]:
         "beta_slow": inner.number("beta_slow", 1.0),
         "truncate": inner.flag("truncate", True),
         "attention_factor": scale,
-        _ORIGINAL: inner.take(_ORIGINAL, positions),
+        _ORIGINAL: inner.pop(_ORIGINAL, positions),
     }
 
 
@@ -92,7 +92,7 @@ def temperature(factor: float, each: float) -> float:
 
 
 def _longrope(inner: Fields, positions: Any) -> dict[str, Any]:
-    original = inner.take(_ORIGINAL, positions)
+    original = inner.pop(_ORIGINAL, positions)
     factor, scale = inner.optional("factor"), inner.optional("attention_factor")
     if type(original) is not int or type(positions) is not int or original < 2 or positions < 1:
         raise BadTask(_ORIGINAL, "not a whole number above 1")
@@ -111,7 +111,7 @@ def _longrope(inner: Fields, positions: Any) -> dict[str, Any]:
 def _dynamic(inner: Fields, positions: Any) -> None:
     """Nothing within the first context, and sessions stay there: beyond it angles change while keys are cached."""
     inner.number("factor")
-    first = inner.take(_ORIGINAL, positions)
+    first = inner.pop(_ORIGINAL, positions)
     if type(first) is not int or type(positions) is not int or first < 1:
         raise BadTask(_ORIGINAL, "not a whole number above 0")
     if first < positions:

@@ -42,13 +42,13 @@ def sizes(
     """
     found = {field: fields.needed(field) for field in _COPIED}
     heads, width = found["num_attention_heads"], found["hidden_size"]
-    dim = fields.take("head_dim", head_dim)
+    dim = fields.pop("head_dim", head_dim)
     if dim is None and type(heads) is int and type(width) is int and heads > 0:
         dim = width // heads
     found |= {
         "num_key_value_heads": fields.needed("num_key_value_heads")
         if grouped
-        else fields.take("num_key_value_heads", heads),
+        else fields.pop("num_key_value_heads", heads),
         "head_dim": dim,
         "rms_norm_eps": fields.number("rms_norm_eps", eps),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", tied),
@@ -64,7 +64,7 @@ def layer_kinds(
     Raises:
         BadTask: the list is none of the two kinds for each layer.
     """
-    said, count = fields.take("layer_types"), fields.layers(found)
+    said, count = fields.pop("layer_types"), fields.layers(found)
     kinds = [SLIDING if window and slides(layer) else FULL for layer in range(count)] if said is None else said
     if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (FULL, SLIDING) for kind in kinds):
         raise BadTask("layer_types", f"not {FULL} or {SLIDING} for each layer")

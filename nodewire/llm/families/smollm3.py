@@ -28,6 +28,6 @@ def parse(fields: Fields) -> dict[str, Any]:
         raise BadTask("no_rope_layers", "fewer than there are layers")
     still = [layer for layer in range(layers) if not turning[layer]]
     switched, window = fields.flag("use_sliding_window", False), fields.optional_integer("sliding_window")
-    fields.take("max_window_layers")  # which `transformers` does not apply
+    fields.pop("max_window_layers")  # which `transformers` does not apply
     kinds = layer_kinds(fields, found, lambda layer: layer in still, window if switched else None)
     return found | kinds | {"nope_layers": still}

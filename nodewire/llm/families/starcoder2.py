@@ -22,7 +22,7 @@ def parse(fields: Fields) -> dict[str, Any]:
     fields.only("scale_attn_weights", True)
     # Which `transformers` does not read.
     for field in ("activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):
-        fields.take(field)
+        fields.pop(field)
     for name in _LIKE_NORM_EPSILON:
         fields.alias("rms_norm_eps", name)
     biased = fields.flag("use_bias", True)

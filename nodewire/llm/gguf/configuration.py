@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nodewire.errors import BadTask, Unsupported
-from nodewire.gguf.header import Placed
+from nodewire.gguf.header import TensorEntry
 from nodewire.gguf.model import Model
 from nodewire.llm.families.fields import Fields
 from nodewire.llm.families.sizes import FULL, SLIDING
@@ -98,18 +98,18 @@ def _needed(fields: Fields, name: str) -> float:
 
 def _rope(model: Model, fields: Fields, head: int, positions: int) -> dict[str, Any]:
     turning = fields.integer("rope.dimension_count", head)
-    found: dict[str, Any] = {"rope_theta": fields.take("rope.freq_base", 10_000.0)}
+    found: dict[str, Any] = {"rope_theta": fields.pop("rope.freq_base", 10_000.0)}
     if turning != head and head:
         part = turning / head
         found["partial_rotary_factor"] = part if int(head * part) == turning else math.nextafter(part, 1)
-    kind, linear = fields.take("rope.scaling.type", "none"), fields.take("rope.scale_linear", 1.0)
-    factor, original = fields.take("rope.scaling.factor"), fields.take("rope.scaling.original_context_length")
+    kind, linear = fields.pop("rope.scaling.type", "none"), fields.pop("rope.scale_linear", 1.0)
+    factor, original = fields.pop("rope.scaling.factor"), fields.pop("rope.scaling.original_context_length")
     if model.architecture == "phi3" and LONG in model.tensors:
         return found | {
             "rope_type": "longrope",
             "long_factor": _factors(model, LONG, turning),
             "short_factor": _factors(model, SHORT, turning),
-            "attention_factor": fields.take("rope.scaling.attn_factor"),
+            "attention_factor": fields.pop("rope.scaling.attn_factor"),
             "original_max_position_embeddings": original or positions,
         }
     if FACTORS in model.tensors:  # what Llama 3 makes of its angles, worked out
@@ -130,7 +130,7 @@ def _rope(model: Model, fields: Fields, head: int, positions: int) -> dict[str, 
     if kind == "linear":
         return found | {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        betas = {name: fields.take(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        betas = {name: fields.pop(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
         said = {"factor": factor, "original_max_position_embeddings": original, **betas}
         return found | {"rope_type": "yarn"} | {name: value for name, value in said.items() if value is not None}
     raise BadTask("rope.scaling.type", f"{str(kind)[:40]} is not supported, only none, linear and yarn")
@@ -194,7 +194,7 @@ def _qwen3moe(model: Model, fields: Fields) -> dict[str, Any]:
     )
 
 
-def _experts(fields: Fields, gate: Placed) -> dict[str, Any]:
+def _experts(fields: Fields, gate: TensorEntry) -> dict[str, Any]:
     return {
         "num_experts": fields.integer("expert_count"),
         "num_experts_per_tok": fields.integer("expert_used_count"),
@@ -202,7 +202,7 @@ def _experts(fields: Fields, gate: Placed) -> dict[str, Any]:
     }
 
 
-def _matrix(model: Model, name: str) -> Placed:
+def _matrix(model: Model, name: str) -> TensorEntry:
     placed = model.tensors.get(f"blk.0.{name}")
     if placed is None or len(placed.shape) < 2:
         raise BadTask(f"gguf.tensor blk.0.{name}", "missing, or no matrix")
@@ -234,14 +234,14 @@ def _gemma2(model: Model, fields: Fields) -> dict[str, Any]:
     )
     return found | {
         "query_pre_attn_scalar": _scaled(model, found),
-        "attn_logit_softcapping": fields.take("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": fields.take("final_logit_softcapping", 30.0),
+        "attn_logit_softcapping": fields.pop("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": fields.pop("final_logit_softcapping", 30.0),
     }
 
 
 def _gemma3(model: Model, fields: Fields) -> dict[str, Any]:
-    pattern = fields.take("attention.sliding_window_pattern", 6)
-    near = fields.take("rope.freq_base_swa", 10_000.0)
+    pattern = fields.pop("attention.sliding_window_pattern", 6)
+    near = fields.pop("rope.freq_base_swa", 10_000.0)
     window = fields.integer("attention.sliding_window", 1_024)
     found = _common(model, fields, "Gemma3ForCausalLM", sliding_window=window)
     layers = fields.layers(found)
@@ -257,7 +257,7 @@ def _gemma3(model: Model, fields: Fields) -> dict[str, Any]:
     return found | {
         "layer_types": [SLIDING if one else FULL for one in slides],
         "query_pre_attn_scalar": _scaled(model, found),
-        "final_logit_softcapping": fields.take("final_logit_softcapping"),
+        "final_logit_softcapping": fields.pop("final_logit_softcapping"),
         "rope_parameters": {FULL: far, SLIDING: {"rope_type": "default", "rope_theta": near}},
     }
 

@@ -14,23 +14,23 @@ from nodewire.llm.families import parse_document
 from nodewire.llm.gguf import configuration, tensors
 from nodewire.llm.gguf.tokenizer import converted
 from nodewire.weights.gguf_rows import check_library
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import StoredTensor
 
 _MODEL_TYPES = {"gemma3": "gemma3_text"}
 """Where `transformers` calls them otherwise than the family."""
 
 
-class Opened(NamedTuple):
+class GgufCheckpoint(NamedTuple):
     """`beside` are the files that a Hugging Face directory of the model would have beside its weights, by name; they
     say nothing of blocks."""
 
     config: DecoderConfig
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     tokenizer: bytes
     beside: Mapping[str, bytes]
 
 
-def opened(path: Path, *, in_blocks: bool) -> Opened:
+def opened(path: Path, *, in_blocks: bool) -> GgufCheckpoint:
     """The model at `path`; with `in_blocks` what blocks of the file are blocks of tasks too stays in them.
 
     Raises:
@@ -50,7 +50,7 @@ def opened(path: Path, *, in_blocks: bool) -> Opened:
     template, tokens = chat_of(model)
     said = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens, **({"chat_template": template} if template else {})}
     beside = {"config.json": _json(document), "tokenizer.json": tokenizer, "tokenizer_config.json": _json(said)}
-    return Opened(config, found, tokenizer, beside)
+    return GgufCheckpoint(config, found, tokenizer, beside)
 
 
 def _json(document: Mapping[str, Any]) -> bytes:

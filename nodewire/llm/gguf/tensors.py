@@ -14,14 +14,14 @@ from itertools import chain
 from typing import Any
 
 from nodewire.errors import BadTask, Unsupported
-from nodewire.gguf.header import Placed
+from nodewire.gguf.header import TensorEntry
 from nodewire.gguf.model import Model
 from nodewire.llm.config import DecoderConfig, Quantization
 from nodewire.llm.families import compressed, end_tensors, modules_of, naming, stage_tensors
 from nodewire.llm.families.naming import Piece
 from nodewire.llm.gguf.configuration import BESIDE, EMBEDDING, HEAD
 from nodewire.weights.gguf_rows import GROUP, KEPT, Form, Rows, drawn
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import StoredTensor
 
 _ENDS = {naming.EMBEDDING: EMBEDDING, naming.FINAL_NORM: "output_norm.weight", naming.HEAD: HEAD}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)", re.DOTALL)
@@ -77,7 +77,7 @@ _WHOLE = {
 
 def stored_tensors(
     model: Model, config: DecoderConfig, *, in_blocks: bool
-) -> tuple[DecoderConfig, Mapping[str, Stored]]:
+) -> tuple[DecoderConfig, Mapping[str, StoredTensor]]:
     """A model's tensors by Hugging Face's names, and its configuration, which says what is stored in blocks.
 
     Without `in_blocks` nothing is, and all is numbers. Nothing is read.
@@ -86,10 +86,10 @@ def stored_tensors(
         BadTask: a tensor is missing, of another shape, or one that such a model has not.
         Unsupported: a tensor is of a type that is not read where it stands.
     """
-    mapping = _Mapping(model, config)
+    mapping = _RowSources(model, config)
     if in_blocks and (how := _quantization(mapping, config)) is not None:
         config = DecoderConfig.from_document(config.document() | {"quantization": how.document()})
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for piece in chain(end_tensors(config), stage_tensors(config, 0, config.num_hidden_layers)):
         found |= _stored(piece, mapping.rows(piece))
     left = sorted(model.tensors.keys() - mapping.used - BESIDE)
@@ -101,7 +101,7 @@ def stored_tensors(
     return config, found
 
 
-def _quantization(mapping: _Mapping, config: DecoderConfig) -> Quantization | None:
+def _quantization(mapping: _RowSources, config: DecoderConfig) -> Quantization | None:
     """The blocks that leave fewest bytes of the layers' matrices; None if there are no such blocks, or other ones."""
     if config.experts is not None and config.experts.stored != "each":
         return None
@@ -121,7 +121,7 @@ def _quantization(mapping: _Mapping, config: DecoderConfig) -> Quantization | No
     return Quantization.from_document({"scheme": f"int{most}", "group_size": GROUP, "back_off": 0, "plain": named})
 
 
-class _Mapping:
+class _RowSources:
     """From pieces of parameters to rows of the file. `used` are the tensors that have been asked for."""
 
     def __init__(self, model: Model, config: DecoderConfig) -> None:
@@ -186,7 +186,7 @@ class _Mapping:
                 raise _shaped(name, placed, each)
         return _rows(names[0], sources, 1 if is_bias and turns > 1 else shape[-1])
 
-    def _placed(self, name: str) -> Placed:
+    def _placed(self, name: str) -> TensorEntry:
         placed = self._model.tensors.get(name)
         if placed is None:
             raise BadTask(f"gguf.tensor {name}", "missing: the file does not hold the whole model")
@@ -194,18 +194,18 @@ class _Mapping:
         return placed
 
 
-def _rows(name: str, sources: tuple[Placed, ...], width: int, **how: Any) -> Rows:
+def _rows(name: str, sources: tuple[TensorEntry, ...], width: int, **how: Any) -> Rows:
     """Raises Unsupported: what is taken apart lies in a block together."""
     if width % sources[0].type.size:
         raise Unsupported(f"gguf.tensor {name[:80]}", f"{sources[0].type.name}, where only plain numbers are read")
     return Rows(sources, width, **how)
 
 
-def _shaped(name: str, placed: Placed, shape: tuple[int, ...]) -> BadTask:
+def _shaped(name: str, placed: TensorEntry, shape: tuple[int, ...]) -> BadTask:
     return BadTask(f"gguf.tensor {name[:80]}", f"{placed.type.name} {list(placed.shape)}, not {list(shape)}")
 
 
-def _stored(piece: Piece, rows: Rows) -> dict[str, Stored]:
+def _stored(piece: Piece, rows: Rows) -> dict[str, StoredTensor]:
     """The tensors of a piece, as it has them."""
     forms: tuple[Form, Form]
     if piece.form == "mxfp4":

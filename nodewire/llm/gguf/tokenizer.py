@@ -48,7 +48,7 @@ def converted(model: Model, rows: int) -> tuple[bytes, list[int]]:
     if (size := sum(map(len, tokens))) > MAX_CHARS:
         raise TooLarge(TOKENS, f"{size} characters in all tokens, at most {MAX_CHARS}")
     kinds = _kinds(model, len(tokens))
-    kind = model.said(f"{_AT}model", str)
+    kind = model.read_value(f"{_AT}model", str)
     if kind == "gpt2":
         tokenizer, begins = _of_merges(model, tokens, kinds)
     elif kind == "llama":
@@ -70,7 +70,7 @@ def special(model: Model, name: str, count: int) -> int | None:
     key = f"{_AT}{name}_token_id"
     if key not in model.metadata:
         return None
-    found = model.said(key, int)
+    found = model.read_value(key, int)
     if not 0 <= found < count:
         raise BadTask(f"gguf.{key}", f"{found} is none of {count} tokens")
     return found
@@ -87,7 +87,7 @@ def _kinds(model: Model, count: int) -> list[int]:
 
 
 def _of_merges(model: Model, tokens: list[str], kinds: list[int]) -> tuple[Tokenizer, bool]:
-    said = model.said(f"{_AT}pre", str, "")
+    said = model.read_value(f"{_AT}pre", str, "")
     way = WAYS.get(said)
     if way is None:
         raise Unsupported(
@@ -117,14 +117,14 @@ def _of_scores(model: Model, tokens: list[str], kinds: list[int]) -> Tokenizer:
     if scores is None or len(scores) != len(tokens):
         raise BadTask(f"gguf.{_AT}scores", f"not a number for each of {len(tokens)} tokens")
     pieces = [Piece(*one) for one in zip(tokens, map(float, scores), kinds, strict=True)]
-    return tokenizer_of(pieces, TOKENS, has_prefix=model.said(f"{_AT}add_space_prefix", bool, True))
+    return tokenizer_of(pieces, TOKENS, has_prefix=model.read_value(f"{_AT}add_space_prefix", bool, True))
 
 
 def _around(tokenizer: Tokenizer, model: Model, tokens: list[str], begins: bool) -> None:
     """What stands before and after every text."""
     named = {name: special(model, name, len(tokens)) for name in ("bos", "eos")}
-    first = named["bos"] if model.said(f"{_AT}add_bos_token", bool, begins) else None
-    last = named["eos"] if model.said(f"{_AT}add_eos_token", bool, False) else None
+    first = named["bos"] if model.read_value(f"{_AT}add_bos_token", bool, begins) else None
+    last = named["eos"] if model.read_value(f"{_AT}add_eos_token", bool, False) else None
     if first is None and last is None:
         return
     before, after = ([tokens[one]] if one is not None else [] for one in (first, last))

@@ -74,10 +74,10 @@ class Lanes:
         count = pages_of(most)
         if self.spare is not None and not any(len(run) >= count for run in self.free):
             self.spare.make_way(count)
-        pages = self._pages.take(count)
+        pages = self._pages.allocate(count)
         if pages is None:
             self._gather()
-            pages = self._pages.take(count)
+            pages = self._pages.allocate(count)
             assert pages is not None
         lane = Lane(self, pages, most, self._short if most > self._short else 0)
         self._lanes.append(lane)
@@ -98,9 +98,9 @@ class Lanes:
         return self._pages.free
 
     @property
-    def left(self) -> int:
+    def free_rows(self) -> int:
         """How many they are."""
-        return self._pages.left
+        return self._pages.free_count
 
     def page(self, number: int) -> list[Tensor]:
         """A page's keys, layer by layer, then its values, if they are others: each as bytes [kv_heads, PAGE, bytes],
@@ -118,7 +118,7 @@ class Lanes:
 
     def lend(self) -> int:
         """A page for `spare`. Raises Busy: none is free."""
-        pages = self._pages.take(1)
+        pages = self._pages.allocate(1)
         assert pages is not None
         return pages.start
 
@@ -133,7 +133,7 @@ class Lanes:
             self._move(lane, end)
             end = lane.pages.stop
         self._pages = Pages(self._pages.count)
-        self._pages.take(end)
+        self._pages.allocate(end)
 
     def _move(self, lane: Lane, to: int) -> None:
         """Have a lane begin at page `to`, which is its first or one before it."""

@@ -18,17 +18,17 @@ class Pages:
         self.free = [range(count)]
 
     @property
-    def left(self) -> int:
+    def free_count(self) -> int:
         return sum(map(len, self.free))
 
-    def take(self, count: int) -> range | None:
+    def allocate(self, count: int) -> range | None:
         """So many pages, out of the smallest run that has them; None if they do not lie together.
 
         Raises:
             Busy: so many are not free.
         """
-        if count > self.left:
-            raise Busy("slots", f"{count} pages of {PAGE} positions are wanted, {self.left} are free")
+        if count > self.free_count:
+            raise Busy("slots", f"{count} pages of {PAGE} positions are wanted, {self.free_count} are free")
         enough = [run for run in self.free if len(run) >= count]
         if not enough:
             return None

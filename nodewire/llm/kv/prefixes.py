@@ -37,7 +37,7 @@ class Chain:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedPrefix:
     pages: list[int]
     """Of the pool: the keys' and values', then the answer's."""
     place: int
@@ -58,7 +58,7 @@ class Prefixes:
         heads, _, row_bytes = page[0].shape
         self._slice = heads * row_bytes  # bytes of a row in one layer's keys
         self._each = 1 + -(-self._bytes // (self._slice * len(page)))
-        self._kept: dict[bytes, _Kept] = {}
+        self._kept: dict[bytes, _CachedPrefix] = {}
         self._now = 0
         lanes.spare = self
 
@@ -91,7 +91,7 @@ class Prefixes:
         if chain.key in self._kept or not self._make_room(chain.opened):
             return
         pages = [self._lanes.lend() for _ in range(self._each)]
-        kept = self._kept[chain.key] = _Kept(pages, chain.pages - 1, len(answer), chain.opened)
+        kept = self._kept[chain.key] = _CachedPrefix(pages, chain.pages - 1, len(answer), chain.opened)
         for there, here in zip(self._lanes.page(pages[0]), self._lanes.page(lane.pages[kept.place]), strict=True):
             there.copy_(here)
         whole = F.pad(answer.contiguous().view(torch.uint8), (0, -self._bytes % self._slice))
@@ -100,7 +100,7 @@ class Prefixes:
 
     def make_way(self, count: int) -> None:
         """Give up so much that `count` pages are free, in one run if lanes leave one; nothing if there are too few."""
-        if count > self._lanes.left + self._each * len(self._kept):
+        if count > self._lanes.free_rows + self._each * len(self._kept):
             return
         used = torch.full((self._lanes.count,), _NEVER)
         for run in self._lanes.free:
@@ -116,7 +116,7 @@ class Prefixes:
 
     def _make_room(self, opened: int) -> bool:
         """Whether there is room for one more, at the cost of those that were last used before `opened`."""
-        while self._lanes.left < self._each:
+        while self._lanes.free_rows < self._each:
             key = min(self._kept, key=lambda one: (self._kept[one].used, -self._kept[one].place), default=None)
             if key is None or self._kept[key].used >= opened:
                 return False
@@ -127,7 +127,7 @@ class Prefixes:
         for page in self._kept.pop(key).pages:
             self._lanes.take_back(page)
 
-    def _slices(self, kept: _Kept) -> list[Tensor]:
+    def _slices(self, kept: _CachedPrefix) -> list[Tensor]:
         """Where the answer's bytes are, each [kv_heads, PAGE, bytes]."""
         slices = [one for page in kept.pages[1:] for one in self._lanes.page(page)]
         return slices[: -(-self._bytes // self._slice)]

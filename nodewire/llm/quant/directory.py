@@ -22,7 +22,7 @@ from nodewire.llm.families import compressed, json_object, layer_pieces, modules
 from nodewire.llm.families.naming import Piece
 from nodewire.llm.quant.rounding import packed, rounded
 from nodewire.weights.directory import INDEX, SINGLE, read_bounded
-from nodewire.weights.tensorfile import MAX_HEADER_BYTES, Assembled, Stored, elements, laid_out, read_into
+from nodewire.weights.tensorfile import MAX_HEADER_BYTES, AssembledTensor, StoredTensor, elements, laid_out, read_into
 
 GROUP, BACK_OFF = 64, 32
 _NUMBERS = 4_194_304
@@ -36,7 +36,7 @@ Say = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class QuantizationReport:
     """What `quantize` has made: bytes of weights, before and after, and how many matrices are in blocks and are not."""
 
     files: tuple[str, ...]
@@ -46,7 +46,7 @@ class Made:
     plain: int
 
 
-def quantize(directory: Path, out: Path, to: To, say: Say = lambda done, of: None) -> Made:
+def quantize(directory: Path, out: Path, to: To, say: Say = lambda done, of: None) -> QuantizationReport:
     """Write the model in `directory` to the folder `out`, the matrices of its layers in blocks of 64 numbers, or of 32
     in rows that 64 does not divide; rows that 32 does not divide are left as they are, as is all else. Files of weights
     keep their names and what they hold of the model; of a GGUF file all becomes one, its blocks widened before.
@@ -82,7 +82,7 @@ def quantize(directory: Path, out: Path, to: To, say: Say = lambda done, of: Non
         raise
     count = sum(1 for _ in _matrices(config))
     names = tuple(sorted(path.name for path in files))
-    return Made(names, total, need, len(plan), count - len(plan))
+    return QuantizationReport(names, total, need, len(plan), count - len(plan))
 
 
 def _matrices(config: DecoderConfig) -> Iterator[Piece]:
@@ -104,21 +104,23 @@ def _plan(source: Checkpoint, to: To) -> tuple[DecoderConfig, Plan]:
     return after, {was.name: (was, then) for was, then in pairs if then.blocks is not None}
 
 
-def _files(source: Checkpoint, plan: Plan) -> dict[Path, dict[str, Stored | Assembled]]:
+def _files(source: Checkpoint, plan: Plan) -> dict[Path, dict[str, StoredTensor | AssembledTensor]]:
     """What each file of weights will hold. Tensors in blocks have no parts yet."""
-    found: dict[Path, dict[str, Stored | Assembled]] = {}
+    found: dict[Path, dict[str, StoredTensor | AssembledTensor]] = {}
     source.pick(was for was, _ in plan.values())  # that they are what they should be
     for name, stored in source.tensors.items():
         tensors = found.setdefault(stored.path if source.beside is None else Path(SINGLE), {})
         if name in plan:
             for made, (dtype, shape) in plan[name][1].stored().items():
-                tensors[made] = Assembled(getattr(torch, dtype, torch.bfloat16), shape, ())
+                tensors[made] = AssembledTensor(getattr(torch, dtype, torch.bfloat16), shape, ())
         else:
             tensors[name] = stored
     return found
 
 
-def _written(path: Path, tensors: Mapping[str, Stored | Assembled], plan: Plan, source: Checkpoint) -> Iterator[int]:
+def _written(
+    path: Path, tensors: Mapping[str, StoredTensor | AssembledTensor], plan: Plan, source: Checkpoint
+) -> Iterator[int]:
     """Write a file; the bytes read, as they are."""
     head, size = laid_out(tensors.items())
     starts = {name: len(head) + entry["data_offsets"][0] for name, entry in json.loads(head[8:]).items()}
@@ -126,14 +128,14 @@ def _written(path: Path, tensors: Mapping[str, Stored | Assembled], plan: Plan, 
         file.write(head)
         file.truncate(size)
         for name, stored in tensors.items():
-            if isinstance(stored, Stored):
+            if isinstance(stored, StoredTensor):
                 yield from _copied(stored, file, starts[name])
         own = [pair for name, pair in plan.items() if next(iter(pair[1].stored())) in tensors]
         for was, then in own:
             yield from _quantized(source.tensors[was.name], was, then, file, starts)
 
 
-def _copied(stored: Stored, file: BinaryIO, start: int) -> Iterator[int]:
+def _copied(stored: StoredTensor, file: BinaryIO, start: int) -> Iterator[int]:
     at = start
     for data in stored.octets():
         file.seek(at)
@@ -142,7 +144,9 @@ def _copied(stored: Stored, file: BinaryIO, start: int) -> Iterator[int]:
         yield len(data)
 
 
-def _quantized(stored: Stored, was: Piece, then: Piece, file: BinaryIO, starts: Mapping[str, int]) -> Iterator[int]:
+def _quantized(
+    stored: StoredTensor, was: Piece, then: Piece, file: BinaryIO, starts: Mapping[str, int]
+) -> Iterator[int]:
     """Some rows at a time; of matrices that are stored transposed, a whole one."""
     blocks, width = then.blocks, then.width
     assert blocks is not None
@@ -171,7 +175,7 @@ def _beside(
     directory: Path,
     out: Path,
     config: DecoderConfig,
-    files: Mapping[Path, Mapping[str, Stored | Assembled]],
+    files: Mapping[Path, Mapping[str, StoredTensor | AssembledTensor]],
     source: Checkpoint,
 ) -> None:
     """config.json with what has been done, the index of shards, and copies of all else that is no weights; of a

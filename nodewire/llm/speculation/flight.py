@@ -60,7 +60,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class InFlightFrame:
     """A frame: rows of `nodes` in order. `pos`, `epoch`, `parents` and `keep` are as its meta says."""
 
     seq: int
@@ -83,7 +83,7 @@ class Flight:
         """`prompt` positions go out as frame 0, the last of them `token`; `chunk` of further ones are paid as one."""
         self.head = Node(token, prompt - 1, accepted=True)
         self.epoch = 0
-        self._sent: deque[Sent] = deque([Sent(0, 0, 0, (self.head,))])
+        self._sent: deque[InFlightFrame] = deque([InFlightFrame(0, 0, 0, (self.head,))])
         self._seq = 1  # the next frame's
         self._prompt, self.lookahead, self._tree, self._chunk = prompt, lookahead, tree, chunk
         self._run = prompt  # the lane's length, as the stages will know it
@@ -93,7 +93,7 @@ class Flight:
         self._unsent: list[Node] = []
 
     @property
-    def awaited(self) -> Sent | None:
+    def awaited(self) -> InFlightFrame | None:
         """The frame whose return is the next."""
         return self._sent[0] if self._sent else None
 
@@ -107,15 +107,15 @@ class Flight:
         self._sent.popleft()
         self._stale = max(0, self._stale - 1)
 
-    def last(self) -> list[Sent]:
+    def last(self) -> list[InFlightFrame]:
         """Frames of no rows by which stages keep what is accepted of their live cells."""
         kept = self._kept()
         return [*kept, self._send(())] if any(node.accepted for node in self._cells) else kept
 
-    def _kept(self) -> list[Sent]:
+    def _kept(self) -> list[InFlightFrame]:
         """Those of them by which they have all rows of a chunk that is accepted: it can be closed before what is behind
         it is computed, or paid for."""
-        found: list[Sent] = []
+        found: list[InFlightFrame] = []
         while True:
             left = self._chunk - (self._run - self._prompt) % self._chunk
             if sum(node.accepted for node in self._cells) < left:
@@ -189,7 +189,7 @@ class Flight:
             offer(node)
             offer(child)
 
-    def frames(self, rows: int) -> list[Sent]:
+    def frames(self, rows: int) -> list[InFlightFrame]:
         """What is to be sent now, the likeliest rows first, at most `rows` to a frame."""
         waiting, self._unsent = self._unsent, []
         sent = self._kept()
@@ -197,20 +197,20 @@ class Flight:
             sent += [*self._kept(), self._send(tuple(waiting[at : at + rows]))]  # a head may have gone out meanwhile
         return sent
 
-    def _send(self, nodes: tuple[Node, ...], most: int | None = None) -> Sent:
+    def _send(self, nodes: tuple[Node, ...], most: int | None = None) -> InFlightFrame:
         sent = self._as_tree(nodes, most) if self._tree else self._as_chain(nodes)
         self._seq += 1
         self._rows += len(nodes)
         self._sent.append(sent)
         return sent
 
-    def _as_chain(self, nodes: tuple[Node, ...]) -> Sent:
+    def _as_chain(self, nodes: tuple[Node, ...]) -> InFlightFrame:
         pos = nodes[0].position
         self.epoch += pos < self._run
         self._run = pos + len(nodes)
-        return Sent(self._seq, pos, self.epoch, nodes)
+        return InFlightFrame(self._seq, pos, self.epoch, nodes)
 
-    def _as_tree(self, nodes: tuple[Node, ...], most: int | None) -> Sent:
+    def _as_tree(self, nodes: tuple[Node, ...], most: int | None) -> InFlightFrame:
         keep = [number for number, node in enumerate(self._cells) if node.accepted][:most]
         if keep:
             # Accepted cells stand each below the one before: what is below none of them that is kept but the last may
@@ -231,7 +231,7 @@ class Flight:
             parents.append(-1 if node.parent is None else numbers.get(node.parent, -1))
             numbers[node] = number
         self._cells += nodes
-        return Sent(self._seq, self._run, self.epoch, nodes, tuple(parents), tuple(keep))
+        return InFlightFrame(self._seq, self._run, self.epoch, nodes, tuple(parents), tuple(keep))
 
 
 def _tree(node: Node) -> Iterator[Node]:

@@ -13,7 +13,7 @@ class Odds:
     def __init__(self) -> None:
         self._found: dict[int, tuple[float, float]] = {}  # by sort: right, all
 
-    def of(self, sort: int, prior: float) -> float:
+    def estimate(self, sort: int, prior: float) -> float:
         right, total = self._found.get(sort, (prior, 1.0))
         return right / total
 

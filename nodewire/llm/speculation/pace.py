@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from nodewire.llm.speculation.flight import Sent
+from nodewire.llm.speculation.flight import InFlightFrame
 
 FILL = 0.8
 """How much of a turn the slowest stage is given to do: what is more only waits, and then makes others wait."""
@@ -50,7 +50,7 @@ class _Line:
         """0 before anything is measured."""
         return max(0.0, (self._y - self.row * self._x) / self._weight) if self._weight else 0.0
 
-    def of(self, rows: int) -> float:
+    def predict(self, rows: int) -> float:
         return self.first + self.row * (rows - 1)
 
 
@@ -61,13 +61,13 @@ class Pace:
         self._back: tuple[int, int] | None = None  # when the last return came, and when its frame was sent
         self._clear_ns = 0.0  # when the slowest stage will have done all that was sent
 
-    def sent(self, frames: list[Sent], now_ns: int) -> None:
+    def sent(self, frames: list[InFlightFrame], now_ns: int) -> None:
         waits = now_ns < self._clear_ns
         for number, frame in enumerate(frames):
             self._bursts[frame.seq] = now_ns, number == 0 and not waits
-        self._clear_ns = max(self._clear_ns, now_ns) + sum(self._gap.of(len(frame.nodes)) for frame in frames)
+        self._clear_ns = max(self._clear_ns, now_ns) + sum(self._gap.predict(len(frame.nodes)) for frame in frames)
 
-    def returned(self, frame: Sent, now_ns: int) -> None:
+    def returned(self, frame: InFlightFrame, now_ns: int) -> None:
         sent_ns, leads = self._bursts.pop(frame.seq, (None, False))
         before, self._back = self._back, None if sent_ns is None else (now_ns, sent_ns)
         if sent_ns is None or not frame.awaited:
@@ -100,5 +100,5 @@ class Pace:
 
     def window(self, rows: int) -> float:
         """How many frames of `rows` keep the slowest stage at work for FILL of a turn; some before it is known."""
-        gap_ns = self._gap.of(rows)
-        return max(1.0, FILL * self._turn.of(rows) / gap_ns) if gap_ns and self.turn_ns else _UNKNOWN
+        gap_ns = self._gap.predict(rows)
+        return max(1.0, FILL * self._turn.predict(rows) / gap_ns) if gap_ns and self.turn_ns else _UNKNOWN

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodewire.llm.speculation.drafter import Candidate, Drafter
-from nodewire.llm.speculation.flight import Flight, Node, Sent
+from nodewire.llm.speculation.flight import Flight, InFlightFrame, Node
 from nodewire.llm.speculation.odds import Odds
 from nodewire.llm.speculation.pace import Pace
 
@@ -29,7 +29,7 @@ _TRIES = 32  # tokens after which one that does not pay is asked again
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredGuess:
     """A candidate with its measured odds: a Guess (flight.py)."""
 
     token: int
@@ -73,7 +73,7 @@ class Router:
             candidate = guess.candidate
             self._odds[guess.drafter].learn(candidate.sort, candidate.prior, candidate.token == token)
 
-    def expand(self, node: Node) -> Sequence[Scored]:
+    def expand(self, node: Node) -> Sequence[ScoredGuess]:
         """What may follow a node, the likeliest first; where drafters agree, the better odds are believed."""
         if node.place is None:
             if node.parent is None:
@@ -84,7 +84,7 @@ class Router:
                 found = zip(self._drafters, places, strict=True)
                 node.place = tuple(drafter.after(place, node.token) for drafter, place in found)
         assert isinstance(node.place, tuple)
-        best: dict[int, Scored] = {}
+        best: dict[int, ScoredGuess] = {}
         for number, (drafter, place) in enumerate(zip(self._drafters, node.place, strict=True)):
             if not self._is_worth_asking(number, node, max((scored.odds for scored in best.values()), default=0.0)):
                 continue
@@ -103,7 +103,7 @@ class Router:
         turn_ns = self.pace.turn_ns
         if not turn_ns or self._took_ns[number] < turn_ns / 1_000 or (node.parent is None and not self._count % _TRIES):
             return True
-        gain = self._best[number].of(0, _UNKNOWN) - found
+        gain = self._best[number].estimate(0, _UNKNOWN) - found
         return node.chance * gain * turn_ns > self._took_ns[number]
 
     def _asked(self, number: int, drafter: Drafter[Any], place: Any) -> Sequence[Candidate]:
@@ -112,9 +112,9 @@ class Router:
         self._took_ns[number] += (self._clock_ns() - began_ns - self._took_ns[number]) / 8
         return found
 
-    def _scored(self, number: int, candidate: Candidate) -> Scored:
-        odds = self._odds[number].of(candidate.sort, candidate.prior)
-        return Scored(candidate.token, odds, number, candidate)
+    def _scored(self, number: int, candidate: Candidate) -> ScoredGuess:
+        odds = self._odds[number].estimate(candidate.sort, candidate.prior)
+        return ScoredGuess(candidate.token, odds, number, candidate)
 
     def worth(self, chance: float, expected: float, rows: int) -> bool:
         if chance < LEAST_CHANCE:
@@ -132,8 +132,8 @@ class Router:
         self._frames = min(self.pace.window(self.width), max(1.0, flight.lookahead / self.width))
         return max(0, round(self._frames - flight.under_way) * self.width)
 
-    def sent(self, frames: list[Sent]) -> None:
+    def sent(self, frames: list[InFlightFrame]) -> None:
         self.pace.sent(frames, self._clock_ns())
 
-    def returned(self, frame: Sent) -> None:
+    def returned(self, frame: InFlightFrame) -> None:
         self.pace.returned(frame, self._clock_ns())

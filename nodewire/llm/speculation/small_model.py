@@ -37,7 +37,7 @@ class SmallModel:
     def __init__(self, *decoders: Decoder) -> None:
         """`decoders` are the same model, each with a lane of its own."""
         self.positions = decoders[0].positions
-        self._held = [_Held(decoder) for decoder in decoders]  # the one that was asked last stands last
+        self._held = [_LaneText(decoder) for decoder in decoders]  # the one that was asked last stands last
 
     def after(self, text: list[int], whose: object = None) -> Tensor:
         """float32 [vocab] after a text of `whose`, of which only what its lane does not hold is computed."""
@@ -48,7 +48,7 @@ class SmallModel:
         return held.after(text)
 
 
-class _Held:
+class _LaneText:
     """A lane, and the text that it holds."""
 
     def __init__(self, decoder: Decoder) -> None:

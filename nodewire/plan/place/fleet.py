@@ -53,7 +53,7 @@ _SPARE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _RingCapacity:
     """A ring with the sessions that it has room for."""
 
     stages: tuple[Stage, ...]
@@ -134,12 +134,12 @@ class _Fleet:
         self.pool, self.chain, self.workload, self.anchor = pool, chain, workload, anchor
         self.predictor = Predictor(pool, chain, workload)
         self.estimator = Estimator(pool, chain, workload, anchor)
-        self._known: dict[tuple[frozenset[int], int, float], _Made | None] = {}
-        self._rates: dict[_Made, float] = {}
+        self._known: dict[tuple[frozenset[int], int, float], _RingCapacity | None] = {}
+        self._rates: dict[_RingCapacity, float] = {}
         alone = [task.ms_on(pool.nodes[0]) for task in chain.tasks]
         self._uneven = max(alone) * len(alone) / sum(alone)
 
-    def ring(self, nodes: Iterable[int], items: int, stage_ms: float = inf) -> _Made | None:
+    def ring(self, nodes: Iterable[int], items: int, stage_ms: float = inf) -> _RingCapacity | None:
         """The quickest ring among nodes with room for `items` sessions, filled up with as many as it has room for."""
         some = frozenset(nodes)
         key = some, items, stage_ms
@@ -153,10 +153,10 @@ class _Fleet:
                 self._known[key] = self._with_room(found.stages)
         return self._known[key]
 
-    def _with_room(self, stages: tuple[Stage, ...]) -> _Made:
-        return _Made(stages, min(self.predictor.items(stage) for stage in stages))
+    def _with_room(self, stages: tuple[Stage, ...]) -> _RingCapacity:
+        return _RingCapacity(stages, min(self.predictor.items(stage) for stage in stages))
 
-    def per_s(self, made: _Made) -> float:
+    def per_s(self, made: _RingCapacity) -> float:
         """Predicted, as full as it has room."""
         if made not in self._rates:
             self._rates[made] = self.predictor.tokens_per_s(made.stages, made.items, self.anchor)
@@ -167,10 +167,10 @@ class _Fleet:
         sizes = [size for size in SIZES if size <= self.workload.most_items]
         return sizes if any(task.item_bytes for task in self.chain.tasks) else sizes[-1:]
 
-    def memory(self, made: _Made) -> int:
+    def memory(self, made: _RingCapacity) -> int:
         return max(1, sum(self.pool.nodes[node].memory_bytes for node in made.nodes))
 
-    def for_throughput(self, *, is_quick: bool = False) -> list[_Made]:
+    def for_throughput(self, *, is_quick: bool = False) -> list[_RingCapacity]:
         """Rings one after the other, each with the most per byte; then changed while the estimate of all grows.
 
         `is_quick`: after the first ring only numbers of sessions next to the last ring's are tried, and few changes.
@@ -195,7 +195,7 @@ class _Fleet:
         made = [ring for group in improved if (ring := self._whole(group)) is not None]
         return made or [ring for group in groups if (ring := self._whole(group)) is not None]
 
-    def _whole(self, nodes: frozenset[int]) -> _Made | None:
+    def _whole(self, nodes: frozenset[int]) -> _RingCapacity | None:
         """The ring of a group, with the number of sessions at which most is made: the quickest, or the one that gives
         every node as much as it can do in the same time."""
         rings = [
@@ -225,13 +225,13 @@ class _Fleet:
 
         return times[bisect_left(times, tasks, key=taken)] * self._uneven
 
-    def _backwards(self, ring: _Made) -> _Made:
+    def _backwards(self, ring: _RingCapacity) -> _RingCapacity:
         """The other way around: often as quick alone, but a prompt's bytes pass all lines but the last."""
         tasks = len(self.chain.tasks)
         stages = (Stage(stage.node, tasks - stage.end, tasks - stage.first) for stage in reversed(ring.stages))
         return self._with_room(tuple(stages))
 
-    def for_latency(self) -> list[_Made]:
+    def for_latency(self) -> list[_RingCapacity]:
         """Rings of the size with which the load's sessions are over soonest, the rest of the nodes more of them, as
         spare. If no size carries the load, the fleet that makes most."""
         crowded = self.for_throughput()
@@ -240,17 +240,17 @@ class _Fleet:
         value, _, best = min(rated, default=(inf, 0, crowded), key=lambda one: one[:2])
         return best if value < inf else crowded
 
-    def _session_ms(self, ring: _Made, per_s: float) -> float:
+    def _session_ms(self, ring: _RingCapacity, per_s: float) -> float:
         return self.predictor.session_ms(ring.stages, per_s, self.anchor)
 
-    def _of_size(self, size: int) -> list[_Made]:
+    def _of_size(self, size: int) -> list[_RingCapacity]:
         left, made = set(range(len(self.pool.nodes))), []
         while left and (ring := self.ring(left, size)) is not None:
             made.append(ring)
             left -= ring.nodes
         return made
 
-    def _mean_session_ms(self, made: Sequence[_Made]) -> float:
+    def _mean_session_ms(self, made: Sequence[_RingCapacity]) -> float:
         """The load on the quickest rings first, each as full as Poisson arrivals let it be; infinite: too much."""
         left, total = self.workload.per_s, 0.0
         if not left:
@@ -269,7 +269,7 @@ class _Fleet:
                 return total / self.workload.per_s
         return inf
 
-    def extra(self, made: Sequence[_Made]) -> list[Stage]:
+    def extra(self, made: Sequence[_RingCapacity]) -> list[Stage]:
         """What the nodes in no ring hold: the stage, of those that fit, whose sessions are fewest."""
         used = {node for one in made for node in one.nodes}
         slots = {stage: self.predictor.items(stage) for one in made for stage in one.stages}

@@ -75,7 +75,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class FollowState:
     """What is held since which epoch; for how many epochs in a row it has been better to hold something else."""
 
     held: Window | None = None
@@ -150,11 +150,11 @@ def follow(
     models: Sequence[Model],
     others: Sequence[Holder],
     memory_bytes: int,
-    state: Following,
+    state: FollowState,
     epoch: int,
     chance: Random,
     settings: Settings = Settings(),
-) -> Following:
+) -> FollowState:
     """What to hold from `epoch` on. Called again for an epoch that it has seen, it changes nothing.
 
     `state.held` None: nothing is held yet, and the neediest window is taken at once; still None afterwards: none fits.
@@ -168,12 +168,12 @@ def follow(
         state = replace(state, held=None)
     if state.held is None:
         best = market.neediest(every)
-        return state if best is None else Following(best, since=epoch, epoch=epoch)
+        return state if best is None else FollowState(best, since=epoch, epoch=epoch)
     better = market.better(state.held, every, chance, settings.quality)
     wanted = state.wanted + 1 if better is not None else 0
     if better is None or wanted < settings.patience or epoch - state.since < settings.rest:
         return replace(state, wanted=wanted)
-    return Following(better, since=epoch, epoch=epoch)
+    return FollowState(better, since=epoch, epoch=epoch)
 
 
 class _Market:

@@ -86,7 +86,7 @@ class _Shop:
     batches: dict[Slot, list[int]]
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], tasks: Sequence[Task]) -> _Shop:
+    def build(cls, nodes: Sequence[Node], tasks: Sequence[Task]) -> _Shop:
         classes: dict[Class, list[int]] = {}
         for index, node in enumerate(nodes):
             classes.setdefault((node.kind, node.speed, node.slices), []).append(index)
@@ -162,7 +162,7 @@ def replicate(nodes: Sequence[Node], tasks: Sequence[Task], *, gap: float = 1e-6
 
     Raises NoProvider: a task fits nowhere, or there are fewer slices than tasks.
     """
-    shop = _Shop.of(nodes, tasks)
+    shop = _Shop.build(nodes, tasks)
     programme, x, y = shop.programme()
     relaxed = maximise(programme, relaxed=True) if len(x) <= _RELAXED else None
     cut = _cuts(shop, relaxed, y)
@@ -191,7 +191,7 @@ def torchsplit(nodes: Sequence[Node], tasks: Sequence[Task]) -> Replication:
 
 def bound(nodes: Sequence[Node], tasks: Sequence[Task]) -> float:
     """The linear relaxation: what no replication exceeds, per second."""
-    return maximise(_Shop.of(nodes, tasks).programme()[0], relaxed=True).value
+    return maximise(_Shop.build(nodes, tasks).programme()[0], relaxed=True).value
 
 
 def served(nodes: Sequence[Node], tasks: Sequence[Task], counts: Mapping[int, int]) -> float:

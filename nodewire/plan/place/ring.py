@@ -86,7 +86,7 @@ class Costs:
         most = (np.arange(self.first.shape[1]) - self.first).max(axis=1)
         return bool(most.sum() >= self.first.shape[1] - 1)
 
-    def of(self, rows: Sequence[int]) -> Costs:
+    def select(self, rows: Sequence[int]) -> Costs:
         """Of these rows' nodes only."""
         some, way = list(rows), [*rows, len(self.nodes)]
         nodes = tuple(self.nodes[row] for row in rows)

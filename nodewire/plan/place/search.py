@@ -171,7 +171,7 @@ def _polished(found: Costs, moves: Moves, ring: Ring) -> Ring:
     others = moves.others(order)
     swapped = np.minimum(moves.with_ms(order, others), moves.swapped_ms(order, others).min(axis=0))
     best = others[np.lexsort((others, swapped))][: _POLISHED - len(order)]
-    part = found.of([*order, *best.tolist()])
+    part = found.select([*order, *best.tolist()])
     if not part.is_small:
         return ring
     return replace(exact(part, ring.turn_ms), is_optimal=False)

@@ -31,7 +31,7 @@ Pairs = dict[tuple[int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class TimeShares:
     """By node the tasks that it holds, with the part of its time that each gets; the rate; more than which none is."""
 
     held: tuple[dict[int, float], ...]
@@ -40,7 +40,7 @@ class Sharing:
     is_optimal: bool
 
 
-def share(nodes: Sequence[Node], tasks: Sequence[Task], *, gap: float = 1e-4, effort: int = 500) -> Sharing:
+def share(nodes: Sequence[Node], tasks: Sequence[Task], *, gap: float = 1e-4, effort: int = 500) -> TimeShares:
     """The sharing, one item at a time.
 
     Raises NoProvider: a task has room nowhere, or not all of them together.
@@ -75,17 +75,17 @@ def _fits(nodes: Sequence[Node], sizes: Sequence[int], held: set[tuple[int, int]
     return all(sum(sizes[t] for i, t in held if i == index) <= node.memory_bytes for index, node in enumerate(nodes))
 
 
-def divided(nodes: Sequence[Node], tasks: Sequence[Task], held: set[tuple[int, int]]) -> Sharing:
+def divided(nodes: Sequence[Node], tasks: Sequence[Task], held: set[tuple[int, int]]) -> TimeShares:
     """What (node, task) pairs that are held give at best; memory is not looked at."""
     rates, unit = _scaled(_rates(nodes, tasks))
     roomy = [replace(node, memory_bytes=len(tasks), layouts=()) for node in nodes]
     if len({task for _, task in held}) < len(tasks):
         idle = tuple({task: 0.0 for node, task in sorted(held) if node == i} for i in range(len(nodes)))
-        return Sharing(idle, 0.0, 0.0, is_optimal=False)
+        return TimeShares(idle, 0.0, 0.0, is_optimal=False)
     programme, y, _ = _programme(roomy, [1] * len(tasks), rates, held)
     solved = maximise(programme, relaxed=True)
     per_s = unit * solved.value
-    return Sharing(_parts(len(nodes), held, y, solved), per_s, per_s, is_optimal=False)
+    return TimeShares(_parts(len(nodes), held, y, solved), per_s, per_s, is_optimal=False)
 
 
 def _rates(nodes: Sequence[Node], tasks: Sequence[Task]) -> list[list[float]]:

@@ -19,7 +19,7 @@ from nodewire.protocol import round as rounds
 from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.round import BALANCE, Assigned, RoundRequest, RoundTicket, work_gflop
+from nodewire.protocol.round import BALANCE, RoundRequest, RoundTicket, ShardAssignment, work_gflop
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training import outer_admission
 from nodewire.provider.training.clocks import CLOCKS_S
@@ -28,13 +28,13 @@ from nodewire.store.sealed import sealed_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmittedShard:
     """One shard of one round that this provider takes."""
 
     request: RoundRequest
     ticket: RoundTicket
     recipe: Recipe
-    assigned: Assigned
+    assigned: ShardAssignment
     kind: TrainingKind
 
     @property
@@ -76,7 +76,7 @@ class TrainingAdmission:
         """
         nip13.check(event, self._trainer.pow_bits)
         request = outer.parse(event) if event.kind == kinds.OUTER else rounds.parse(event)
-        if request.round.of(self._public) is None:
+        if request.round.find_assignment(self._public) is None:
             raise NotAllowed("p", "this provider has no shard of it")
         if request.kind not in self._trainer.kinds or request.kind not in self._kinds:
             raise NotAllowed("kind", f"{request.kind} is not served here")
@@ -90,7 +90,7 @@ class TrainingAdmission:
             raise NotAllowed("id", "this request has been served")
         return request
 
-    def check(self, request: RoundRequest, ticket: RoundTicket) -> Admitted:
+    def check(self, request: RoundRequest, ticket: RoundTicket) -> AdmittedShard:
         """The shard, if ticket, recipe and price are good; where a round before stands for the deposit, `before` says
         whether it does.
 
@@ -129,7 +129,7 @@ class TrainingAdmission:
             )
         if request.round.previous is None and not self.has_deposit(assigned):
             raise PaymentRequired("deposit_msat", f"{assigned.deposit_msat} msat is less than this provider's deposit")
-        return Admitted(request, ticket, recipe, assigned, kind)
+        return AdmittedShard(request, ticket, recipe, assigned, kind)
 
     def _read(self, ticket: RoundTicket) -> tuple[Recipe, str]:
         """The ticket's recipe and its digest. Raises BadRecipe, BadVersion."""
@@ -157,11 +157,11 @@ class TrainingAdmission:
         if cited.bytes > self._trainer.most_bytes:
             raise TooLarge("start", f"{cited.bytes} bytes, at most {self._trainer.most_bytes}")
 
-    def has_deposit(self, assigned: Assigned) -> bool:
+    def has_deposit(self, assigned: ShardAssignment) -> bool:
         """Whether the request pays this provider's deposit before the work."""
         return assigned.deposit_msat >= self._trainer.deposit_msat(assigned.price_msat)
 
-    def before(self, job: Admitted) -> Due:
+    def before(self, job: AdmittedShard) -> Due:
         """What the customer owed for the round before, whose payment stands for a deposit.
 
         Raises:

@@ -25,7 +25,7 @@ _PUBLISH_S = 5.0
 _LAST_PUBLISH_S = 2.0
 
 
-class Announcing:
+class TrainerAnnouncer:
     """Of one ad."""
 
     def __init__(self, keys: Keys, pool: Pool, ad: Trainer) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from nodewire.errors import NotCarried
 from nodewire.protocol import canonical
 from nodewire.protocol.recipe import NOTHING
-from nodewire.provider.training.admission import Admitted
+from nodewire.provider.training.admission import AdmittedShard
 from nodewire.store import sealed
 
 KEPT = 4
@@ -35,7 +35,7 @@ class CarriedFiles:
         self._most_bytes = most_bytes
         self._sweep()
 
-    def begun(self, job: Admitted) -> tuple[Path, str] | None:
+    def begun(self, job: AdmittedShard) -> tuple[Path, str] | None:
         """The file of what a round begins with, and its key; None if it begins with nothing. Raises NotCarried."""
         digest = job.ticket.carried
         if digest is None:
@@ -45,7 +45,7 @@ class CarriedFiles:
             raise NotCarried("carried", "it is not here (any more)")
         return found[0], _key(job, digest)
 
-    def keep(self, job: Admitted, digest: str, pieces: Sequence[bytes]) -> None:
+    def keep(self, job: AdmittedShard, digest: str, pieces: Sequence[bytes]) -> None:
         """Write down what is carried from a round, before anybody hears of it. On disk when this returns."""
         if digest == NOTHING or job.request.round.round + 1 >= job.recipe.rounds:
             return
@@ -62,14 +62,14 @@ class CarriedFiles:
         partial.replace(path)
         self._sweep()
 
-    def over(self, job: Admitted) -> None:
+    def prune(self, job: AdmittedShard) -> None:
         """A round is paid, or will never be: nobody asks for what is older than what it began with, by some rounds."""
         wanted = job.request.round.job, str(job.assigned.index)
         mine = [path for _, path, name in self._files() if name[:2] == wanted]
         for path in sorted(mine, key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
             path.unlink()
 
-    def _find(self, job: Admitted, digest: str) -> list[Path]:
+    def _find(self, job: AdmittedShard, digest: str) -> list[Path]:
         wanted = job.request.round.job, str(job.assigned.index), digest
         return [path for _, path, name in self._files() if name == wanted]
 
@@ -91,6 +91,6 @@ class CarriedFiles:
                 left += size
 
 
-def _key(job: Admitted, digest: str) -> str:
+def _key(job: AdmittedShard, digest: str) -> str:
     """Of one file: what is sealed twice with it is the same."""
     return canonical.digest("nodewire/carried-key/1", [job.ticket.salt, job.assigned.index, digest])

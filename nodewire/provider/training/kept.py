@@ -50,7 +50,7 @@ class KeptShards:
         """Only its balance is open."""
         self._db.execute("UPDATE shards SET delivered = 1 WHERE request = ?", (request,))
 
-    def over(self, request: str) -> None:
+    def remove(self, request: str) -> None:
         """It is paid, or nothing comes of it: nothing is known of it any more."""
         self._db.execute("DELETE FROM shards WHERE request = ?", (request,))
 

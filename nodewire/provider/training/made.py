@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nodewire.errors import BadInput
-from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.delivery import DeliveryDetails
 from nodewire.store import sealed
 
 
@@ -18,22 +18,22 @@ class MadeResults:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder = folder
 
-    def keep(self, request: str, made: Delivered, pieces: Sequence[bytes]) -> Path:
+    def keep(self, request: str, made: DeliveryDetails, pieces: Sequence[bytes]) -> Path:
         """The sealed update as a file. On disk when this returns, the words last: without them it is not made."""
         path, said = self._paths(request)
         _write(path, sealed.seal(pieces, made.key))
         _write(said, [made.to_json().encode()])
         return path
 
-    def find(self, request: str) -> tuple[Path, Delivered] | None:
+    def find(self, request: str) -> tuple[Path, DeliveryDetails] | None:
         """What `keep` has kept; None if it has not come to that."""
         path, said = self._paths(request)
         try:
-            return path, Delivered.parse(said.read_text())
+            return path, DeliveryDetails.parse(said.read_text())
         except (FileNotFoundError, BadInput):
             return None
 
-    def over(self, request: str) -> None:
+    def remove(self, request: str) -> None:
         """It is delivered, or never will be."""
         for path in reversed(self._paths(request)):
             path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from nodewire.nostr import nip44
 from nodewire.protocol import outer
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.outer import OuterDelivered
+from nodewire.protocol.outer import OuterDeliveryDetails
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.provider.training.paid import PaidRun
 from nodewire.store import sealed
@@ -58,7 +58,7 @@ class OuterRun(PaidRun[AdmittedOuter]):
         momenta: tuple[BlobRef | None, str | None, str | None] = None, None, None
         if outer.momenta_rows(job.recipe):
             momenta = await self._after(session, "momenta")
-        made = OuterDelivered(
+        made = OuterDeliveryDetails(
             theta_key=theta_key,
             theta_sha256=theta_sha256,
             momenta_key=momenta[1],

@@ -22,7 +22,7 @@ from nodewire.protocol import feedback
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.round import BALANCE, DEPOSIT
-from nodewire.provider.training.admission import Admitted
+from nodewire.provider.training.admission import AdmittedShard
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store import sealed
 from nodewire.worker.feeding import feed
@@ -30,10 +30,10 @@ from nodewire.worker.feeding import feed
 log = logging.getLogger("nodewire.provider")
 
 Publish = Callable[[Event], Awaitable[None]]
-Job = TypeVar("Job", Admitted, AdmittedOuter)
+Job = TypeVar("Job", AdmittedShard, AdmittedOuter)
 
 
-class Stored(Protocol):
+class BlobExchange(Protocol):
     """Where blobs come from and go to."""
 
     async def get(self, blob: BlobRef, *, inline: bytes | None = None) -> Path: ...
@@ -41,11 +41,11 @@ class Stored(Protocol):
     async def put(self, source: Path | bytes) -> BlobRef: ...
 
 
-class Open(TypedDict):
+class RunResources(TypedDict):
     """What a run works with."""
 
     keys: Keys
-    blobs: Stored
+    blobs: BlobExchange
     ledger: Ledger
     publish: Publish
     folder: Path
@@ -63,7 +63,7 @@ class PaidRun(Generic[Job]):
         job: Job,
         *,
         keys: Keys,
-        blobs: Stored,
+        blobs: BlobExchange,
         ledger: Ledger,
         publish: Publish,
         folder: Path,

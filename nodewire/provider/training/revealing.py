@@ -12,21 +12,21 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import closing, delivery
-from nodewire.protocol.audit import Asked
+from nodewire.protocol.audit import AuditRequest
 from nodewire.provider.training.outer_run import OuterRun
 from nodewire.provider.training.run import ShardRun
 
 log = logging.getLogger("nodewire.provider")
 
 
-class Revealing:
+class AuditResponder:
     """Of one provider. `runs` by request, as they come and go; `worker` computes again what no session has any more."""
 
     def __init__(self, public: str, pool: Pool, runs: Mapping[str, ShardRun | OuterRun], worker: Worker) -> None:
         self._public, self._pool, self._runs, self._worker = public, pool, runs, worker
         self._one = asyncio.Lock()
 
-    def asked_of(self, asked: Asked) -> ShardRun:
+    def asked_of(self, asked: AuditRequest) -> ShardRun:
         """The run that a question is of.
 
         Raises:
@@ -39,11 +39,11 @@ class Revealing:
         run.check_asked()
         return run
 
-    async def reveal(self, run: ShardRun, asked: Asked) -> None:
+    async def reveal(self, run: ShardRun, asked: AuditRequest) -> None:
         """Publish the snapshots that the round's close draws; what is wrong with the question, the customer is told."""
         try:
             closed = closing.parse(await self._event(asked.close))
-            counted = closed.close.of(asked.request, self._public)
+            counted = closed.close.find_result(asked.request, self._public)
             if run.committed is None and counted is not None:  # delivered before this provider died
                 mine = delivery.parse(await self._event(counted.result))
                 if (mine.provider, mine.request) == (self._public, asked.request):

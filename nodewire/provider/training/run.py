@@ -15,16 +15,16 @@ from nodewire.kind import TaskSession, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
 from nodewire.protocol import audit, closing, delivery, inline
-from nodewire.protocol.audit import Asked, Showing, Shown
-from nodewire.protocol.closing import Closed
-from nodewire.protocol.delivery import Delivered, Progress
+from nodewire.protocol.audit import AuditAnswer, AuditRequest, SnapshotCiphertext
+from nodewire.protocol.closing import CloseEvent
+from nodewire.protocol.delivery import DeliveryDetails, Progress
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import NOTHING
-from nodewire.provider.training.admission import Admitted
+from nodewire.provider.training.admission import AdmittedShard
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.made import MadeResults
-from nodewire.provider.training.paid import Open, PaidRun
+from nodewire.provider.training.paid import PaidRun, RunResources
 from nodewire.store import sealed
 
 log = logging.getLogger("nodewire.provider")
@@ -45,12 +45,14 @@ ALIVE_S = 10.0
 """After so long without one it says that it is still at it."""
 
 
-class ShardRun(PaidRun[Admitted]):
+class ShardRun(PaidRun[AdmittedShard]):
     """A shard's training."""
 
     task = TASK
 
-    def __init__(self, job: Admitted, carried: CarriedFiles, made: MadeResults, **open_: Unpack[Open]) -> None:
+    def __init__(
+        self, job: AdmittedShard, carried: CarriedFiles, made: MadeResults, **open_: Unpack[RunResources]
+    ) -> None:
         super().__init__(job, **open_)
         self._carried = carried
         self._made = made
@@ -79,7 +81,7 @@ class ShardRun(PaidRun[Admitted]):
         request = self.job.request.id
         living = asyncio.create_task(self._live())
         try:
-            made: tuple[Path | bytes, Delivered] | None = self._made.find(request)
+            made: tuple[Path | bytes, DeliveryDetails] | None = self._made.find(request)
             if made is None:  # or else this provider died while it delivered
                 session = await self._open(worker)
                 made = await self._make(session, *await self._steps(session))
@@ -93,7 +95,7 @@ class ShardRun(PaidRun[Admitted]):
         if self._asked > MAX_ASKED:
             raise Busy("snapshots", f"asked for more than {MAX_ASKED} times")
 
-    async def reveal(self, asked: Asked, closed: Closed, worker: Worker) -> None:
+    async def reveal(self, asked: AuditRequest, closed: CloseEvent, worker: Worker) -> None:
         """Show the customer the snapshots that the round's close draws, and no others; asked again, the same answer.
 
         `worker` computes them again if this run has none (any more).
@@ -110,7 +112,7 @@ class ShardRun(PaidRun[Admitted]):
                 self._answer = await self._shown(asked, worker)
             await self._publish(self._answer)
 
-    def _check_drawn(self, asked: Asked, closed: Closed) -> None:
+    def _check_drawn(self, asked: AuditRequest, closed: CloseEvent) -> None:
         job, request = self.job, self.job.request
         counted = closing.check_asked(
             closed,
@@ -127,15 +129,15 @@ class ShardRun(PaidRun[Admitted]):
             raise NotAllowed("snapshots", "not those that the close draws")
         self._close = closed.id
 
-    async def _shown(self, asked: Asked, worker: Worker) -> Event:
+    async def _shown(self, asked: AuditRequest, worker: Worker) -> Event:
         shown = []
         for segment in asked.snapshots:
             pieces = await self._snapshot(segment, worker)
             key = sealed.new_key()
             blob = await self._upload(sealed.seal(pieces, key))
             sha256 = hashlib.sha256(b"".join(pieces)).hexdigest()
-            shown.append(Shown(segment=segment, blob=blob, key=key, sha256=sha256))
-        text = nip44.encrypt(Showing(shown=tuple(shown)).to_json(), self._conversation)
+            shown.append(SnapshotCiphertext(segment=segment, blob=blob, key=key, sha256=sha256))
+        text = nip44.encrypt(AuditAnswer(shown=tuple(shown)).to_json(), self._conversation)
         request = self.job.request
         return audit.show(self._keys, request.kind, request.id, request.customer, text, created_at=int(time.time()))
 
@@ -246,7 +248,7 @@ class ShardRun(PaidRun[Admitted]):
 
     async def _make(
         self, session: TaskSession, losses: list[int], states: list[str], samples: int, pieces: list[bytes]
-    ) -> tuple[Path | bytes, Delivered]:
+    ) -> tuple[Path | bytes, DeliveryDetails]:
         """The packed update, sealed, and what the customer needs to open it; on disk if it is not small, or something
         is carried on, which is, too."""
         job, request = self.job, self.job.request
@@ -259,7 +261,7 @@ class ShardRun(PaidRun[Admitted]):
             rest = [bytes(frame.tensors[0].data) for frame in left]
             kept = hashlib.sha256(b"".join(rest)).hexdigest() if rest else NOTHING
             self._carried.keep(job, kept, rest)
-        made = Delivered(
+        made = DeliveryDetails(
             key=sealed.new_key(),
             sha256=sha256.hexdigest(),
             bytes=sum(map(len, pieces)),
@@ -272,7 +274,7 @@ class ShardRun(PaidRun[Admitted]):
             return b"".join(sealed.seal(pieces, made.key)), made  # made again as quickly as it is read
         return self._made.keep(request.id, made, pieces), made
 
-    async def _deliver(self, update: Path | bytes, made: Delivered) -> None:
+    async def _deliver(self, update: Path | bytes, made: DeliveryDetails) -> None:
         """Upload the sealed update if it is not small, and publish what the customer needs to open it."""
         job, request = self.job, self.job.request
         result = None

@@ -20,7 +20,7 @@ from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.outer_run import OUTER_TASK
 from nodewire.provider.training.run import TASK
-from nodewire.provider.training.training import Training
+from nodewire.provider.training.training import TrainingService
 from nodewire.store.blobs import Blobs
 from nodewire.worker.client import LONG_CALL_S
 from nodewire.worker.lasting import LastingWorker, maker
@@ -37,7 +37,7 @@ async def open_training(
     ledger: Ledger,
     till: Till,
     lnurl: str,
-) -> tuple[Training, Fedstr | None, list[LastingWorker]]:
+) -> tuple[TrainingService, Fedstr | None, list[LastingWorker]]:
     """What serves the rounds that `train` describes, and those in FEDSTR's layout where that is switched on.
 
     Their workers, which are the third, are ready when this returns.
@@ -63,7 +63,7 @@ async def open_training(
     stack.callback(kept.close)
     ad = _describe(config, train, keys.public, lnurl)
     admission = TrainingAdmission(keys.public, ad, job_kinds, ledger)
-    training = Training(
+    training = TrainingService(
         keys=keys,
         pool=pool,
         blobs=blobs,

@@ -31,16 +31,16 @@ from nodewire.provider.figures import Figures
 from nodewire.provider.outage import Check, Outage
 from nodewire.provider.refusals import Refusals, is_answered
 from nodewire.provider.request_matcher import WAITING_S, RequestMatcher
-from nodewire.provider.training.admission import Admitted, TrainingAdmission
-from nodewire.provider.training.announcing import Announcing
+from nodewire.provider.training.admission import AdmittedShard, TrainingAdmission
+from nodewire.provider.training.announcing import TrainerAnnouncer
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.clocks import CLOCKS_S, until_set
 from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.made import MadeResults
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.provider.training.outer_run import OuterRun
-from nodewire.provider.training.paid import Open
-from nodewire.provider.training.revealing import Revealing
+from nodewire.provider.training.paid import RunResources
+from nodewire.provider.training.revealing import AuditResponder
 from nodewire.provider.training.run import ShardRun
 from nodewire.provider.training.slots import Slots
 from nodewire.store.blobs import Blobs
@@ -56,7 +56,7 @@ CACHED_TIMES = 4
 the shard, the result."""
 
 
-class Training:
+class TrainingService:
     """Made with everything open; `run` serves until it is cancelled. `workers` have the trainer loaded, one a slot."""
 
     def __init__(
@@ -90,14 +90,14 @@ class Training:
         self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
         self._made = MadeResults(folder / "made")
         self._patience_s = patience_s
-        self._announcing = Announcing(keys, pool, ad)
+        self._announcing = TrainerAnnouncer(keys, pool, ad)
         self.outage = Outage(checks, lambda: self._announcing.pause(is_paused=self.outage.cause is not None))
         self._matcher = RequestMatcher[tuple[Event, RoundRequest | OuterRequest]]()
         self._runs: dict[str, ShardRun | OuterRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusing = 0
         self._settled = asyncio.Condition()
-        self._revealing = Revealing(keys.public, pool, self._runs, self._workers[0])
+        self._revealing = AuditResponder(keys.public, pool, self._runs, self._workers[0])
 
     @property
     def name(self) -> str:
@@ -213,13 +213,13 @@ class Training:
                 job = self._checked(_parsed(shard.event), shard.ticket)
             except NodewireError as error:
                 log.warning("round %s is not gone on with: %s", shard.event.id[:8], error)
-                self._kept.over(shard.event.id)
+                self._kept.remove(shard.event.id)
                 continue
             self._spawn(self._run(job, is_delivered=shard.delivered))
 
     def _checked(
         self, request: RoundRequest | OuterRequest, ticket: RoundTicket | OuterTicket
-    ) -> Admitted | AdmittedOuter:
+    ) -> AdmittedShard | AdmittedOuter:
         """The shard or the step, if it is taken. Raises as admission does."""
         match request, ticket:
             case OuterRequest(), OuterTicket():
@@ -234,9 +234,9 @@ class Training:
         try:
             self.outage.check_admission()
             job = self._checked(request, ticket)
-            if isinstance(job, Admitted):
+            if isinstance(job, AdmittedShard):
                 self._carried.begun(job)
-            if isinstance(job, Admitted) and not self._admission.has_deposit(job.assigned):
+            if isinstance(job, AdmittedShard) and not self._admission.has_deposit(job.assigned):
                 await self._until_paid_before(job)
             worker = None
             if job.assigned.deposit_msat:
@@ -259,12 +259,12 @@ class Training:
         await self._run(job, worker)
 
     async def _run(
-        self, job: Admitted | AdmittedOuter, worker: Worker | None = None, *, is_delivered: bool = False
+        self, job: AdmittedShard | AdmittedOuter, worker: Worker | None = None, *, is_delivered: bool = False
     ) -> None:
         """Do a job's work, with this worker or one that it gets when its deposit is here; if that is done, only wait
         for the balance."""
         request = job.request
-        open_: Open = {
+        open_: RunResources = {
             "keys": self._keys,
             "blobs": self._blobs,
             "ledger": self._ledger,
@@ -282,7 +282,7 @@ class Training:
             with self.figures.job(request.kind):
                 if not is_delivered:
                     await self._work(run, worker)
-                    self.figures.steps += job.assigned.steps if isinstance(job, Admitted) else 0
+                    self.figures.steps += job.assigned.steps if isinstance(job, AdmittedShard) else 0
                 await run.balance()
         except NodewireError as error:
             self.outage.note(error)
@@ -303,10 +303,10 @@ class Training:
         finally:
             del self._runs[request.id]
             await run.close()
-        self._kept.over(request.id)
-        self._made.over(request.id)
-        if isinstance(job, Admitted):
-            self._carried.over(job)
+        self._kept.remove(request.id)
+        self._made.remove(request.id)
+        if isinstance(job, AdmittedShard):
+            self._carried.prune(job)
 
     async def _work(self, run: ShardRun | OuterRun, worker: Worker | None) -> None:
         """A slot is for the work alone; who waits for a deposit or balance trains another shard meanwhile."""
@@ -329,9 +329,9 @@ class Training:
             if worker is not None:
                 self._slots.free.put_nowait(worker)
         self._kept.delivered(run.job.request.id)
-        self._made.over(run.job.request.id)  # not before: who dies between the two would train again
+        self._made.remove(run.job.request.id)  # not before: who dies between the two would train again
 
-    async def _until_paid_before(self, job: Admitted) -> None:
+    async def _until_paid_before(self, job: AdmittedShard) -> None:
         """Return when rounds before the one before are paid for: its balance stands for a deposit.
 
         Raises:

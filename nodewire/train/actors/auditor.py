@@ -23,10 +23,10 @@ from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.start import of as cited
+from nodewire.protocol.start import find_weights as cited
 from nodewire.train import carried, compress, data, fragments, outer, reading, segments, start, state, validate
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, digest, micro, number
-from nodewire.train.carried import NOTHING, Carried
+from nodewire.train.actors.pieces import HEADER_BYTES, IncomingBytes, Tensors, digest, micro, number
+from nodewire.train.carried import NOTHING, CarriedState
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
 from nodewire.train.families.weights import Batch
@@ -53,7 +53,7 @@ class AuditorActor:
         self._measured: Batch | None = None
         self._updates: list[_Update] = []
         self._shown: dict[tuple[int, int], bytes] = {}
-        self._incoming: dict[str, Incoming] = {}
+        self._incoming: dict[str, IncomingBytes] = {}
 
     def open(self, session: str, params: Params) -> None:
         """`shards`; whether the files are those of the `data`, then what the recipe's model has its `start` from."""
@@ -87,7 +87,7 @@ class AuditorActor:
         }.get(frame.edge)
         if most is None:
             raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
-        whole = self._incoming.setdefault(frame.edge, Incoming(most)).take(frame)
+        whole = self._incoming.setdefault(frame.edge, IncomingBytes(most)).feed(frame)
         return [] if whole is None else self._took(frame, whole)
 
     def close(self, session: str) -> None:
@@ -147,14 +147,14 @@ class AuditorActor:
                 return _audited(segment, judged.reason)
         return _audited(-1, "")
 
-    def _begun(self, frame: Tensors, shown: bytes | None) -> Carried | None:
+    def _begun(self, frame: Tensors, shown: bytes | None) -> CarriedState | None:
         committed = digest(frame, "begun") or NOTHING
         if not self._recipe.compression.carries or (shown is None and committed == NOTHING):
             return None
         return carried.shown(shown, self._recipe, committed)
 
     def _whole(
-        self, update: _Update, theta: State, leaves: tuple[bytes, ...], shard: Shard, begun: Carried | None
+        self, update: _Update, theta: State, leaves: tuple[bytes, ...], shard: Shard, begun: CarriedState | None
     ) -> Tensors:
         """Train all of it: where the end is other work, the first state that differs is where it began."""
         recipe, other, begin = self._recipe, -1, carried.beginning(theta, begun)

@@ -8,7 +8,7 @@ from typing import Any
 from nodewire.errors import BadFrame, BadHash, BadInput, BadUpdate
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import fragments, outer, state, stepped
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors
+from nodewire.train.actors.pieces import HEADER_BYTES, IncomingBytes, Tensors
 from nodewire.train.aggregate import Results
 from nodewire.train.state import State
 
@@ -24,16 +24,16 @@ class BoughtStep:
             "theta": types,
             "momenta": {prefix + name: kind for prefix in rows for name, kind in types.items()},
         }
-        self._incoming: dict[str, Incoming] = {}
+        self._incoming: dict[str, IncomingBytes] = {}
         self._whole: dict[str, bytes] = {}
 
-    def take(self, frame: Tensors) -> None:
+    def feed(self, frame: Tensors) -> None:
         """Theta or momenta after the step, piece by piece."""
         what = str(frame.meta.get("what"))
         if what not in self._types:
             raise BadFrame("bought", "neither theta nor momenta")
         most = 2 * self._recipe.state_bytes() + HEADER_BYTES
-        if (whole := self._incoming.setdefault(what, Incoming(most)).take(frame)) is not None:
+        if (whole := self._incoming.setdefault(what, IncomingBytes(most)).feed(frame)) is not None:
             del self._incoming[what]
             self._whole[what] = whole
 
@@ -74,11 +74,14 @@ class BoughtStep:
             raise BadHash("x", "not the step that was committed to")
         # Of a round that steps a part of the model all else stays as it was.
         fragment = fragments.of_round(self._recipe, round_)
-        made, was = (fragment.of(theta), fragment.of(momenta)), (fragment.of(before[0]), fragment.of(before[1]))
+        made, was = (
+            (fragment.select(theta), fragment.select(momenta)),
+            (fragment.select(before[0]), fragment.select(before[1])),
+        )
         for part, whole_before, whole_after in ((made[0], before[0], theta), (made[1], before[1], momenta)):
             if state.digest(fragment.into(part, whole_before)) != state.digest(whole_after):
                 raise BadUpdate("theta", "what the round does not step has changed")
-        parts = [(weight, fragment.of(delta)) for weight, delta in results]
+        parts = [(weight, fragment.select(delta)) for weight, delta in results]
         pieces = stepped.count(made[0])
         drawn = stepped.drawn(seed, committed, pieces, float(self._recipe.audit.outer))
         wrong = stepped.wrong(rule, was, parts, made, drawn)

@@ -52,8 +52,8 @@ from nodewire.train import (
 from nodewire.train.actors.bought import BoughtStep
 from nodewire.train.actors.harm import Harm
 from nodewire.train.actors.late import LateResults
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Pieces, Tensors, digest, micro, number, pieces
-from nodewire.train.carried import NOTHING, Carried
+from nodewire.train.actors.pieces import HEADER_BYTES, IncomingBytes, Pieces, Tensors, digest, micro, number, pieces
+from nodewire.train.carried import NOTHING, CarriedState
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
 from nodewire.train.inner import Trainer
@@ -75,7 +75,7 @@ class CoordinatorActor:
         self._momenta: State = outer.start(recipe.outer, self._theta)
         self._round = 0
         self._shards: list[Shard] = []
-        self._incoming: dict[str, Incoming] = {}
+        self._incoming: dict[str, IncomingBytes] = {}
         self._results: dict[int, _Result] = {}
         self._late = LateResults(recipe)
         self._bought = BoughtStep(recipe)
@@ -132,7 +132,7 @@ class CoordinatorActor:
             case "step":
                 return [self._step(frame.seq, frame.meta.get("counted"))]
             case "bought":
-                self._bought.take(frame)
+                self._bought.feed(frame)
                 return []
             case "check":
                 return [self._check(frame)]
@@ -145,7 +145,9 @@ class CoordinatorActor:
             case "shown":
                 segment = number(frame, "segment")
                 most = 3 * self._recipe.state_bytes() + HEADER_BYTES
-                if (whole := self._incoming.setdefault(f"shown.{segment}", Incoming(most)).take(frame)) is not None:
+                if (
+                    whole := self._incoming.setdefault(f"shown.{segment}", IncomingBytes(most)).feed(frame)
+                ) is not None:
                     self._shown[segment] = whole
                 return []
             case "audit":
@@ -159,7 +161,7 @@ class CoordinatorActor:
         what = str(frame.meta["what"])
         expected = {name: tensor.shape for name, tensor in (self._theta if what == "theta" else self._momenta).items()}
         most = 3 * self._recipe.state_bytes() + HEADER_BYTES
-        whole = self._incoming.setdefault(what, Incoming(most)).take(frame)
+        whole = self._incoming.setdefault(what, IncomingBytes(most)).feed(frame)
         if whole is not None:
             del self._incoming[what]
             tensors = state.unpack(whole, state.types({name: tuple(shape) for name, shape in expected.items()}))
@@ -182,7 +184,7 @@ class CoordinatorActor:
         most = compress.most_bytes(self._recipe.shapes(), self._recipe.compression)
         key = f"result.{index}"
         try:
-            whole = self._incoming.setdefault(key, Incoming(most)).take(frame)
+            whole = self._incoming.setdefault(key, IncomingBytes(most)).feed(frame)
             if whole is None:
                 return []
             del self._incoming[key]
@@ -198,7 +200,7 @@ class CoordinatorActor:
         """As `_result`, of a round before."""
         said: Meta = {"fine": True, "reason": ""}
         try:
-            if not self._late.take(frame):
+            if not self._late.feed(frame):
                 return []
         except NodewireError as error:
             said = {"fine": False, "reason": f"{error.code}: {error}"[:200]}
@@ -250,7 +252,7 @@ class CoordinatorActor:
                     # Its provider will have to show more of it.
                     doubted, harms = True, judgement.threat != "none"
                     if judgement.threat == "possible" and index in standing:
-                        harms = harm.of(index, len(standing) > 1)
+                        harms = harm.is_worse(index, len(standing) > 1)
                     judgement = validate.Judgement(figures=judgement.figures)
                 else:
                     judgement = self._audited(round_, index, judgement, self._theta, self._results[index])
@@ -352,7 +354,7 @@ class CoordinatorActor:
 
     def _recall(self, frame: Tensors) -> list[Tensors]:
         round_, most = number(frame, "round"), 3 * self._recipe.state_bytes() + HEADER_BYTES
-        whole = self._incoming.setdefault(frame.edge, Incoming(most)).take(frame)
+        whole = self._incoming.setdefault(frame.edge, IncomingBytes(most)).feed(frame)
         if whole is None:
             return []
         shapes = self._recipe.shapes()
@@ -398,7 +400,7 @@ class CoordinatorActor:
         accepted = judgement.outcome == "accept"
         return Frame("audited", 0, (), {"accepted": accepted, "reason": judgement.reason[:200]})
 
-    def _begun(self, frame: Tensors, shown: bytes | None) -> Carried | None:
+    def _begun(self, frame: Tensors, shown: bytes | None) -> CarriedState | None:
         """What a provider has carried into its round, as it shows it. Raises Withheld, BadHash, BadUpdate, TooLarge."""
         if not self._recipe.compression.carries:
             return None

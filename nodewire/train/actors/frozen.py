@@ -15,7 +15,7 @@ from nodewire.train.actors.pieces import Tensors
 from nodewire.train.state import State
 
 
-class Frozen:
+class FrozenWeights:
     """The weights that came last, for all sessions that name the same; a training's rounds do, one after the other."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class FrozenIn:
         self._numbers = torch.empty(count(shapes))
         self._at = 0
 
-    def take(self, frame: Tensors) -> State | None:
+    def feed(self, frame: Tensors) -> State | None:
         """The tensors, in the family's order, when the last piece is here.
 
         Raises:

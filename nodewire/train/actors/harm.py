@@ -25,7 +25,7 @@ class Harm:
         self._measure, self._without = before, without
         self._all: tuple[Tensor, Tensor] | None = None
 
-    def of(self, index: int, others: bool) -> bool:
+    def is_worse(self, index: int, others: bool) -> bool:
         """Whether the next weights are worse than the present ones, or better without this shard's result.
 
         Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nodewire.errors import BadFrame, BadInput
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, compress, state
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, number
+from nodewire.train.actors.pieces import HEADER_BYTES, IncomingBytes, Tensors, number
 from nodewire.train.state import State
 
 Key = tuple[str, int]
@@ -33,22 +33,22 @@ class LateResults:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._results: dict[Key, Result] = {}
-        self._incoming: dict[Key, Incoming] = {}
-        self._theta_in = Incoming(3 * recipe.state_bytes() + HEADER_BYTES)
+        self._incoming: dict[Key, IncomingBytes] = {}
+        self._theta_in = IncomingBytes(3 * recipe.state_bytes() + HEADER_BYTES)
         self._theta: tuple[int, State] | None = None
 
     def take_theta(self, frame: Tensors) -> None:
         """The weights that a round began with, piece by piece."""
-        if (whole := self._theta_in.take(frame)) is not None:
+        if (whole := self._theta_in.feed(frame)) is not None:
             tensors = state.unpack(whole, state.types(self._recipe.shapes()), field="theta")
             self._theta = number(frame, "round"), tensors
 
-    def take(self, frame: Tensors) -> bool:
+    def feed(self, frame: Tensors) -> bool:
         """A packed update, piece by piece; whether it is whole. Raises NodewireError: it is none of this recipe."""
         key = _key(frame)
         try:
             most = compress.most_bytes(self._recipe.shapes(), self._recipe.compression)
-            whole = self._incoming.setdefault(key, Incoming(most)).take(frame)
+            whole = self._incoming.setdefault(key, IncomingBytes(most)).feed(frame)
             if whole is None:
                 return False
             if len(self._results) >= MAX_HELD:

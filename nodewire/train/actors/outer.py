@@ -15,7 +15,7 @@ from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, fragments, outer, state, stepped
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, IncomingTensors, Pieces, Tensors, number
+from nodewire.train.actors.pieces import HEADER_BYTES, IncomingBytes, IncomingTensors, Pieces, Tensors, number
 from nodewire.train.state import State
 
 MAX_SESSIONS = 2
@@ -56,7 +56,7 @@ class _OuterSession:
         self._momenta_in = IncomingTensors(momenta, len(rows) * size + HEADER_BYTES, "momenta")
         self._fragment = fragments.of_round(recipe, round_)
         self._sent = self._fragment.shapes(recipe.shapes())
-        self._update_in = Incoming(compress.most_bytes(self._sent, recipe.compression))
+        self._update_in = IncomingBytes(compress.most_bytes(self._sent, recipe.compression))
         self._theta: State | None = None
         self._momenta: State | None = None
         self._updates: dict[int, tuple[int, State]] = {}
@@ -66,11 +66,11 @@ class _OuterSession:
     def receive(self, frame: Tensors) -> Sequence[Tensors]:
         match frame.edge:
             case "theta":
-                if (theta := self._theta_in.take(frame)) is not None:
+                if (theta := self._theta_in.feed(frame)) is not None:
                     self._theta = theta
                 return []
             case "momenta":
-                if (momenta := self._momenta_in.take(frame)) is not None:
+                if (momenta := self._momenta_in.feed(frame)) is not None:
                     self._momenta = momenta
                 return []
             case "update":
@@ -88,7 +88,7 @@ class _OuterSession:
         at, weight = number(frame, "at"), number(frame, "weight")
         if at not in self._updates and len(self._updates) >= MAX_UPDATES:
             raise BadInput("update", f"more than {MAX_UPDATES}")
-        if (whole := self._update_in.take(frame)) is not None:
+        if (whole := self._update_in.feed(frame)) is not None:
             self._updates[at] = weight, compress.unpack(whole, self._sent, self._recipe.compression)
         return []
 

@@ -13,7 +13,7 @@ import torch
 
 from nodewire.errors import BadFrame, BadInput, TooLarge
 from nodewire.protocol.frame import Frame, Meta
-from nodewire.train.state import Types, Unpacking
+from nodewire.train.state import StateUnpacker, Types
 
 PIECE_BYTES = 1 << 20
 HEADER_BYTES = 1 << 20
@@ -25,14 +25,14 @@ MOST_MICRO = 2**53 - 1
 Tensors = Frame[torch.Tensor]
 
 
-class Incoming:
+class IncomingBytes:
     """Bytes that come in pieces; never more than were expected are kept."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._whole = BytesIO()
 
-    def take(self, frame: Tensors) -> bytes | None:
+    def feed(self, frame: Tensors) -> bytes | None:
         """All bytes once the last piece is here. Raises BadFrame, TooLarge."""
         piece = _bytes_of(frame)
         if not frame.seq:  # from the start, whatever was broken off
@@ -51,10 +51,10 @@ class IncomingTensors:
 
     def __init__(self, expected: Types, most: int, field: str) -> None:
         self._expected, self._most, self._field = expected, most, field
-        self._coming: Unpacking | None = None
+        self._coming: StateUnpacker | None = None
         self._size = 0
 
-    def take(self, frame: Tensors) -> dict[str, torch.Tensor] | None:
+    def feed(self, frame: Tensors) -> dict[str, torch.Tensor] | None:
         """The tensors once the last piece is here.
 
         Raises:
@@ -65,14 +65,14 @@ class IncomingTensors:
         piece = _bytes_of(frame)
         if not frame.seq:  # from the start, whatever was broken off
             self._coming, self._size = None, 0  # before others take its room
-            self._coming = Unpacking(self._expected, self._most, field=self._field)
+            self._coming = StateUnpacker(self._expected, self._most, field=self._field)
         coming, self._coming = self._coming, None  # whatever is refused is let go of
         if coming is None:
             raise BadFrame(frame.edge, "not from its beginning")
         self._size += len(piece)
         if self._size > self._most:
             raise TooLarge(frame.edge, f"more than {self._most} bytes")
-        coming.take(piece)
+        coming.feed(piece)
         if frame.meta.get("end"):
             return coming.whole()
         self._coming = coming

@@ -23,11 +23,11 @@ from nodewire.protocol import recipe as recipes
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, data, segments, state
-from nodewire.train.actors.frozen import Frozen, FrozenIn
+from nodewire.train.actors.frozen import FrozenIn, FrozenWeights
 from nodewire.train.actors.held import HeldShard
 from nodewire.train.actors.lent import LentTrainer
 from nodewire.train.actors.pieces import HEADER_BYTES, IncomingTensors, Pieces, Tensors, micro, number
-from nodewire.train.carried import Carried
+from nodewire.train.carried import CarriedState
 from nodewire.train.data import Shard
 from nodewire.train.inner import Snapshot, Stretch, Trainer
 from nodewire.train.state import State
@@ -41,7 +41,7 @@ class TrainerActor:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._sessions: dict[str, _ShardSession] = {}
-        self._frozen, self._held, self._lent = Frozen(), HeldShard(), LentTrainer()
+        self._frozen, self._held, self._lent = FrozenWeights(), HeldShard(), LentTrainer()
         self._read: tuple[bytes, Recipe] | None = None
         """The last recipe: a training's rounds have the same."""
 
@@ -86,7 +86,7 @@ class TrainerActor:
 
 class _ShardSession:
     def __init__(
-        self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard, lent: LentTrainer, room: int
+        self, recipe: Recipe, params: Params, frozen: FrozenWeights, held: HeldShard, lent: LentTrainer, room: int
     ) -> None:
         """`room`: bytes that all sessions together may take."""
         self._recipe = recipe
@@ -97,8 +97,8 @@ class _ShardSession:
         self._shard_in = IncomingTensors(data.expected(recipe), most, "shard")
         self._carried_in = IncomingTensors(carried.types(recipe), carried.most_bytes(recipe), "carried")
         self._theta: State | None = None
-        self._begun: Carried | None = None
-        self._after: Carried | None = None
+        self._begun: CarriedState | None = None
+        self._after: CarriedState | None = None
         """What is carried on, until snapshots are asked for."""
         self._shard_name, self._held = str(params.get("shard", "")), held
         self._shard = held.find(self._shard_name, recipe)
@@ -150,21 +150,21 @@ class _ShardSession:
             case "start":
                 if self._frozen_in is None:
                     self._frozen_in = FrozenIn(self._recipe)
-                if (frozen := self._frozen_in.take(frame)) is not None:
+                if (frozen := self._frozen_in.feed(frame)) is not None:
                     self._frozen_in = None
                     self._frozen.keep(self._start, self._recipe, frozen)
                     self._beside = frozen
                 return []
             case "theta":
-                if (theta := self._theta_in.take(frame)) is not None:
+                if (theta := self._theta_in.feed(frame)) is not None:
                     if not all(map(state.is_finite, theta.values())):
                         raise BadData("theta", "not finite")
                     self._theta = theta
                     return [Frame("begun", frame.seq, (), {"shard": self._shard is not None})]
                 return []
             case "shard":
-                if (tensors := self._shard_in.take(frame)) is not None:
-                    self._shard = Shard.of(tensors, self._recipe)
+                if (tensors := self._shard_in.feed(frame)) is not None:
+                    self._shard = Shard.from_tensors(tensors, self._recipe)
                     self._held.keep(self._shard_name, self._recipe, self._shard)
                 return []
             case "carried":
@@ -189,11 +189,11 @@ class _ShardSession:
     def _carried(self, frame: Tensors) -> None:
         """Raises BadFrame, TooLarge, BadUpdate: it is not of this recipe."""
         try:
-            tensors = self._carried_in.take(frame)
+            tensors = self._carried_in.feed(frame)
         except BadData as error:
             raise BadUpdate(error.field, error.reason) from error
         if tensors is not None:
-            self._begun = carried.of(tensors, self._recipe)
+            self._begun = carried.from_tensors(tensors, self._recipe)
 
     def _train_for(self, frame: Tensors) -> Sequence[Tensors]:
         """A segment, and further ones until `ms` are over."""

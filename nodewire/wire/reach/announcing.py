@@ -21,7 +21,7 @@ from nodewire.protocol import kinds
 from nodewire.protocol import splice as splices
 from nodewire.protocol.address import SpliceAddress, ip_port
 from nodewire.wire.reach import splice
-from nodewire.wire.reach.upnp import Mapping
+from nodewire.wire.reach.upnp import PortMapping
 
 MAX_ASKED = 8
 """Splices of those found that are tried."""
@@ -87,18 +87,18 @@ async def look(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_private:
     if not asked:
         return Outlook("unknown", (), (), (), "no splice is known")
     first, port = None, 0
-    answers: list[tuple[SpliceAddress, splice.Entered | NodewireError]] = []
+    answers: list[tuple[SpliceAddress, splice.SpliceConnection | NodewireError]] = []
     for address in asked:  # the first that answers fixes the port
         first = await _seen(address, keys, allow_private, 0)
         answers.append((address, first))
-        if isinstance(first, splice.Entered):
+        if isinstance(first, splice.SpliceConnection):
             port = first.port
             break
     others = asked[len(answers) :]
     found = await asyncio.gather(*(_seen(address, keys, allow_private, port) for address in others))
     answers += zip(others, found, strict=True)
     heard = sorted(
-        ((at, one) for at, one in answers if isinstance(one, splice.Entered)), key=lambda pair: pair[1].rtt_s
+        ((at, one) for at, one in answers if isinstance(one, splice.SpliceConnection)), key=lambda pair: pair[1].rtt_s
     )
     if not heard:
         return Outlook("unknown", (), (), (), str(next(one for _, one in answers if isinstance(one, NodewireError))))
@@ -121,7 +121,9 @@ async def look(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_private:
     )
 
 
-async def _seen(address: SpliceAddress, keys: Keys, allow_private: bool, port: int) -> splice.Entered | NodewireError:
+async def _seen(
+    address: SpliceAddress, keys: Keys, allow_private: bool, port: int
+) -> splice.SpliceConnection | NodewireError:
     try:
         entered = await splice.enter(address, None, keys, allow_private=allow_private, port=port)
     except NodewireError as error:
@@ -130,7 +132,7 @@ async def _seen(address: SpliceAddress, keys: Keys, allow_private: bool, port: i
     return entered
 
 
-async def addresses(listening: str, seen: Outlook, *, upnp: bool = True) -> tuple[tuple[str, ...], Mapping | None]:
+async def addresses(listening: str, seen: Outlook, *, upnp: bool = True) -> tuple[tuple[str, ...], PortMapping | None]:
     """What a node tells others that listens at `listening` (all addresses of this machine), and the router's mapping.
 
     Empty if there is no way to it: not public, no router that opens a port, no splice.
@@ -141,7 +143,7 @@ async def addresses(listening: str, seen: Outlook, *, upnp: bool = True) -> tupl
         return (host_port.written(seen.own, port), *meeting), None
     if upnp:
         try:
-            mapping = await Mapping.open(port)
+            mapping = await PortMapping.open(port)
         except NodewireError as error:
             _log.info("no port by UPnP: %s", error)
         else:

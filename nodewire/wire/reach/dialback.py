@@ -35,7 +35,7 @@ Outcome = Literal["open", "stranger", "refused", "silent", "unreachable"]
 
 
 @dataclass(frozen=True, slots=True)
-class Dialled:
+class DialbackResult:
     """What became of it. `splice` dialled `at`: where it sees us, and the port."""
 
     splice: str
@@ -43,7 +43,7 @@ class Dialled:
     outcome: Outcome
 
 
-async def ask(address: SpliceAddress, port: int, keys: Keys, *, allow_private: bool) -> Dialled:
+async def ask(address: SpliceAddress, port: int, keys: Keys, *, allow_private: bool) -> DialbackResult:
     """Have the splice dial our `port`, at which a node of `keys` listens.
 
     Raises:
@@ -54,7 +54,7 @@ async def ask(address: SpliceAddress, port: int, keys: Keys, *, allow_private: b
     entered = await splice.enter(address, None, keys, allow_private=allow_private, dial=port)
     try:
         async with asyncio.timeout(ANSWER_S):
-            said = (await splice.heard(entered.connection, address.at)).get("dialled")
+            said = (await splice.read_message(entered.connection, address.at)).get("dialled")
     except TimeoutError:
         raise TimedOut(address.at, "the splice did not say what came of it") from None
     except LinkLost as error:
@@ -64,17 +64,17 @@ async def ask(address: SpliceAddress, port: int, keys: Keys, *, allow_private: b
     outcome = next((one for one in get_args(Outcome) if one == said), None)
     if outcome is None:
         raise BadPeer("splice", "does not say what came of it")
-    return Dialled(address.at, host_port.written(str(ip_port(entered.seen)[0]), port), outcome)
+    return DialbackResult(address.at, host_port.written(str(ip_port(entered.seen)[0]), port), outcome)
 
 
 async def ask_some(
     addresses: Sequence[SpliceAddress], port: int, keys: Keys, *, allow_private: bool
-) -> Dialled | NodewireError | None:
+) -> DialbackResult | NodewireError | None:
     """What the first splice says that found us; if none did, what the first said that has dialled us, or why none has.
 
     None: there is no splice to be asked.
     """
-    dialled: Dialled | None = None
+    dialled: DialbackResult | None = None
     failed: NodewireError | None = None
     for address in addresses[:MAX_ASKED]:
         try:

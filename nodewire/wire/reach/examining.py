@@ -11,12 +11,12 @@ from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.address import SpliceAddress
 from nodewire.wire.reach.announcing import Finds, Outlook, find, look
-from nodewire.wire.reach.dialback import Dialled, ask_some
-from nodewire.wire.reach.upnp import Mapping
+from nodewire.wire.reach.dialback import DialbackResult, ask_some
+from nodewire.wire.reach.upnp import PortMapping
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class ReachDiagnosis:
     """`rung`: the best one by which others reach a node here; `words`: that, and what to change.
 
     `dialled`: what came of having a splice dial the port, where others would; why none did; None: there is no splice.
@@ -25,7 +25,7 @@ class Examined:
     rung: Literal["address", "upnp", "punch", "splice", "none"]
     words: str
     outlook: Outlook
-    dialled: Dialled | NodewireError | None
+    dialled: DialbackResult | NodewireError | None
 
 
 async def examine(
@@ -37,7 +37,7 @@ async def examine(
     upnp: bool = True,
     allow_private: bool = False,
     is_running: bool = False,
-) -> Examined:
+) -> ReachDiagnosis:
     """Look from this machine, for a node of `keys` that listens at `port`: by `splices`, or those that the relays know.
 
     A port that the router opens for this is closed again, unless the daemon `is_running`, whose it is. It takes a
@@ -51,15 +51,15 @@ async def examine(
             lacking = f"the relays name none ({error})"
     seen = await look(splices, keys, allow_private=allow_private)
 
-    async def dialled() -> Dialled | NodewireError | None:
+    async def dialled() -> DialbackResult | NodewireError | None:
         return await ask_some(seen.splices, port, keys, allow_private=allow_private) if port else None
 
     if seen.nat == "none":
-        return Examined("address", _own(seen.own), seen, await dialled())
+        return ReachDiagnosis("address", _own(seen.own), seen, await dialled())
     closed = "UPnP is switched off"
     if upnp:
         try:
-            mapping = await Mapping.open(port)
+            mapping = await PortMapping.open(port)
         except NodewireError as error:
             closed = error.reason
         else:
@@ -68,21 +68,21 @@ async def examine(
             finally:
                 if not is_running:
                     await mapping.close()
-            return Examined("upnp", f"the router opens {mapping.address} by UPnP", seen, tried)
+            return ReachDiagnosis("upnp", f"the router opens {mapping.address} by UPnP", seen, tried)
     better = f"Better: open TCP port {port} in the router and set [wire] announce, or switch on its UPnP ({closed})"
     if not seen.splices:
-        return Examined("none", f"no way here is known: {lacking or seen.refused}. {better}", seen, None)
+        return ReachDiagnosis("none", f"no way here is known: {lacking or seen.refused}. {better}", seen, None)
     tried = await dialled()
-    if isinstance(tried, Dialled) and tried.outcome == "open":
+    if isinstance(tried, DialbackResult) and tried.outcome == "open":
         words = f'the router leads port {port} here: set [wire] announce = ["{tried.at}"], for nobody is told so far'
-        return Examined("address", words, seen, tried)
+        return ReachDiagnosis("address", words, seen, tried)
     shown = f"{', '.join(sorted(set(seen.seen)))} to {len(seen.splices)} splice{'s' * (len(seen.splices) > 1)}"
     if seen.nat == "symmetric":
         words = f"the router shows everybody another port ({shown}), so only splices lead here"
-        return Examined("splice", f"{words}. {better}", seen, tried)
+        return ReachDiagnosis("splice", f"{words}. {better}", seen, tried)
     sure = "" if seen.nat == "cone" else ", if it shows others the same; a second splice would tell"
     words = f"holes can be punched through the router, which shows {shown}{sure}"
-    return Examined("punch", f"{words}. {better}", seen, tried)
+    return ReachDiagnosis("punch", f"{words}. {better}", seen, tried)
 
 
 def _own(address: str) -> str:

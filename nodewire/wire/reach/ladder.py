@@ -18,7 +18,7 @@ from nodewire.protocol.address import ip_port
 from nodewire.protocol.splice import LEAST_PORT
 from nodewire.wire.link import Link, Rung
 from nodewire.wire.reach.punch import answer, punch
-from nodewire.wire.reach.splice import Entered
+from nodewire.wire.reach.splice import SpliceConnection
 
 HEAD_START_ROUND_TRIPS = 3
 LEAST_HEAD_START_S, MOST_HEAD_START_S = 0.2, 0.6
@@ -37,7 +37,7 @@ class Ends(Protocol):
 async def climb(
     ends: Ends,
     peer: str,
-    entered: Entered,
+    entered: SpliceConnection,
     places: Sequence[str],
     splice_ms: int,
     *,
@@ -101,7 +101,7 @@ async def _first(rungs: Sequence[asyncio.Task[Link]], peer: str, *, ends_others:
     raise next(strangers, next((f for f in failures if not isinstance(f, LinkLost)), failures[0]))
 
 
-def knocked(entered: Entered, places: Sequence[str], allow_private: bool) -> list[tuple[str, int]]:
+def knocked(entered: SpliceConnection, places: Sequence[str], allow_private: bool) -> list[tuple[str, int]]:
     """Those of a peer's `places` that we knock at: public ones, or any by leave; no service's port, and not our own."""
     found: list[tuple[str, int]] = []
     version = 6 if entered.family is socket.AF_INET6 else 4

@@ -25,7 +25,7 @@ BYTES = counter("nodewire_splice_bytes_total", "Carried between the ends of pair
 FAMILIES = (CONNECTIONS, ENDED, BYTES)
 
 
-class Splicing:
+class SpliceCollector:
     """Of one splice. To be collected on the event loop."""
 
     def __init__(self, splicer: Splicer) -> None:
@@ -35,4 +35,4 @@ class Splicing:
         half_open, waiting, pairs = self._splicer.guests
         yield CONNECTIONS.by({("half-open",): half_open, ("waiting",): waiting, ("paired",): 2 * pairs})
         yield ENDED.by(tallied(self._splicer.outcomes, _OUTCOMES))
-        yield BYTES.of(self._splicer.nbytes)
+        yield BYTES.to_metric(self._splicer.nbytes)

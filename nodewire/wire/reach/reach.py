@@ -30,7 +30,7 @@ from nodewire.wire.reach import offer as offers
 from nodewire.wire.reach import splice
 from nodewire.wire.reach.ladder import Ends, climb
 from nodewire.wire.reach.offer import Offer
-from nodewire.wire.reach.splice import Entered
+from nodewire.wire.reach.splice import SpliceConnection
 
 AGAIN_S = 1.0
 """Until an offer is sent once more."""
@@ -72,7 +72,7 @@ class Meets(Ends, Protocol):
 
 
 @dataclass(slots=True)
-class _Meeting:
+class _Rendezvous:
     """One that we asked for."""
 
     peer: str
@@ -80,7 +80,7 @@ class _Meeting:
 
 
 @dataclass(slots=True)
-class _Answered:
+class _RendezvousAnswer:
     """One that a peer asked for: the answer as soon as there is one."""
 
     peer: str
@@ -107,8 +107,8 @@ class Reach:
         self._relays = relays
         self._allow_private = allow_private
         self._unix_s = unix_s
-        self._meetings: dict[str, _Meeting] = {}
-        self._answered = BoundedDict[str, _Answered](_MAX_SEEN)
+        self._meetings: dict[str, _Rendezvous] = {}
+        self._answered = BoundedDict[str, _RendezvousAnswer](_MAX_SEEN)
         self._answering = 0
         self._of_all, self._of_peers = PerMinute(ALL_PER_MINUTE), PerMinute(PEER_PER_MINUTE)
         self._hearing = node.run(self._hear()) if self.here else None
@@ -136,7 +136,7 @@ class Reach:
             self._hearing = self._node.run(self._hear())
         session, room = secrets.token_hex(32), secrets.token_hex(32)
         entered = await splice.enter(address, room, self._keys, allow_private=self._allow_private)
-        meeting = _Meeting(peer, asyncio.get_running_loop().create_future())
+        meeting = _Rendezvous(peer, asyncio.get_running_loop().create_future())
         self._meetings[session] = meeting
         try:
             offered = self._said("offer", session, room, entered)
@@ -150,7 +150,7 @@ class Reach:
             del self._meetings[session]
             entered.close()
 
-    async def _climb(self, peer: str, entered: Entered, theirs: Offer, *, asked: bool) -> Link:
+    async def _climb(self, peer: str, entered: SpliceConnection, theirs: Offer, *, asked: bool) -> Link:
         return await climb(
             self._node, peer, entered, theirs.places, theirs.splice_ms, asked=asked, allow_private=self._allow_private
         )
@@ -160,7 +160,7 @@ class Reach:
         async with self._relays.subscribe([mine]) as events:
             async for event in events:
                 try:
-                    self._of_all.take("")
+                    self._of_all.acquire("")
                     heard = offers.unwrap(event, self._keys, now_s=self._unix_s())
                     if heard is not None:
                         self._heard(*heard)
@@ -184,14 +184,14 @@ class Reach:
             return
         if self._keys.public < peer and any(meeting.peer == peer for meeting in self._meetings.values()):
             return  # it will answer ours
-        self._of_peers.take(peer)
+        self._of_peers.acquire(peer)
         if self._answering >= MAX_MEETINGS:
             _log.warning("an offer of %s is passed over: %d meetings are under way", peer[:8], MAX_MEETINGS)
             return
-        answered = self._answered[offer.session] = _Answered(peer)
+        answered = self._answered[offer.session] = _RendezvousAnswer(peer)
         self._node.run(self._answer(answered, offer, address))
 
-    async def _answer(self, answered: _Answered, offer: Offer, address: SpliceAddress) -> None:
+    async def _answer(self, answered: _RendezvousAnswer, offer: Offer, address: SpliceAddress) -> None:
         peer = answered.peer
 
         async def way() -> Link:
@@ -215,7 +215,7 @@ class Reach:
         finally:
             self._answering -= 1
 
-    def _said(self, kind: Any, session: str, room: str, entered: Entered) -> Offer:
+    def _said(self, kind: Any, session: str, room: str, entered: SpliceConnection) -> Offer:
         return Offer(
             type=kind,
             session=session,

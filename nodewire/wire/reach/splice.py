@@ -40,7 +40,7 @@ GO = b"\0"
 
 
 @dataclass(slots=True)
-class Entered:
+class SpliceConnection:
     """A connection to a splice on which the other end is waited for."""
 
     connection: socket.socket
@@ -84,7 +84,7 @@ class Entered:
             raise BadPeer("splice", "brings something else than the other end's word")
 
     async def _met(self) -> None:
-        if (await heard(self.connection, self.splice.at)).get("met") is not True:
+        if (await read_message(self.connection, self.splice.at)).get("met") is not True:
             raise BadPeer("splice", "says neither that the other end is there nor why not")
 
     def give(self) -> socket.socket:
@@ -106,7 +106,7 @@ async def enter(
     port: int = 0,
     dial: int | None = None,
     now_s: float | None = None,
-) -> Entered:
+) -> SpliceConnection:
     """Connect to a splice (from our `port` if given) and ask to be met in `room`, or to be dialled back at the port
     `dial`; without either, only how it sees us.
 
@@ -139,7 +139,7 @@ async def enter(
         raise LinkLost(splice.at, error.strerror or str(error)) from error
 
 
-async def _asked(connection: socket.socket, where: Any, splice: SpliceAddress, request: Event) -> Entered:
+async def _asked(connection: socket.socket, where: Any, splice: SpliceAddress, request: Event) -> SpliceConnection:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     await loop.sock_connect(connection, where)
@@ -147,13 +147,13 @@ async def _asked(connection: socket.socket, where: Any, splice: SpliceAddress, r
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     data = request.to_json().encode()
     await loop.sock_sendall(connection, len(data).to_bytes(LENGTH_BYTES, "big") + data)
-    said = await heard(connection, splice.at)
+    said = await read_message(connection, splice.at)
     seen = said.get("seen")
     try:
         ip_port(seen if isinstance(seen, str) else "")
     except ValueError as error:
         raise BadPeer("splice", "does not say how it sees us") from error
-    return Entered(connection, splice, str(seen), host_port.written(*connection.getsockname()[:2]), rtt_s)
+    return SpliceConnection(connection, splice, str(seen), host_port.written(*connection.getsockname()[:2]), rtt_s)
 
 
 async def _resolved(at: str, allow_private: bool) -> tuple[socket.AddressFamily, Any]:
@@ -165,7 +165,7 @@ async def _resolved(at: str, allow_private: bool) -> tuple[socket.AddressFamily,
     raise NotAllowed("splice", f"{at} is no public address")
 
 
-async def heard(connection: socket.socket, at: str) -> Mapping[str, Any]:
+async def read_message(connection: socket.socket, at: str) -> Mapping[str, Any]:
     """The next thing that the splice says. Raises BadPeer, LinkLost, or what the splice reports."""
     try:
         length = int.from_bytes(await read(connection, LENGTH_BYTES), "big")

@@ -80,7 +80,7 @@ FRIENDS = Limits(
 
 
 @dataclass(slots=True)
-class Carried:
+class SpliceTotals:
     """What a splice has done since it was started."""
 
     pairs: int = 0
@@ -108,7 +108,7 @@ class Splicer:
         unix_s: Callable[[], float] = time.time,
     ) -> None:
         self.public = public
-        self.carried = Carried()
+        self.carried = SpliceTotals()
         self._friends = frozenset(friends)
         self._limits = {False: strangers, True: friend}
         self._wait_s = wait_s
@@ -198,7 +198,7 @@ class Splicer:
                 await self._join(guest, other)
             else:
                 if other is not None:
-                    other.gone(NotAllowed("room", "you came again"))
+                    other.drop(NotAllowed("room", "you came again"))
                 await self._wait(guest, asked.room)
         except NodewireError as error:
             _log.debug("%s: %s", address, error)
@@ -218,9 +218,9 @@ class Splicer:
         if length > splices.MAX_REQUEST_BYTES:
             raise BadPeer("request", f"{length} bytes, at most {splices.MAX_REQUEST_BYTES}")
         data = await read(connection, length)
-        self._of_addresses.take(origin_of(address))
+        self._of_addresses.acquire(origin_of(address))
         asked = splices.check_request(data, self.public, self._unix_s())
-        self._of_keys[asked.public in self._friends].take(asked.public)
+        self._of_keys[asked.public in self._friends].acquire(asked.public)
         if asked.id in self._seen:
             raise BadPeer("request", "was made before")
         self._seen[asked.id] = None
@@ -230,9 +230,9 @@ class Splicer:
         """What becomes of a dial to who asks, from where it asks. Raises NotAllowed, Busy."""
         if not dialling.is_dialled(address, allow_private=self._allow_private):
             raise NotAllowed("dial", f"you come from {address}, which is not a public address")
-        self._dials_of_addresses.take(origin_of(address))
-        self._dials_of_keys[key in self._friends].take(key)
-        self._dials.take("", MAX_DIALS)
+        self._dials_of_addresses.acquire(origin_of(address))
+        self._dials_of_keys[key in self._friends].acquire(key)
+        self._dials.acquire("", MAX_DIALS)
         try:
             self.carried.dials += 1
             return await dialback.dial(address, port, key, self._unix_s())
@@ -241,11 +241,11 @@ class Splicer:
 
     async def _wait(self, guest: _Guest, room: str) -> None:
         """Until the other end is there. Raises Busy, TimedOut, LinkLost."""
-        self._waiting.take(guest.key, self._of(guest.key).waiting)
+        self._waiting.acquire(guest.key, self._of(guest.key).waiting)
         self._rooms[room] = guest
         displaced = self._crowd.enter(guest, guest.address)
         if displaced is not None:
-            displaced.gone(Busy("rooms", "others need the room"))
+            displaced.drop(Busy("rooms", "others need the room"))
         guest.watch()
         try:
             async with asyncio.timeout(self._wait_s):
@@ -270,7 +270,7 @@ class Splicer:
         other.meets()
         try:
             for name, most in shares.items():
-                self._paired.take(name, most)
+                self._paired.acquire(name, most)
                 taken.append(name)
             limits = [self._of(one.key) for one in ends]
             meter = Meter(max(one.bytes_per_s for one in limits), max(one.most_bytes for one in limits))
@@ -345,7 +345,7 @@ class _Guest:
     def watch(self) -> None:
         """Whoever stirs while it waits has hung up, or speaks before its time."""
         asyncio.get_running_loop().add_reader(
-            self.connection.fileno(), self.gone, LinkLost("end", "hung up, or spoke too early")
+            self.connection.fileno(), self.drop, LinkLost("end", "hung up, or spoke too early")
         )
 
     def unwatch(self) -> None:
@@ -359,7 +359,7 @@ class _Guest:
         if not self.met.done():
             self.met.set_result(None)
 
-    def gone(self, error: NodewireError) -> None:
+    def drop(self, error: NodewireError) -> None:
         self.unwatch()
         self.is_gone = True
         if not self.met.done():

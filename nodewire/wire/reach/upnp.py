@@ -27,7 +27,7 @@ _SILENT = "no router answers; most have a switch for it, under UPnP or NAT"
 _log = logging.getLogger("nodewire.wire")
 
 
-class Mapping:
+class PortMapping:
     """A port of the router that leads to ours. `address` is what others dial."""
 
     def __init__(self, router: Any, port: int, address: str) -> None:
@@ -36,7 +36,7 @@ class Mapping:
         self.address = address
 
     @classmethod
-    async def open(cls, port: int) -> Mapping:
+    async def open(cls, port: int) -> PortMapping:
         """Have the router lead its port of the same number to ours. Takes a second or two.
 
         Raises:
@@ -49,7 +49,7 @@ class Mapping:
             raise NotFound("UPnP", "the router does not come to an end") from None
 
     @classmethod
-    def _open(cls, port: int) -> Mapping:
+    def _open(cls, port: int) -> PortMapping:
         import miniupnpc  # only where a router is asked: a compiled library
 
         router = miniupnpc.UPnP()

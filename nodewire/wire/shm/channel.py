@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from nodewire.errors import BadFrame, NodewireError
-from nodewire.wire.shm.memory import RING_BYTES, Mapping
+from nodewire.wire.shm.memory import RING_BYTES, RingMapping
 from nodewire.wire.shm.ring import Buffer
 
 _RECORD = struct.Struct("!QQ")
@@ -32,7 +32,7 @@ class SharedChannel(asyncio.Transport):
     def __init__(
         self,
         connection: socket.socket,
-        mapping: Mapping,
+        mapping: RingMapping,
         bound: bytes,
         protocol: asyncio.BufferedProtocol,
         closed: Callable[[], None],

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from nodewire.errors import BadPeer, LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.wire.shm import memory, proof
-from nodewire.wire.shm.memory import Mapping
+from nodewire.wire.shm.memory import RingMapping
 
 _DESCRIPTOR = array.array("i").itemsize
 
 
 @dataclass(frozen=True, slots=True)
-class Greeted:
+class HandshakeResult:
     """What both ends have then."""
 
-    mapping: Mapping
+    mapping: RingMapping
     bound: bytes
     """The transcript, which is this channel's alone."""
 
 
-async def greet(connection: socket.socket, listener: str) -> Greeted:
+async def greet(connection: socket.socket, listener: str) -> HandshakeResult:
     """The dialler's part, with the public key that must answer.
 
     Raises:
@@ -51,12 +51,12 @@ async def greet(connection: socket.socket, listener: str) -> Greeted:
             inode=os.fstat(descriptor).st_ino,
         )
         proof.check_reply(answer, listener, said)
-        return Greeted(Mapping(descriptor, dialled=True), said)
+        return HandshakeResult(RingMapping(descriptor, dialled=True), said)
     finally:
         os.close(descriptor)
 
 
-async def answer(connection: socket.socket, keys: Keys) -> Greeted:
+async def answer(connection: socket.socket, keys: Keys) -> HandshakeResult:
     """The listener's part. The dialler has proven nothing yet when this returns.
 
     Raises:
@@ -79,7 +79,7 @@ async def answer(connection: socket.socket, keys: Keys) -> Greeted:
             dialler_pid=pid,
             inode=os.fstat(descriptors[0]).st_ino,
         )
-        mapping = Mapping(descriptors[0], dialled=False)
+        mapping = RingMapping(descriptors[0], dialled=False)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -88,7 +88,7 @@ async def answer(connection: socket.socket, keys: Keys) -> Greeted:
     except OSError:
         mapping.close()
         raise
-    return Greeted(mapping, said)
+    return HandshakeResult(mapping, said)
 
 
 def watch(connection: socket.socket) -> None:

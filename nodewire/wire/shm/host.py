@@ -26,7 +26,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.wire.identity import Identity
 from nodewire.wire.shm import greeting
 from nodewire.wire.shm.channel import SharedChannel
-from nodewire.wire.shm.greeting import Greeted
+from nodewire.wire.shm.greeting import HandshakeResult
 from nodewire.wire.shm.memory import LINK_BYTES
 from nodewire.wire.transport import Arrival, Listener
 
@@ -99,7 +99,10 @@ class SameHost:
             raise
 
     async def _open(
-        self, connection: socket.socket, greeted: Coroutine[None, None, Greeted], protocol: asyncio.BufferedProtocol
+        self,
+        connection: socket.socket,
+        greeted: Coroutine[None, None, HandshakeResult],
+        protocol: asyncio.BufferedProtocol,
     ) -> None:
         if self._free < LINK_BYTES:
             greeted.close()

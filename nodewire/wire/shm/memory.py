@@ -53,7 +53,7 @@ def check(descriptor: int) -> None:
         raise BadPeer("memory", "not of ordinary pages")
 
 
-class Mapping:
+class RingMapping:
     """The two rings in a link's memory: the dialler's comes first."""
 
     def __init__(self, descriptor: int, *, dialled: bool) -> None:

@@ -26,7 +26,7 @@ async def test_what_a_driver_closes_that_cannot_be_takes_nothing_of_the_next_job
     await closed(payments, 0)
     await payments.closed(1, 10**6)
     await payments.closed(10**6, 1)
-    await payments.over()
+    await payments.close()
     assert payments.unpaid_msat() == PRICE_MSAT * 2
 
 
@@ -52,7 +52,7 @@ async def test_who_says_that_its_neighbours_worker_died_keeps_it_from_no_later_j
         said._feedback(word)
         await asyncio.wait_for(background.ended.wait(), 3)
         assert background.fault is not None
-        assert await market.running.gone(background.fault) == {DRIVER.public}
+        assert await market.running.find_absent(background.fault) == {DRIVER.public}
         assert market.running.blamed() == {DRIVER.public, HONEST.public}
 
 

@@ -19,7 +19,7 @@ from nodewire.protocol import commitment, job, kinds
 from nodewire.protocol.ad import TaskOffer
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.plan import Assignment, Verification
-from nodewire.protocol.snapshot import Held, Snapshot
+from nodewire.protocol.snapshot import HeldTasks, Snapshot
 from nodewire.protocol.snapshot import Node as Place
 from tests.oracle.courtroom import MANIFEST, TASK
 from tests.oracle.test_oracle_docket import body
@@ -54,11 +54,11 @@ def roots(asked, chunks, attempt=0):
 def committed(author, chunks, epoch=1):
     said = Commitment(committee=COMMITTEE.digest(), epoch=epoch, chunks=tuple(sorted(chunks, key=lambda c: c.key)))
     id_ = digest(f"{author.public}/{epoch}")
-    return commitment.Committed(id_, author.public, said.committee, epoch, "", None, said)
+    return commitment.CommitmentEvent(id_, author.public, said.committee, epoch, "", None, said)
 
 
 def snapshot(epoch=1):
-    held = Held(
+    held = HeldTasks(
         manifest=MANIFEST.digest(), free=1, tasks=(TaskOffer(task=TASK, price_msat=1_000, us_per_position=1_000),)
     )
     nodes = tuple(

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.errors import NotAllowed, Withheld
-from nodewire.oracle.case import Drawn
+from nodewire.oracle.case import EpochDraw
 from nodewire.oracle.court import Court
 from nodewire.protocol import verification
-from nodewire.protocol.sent import Sent, digest_of, hashed
+from nodewire.protocol.sent import FrameStatement, digest_of, hashed
 from nodewire.protocol.verification import Report
 from nodewire.verify.recompute import Equivocated
 from tests.oracle.courtroom import MANIFEST as COURT_MANIFEST
@@ -26,7 +26,7 @@ FRIEND = keys("friend")
 
 def word(by=UPSTREAM, frames=OTHER, **changes):
     place = {"request": REQUEST, "task": "driver", "edge": "hidden.0", "chunk": 1, "attempt": 0}
-    return Sent.sign(by, **{**place, **changes}, frames=digest_of(map(hashed, frames)))
+    return FrameStatement.sign(by, **{**place, **changes}, frames=digest_of(map(hashed, frames)))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_reports_for_and_against_change_nothing_at_any_oracle():
         SimpleNamespace(time_s=lambda: GENESIS_S + 0.0),
     )
     sample = sample_of(digest("root"))
-    court._feed(Drawn(1, digest("body"), (sample,), {sample.request: COURT_MANIFEST}, {}))
+    court._feed(EpochDraw(1, digest("body"), (sample,), {sample.request: COURT_MANIFEST}, {}))
     before = court.state
     for outcome, root in (("computed", sample.root), ("computed", digest("another")), ("withheld", "")):
         report = Report(

@@ -8,7 +8,7 @@ import pytest
 
 from nodewire.errors import NodewireError
 from nodewire.oracle import intake, rules
-from nodewire.oracle.state import Received
+from nodewire.oracle.state import VerifiedEvent
 from nodewire.protocol import canonical, commitment
 from nodewire.protocol.chunk import Opening, leaf_of, most_bytes
 from nodewire.protocol.commitment import ChunkRoot, Commitment
@@ -94,7 +94,7 @@ def test_strangers_that_commit_first_leave_room_for_those_with_a_bond(monkeypatc
     sky.run_epochs(4, beats_of(sky, [bonded]))
     state = sky.states[seats[0].keys.public]
     for n in range(40):
-        state, _ = rules.apply(Received(committed(keys(f"sybil/{n}"), state.epoch, state.digest)), state)
+        state, _ = rules.apply(VerifiedEvent(committed(keys(f"sybil/{n}"), state.epoch, state.digest)), state)
     assert len(state.commitments[state.epoch]) == 8
-    state, _ = rules.apply(Received(committed(bonded.keys, state.epoch, state.digest)), state)
+    state, _ = rules.apply(VerifiedEvent(committed(bonded.keys, state.epoch, state.digest)), state)
     assert bonded.keys.public in state.commitments[state.epoch]

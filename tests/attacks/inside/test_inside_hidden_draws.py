@@ -14,10 +14,10 @@ import pytest
 
 from nodewire.errors import BadInput
 from nodewire.nostr import event as events
-from nodewire.oracle.case import Drawn
+from nodewire.oracle.case import EpochDraw
 from nodewire.oracle.court import Court
 from nodewire.protocol import verification
-from nodewire.protocol.verification import Sampled
+from nodewire.protocol.verification import JobSamples
 from tests.oracle.courtroom import MANIFEST, VERIFIER, sample_of
 from tests.oracle.test_oracle_docket import COMMITTEE, SEATS
 from tests.protocol_committee.actors import GENESIS_S, digest, keys
@@ -26,7 +26,7 @@ EPOCH = 2
 CLOSE_S = COMMITTEE.close_ms(EPOCH) // 1000
 FAULTY, HONEST = SEATS[EPOCH % 4], SEATS[(EPOCH + 1) % 4]
 SAMPLE = sample_of(digest("root"))
-SAMPLED = Sampled(
+SAMPLED = JobSamples(
     committee=COMMITTEE.digest(), epoch=EPOCH, certificate=digest("body"), request=SAMPLE.request, samples=(SAMPLE,)
 )
 TAGS = [list(tag) for tag in verification.build(FAULTY.keys, SAMPLED, created_at=CLOSE_S).tags]
@@ -41,7 +41,7 @@ def court():
     nothing, market = SimpleNamespace(snapshots=dict), SimpleNamespace(committee=COMMITTEE)
     clock = SimpleNamespace(time_s=lambda: GENESIS_S + 0.0)
     made = Court(HONEST.keys, COMMITTEE, nothing, market, nothing, evidence, nothing, clock)
-    made._feed(Drawn(EPOCH, digest("body"), (SAMPLE,), {SAMPLE.request: MANIFEST}, {}))
+    made._feed(EpochDraw(EPOCH, digest("body"), (SAMPLE,), {SAMPLE.request: MANIFEST}, {}))
     assert made.state.to_publish  # it is not the leader, and waits whether that says it
     return made
 

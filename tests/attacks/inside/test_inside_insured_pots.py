@@ -30,7 +30,7 @@ EVERY = 1_000_000 // RATE_PPM
 
 @pytest.fixture
 def world(tmp_path):
-    world = World(tmp_path / "simnet.db", Rules.of(bm.COMMITTEE, statement_s=60, delay_s=10 * QUOTE_S))
+    world = World(tmp_path / "simnet.db", Rules.for_committee(bm.COMMITTEE, statement_s=60, delay_s=10 * QUOTE_S))
     yield world
     world.check()
     world.simnet.close()

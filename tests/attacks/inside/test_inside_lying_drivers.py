@@ -12,7 +12,7 @@ from nodewire.protocol import choices, token_list
 from nodewire.protocol.chunk import leaf_of, opening
 from nodewire.protocol.compare import compare
 from nodewire.protocol.frame import Array, Frame
-from nodewire.verify.recompute import Computed
+from nodewire.verify.recompute import ComputedLeaves
 from tests.oracle.courtroom import MANIFEST, PROVIDER, VERIFIER, Courtroom, always, sample_of
 from tests.protocol_committee.actors import committee, digest
 
@@ -41,7 +41,7 @@ def show(author, tokens):
 def tried(provider, verifier, *, own, excused=()):
     """One sample of a driver; an oracle that was given the provider's tokens says `own`."""
     document, seats = committee(f=1)
-    court = Courtroom(document, seats, computes=lambda oracle: Computed(said(own), frozenset(excused)))
+    court = Courtroom(document, seats, computes=lambda oracle: ComputedLeaves(said(own), frozenset(excused)))
     theirs, checked = show(PROVIDER, provider), show(VERIFIER, verifier)
     court.shows = {PROVIDER.public: always(theirs), VERIFIER.public: always(checked)}
     sample = sample_of(theirs.root(), (VERIFIER.public,)).model_copy(update={"task": TASK})

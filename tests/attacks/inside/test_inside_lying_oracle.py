@@ -9,10 +9,10 @@ import pytest
 from nodewire.oracle import rules
 from nodewire.oracle.citation import Citation
 from nodewire.oracle.derivation import Derivation
-from nodewire.oracle.state import Convicted, PublishPartial, SayInventory, SayProposal
+from nodewire.oracle.state import Conviction, PublishPartial, SayInventory, SayProposal
 from nodewire.plan.sample import draw
 from nodewire.protocol import beacon, commitment, dvrf, inventory, job, snapshot
-from nodewire.protocol.account import COUNTED_AFTER, Judged
+from nodewire.protocol.account import COUNTED_AFTER, ReputationVerdict
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.slices import whole
 from tests.attacks.inside.test_inside_crowding_out import BONDED, request, roots
@@ -88,7 +88,7 @@ def calling_it_crowded(sky, seat, action, outgoing):
     if not isinstance(action, SayProposal):
         return leaving_out_rivals(sky, seat, action, outgoing)
     body, state = action.body, sky.states[FAULTY]
-    cited = Citation.of(body.inventories, True, state.rounds[body.epoch], FAULTY)
+    cited = Citation.build(body.inventories, True, state.rounds[body.epoch], FAULTY)
     derived = Derivation(
         committee=DOCUMENT,
         epoch=body.epoch,
@@ -181,7 +181,7 @@ def inventing(sky, seat, action, outgoing):
     if isinstance(action, SayInventory):
         epoch = action.inventory.epoch
         made = [
-            Judged(
+            ReputationVerdict(
                 epoch=max(0, epoch - COUNTED_AFTER),
                 sample=digest(f"s/{n}"),
                 provider=who,
@@ -261,7 +261,7 @@ def test_a_convicted_friend_that_one_oracle_still_lists_is_in_no_snapshot():
         """It alone does not know of the verdict; all others do from the third epoch on."""
         if sky.committee.epoch_at(sky.now_ms) >= 3:
             for pubkey in sky.honest:
-                sky.states[pubkey], _ = rules.apply(Convicted(FRIEND.keys.public), sky.states[pubkey])
+                sky.states[pubkey], _ = rules.apply(Conviction(FRIEND.keys.public), sky.states[pubkey])
         return outgoing
 
     sky = run(fault, epochs=8)

@@ -11,7 +11,7 @@ import pytest
 from nodewire.customer.again import SecondChances
 from nodewire.customer.payments import most_units
 from nodewire.customer.presence import Presence
-from nodewire.customer.running import Running
+from nodewire.customer.running import JobAttempt
 from nodewire.errors import BadInput, LinkLost
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import Terms
@@ -54,7 +54,7 @@ class Market:
     async def __aenter__(self):
         self.customer, self.stage = Node(ME), Node(HONEST)
         where = await self.stage.listen("127.0.0.1")
-        self.running = running = object.__new__(Running)
+        self.running = running = object.__new__(JobAttempt)
         running._named, running.background = set(), SimpleNamespace(fault=None)
         running._member = SimpleNamespace(missed=set())
         running.answers = SimpleNamespace(blamed=set(), failed=set())
@@ -76,21 +76,21 @@ class Market:
 
 async def test_a_live_stage_is_not_believed_to_be_gone_and_the_next_job_has_neither_it_nor_the_driver():
     async with Market() as market:
-        assert await market.running.gone(market.said()) == set()
+        assert await market.running.find_absent(market.said()) == set()
         assert market.running.blamed() == {DRIVER.public, HONEST.public}
 
 
 async def test_a_stage_that_is_gone_is_all_that_the_next_job_leaves_out():
     async with Market() as market:
         await market.stage.close()
-        assert await market.running.gone(market.said()) == {HONEST.public}
+        assert await market.running.find_absent(market.said()) == {HONEST.public}
         assert market.running.blamed() == {HONEST.public}
 
 
 async def test_a_stage_that_the_customer_itself_has_missed_is_not_asked_again():
     async with Market() as market:
         market.running._member.missed.add(HONEST.public)
-        assert await market.running.gone(market.said()) == {HONEST.public}
+        assert await market.running.find_absent(market.said()) == {HONEST.public}
         assert not market.customer.peers
 
 

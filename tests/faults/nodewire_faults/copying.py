@@ -15,12 +15,12 @@ from nodewire.errors import NodewireError
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import commitment, kinds
 from nodewire.protocol.commitment import ChunkRoot
-from nodewire.provider.committing import Committing
+from nodewire.provider.committing import Committer
 
 
 def copy_commitments() -> None:
     """From now on everything that this process commits to is copied."""
-    run, due = Committing.run, Committing._due
+    run, due = Committer.run, Committer._due
 
     async def copying_run(self: Any) -> None:
         self._seen, self._since = {}, {}
@@ -40,7 +40,7 @@ def copy_commitments() -> None:
                 ready.append(root.model_copy(update={"root": secrets.token_hex(32)}))
         return ready
 
-    _replace(Committing, run=copying_run, _due=copying_due)
+    _replace(Committer, run=copying_run, _due=copying_due)
 
 
 def _copied(seen: dict[tuple[str, int], str], root: ChunkRoot) -> ChunkRoot | None:

@@ -12,14 +12,14 @@ from typing import Any
 from nodewire.protocol.frame import ITEM_BYTES, Array, Frame
 from nodewire.protocol.manifest import CUSTOMER
 from nodewire.protocol.sent import hashed
-from nodewire.provider.hashing import Hashing
+from nodewire.provider.hashing import OutputHasher
 from nodewire.provider.job import JobRun
 from nodewire.wire.sending import Sender
 
 
 def send_otherwise(tasks: Sequence[str]) -> None:
     """From now on every job of this process sends otherwise what `tasks` (all if empty) put out."""
-    produced, hash_it, parcel = JobRun.produced, Hashing._hash, Sender.parcel
+    produced, hash_it, parcel = JobRun.produced, OutputHasher._hash, Sender.parcel
     edges: set[tuple[str, str]] = set()
 
     def otherwise(self: Any, task: str, chunk: int, frame: Frame[Array]) -> None:
@@ -37,7 +37,7 @@ def send_otherwise(tasks: Sequence[str]) -> None:
         lies = (self._request, frame.edge) in edges
         return parcel(self, outgoing, turned(frame) if lies else frame)
 
-    JobRun.produced, Hashing._hash = otherwise, signed_otherwise  # type: ignore[method-assign]
+    JobRun.produced, OutputHasher._hash = otherwise, signed_otherwise  # type: ignore[method-assign]
     Sender.parcel = turned_parcel  # type: ignore[method-assign]
 
 

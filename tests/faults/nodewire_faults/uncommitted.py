@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nodewire.protocol.commitment import ChunkRoot
-from nodewire.provider.committing import Committing
+from nodewire.provider.committing import Committer
 
 
 def commit_to_nothing() -> None:
@@ -15,4 +15,4 @@ def commit_to_nothing() -> None:
     async def dropped(self: Any, roots: Sequence[ChunkRoot], deadline: int) -> None:
         pass
 
-    Committing.commit = dropped  # type: ignore[method-assign]
+    Committer.commit = dropped  # type: ignore[method-assign]

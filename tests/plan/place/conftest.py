@@ -1,13 +1,13 @@
 import pytest
 
-from nodewire.protocol.snapshot import Held, Node, Snapshot
+from nodewire.protocol.snapshot import HeldTasks, Node, Snapshot
 
 
 @pytest.fixture
 def snapshot_of():
     """A snapshot with nodes of (pubkey, held, load_ppm), as far as placement reads it."""
 
-    def make(nodes: list[tuple[str, tuple[Held, ...], int]]) -> Snapshot:
+    def make(nodes: list[tuple[str, tuple[HeldTasks, ...], int]]) -> Snapshot:
         made = [
             Node(
                 pubkey=pubkey,

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.plan.place import follow as placing
-from nodewire.plan.place.follow import Following, Holder, Model, Settings, Window, follow, holders, model
+from nodewire.plan.place.follow import FollowState, Holder, Model, Settings, Window, follow, holders, model
 from nodewire.protocol.ad import TaskOffer
-from nodewire.protocol.snapshot import Held
+from nodewire.protocol.snapshot import HeldTasks
 from tests.plan.markets import ring
 
 A = Model("a" * 64, tuple(f"t{i}" for i in range(6)), (10,) * 6, (1_000,) * 6)
@@ -22,7 +22,7 @@ def holder(name: str, first: int, end: int, digest: str = A.digest, rate: float 
 
 
 def run(others, state=None, *, epochs=range(1, 40), models=(A,), memory=20, rules=QUICK):
-    state = state or Following()
+    state = state or FollowState()
     seen = []
     for epoch in epochs:
         state = follow(models, others, memory, state, epoch, Random(epoch), rules)
@@ -42,13 +42,13 @@ def test_of_several_models_the_one_that_nobody_serves_goes_first():
 
 def test_it_stays_where_it_would_leave_a_hole():
     others = [holder("x", 0, 4), holder("z", 0, 4), holder("y", 0, 4)]
-    _, seen = run(others, Following(Window(A.digest, 4, 6), epoch=0))
+    _, seen = run(others, FollowState(Window(A.digest, 4, 6), epoch=0))
     assert set(seen) == {Window(A.digest, 4, 6)}
 
 
 def test_it_moves_to_what_lost_its_holder_but_only_after_patience_and_rest():
     others = [holder("x", 0, 2), holder("w", 0, 2), holder("y", 2, 4)]
-    state, seen = run(others, Following(Window(A.digest, 0, 2), since=0, epoch=0))
+    state, seen = run(others, FollowState(Window(A.digest, 0, 2), since=0, epoch=0))
     assert seen[:3] == [Window(A.digest, 0, 2)] * 3
     assert state.held == Window(A.digest, 4, 6)
     assert state.since == QUICK.rest
@@ -57,25 +57,25 @@ def test_it_moves_to_what_lost_its_holder_but_only_after_patience_and_rest():
 def test_who_is_a_thousand_times_as_fast_as_others_leaves_what_they_hold_for_what_nobody_does():
     fast = replace(A, us=(16,) * 6)
     others = [holder("x", 0, 2, rate=50.0), holder("y", 2, 4, rate=50.0)]
-    state, _ = run(others, Following(Window(A.digest, 0, 2), since=0, epoch=0), models=(fast,))
+    state, _ = run(others, FollowState(Window(A.digest, 0, 2), since=0, epoch=0), models=(fast,))
     assert state.held == Window(A.digest, 4, 6)
 
 
 def test_who_holds_tasks_that_are_no_neighbours_is_not_thought_to_move_on():
     three = Model("c" * 64, ("left", "right", "join"), (10,) * 3, (1_000,) * 3)
     others = [Holder("x", {(three.digest, 0): 50.0, (three.digest, 2): 50.0})]
-    state, _ = run(others, Following(Window(three.digest, 0, 1), since=0, epoch=0), models=(three,), memory=15)
+    state, _ = run(others, FollowState(Window(three.digest, 0, 1), since=0, epoch=0), models=(three,), memory=15)
     assert state.held == Window(three.digest, 1, 2)
 
 
 def test_a_balanced_market_is_left_alone():
     others = [holder("x", 0, 2), holder("y", 2, 4), holder("w", 4, 6), holder("v", 2, 4), holder("u", 4, 6)]
-    _, seen = run(others, Following(Window(A.digest, 0, 2), epoch=0))
+    _, seen = run(others, FollowState(Window(A.digest, 0, 2), epoch=0))
     assert set(seen) == {Window(A.digest, 0, 2)}
 
 
 def test_providers_that_follow_together_come_to_rest_with_everything_held():
-    windows = {name: Following() for name in ("p", "q", "r")}
+    windows = {name: FollowState() for name in ("p", "q", "r")}
     moves = 0
     for epoch in range(1, 80):
         for name, state in windows.items():
@@ -117,12 +117,12 @@ def test_however_many_strangers_announce_however_much_the_ripple_looks_at_no_mor
 
 
 def test_an_epoch_counts_once():
-    state = Following(Window(A.digest, 0, 2), wanted=1, epoch=9)
+    state = FollowState(Window(A.digest, 0, 2), wanted=1, epoch=9)
     assert follow((A,), [], 20, state, 9, Random(0), QUICK) is state
 
 
 def test_what_is_gone_from_the_models_is_given_up():
-    state, _ = run([], Following(Window("c" * 64, 0, 2), epoch=0), epochs=[1])
+    state, _ = run([], FollowState(Window("c" * 64, 0, 2), epoch=0), epochs=[1])
     assert state.held == Window(A.digest, 0, 2)
 
 
@@ -152,6 +152,6 @@ def test_a_view_is_what_the_snapshot_certifies(snapshot_of):
     manifest = ring(3)
     mine = model(manifest, {"stage.0": 500, "stage.1": 500, "stage.2": 500})
     offers = tuple(TaskOffer(task=f"stage.{i}", price_msat=1, us_per_position=2_000) for i in (0, 1))
-    held = Held(manifest=manifest.digest(), free=1, tasks=offers)
+    held = HeldTasks(manifest=manifest.digest(), free=1, tasks=offers)
     found = holders(snapshot_of([("e" * 64, (held,), 500_000), ("f" * 64, (held,), 0)]), (mine,), "f" * 64)
     assert found == (Holder("e" * 64, {(mine.digest, 0): 250.0, (mine.digest, 1): 250.0}),)

@@ -8,11 +8,20 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import fedstr
-from nodewire.protocol.fedstr import Asked, Source
+from nodewire.protocol.fedstr import FedstrRequest, Source
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.round import BALANCE, Assigned, Round, RoundRequest, RoundTicket, job_of, seal_of, work_gflop
+from nodewire.protocol.round import (
+    BALANCE,
+    Round,
+    RoundRequest,
+    RoundTicket,
+    ShardAssignment,
+    job_of,
+    seal_of,
+    work_gflop,
+)
 from nodewire.protocol.trainer import Trainer
-from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.provider.training.admission import AdmittedShard, TrainingAdmission
 from nodewire.provider.training.clocks import CLOCKS_S
 from nodewire.store import sealed
 
@@ -29,7 +38,7 @@ class FedstrAdmission:
         self._admission = admission
         self._ledger = ledger
 
-    def glance(self, event: Event, now_s: float) -> Asked:
+    def glance(self, event: Event, now_s: float) -> FedstrRequest:
         """What can be said before anything is fetched.
 
         Raises:
@@ -55,11 +64,11 @@ class FedstrAdmission:
             raise PaymentRequired("bid", f"{asked.bid_msat} msat, at least {price_msat} msat")
         return asked
 
-    def check(self, asked: Asked, state: Source, data: Source) -> Admitted:
+    def check(self, asked: FedstrRequest, state: Source, data: Source) -> AdmittedShard:
         """The round in our own terms. Raises as `TrainingAdmission.check`."""
         return self._admission.check(*self._translated(asked, state, data))
 
-    def _translated(self, asked: Asked, state: Source, data: Source) -> tuple[RoundRequest, RoundTicket]:
+    def _translated(self, asked: FedstrRequest, state: Source, data: Source) -> tuple[RoundRequest, RoundTicket]:
         """What a customer of kind 8840 or 8841 would have sent. Nobody has: it is sealed with the request's own id."""
         recipe, price_msat = asked.recipe, self._price_msat(asked)
         ticket = RoundTicket(
@@ -72,7 +81,7 @@ class FedstrAdmission:
             shard_key=data.key or sealed.new_key(),
             shard_sha256=data.sha256,
         )
-        assigned = Assigned(
+        assigned = ShardAssignment(
             index=asked.index,
             provider=self._keys.public,
             data=_blob(data),
@@ -92,7 +101,7 @@ class FedstrAdmission:
         )
         return RoundRequest(asked.id, asked.customer, asked.created_at, asked.kind, round_), ticket
 
-    def _price_msat(self, asked: Asked) -> int:
+    def _price_msat(self, asked: FedstrRequest) -> int:
         return self._trainer.price_msat(work_gflop(asked.recipe, asked.recipe.steps))
 
 

@@ -25,7 +25,7 @@ class KeptRequests:
             os.fsync(file.fileno())
         partial.replace(self._folder / f"{event.id}.json")
 
-    def over(self, request: str) -> None:
+    def remove(self, request: str) -> None:
         (self._folder / f"{request}.json").unlink(missing_ok=True)
 
     def all(self) -> list[Event]:

@@ -11,15 +11,15 @@ from nodewire.nostr import nip44
 from nodewire.pay.dues import NEVER_S, Due
 from nodewire.pay.till import Till
 from nodewire.protocol import fedstr, feedback
-from nodewire.protocol.delivery import Delivered
-from nodewire.protocol.fedstr import Asked, Output, Source
+from nodewire.protocol.delivery import DeliveryDetails
+from nodewire.protocol.fedstr import FedstrRequest, Output, Source
 from nodewire.protocol.round import BALANCE, DEPOSIT
-from nodewire.provider.training.admission import Admitted
+from nodewire.provider.training.admission import AdmittedShard
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.fedstr.admission import stored_bytes
 from nodewire.provider.training.fedstr.fetching import download
 from nodewire.provider.training.made import MadeResults
-from nodewire.provider.training.paid import Open
+from nodewire.provider.training.paid import RunResources
 from nodewire.provider.training.run import TASK, ShardRun
 
 FETCHED = "fetched"
@@ -35,10 +35,10 @@ class FedstrRun(ShardRun):
 
     def __init__(
         self,
-        asked: Asked,
+        asked: FedstrRequest,
         state: Source,
         data: Source,
-        job: Admitted,
+        job: AdmittedShard,
         carried: CarriedFiles,
         made: MadeResults,
         *,
@@ -46,7 +46,7 @@ class FedstrRun(ShardRun):
         servers: tuple[str, ...],
         allow_private: bool,
         fetch_s: float,
-        **open_: Unpack[Open],
+        **open_: Unpack[RunResources],
     ) -> None:
         super().__init__(job, carried, made, **open_)
         self._request = asked
@@ -122,7 +122,7 @@ class FedstrRun(ShardRun):
         else:
             file.write(source.inline)
 
-    async def _deliver(self, update: Path | bytes, made: Delivered) -> None:
+    async def _deliver(self, update: Path | bytes, made: DeliveryDetails) -> None:
         blob = await self._blobs.put(update)
         self._check_time()
         self._owe_balance()

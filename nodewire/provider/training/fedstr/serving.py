@@ -21,7 +21,7 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.till import Till
 from nodewire.protocol import fedstr, kinds
-from nodewire.protocol.fedstr import Asked, Source
+from nodewire.protocol.fedstr import FedstrRequest, Source
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.admission import feedback_for
 from nodewire.provider.figures import Figures
@@ -138,7 +138,7 @@ class Fedstr:
         except NodewireError as error:
             log.info("fedstr %s refused: %s", event.id[:8], error)
             self.figures.refused(event.kind, error)
-            self._kept.over(event.id)
+            self._kept.remove(event.id)
             await self._tell(event, error)
             return
         self._runs[event.id] = run
@@ -156,10 +156,10 @@ class Fedstr:
         finally:
             del self._runs[event.id]
             await run.close()
-        self._kept.over(event.id)
-        self._made.over(event.id)
+        self._kept.remove(event.id)
+        self._made.remove(event.id)
 
-    async def _begun(self, asked: Asked, *, again: bool) -> tuple[FedstrRun, Worker]:
+    async def _begun(self, asked: FedstrRequest, *, again: bool) -> tuple[FedstrRun, Worker]:
         """What the request needs, fetched, and a worker for it. Raises as admission and `FedstrRun.fetch`; Busy."""
         while True:
             left_s = asked.created_at + asked.deadline_s - time.time()
@@ -171,7 +171,7 @@ class Fedstr:
                     raise
             await asyncio.sleep(AGAIN_S)
 
-    async def _fetched(self, asked: Asked, wait_s: float) -> tuple[FedstrRun, Worker]:
+    async def _fetched(self, asked: FedstrRequest, wait_s: float) -> tuple[FedstrRun, Worker]:
         run = await self._translated(asked)
         try:
             await run.fetch()
@@ -180,7 +180,7 @@ class Fedstr:
             run.forget()
             raise
 
-    async def _translated(self, asked: Asked) -> FedstrRun:
+    async def _translated(self, asked: FedstrRequest) -> FedstrRun:
         data = asked.data if isinstance(asked.data, Source) else await self._data_of(asked.data, asked.customer)
         job = self._admission.check(asked, asked.state, data)
         if not data.inline:
@@ -242,7 +242,7 @@ class Fedstr:
         finally:
             run.forget()
             self._free.put_nowait(worker)
-        self._kept.over(event.id)
+        self._kept.remove(event.id)
 
     async def _slot(self, wait_s: float) -> Worker:
         """A worker that is free, or will be in a moment. Raises Busy: none is."""
