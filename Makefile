@@ -70,74 +70,74 @@ lint: $(VENV)/.dev ## ruff, spelling, mypy, and who may import whom
 
 bench: $(VENV)/.installed ## run every bench; results in bench/results (ARGS="--quick" for short ones)
 	@mkdir -p bench/results; failed=; \
-	for file in $$(grep -l '^    run(["P]' bench/*.py); do \
-	  name=$$(basename $$file .py); echo "» bench.$$name" >&2; \
-	  $(VENV)/bin/python -m bench.$$name --json $(ARGS) > bench/results/$$name.json || [ $$? -eq 77 ] || failed="$$failed $$name"; \
+	for file in $$(grep -rl --include='*.py' '^    run(["P]' bench | sort); do \
+	  name=$$(basename $$file .py); module=$$(echo $${file%.py} | tr / .); echo "» $$module" >&2; \
+	  $(VENV)/bin/python -m $$module --json $(ARGS) > bench/results/$$name.json || [ $$? -eq 77 ] || failed="$$failed $$name"; \
 	done; \
 	[ -z "$$failed" ] || { echo "not ok:$$failed" >&2; exit 1; }
 
 bench-train: $(VENV)/.installed ## what training over the market costs beside one process (ARGS="--flower PYTHON")
-	@$(VENV)/bin/python -m bench.train $(ARGS)
+	@$(VENV)/bin/python -m bench.training.train $(ARGS)
 
 chaos: $(VENV)/.installed ## generations that lose a provider in mid-job (ARGS="--quick --seed 7")
-	@$(VENV)/bin/python -m bench.chaos $(ARGS)
+	@$(VENV)/bin/python -m bench.market.chaos $(ARGS)
 
 resplit: $(VENV)/.installed ## generations that go on over another ring when theirs changes (ARGS="--runs 9 --minutes 5")
-	@$(VENV)/bin/python -m bench.resplit $(ARGS)
+	@$(VENV)/bin/python -m bench.market.resplit $(ARGS)
 
 chaos-guesses: $(VENV)/.installed ## kills while drivers guess, for half an hour (ARGS="--onto chaos.json" goes on)
-	@$(VENV)/bin/python -m bench.chaos --lookahead 8 --kills --minutes 30 $(ARGS)
+	@$(VENV)/bin/python -m bench.market.chaos --lookahead 8 --kills --minutes 30 $(ARGS)
 
 chaos-train: $(VENV)/.installed ## trainings that lose a provider or their customer at every step (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.chaos_train $(ARGS)
+	@$(VENV)/bin/python -m bench.training.chaos_train $(ARGS)
 
 chaos-wire: $(VENV)/.installed ## links that are killed, cut and closed for seconds while frames flow (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.chaos_wire $(ARGS) || [ $$? -eq 77 ]
+	@$(VENV)/bin/python -m bench.network.chaos_wire $(ARGS) || [ $$? -eq 77 ]
 
 nat: $(VENV)/.installed ## ways through home routers: UPnP, hole punching, a splice (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.nat $(ARGS) || [ $$? -eq 77 ]
+	@$(VENV)/bin/python -m bench.network.nat $(ARGS) || [ $$? -eq 77 ]
 
 fuzz-train: $(VENV)/.installed ## 100,000 malformed recipes, results and messages of training (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.fuzz_train $(ARGS)
+	@$(VENV)/bin/python -m bench.fuzz.fuzz_train $(ARGS)
 
 fuzz-wire: $(VENV)/.installed ## a million malformed frames, 10,000 malformed handshakes, floods (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.fuzz_wire $(ARGS)
+	@$(VENV)/bin/python -m bench.fuzz.fuzz_wire $(ARGS)
 
 fuzz-tasks: $(VENV)/.installed ## 100,000 hostile tasks, weights and manifests, run where they are valid (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.fuzz_tasks $(ARGS)
+	@$(VENV)/bin/python -m bench.fuzz.fuzz_tasks $(ARGS)
 
 real-model: $(VENV)/.dev ## SmolLM2 out of its GGUF file, whole and over four providers, beside transformers (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.real_model $(ARGS) || [ $$? -eq 77 ]
+	@$(VENV)/bin/python -m bench.decode.real_model $(ARGS) || [ $$? -eq 77 ]
 
 fuzz-gguf: $(VENV)/.installed ## 100,000 hostile GGUF files, read as `register` reads them (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.fuzz_gguf $(ARGS)
+	@$(VENV)/bin/python -m bench.fuzz.fuzz_gguf $(ARGS)
 
 scale-train: $(VENV)/.installed ## a training with 4 to 256 providers: start, memory, events, validation (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.scale_train $(ARGS)
+	@$(VENV)/bin/python -m bench.training.scale_train $(ARGS)
 
 quality-train: $(VENV)/.installed ## DiLoCo beside centralized training; draws docs/reference/quality-train.svg (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.quality_train --chart docs/reference/quality-train.svg $(ARGS)
+	@$(VENV)/bin/python -m bench.training.quality_train --chart docs/reference/quality-train.svg $(ARGS)
 
 byzantine: $(VENV)/.installed ## jobs with a cheater among the providers (ARGS="--quick --only scaled")
-	@$(VENV)/bin/python -m bench.byzantine $(ARGS)
+	@$(VENV)/bin/python -m bench.verification.byzantine $(ARGS)
 
 fraud: $(VENV)/.installed ## cheats that audits of training catch, and honest rounds that they reject (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.fraud $(ARGS)
+	@$(VENV)/bin/python -m bench.training.fraud $(ARGS)
 
 honest: $(VENV)/.installed ## honest results of unlike machines compared, and what cheats look like (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.honest $(ARGS)
+	@$(VENV)/bin/python -m bench.verification.honest $(ARGS)
 
 matrix: $(VENV)/.installed ## every known cheat at numbers and tokens beside an honest judge (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.matrix $(ARGS)
+	@$(VENV)/bin/python -m bench.verification.matrix $(ARGS)
 
 single: $(VENV)/.dev ## decoding on this machine beside transformers and llama.cpp (ARGS="--quick --llama PYTHON")
-	@$(VENV)/bin/python -m bench.single $(ARGS) || [ $$? -eq 77 ]
+	@$(VENV)/bin/python -m bench.decode.single $(ARGS) || [ $$? -eq 77 ]
 
 soak: $(VENV)/.installed ## what grows while a market works, ten minutes of jobs (ARGS="--seconds 90")
-	@$(VENV)/bin/python -m bench.soak $(ARGS)
+	@$(VENV)/bin/python -m bench.market.soak $(ARGS)
 
 model-check: $(VENV)/.installed ## every run of a small generation: deaths, lost links, payments (ARGS="--quick")
-	@$(VENV)/bin/python -m bench.model_check $(ARGS)
+	@$(VENV)/bin/python -m bench.model.model_check $(ARGS)
 
 constraints: $(VENV)/.dev ## lock what is installed, with hashes, by pyproject.toml (ARGS="--upgrade" for newer versions)
 	@$(PIP) install uv

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from processes.saying import STARTED_S, say
+from processes.progress import STARTED_S, say
 
 SKIPPED = 77
 """What automake, meson and others take for a test that could not be run."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from nodewire.kind import Actor, Limits
-from nodewire.llm import actor
-from nodewire.llm.layers import Layer
+from nodewire.llm import entry
+from nodewire.llm.layers.layers import Layer
 from nodewire.llm.stage import Stage
 
 ALTERED = "a layer was left out; the first rows are off by"
@@ -22,7 +22,7 @@ ALTERED = "a layer was left out; the first rows are off by"
 
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
     """The loaded task; a stage is short of a layer. Raises as the decoder's `load`."""
-    loaded = actor.load(engine, program, weights, limits)
+    loaded = entry.load(engine, program, weights, limits)
     if isinstance(loaded, Stage):
         layers = loaded._layers.layers
         layers[-1] = Skipped(layers[-1])

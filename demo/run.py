@@ -24,12 +24,12 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import NamedTuple
 
-import cheating
-import ending
+import dishonest_provider
 import machines
 import models
+import summary
 from answer import Bereaved, ask
-from listing import Listing
+from certified_list import Listing
 from market import (
     CUSTOMER_MSAT,
     PROVIDERS,
@@ -177,7 +177,7 @@ def _answered(report: dict, answered: dict, alone: dict) -> list[Check]:
 
 
 def _judged(
-    report: dict, cheater: cheating.Cheater, came: dict, betrayed: dict, still_listed: str, alone: dict
+    report: dict, cheater: dishonest_provider.Cheater, came: dict, betrayed: dict, still_listed: str, alone: dict
 ) -> list[Check]:
     """What must hold of the second act."""
     hers = [one["outcome"] or "none" for one in betrayed["verdicts"] if one["provider"] == cheater.public]
@@ -208,7 +208,7 @@ def _judged(
         Check(
             "what other providers made again is, token by token, that of one machine",
             report["tokens_identical_after_repair"],
-            _apart(betrayed["ids"], alone["ids"][: cheating.TOKENS]),
+            _apart(betrayed["ids"], alone["ids"][: dishonest_provider.TOKENS]),
         ),
     ]
 
@@ -341,7 +341,7 @@ class Trade:
         market, decoder = self.market, self.decoder
         step("a cheater: one more provider joins, and leaves out a part of the work that it sells")
         self.cheater, _ = await asyncio.gather(
-            cheating.enter(market, decoder, self.answered["task"], self.common, self.names),
+            dishonest_provider.enter(market, decoder, self.answered["task"], self.common, self.names),
             self.restart(self.answered["killed"]),
         )
         where = (self.cheater.public, decoder["digest"], self.cheater.task)
@@ -353,16 +353,16 @@ class Trade:
         )
         if unlisted:
             note(f"{self.cheater.name} is not listed: {unlisted}")
-        step(f"the customer asks again, for {cheating.TOKENS} tokens, and has others compute the work again")
-        self.betrayed = await cheating.buy(market, QUESTION, self.bought, self.cheater)
+        step(f"the customer asks again, for {dishonest_provider.TOKENS} tokens, and has others compute the work again")
+        self.betrayed = await dishonest_provider.buy(market, QUESTION, self.bought, self.cheater)
         self.came, self.still_listed, *more = await asyncio.gather(
-            cheating.settled(self.cheater, self.betrayed, market, self.common, self.names),
+            dishonest_provider.settled(self.cheater, self.betrayed, market, self.common, self.names),
             listing.until(*where, listed=False),
             *(self.audit(request) for request in self.betrayed["requests"]),
         )
         self.audits = [*audits, *more]
         seats = {oracle: f"oracle-{i}" for i, oracle in enumerate(self.created["oracles"], start=1)}
-        cheating.tell(self.cheater, self.betrayed, self.came, seats, self.public, self.names)
+        dishonest_provider.tell(self.cheater, self.betrayed, self.came, seats, self.public, self.names)
         note(f"the market lists {self.cheater.name} {'still' if self.still_listed else 'no more'}")
 
     async def restart(self, name: str) -> None:
@@ -419,12 +419,12 @@ class Trade:
             "single_process_tokens_per_s": alone["tokens_per_s"],
             "audited_ok": all(a["ok"] for a in self.audits),
             "cheater": self.cheater.name,
-            "cheat_altered_percent": cheating.altered_percent(self.market, self.cheater),
+            "cheat_altered_percent": dishonest_provider.altered_percent(self.market, self.cheater),
             "cheater_net_msat": self.came["net_msat"],
             "verdicts": self.came["verdicts"],
             "slashed": self.came["slashed"],
             "refunded_msat": betrayed["refunded_msat"],
-            "tokens_identical_after_repair": betrayed["ids"] == alone["ids"][: cheating.TOKENS],
+            "tokens_identical_after_repair": betrayed["ids"] == alone["ids"][: dishonest_provider.TOKENS],
             "load": round(machines.load(), 1),
             "seconds": round(time.monotonic() - STARTED, 1),
         }
@@ -447,12 +447,12 @@ class Trade:
             if not check.is_ok:
                 out.print(f"  [red]{escape(check.reason)}[/]", soft_wrap=True)
         out.print()
-        out.print(ending.table(self.report))
-        for line in ending.speed(self.report, len(self.market.processes)):
+        out.print(summary.table(self.report))
+        for line in summary.speed(self.report, len(self.market.processes)):
             out.print(line, soft_wrap=True)
         out.print(f"All of it is in {Path(self.options.report).resolve()}.", soft_wrap=True)
         if not self.options.stay:
-            out.print(ending.NEXT, soft_wrap=True)
+            out.print(summary.NEXT, soft_wrap=True)
         return all(check.is_ok for check in checks)
 
     async def stay(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodewire.errors import BadRecipe
 from nodewire.protocol import kinds
-from nodewire.protocol.recipe import Recipe
+from nodewire.training.protocol.recipe import Recipe
 
 
 class FedAvg:

@@ -11,17 +11,17 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from kinds.k8843_guessing import SpeculationTask, chunk_said
+from kinds.k8843_inboxes import InboxBacklog, Inboxes
 from kinds.k8843_parameters import GENERATION, checked
-from kinds.k8843_waiting import InboxBacklog, Inboxes
+from kinds.k8843_speculation import SpeculationTask, chunk_said
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
 from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
-from nodewire.protocol.chunk import chunk_of, first_seq
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.job.chunk import chunk_of, first_seq
+from nodewire.protocol.job.frame_refusal import driven, refusal
 from nodewire.protocol.kinds import INFERENCE
-from nodewire.protocol.manifest import CUSTOMER, Manifest
-from nodewire.protocol.positions import count
-from nodewire.protocol.refusal import driven, refusal
+from nodewire.protocol.model.manifest import CUSTOMER, Manifest
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.tensors.position_split import count
 
 MERGED_POSITIONS = 512
 """Of a decoder's earlier inputs that are computed at once."""

@@ -8,9 +8,8 @@ from typing import Any
 
 from nodewire.errors import BadInput, Unsupported
 from nodewire.kind import Params
-from nodewire.protocol import json_schema
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.parameters import (
+from nodewire.protocol.model import json_schema
+from nodewire.protocol.model.generation_limits import (
     INTEGERS,
     LEAST_TEMPERATURE,
     MAX_BIASES,
@@ -19,6 +18,7 @@ from nodewire.protocol.parameters import (
     MAX_STOPS,
     NUMBERS,
 )
+from nodewire.protocol.model.manifest import Manifest
 
 MAX_POSITIONS = 2**21
 

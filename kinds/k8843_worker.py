@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nodewire.errors import BadTask
-from nodewire.graph import actor as graph
+from nodewire.graph import entry as graph
 from nodewire.kind import Actor, Limits
-from nodewire.llm import actor as llm
-from nodewire.protocol.manifest import REFERENCE_ENGINE
+from nodewire.llm import entry as llm
+from nodewire.protocol.model.manifest import REFERENCE_ENGINE
 
 _ENGINES: dict[str, Callable[[str, bytes, Sequence[Path], Limits], Actor]] = {
     "decoder.driver": llm.load,

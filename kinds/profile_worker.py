@@ -16,7 +16,7 @@ import torch
 
 from nodewire.errors import BadTask
 from nodewire.kind import Actor, Limits
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.tensors.frame import Frame
 
 ENGINE = "machine"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

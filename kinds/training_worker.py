@@ -13,11 +13,11 @@ import torch.optim  # noqa: F401
 
 from nodewire.errors import BadTask
 from nodewire.kind import Actor, Limits
-from nodewire.protocol.recipe import Recipe
-from nodewire.train.actors.auditor import AuditorActor
-from nodewire.train.actors.coordinator import CoordinatorActor
-from nodewire.train.actors.outer import OuterActor
-from nodewire.train.actors.trainer import TrainerActor
+from nodewire.training.engine.actors.auditor import AuditorActor
+from nodewire.training.engine.actors.coordinator import CoordinatorActor
+from nodewire.training.engine.actors.outer_step import OuterActor
+from nodewire.training.engine.actors.trainer import TrainerActor
+from nodewire.training.protocol.recipe import Recipe
 
 
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:

@@ -15,20 +15,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from nodewire.customer.customer import Customer as Customer
-    from nodewire.customer.piece import Piece as Piece
+    from nodewire.customer.api import Customer as Customer
+    from nodewire.customer.tokens.token_chunk import Piece as Piece
     from nodewire.errors import NodewireError as NodewireError
-    from nodewire.graph.register import register as register
-    from nodewire.protocol.plan import Terms as Terms
+    from nodewire.graph.registration.register import register as register
+    from nodewire.protocol.job.plan import Terms as Terms
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Customer": "nodewire.customer.customer",
+    "Customer": "nodewire.customer.api",
     "NodewireError": "nodewire.errors",
-    "Piece": "nodewire.customer.piece",
-    "Terms": "nodewire.protocol.plan",
-    "register": "nodewire.graph.register",
+    "Piece": "nodewire.customer.tokens.token_chunk",
+    "Terms": "nodewire.protocol.job.plan",
+    "register": "nodewire.graph.registration.register",
 }
 __all__ = ["Customer", "NodewireError", "Piece", "Terms", "__version__", "register"]
 

@@ -17,13 +17,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.kind import CAPTURED_BYTES, Limits
-from nodewire.protocol.address import SPLICE_WORDS
-from nodewire.protocol.cached import WHOLE_PPM
-from nodewire.protocol.faults import in_words, shaped
-from nodewire.protocol.guesses import MAX_LOOKAHEAD
-from nodewire.protocol.model_name import Alias
-from nodewire.protocol.schema import Hex32, Label, Msat, Name
-from nodewire.protocol.sizes import parse_size
+from nodewire.protocol.encoding.address import SPLICE_WORDS
+from nodewire.protocol.encoding.byte_sizes import parse_size
+from nodewire.protocol.encoding.schema import Hex32, Label, Msat, Name
+from nodewire.protocol.encoding.validation_errors import in_words, shaped
+from nodewire.protocol.market.cached_price import WHOLE_PPM
+from nodewire.protocol.market.model_name import Alias
+from nodewire.protocol.speculation.frame_meta import MAX_LOOKAHEAD
 
 
 def parse_msat(text: str) -> int:
@@ -388,7 +388,7 @@ Person = Annotated[str, shaped(r"^[a-z0-9]{5,5000}$|^30000:[a-z0-9]{63,64}:.{0,2
 
 
 class Whom(Section):
-    """From whom may be bought, and what the customer does itself; people as nodewire.customer.people."""
+    """From whom may be bought, and what the customer does itself; people as nodewire.customer.contacts."""
 
     driver: Literal["provider", "local", "ends"] = "provider"
     """What runs here: nothing (`provider`), the driver (`local`: text and sampling stay here), or the model's first

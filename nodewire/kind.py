@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from nodewire.errors import NodewireError
-from nodewire.protocol.codec import OWN, Codings
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.model.edge_codec import OWN, Codings
+from nodewire.protocol.model.manifest import Manifest
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.training.protocol.recipe import Recipe
 
 Params = Mapping[str, Any]
 """A session's parameters (max_tokens, stop ...): plain msgpack data, checked by the kind."""
@@ -28,8 +28,8 @@ Params = Mapping[str, Any]
 class Limits:
     """What a worker may use: `memory_bytes` above its empty baseline, `threads` CPU threads, `device` for tensors;
     `compiled`, a folder of libraries that the operator has made of tasks (graph/compile.py), none if empty; `draft`,
-    that of a model whose guesses a decoder's driver may send ahead (llm/draft.py), likewise; `graphs`, whether steps
-    of decoding are captured on a GPU (llm/graphs.py)."""
+    that of a model whose guesses a decoder's driver may send ahead (llm/speculation/draft_model.py), likewise;
+    `graphs`, whether steps of decoding are captured on a GPU (llm/cuda_graphs/runner.py)."""
 
     memory_bytes: int
     threads: int = 1
@@ -144,7 +144,8 @@ class BatchActor(Actor, Protocol):
 
 @runtime_checkable
 class InBlocks(Actor, Protocol):
-    """An actor that may be sent the positions of a frame in parts (`protocol.positions`), one after the other."""
+    """An actor that may be sent the positions of a frame in parts (`protocol.tensors.position_split`), one after the
+    other."""
 
     @property
     def block(self) -> int:
@@ -257,7 +258,7 @@ class Job:
     codings: Codings = field(default_factory=lambda: OWN)
     """What the plan narrows: the worker is told, and nobody else needs to know."""
     lookahead: int = 1
-    """How far the plan lets a generation run ahead by guess (`protocol.guesses`); 1 is not at all."""
+    """How far the plan lets a generation run ahead by guess (`protocol.speculation.frame_meta`); 1 is not at all."""
 
 
 class Desk(Protocol):

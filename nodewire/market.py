@@ -15,8 +15,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodewire.bounded_dict import BoundedDict
 from nodewire.config import Role
+from nodewire.core.bounded_dict import BoundedDict
+from nodewire.core.loop_turn import in_slices
 from nodewire.errors import (
     BadConfig,
     BadEvent,
@@ -28,21 +29,24 @@ from nodewire.errors import (
     NoQuorum,
     NotFound,
 )
-from nodewire.loop_turn import in_slices
 from nodewire.nostr.event import MAX_BYTES, Event, of_hashed
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.nip01 import Filter, newest_first
+from nodewire.nostr.nips.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
 from nodewire.plan.epoch import Epoch, Epochs, is_valid
-from nodewire.protocol import certificate, commitment, committee, inventory, kinds, publish, snapshot, tags
-from nodewire.protocol.ad import Ad
-from nodewire.protocol.body import Body
-from nodewire.protocol.commitment import Commitment, CommitmentEvent
-from nodewire.protocol.committee import VALID_EPOCHS, Committee
-from nodewire.protocol.inventory import Inventory
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Plan
-from nodewire.protocol.snapshot import Node, Snapshot
+from nodewire.protocol import kinds
+from nodewire.protocol.committee import commitment, committee, oracle_round, quorum_certificate
+from nodewire.protocol.committee.commitment import Commitment, CommitmentEvent
+from nodewire.protocol.committee.committee import VALID_EPOCHS, Committee
+from nodewire.protocol.committee.epoch_body import Body
+from nodewire.protocol.committee.oracle_round import Inventory
+from nodewire.protocol.encoding import tags
+from nodewire.protocol.job.plan import Plan
+from nodewire.protocol.market import snapshot
+from nodewire.protocol.market.ad import Ad
+from nodewire.protocol.market.snapshot import Node, Snapshot
+from nodewire.protocol.model import manifest_event
+from nodewire.protocol.model.manifest import Manifest
 from nodewire.store.blobs import Blobs
 
 _FETCH_S = 10.0
@@ -163,7 +167,7 @@ class Market:
         known = self._epochs.certificate(digest)
         if known is None:
             event = await self.certificate_event(event_id)
-            known = certificate.parse(event)
+            known = quorum_certificate.parse(event)
             if known.digest != digest:
                 raise BadQuorum("certificate", "certifies another body")
             await self.add_event(event)
@@ -204,7 +208,7 @@ class Market:
         wanted = Filter(kinds=frozenset({kinds.CERTIFICATE}), authors=oracles, tags=about)
         for event in await self._pool.fetch([wanted], timeout_s=_FETCH_S):
             try:
-                found = certificate.parse(event)
+                found = quorum_certificate.parse(event)
                 found.check(self.committee)
             except NodewireError:
                 continue  # one oracle's malformed event; the others' are read
@@ -351,8 +355,8 @@ class Market:
 
     async def _inventory(self, event: Event) -> Inventory | None:
         try:
-            listed = inventory.parse(event)
-            if not isinstance(listed, inventory.InventoryEvent):
+            listed = oracle_round.parse(event)
+            if not isinstance(listed, oracle_round.InventoryEvent):
                 return None
             if listed.inventory is None and listed.blob is not None:
                 path = await self.blobs.get(listed.blob, max_bytes=Inventory.MAX_BYTES)
@@ -402,7 +406,7 @@ async def read_manifest(event: Event, blobs: Blobs) -> Manifest:
     if not event.content:
         path = await blobs.get(event.tag("blob") or "", max_bytes=Manifest.MAX_BYTES)
         blob = await asyncio.to_thread(path.read_bytes)
-    return publish.parse(event, blob)
+    return manifest_event.parse(event, blob)
 
 
 async def addressed(pool: Pool, address: str, kind: int) -> Event:

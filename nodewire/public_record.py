@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from nodewire.protocol.ad import Ad
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Plan
-from nodewire.protocol.snapshot import Node
+from nodewire.protocol.job.plan import Plan
+from nodewire.protocol.market.ad import Ad
+from nodewire.protocol.market.snapshot import Node
+from nodewire.protocol.model.manifest import Manifest
 
 
 class PublicRecord(Protocol):

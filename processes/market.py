@@ -30,13 +30,14 @@ from nodewire import Customer
 from nodewire.config import CustomerConfig
 from nodewire.market import open_market
 from nodewire.nostr.event import Event
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
-from nodewire.protocol import job, kinds
-from nodewire.protocol.job import Request
-from nodewire.protocol.snapshot import Snapshot
-from processes.saying import say
-from processes.slowing import children
+from nodewire.protocol import kinds
+from nodewire.protocol.job import request
+from nodewire.protocol.job.request import Request
+from nodewire.protocol.market.snapshot import Snapshot
+from processes.progress import say
+from processes.slowdown import children
 
 ROOT = Path(__file__).parent.parent
 NODEWIRE = (sys.executable, "-m", "nodewire.cli")
@@ -291,7 +292,7 @@ class Market:
             async def follow() -> None:
                 wanted = Filter(kinds=frozenset({kinds.INFERENCE}), authors=frozenset({customer}))
                 async for event in pool.subscribe([wanted]):
-                    queue.put_nowait(job.parse(event))
+                    queue.put_nowait(request.parse(event))
 
             following = asyncio.create_task(follow())
             try:

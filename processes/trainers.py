@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from processes.market import NODEWIRE, SIMNET, Market, Provider
-from processes.saying import say
+from processes.progress import say
 
 LEAST_MSAT = 7_001
 DEPOSIT_PPM = 200_000

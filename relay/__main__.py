@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from nodewire import heap
+from nodewire.core import heap
 from nodewire.metrics import endpoint
 from relay import BlobLimits, Config, exporting, serve
 

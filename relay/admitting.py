@@ -13,9 +13,9 @@ from typing import cast
 
 from aiohttp import web
 
-from nodewire.budget import Budget
-from nodewire.origin_turns import Turns
-from nodewire.strangers import Strangers, origin_of
+from nodewire.core.budget import Budget
+from nodewire.net.connection_limits import Strangers, origin_of
+from nodewire.net.origin_turns import Turns
 from relay import working
 from relay.counting import Counts
 from relay.limits import Limits

@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Sequence, Set
 
 from nodewire.nostr.event import Event
-from nodewire.nostr.nip01 import Filter
-from nodewire.nostr.nip42 import AUTH_REQUIRED
+from nodewire.nostr.nips.nip01 import Filter
+from nodewire.nostr.nips.nip42 import AUTH_REQUIRED
 
 WRAPS = frozenset({1059, 21059})  # who receives how many is nobody else's business
 

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from nodewire.budget import Budget
+from nodewire.core.budget import Budget
 from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, TimedOut, TooLarge
-from nodewire.nostr import nipb7
+from nodewire.net.connection_limits import origin_of
 from nodewire.nostr.event import Event
-from nodewire.strangers import origin_of
+from nodewire.nostr.nips import nipb7
 from relay import downloading, informing, working
 from relay.counting import Counts
 from relay.limits import BlobLimits, Config

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import orjson
 
-from nodewire.budget import Budget
+from nodewire.core.budget import Budget
 from nodewire.errors import BadInput, BadSignature, NodewireError, TimedOut, Unsupported
 from nodewire.nostr import event as events
-from nodewire.nostr import nip01, nip40, nip42
 from nodewire.nostr.event import Event
+from nodewire.nostr.nips import nip01, nip40, nip42
 from relay import authenticating, deleting, working
 from relay.counting import Counts, prefix
 from relay.fanout import Fanout, Subscription, weight

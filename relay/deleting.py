@@ -12,7 +12,7 @@ from collections.abc import Set
 import orjson
 
 from nodewire.nostr.event import Event
-from nodewire.nostr.nip01 import address, is_addressable, is_replaceable
+from nodewire.nostr.nips.nip01 import address, is_addressable, is_replaceable
 from relay.indexing import letters
 
 KIND = 5

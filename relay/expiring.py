@@ -1,4 +1,4 @@
-"""NIP-40: what has expired is refused on arrival (accepting.py), not served (querying.py), and swept away here.
+"""NIP-40: what has expired is refused on arrival (policing.py), not served (querying.py), and swept away here.
 
 https://github.com/nostr-protocol/nips/blob/master/40.md
 """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from nodewire.nostr.event import Event
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.nips.nip01 import Filter
 from relay.indexing import letters
 
 Key = tuple[str, str | int]

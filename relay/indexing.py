@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nodewire.nostr import nip01
 from nodewire.nostr.event import Event
+from nodewire.nostr.nips import nip01
 
 
 def letters(tags: Sequence[Sequence[str]]) -> set[str]:

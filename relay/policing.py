@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import orjson
 
 from nodewire.errors import BadTag
-from nodewire.nostr import nip40
 from nodewire.nostr.event import Event
-from nodewire.nostr.nip01 import is_ephemeral
+from nodewire.nostr.nips import nip40
+from nodewire.nostr.nips.nip01 import is_ephemeral
 from relay.limits import Config
 
 Verdict = tuple[bool, str]

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.nips.nip01 import Filter
 
 _MOST_PAIRS = 500  # author-kind pairs read as ranges of their own; above that, all of an author's events are sorted
 PAGE = 50  # events whose JSON is in memory at once, per client

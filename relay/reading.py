@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nodewire.errors import TimedOut
-from nodewire.nostr.nip01 import Filter
-from nodewire.origin_turns import Turns
+from nodewire.net.origin_turns import Turns
+from nodewire.nostr.nips.nip01 import Filter
 from relay import queueing, schema
 from relay.limits import Limits
 from relay.querying import Found, Page, Reader, Statements, count, find, load

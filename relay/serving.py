@@ -24,12 +24,12 @@ from importlib import metadata
 import orjson
 from aiohttp import WSMsgType, web
 
-from nodewire.budget import Budget
+from nodewire.core.budget import Budget
 from nodewire.errors import LinkLost
-from nodewire.nostr import nip01
+from nodewire.net.connection_limits import Strangers, origin_of
+from nodewire.net.origin_turns import Turns
 from nodewire.nostr.event import Event
-from nodewire.origin_turns import Turns
-from nodewire.strangers import Strangers, origin_of
+from nodewire.nostr.nips import nip01
 from relay import blossom, informing, working
 from relay.admitting import Door
 from relay.conversing import Conversation

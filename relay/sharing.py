@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from aiohttp import web
 
 from nodewire.errors import Busy, TimedOut
-from nodewire.strangers import Strangers
+from nodewire.net.connection_limits import Strangers
 from relay.counting import Counts
 
 

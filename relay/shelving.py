@@ -1,7 +1,7 @@
 """Blobs by hash on disk: blobs/ab/<sha256>, written aside, fsynced and renamed; who uploaded what stands in SQLite.
 
 A blob is kept as long as one of its uploaders wants it, or until the store is nearly full and nobody has asked for it
-for long (sweeping.py): its file's mtime says when it was used. Room is reserved step by step before bytes are written,
+for long (sweep.py): its file's mtime says when it was used. Room is reserved step by step before bytes are written,
 so that uploads at the same time cannot together exceed a quota, and an upload that is only announced holds none.
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nodewire.budget import Budget
+from nodewire.core.budget import Budget
 from relay.counting import Counts
 
 ACCEPT = 2.0

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from nodewire.cli.commands import run_command
-from nodewire.cli.daemons import Host, Port, run_until_stopped
+from nodewire.cli.daemon.daemons import Host, Port, run_until_stopped
 from nodewire.cli.output import Json
 from nodewire.errors import BadInput
-from nodewire.listen_address import named_by
+from nodewire.net.listen_address import named_by
 from simnet import http
+from simnet.bootstrap import open_treasurer
 from simnet.service import Fees, Simnet
-from simnet.starting import open_treasurer
 from simnet.treasurer import STATEMENT_S
 
 _FAUCET_MSAT = 100_000_000_000

@@ -9,7 +9,7 @@ from nodewire.errors import LinkLost
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.pay.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
+from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
 from simnet.wallet import SimWallet
 
 _T = TypeVar("_T")

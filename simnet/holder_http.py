@@ -29,10 +29,10 @@ from aiohttp import web
 
 from nodewire.errors import BadInput
 from nodewire.nostr import event as events
-from nodewire.nostr import nip98
 from nodewire.nostr.event import Event
-from nodewire.pay import invoices, lnurl_server
-from simnet.holding import Claim, Deposit
+from nodewire.nostr.nips import nip98
+from nodewire.pay.lightning import invoices, lnurl_server
+from simnet.holder_book import Claim, Deposit
 from simnet.jsonhttp import (
     MAX_BODY_BYTES,
     MAX_EVIDENCE_BYTES,

@@ -25,7 +25,7 @@ from typing import Any
 from aiohttp import web
 
 from nodewire.errors import BadInput
-from nodewire.pay import invoices
+from nodewire.pay.lightning import invoices
 from simnet import holder_http, network
 from simnet.journal import Entry, tag
 from simnet.jsonhttp import answer, bearer_token, body_of, bounded, errors, hex32, query

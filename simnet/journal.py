@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from nodewire.database import open_versioned
+from nodewire.core.sqlite import open_versioned
 from simnet import network, steps
 from simnet.network import Event
 from simnet.steps import Step

@@ -13,8 +13,8 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from nodewire.core.persistent_map import PersistentMap
 from nodewire.errors import BadInput, NotAllowed, NotFound, PaymentFailed
-from nodewire.persistent_map import PersistentMap
 
 ROUTING = "routing"
 """The account that collects routing fees."""

@@ -14,9 +14,9 @@ from pathlib import Path
 import coincurve
 
 from nodewire.errors import NotAllowed, NotFound, OverBudget, PaymentFailed
-from nodewire.pay import invoices
-from simnet import holding, network
-from simnet.holding import HolderBook
+from nodewire.pay.lightning import invoices
+from simnet import holder_book, network
+from simnet.holder_book import HolderBook
 from simnet.journal import Entry, Journal, Node, token_sha256
 from simnet.network import Event, Invoice, Network
 from simnet.steps import Step
@@ -253,8 +253,8 @@ class Simnet:
             self._apply(step)
 
     def _stepped(self, step: Step) -> tuple[HolderBook, Network]:
-        move = holding.movement(step, self.book)
-        book = holding.apply(step, self.book)
+        move = holder_book.movement(step, self.book)
+        book = holder_book.apply(step, self.book)
         return book, network.apply(move, self.state) if move is not None else self.state
 
     def _commit(self, event: Event, payee: str | None, payer: str | None) -> None:
@@ -271,7 +271,7 @@ class Simnet:
             self.state = network.apply(event, self.state)
             if isinstance(event, network.InvoiceSettlement):
                 payer = self.state.invoice(event.payment_hash).payer
-                self.book = holding.settled(event.payment_hash, payer, event.at_s, self.book)
+                self.book = holder_book.settled(event.payment_hash, payer, event.at_s, self.book)
             if isinstance(event, network.InvoiceIssue | network.PaymentOffer):
                 invoice = self.state.invoice(event.payment_hash)
                 if invoice.hold_s or invoice.phase == "open":

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from nodewire.errors import BadZap, Busy, NotAllowed, NotFound
-from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.pay import invoices, zaps
-from nodewire.pay.invoices import Invoice
+from nodewire.nostr.nips import nip57
+from nodewire.pay.accounts import zaps
+from nodewire.pay.lightning import invoices
+from nodewire.pay.lightning.invoices import Invoice
 from simnet.service import Simnet
 from simnet.steps import ZapQuote
 

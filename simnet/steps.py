@@ -1,6 +1,6 @@
 """What happens to the holder's book, as it stands in the journal.
 
-Every event is a whole step: the book (`holding`) and the network's accounts change together or not at all.
+Every event is a whole step: the book (`holder_book`) and the network's accounts change together or not at all.
 """
 
 from __future__ import annotations

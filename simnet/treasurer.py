@@ -14,13 +14,16 @@ from nodewire.errors import BadInput, BadInvoice, NodewireError, NotAllowed, Not
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
-from nodewire.pay import invoices, settlement
-from nodewire.pay.bonds import Bond
-from nodewire.pay.settlement import PricedVerdict
-from nodewire.protocol import bond as statements
-from nodewire.protocol import canonical, job, verdict
-from nodewire.protocol.committee import Committee
-from simnet.holding import Claim, Deposit, claim_key
+from nodewire.pay.bond import settlement
+from nodewire.pay.bond.bonds import Bond
+from nodewire.pay.bond.settlement import PricedVerdict
+from nodewire.pay.lightning import invoices
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.encoding import canonical
+from nodewire.protocol.job import request as job
+from nodewire.protocol.market import bond as statements
+from nodewire.protocol.verification import verdict
+from simnet.holder_book import Claim, Deposit, claim_key
 from simnet.service import Simnet
 from simnet.shares import Shares
 from simnet.steps import (

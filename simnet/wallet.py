@@ -12,11 +12,11 @@ import aiohttp
 import orjson
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NotAllowed, PaymentFailed, TimedOut, from_dict
-from nodewire.nostr import nip98
 from nodewire.nostr.keys import Keys
-from nodewire.pay import invoices
-from nodewire.pay.invoices import Invoice
-from nodewire.pay.wallet import Payment, Receipt, Transfer
+from nodewire.nostr.nips import nip98
+from nodewire.pay.lightning import invoices
+from nodewire.pay.lightning.invoices import Invoice
+from nodewire.pay.lightning.wallet import Payment, Receipt, Transfer
 
 MAX_ANSWER_BYTES = 2_000_000
 _WAIT_S = 30

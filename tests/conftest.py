@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +14,7 @@ from tests.fast import Fast, Times
 from tests.selection import marker_of
 
 if TYPE_CHECKING:
-    from running_market import RunningMarket
+    from tests.market.market_process import RunningMarket
 
 # A busy machine is slow now and then; no test's meaning is a time per example.
 settings.register_profile("nodewire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,9 +33,9 @@ STARTING_S = 600
 @pytest.fixture(scope="session")
 def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMarket]:
     """One market for all that trade on it: a relay, a Lightning network, four oracles, five providers, two models."""
-    sys.path.append(str(Path(__file__).parent / "market"))
     import torch
-    from running_market import RunningMarket
+
+    from tests.market.market_process import RunningMarket
 
     torch.set_num_threads(1)
     running = RunningMarket(tmp_path_factory.mktemp("market"))
@@ -51,7 +49,7 @@ def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMarket]:
 @pytest.fixture(autouse=True)
 def closed_spools(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Spools keep descriptors of what they wrote last until they are closed: those that a test makes are, after it."""
-    from nodewire.wire.spool import Spool
+    from nodewire.wire.evidence.spool import Spool
 
     made: list[Spool] = []
     opening = Spool.__init__

@@ -50,8 +50,9 @@ def folder_of(path: Path) -> str:
 
 
 def loads_an_engine(path: Path) -> bool:
-    """Whether the import of that test file, its folder's conftest.py before it, imports one of ENGINES."""
-    return _reaches([path, path.with_name("conftest.py")], ENGINES, _imported, _LOAD_NONE)
+    """Whether the import of that test file, its folders' conftest.py before it, imports one of ENGINES."""
+    settings = [folder / "conftest.py" for folder in path.parents if folder.is_relative_to(TESTS) and folder != TESTS]
+    return _reaches([path, *settings], ENGINES, _imported, _LOAD_NONE)
 
 
 def _starts(functions: Iterable[Callable[..., object]]) -> bool:

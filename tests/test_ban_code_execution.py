@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted(file for folder in ("nodewire", "relay", "kinds", "simnet") for file in (ROOT / folder).rglob("*.py"))
 
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "sympy"}
-SIZES = {"nodewire/graph/reading.py": {"sympy"}, "nodewire/graph/guards.py": {"sympy"}}
+SIZES = {"nodewire/graph/trace/reader.py": {"sympy"}, "nodewire/graph/trace/guards.py": {"sympy"}}
 """They take apart the sizes of an export that was made here, expressions and never text; no worker loads them."""
 CALLS = {"eval", "exec", "compile", "__import__"}
 ATTRIBUTES = {"torch.load", "torch.export.load", "torch.jit.load", "torch.package", "numpy.load", "np.load", "sympify"}

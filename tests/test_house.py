@@ -112,8 +112,9 @@ def test_the_service_units_start_daemons_without_privileges(daemon):
 
 def test_what_a_customer_subscribes_to_ends_with_its_job():
     """A relay allows a connection so many subscriptions (ours: 200); one that nobody closes outlives its reader."""
-    for path in (ROOT / "nodewire" / "customer").rglob("*.py"):
-        assert not re.search(r"async for .* in .*\.subscribe\(", path.read_text()), path
+    for folder in (ROOT / "nodewire" / "customer", ROOT / "nodewire" / "training" / "customer"):
+        for path in folder.rglob("*.py"):
+            assert not re.search(r"async for .* in .*\.subscribe\(", path.read_text()), path
 
 
 PACKAGES = ("nodewire", "relay", "kinds", "simnet")

@@ -10,11 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 HEAVY = ("torch", "transformers")
-IN_THE_WORKER = ("nodewire.worker.serve", "nodewire.worker.narrowing")
+IN_THE_WORKER = ("nodewire.worker.process.serve", "nodewire.worker.process.edge_codec")
 ENGINE_ROOMS = (
     "nodewire.graph",
     "nodewire.llm",
-    "nodewire.train",
+    "nodewire.training.engine",
     "nodewire.weights",
     *IN_THE_WORKER,
     "nodewire.cli.__main__",

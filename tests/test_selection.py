@@ -74,9 +74,9 @@ def test_a_marker_follows_from_what_a_test_reaches(expected, asked):
     ("loads", "text"),
     [
         (True, "import torch\n"),
-        (True, "from bench.tiny_decoders import make_family\n"),
-        (True, "from nodewire.llm.kv import (\n    grid,\n)\n"),
-        (False, "from nodewire.pay import ledger\n"),
+        (True, "from bench.tasks.tiny_decoders import make_family\n"),
+        (True, "from nodewire.llm.kv import (\n    static_buffers as grid,\n)\n"),
+        (False, "from nodewire.pay.accounts import ledger\n"),
         (False, "from nodewire.plan import assign  # torch\n"),
         (False, "def later():\n    import torch\n"),
     ],

@@ -17,11 +17,11 @@ from pydantic import BaseModel, BeforeValidator, StringConstraints
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from nodewire.cli.relay_file import RelayFile
+from nodewire.cli.daemon.relay_file import RelayFile
 from nodewire.config import CustomerConfig, OracleConfig, ProviderConfig, Section
 from nodewire.gateway.config import GatewayConfig
-from nodewire.protocol.faults import words_of
-from nodewire.protocol.sizes import parse_size
+from nodewire.protocol.encoding.byte_sizes import parse_size
+from nodewire.protocol.encoding.validation_errors import words_of
 from nodewire.swarm.file import SwarmFile
 from relay.limits import BlobLimits, Limits
 from tools.field_texts import text_of

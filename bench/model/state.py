@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from nodewire.pay.debts import State as DebtState
+from nodewire.pay.accounts.debts import State as DebtState
 
 DRIVER, FIRST, SECOND, CUSTOMER = range(4)
 """The roles: the ring is DRIVER -> FIRST -> SECOND -> DRIVER."""

@@ -1,8 +1,9 @@
 """What may happen next in a run.
 
-The real code decides: which frame is admitted and which is sent (`wire.edges`), which chunk a turn is of
-(`protocol.chunk`), and what a debt becomes (`pay.debts`). All else is written out plainly here: links, presence,
-credit, what may be paid. tests/bench/test_model_check.py holds the last two against the provider and the customer.
+The real code decides: which frame is admitted and which is sent (`wire.job.edge_window`), which chunk a turn is of
+(`protocol.job.chunk`), and what a debt becomes (`pay.accounts.debts`). All else is written out plainly here: links,
+presence, credit, what may be paid. tests/bench/model/test_model_check.py holds the last two against the provider and
+the customer.
 
 Three reductions keep the search small, and hide no run that differs in more than its order: a stage computes and sends
 in the step in which it receives; payments to different claims are made one after the other; a job begins when the one
@@ -31,11 +32,11 @@ from bench.model.state import (
     Status,
 )
 from nodewire.errors import NodewireError
-from nodewire.pay import debts
-from nodewire.protocol.chunk import AHEAD
-from nodewire.protocol.frame import chunk_of_turn
-from nodewire.wire.edges import IncomingEdge, Window
-from nodewire.wire.headers import DataHeader
+from nodewire.pay.accounts import debts
+from nodewire.protocol.job.chunk import AHEAD
+from nodewire.protocol.tensors.frame import chunk_of_turn
+from nodewire.wire.framing.headers import DataHeader
+from nodewire.wire.job.edge_window import IncomingEdge, Window
 
 CHUNK: Final = 2
 _PREIMAGE = "00" * 32
@@ -59,12 +60,12 @@ def last_turn(number: int) -> int:
 
 
 def may_compute(number: int, paid: frozenset[int] | set[int]) -> bool:
-    """Whether a provider begins chunk `number` (`provider.credit.Credit`)."""
+    """Whether a provider begins chunk `number` (`provider.inference.credit.Credit`)."""
     return all(n in paid for n in range(number - AHEAD + 1))
 
 
 def may_pay(number: int, closed: int, delivered: int, is_over: bool) -> bool:
-    """Whether a customer pays chunk `number` (`customer.payments.JobPayments`)."""
+    """Whether a customer pays chunk `number` (`customer.payments.job_payments.JobPayments`)."""
     return number < closed and (delivered >= number or is_over)
 
 

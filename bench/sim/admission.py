@@ -12,7 +12,7 @@ from typing import Protocol
 
 from bench.sim.traces import Session
 from nodewire.plan.place.model import Chain, Placement, Pool, Stage, Workload
-from nodewire.plan.place.predict import Predictor
+from nodewire.plan.place.prediction import Predictor
 
 Way = tuple[Stage, ...]
 

@@ -8,7 +8,7 @@ from bench.sim import routers
 from bench.sim.admission import Router
 from nodewire.plan.place.model import Chain, Objective, Placement, Pool, Workload
 from nodewire.plan.place.planners import OURS, PLANNERS
-from nodewire.plan.place.predict import Predictor
+from nodewire.plan.place.prediction import Predictor
 
 
 def placed(

@@ -2,8 +2,9 @@
 
 A GPU's memory, bandwidth and dense 16-bit rate are its maker's figures; of the latter two it reaches `_REACHED`. A step
 of one layer reads the layer's weights once and computes for every position. A machine at home has 20 to 100 Mbit/s up,
-one in a data centre 1 Gbit/s; a last mile is 1 to 8 ms. Round trips between places are those of `bench.coordinates`:
-Shard's receipts, and a line by distance where they have none; each pair's is 0.85 to 1.25 times that.
+one in a data centre 1 Gbit/s; a last mile is 1 to 8 ms. Round trips between places are those of
+`bench.network.coordinates`: Shard's receipts, and a line by distance where they have none; each pair's is 0.85 to 1.25
+times that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from bench.coordinates import shard
+from bench.network.coordinates import shard
 from nodewire.plan.place.model import Chain, Node, Pool, Table, Task
 
 _REACHED = 0.6

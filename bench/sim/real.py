@@ -9,10 +9,10 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 
-from bench.lines import said, tell
 from bench.sim.admission import Line, Router, Running, State
 from bench.sim.simulator import Result
 from bench.sim.traces import Session
+from bench.tools.lines import said, tell
 from nodewire.plan.place.model import CUSTOMER, Chain, Placement, Pool, Workload
 
 

@@ -8,7 +8,7 @@ from random import Random
 
 from bench.sim.admission import Router, State, Way
 from nodewire.plan.place.model import CUSTOMER, Ring, Stage
-from nodewire.plan.place.predict import Predictor
+from nodewire.plan.place.prediction import Predictor
 from nodewire.plan.place.route import route
 
 _PETALS_HOP_MS = 18.0

@@ -20,8 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nodewire.protocol.recipe import Recipe
-from processes.saying import say
+from nodewire.training.protocol.recipe import Recipe
+from processes.progress import say
 from processes.trainers import Trainers
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ import orjson
 from nodewire.errors import BadConfig, TooLarge
 from nodewire.gguf import model as gguf
 from nodewire.gguf.chat import TOKENS, chat_of
-from nodewire.protocol.chat import MAX_TEMPLATE_CHARS, ChatTemplate
+from nodewire.protocol.model.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _MAX_FILE_BYTES = 32 * 2**20

@@ -1,4 +1,4 @@
-"""`python -m nodewire.chat.sandbox PARENT`: renders chat templates. Started by `rendering`, never by hand.
+"""`python -m nodewire.chat.sandbox PARENT`: renders chat templates. Started by `renderer`, never by hand.
 
 A template comes from a stranger. It is rendered by jinja2's immutable sandbox, which keeps it from Python's insides;
 and each time in a new process, which should that fail has nothing either: no file can be opened, no socket made, no
@@ -30,7 +30,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nodewire.chat import MAX_PROMPT_CHARS, MAX_REQUEST_BYTES, PREFIX, WALL_S
 from nodewire.errors import BadInput, NodewireError, TooLarge, WorkerFailed
-from nodewire.worker import landlock, rights
+from nodewire.worker.sandbox import landlock, rights
 
 CPU_S = 0.1
 """For reading and rendering a template."""

@@ -12,35 +12,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from nodewire import __version__, extras
-from nodewire.cli import (
-    ask,
-    audit,
-    bond,
-    chat,
-    daemons,
-    doctor,
-    family,
-    gateway,
-    graph,
-    keys,
-    models,
-    net,
-    place,
-    policy,
-    profile,
-    quantize,
-    register,
-    relay,
-    run,
-    splice,
-    train,
-    vocabulary,
-    wallet,
-)
-from nodewire.cli import committee as committees
-from nodewire.cli import swarm as swarms
+from nodewire import __version__
+from nodewire.cli.audit import audit, policy
+from nodewire.cli.buy import ask, chat, run
+from nodewire.cli.daemon import committee as committees
+from nodewire.cli.daemon import daemons, gateway, relay, splice
+from nodewire.cli.doctor import doctor, net
+from nodewire.cli.market import bond, keys, models, place, wallet
+from nodewire.cli.model import family, profile, quantize, register, vocabulary
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, OPERATORS, PlainFormatter, fail
+from nodewire.cli.picture import graph
+from nodewire.cli.swarm import swarm as swarms
+from nodewire.cli.train import train
+from nodewire.core import extras
 from nodewire.errors import BadConfig, NodeFailed, NodewireError, first_of
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodewire.database import open_versioned
+from nodewire.core.sqlite import open_versioned
 from nodewire.errors import Busy, OverBudget
 from nodewire.gateway.config import KeyConfig
 

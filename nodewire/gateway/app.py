@@ -14,22 +14,24 @@ import orjson
 from aiohttp import hdrs, web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from nodewire import guests
-from nodewire.chat.rendering import Renderer
+from nodewire.chat.renderer import Renderer
 from nodewire.errors import NodewireError, NotFound, TooLarge, Unsupported
-from nodewire.gateway import embedding, fields, generating, messages
 from nodewire.gateway.config import ANY, MAX_CALLED_CHARS, GatewayConfig, KeyConfig, ModelConfig
+from nodewire.gateway.counters import Figures
 from nodewire.gateway.desk import Desk
-from nodewire.gateway.fields import Body, RequestFields
-from nodewire.gateway.figures import Figures
 from nodewire.gateway.keys import Keys
+from nodewire.gateway.openai import completions as generating
+from nodewire.gateway.openai import embeddings as embedding
+from nodewire.gateway.openai import fields, messages
+from nodewire.gateway.openai.fields import Body, RequestFields
+from nodewire.gateway.openai.refusals import HEADERS, Refusal, bad_request, response, unsupported
+from nodewire.gateway.openai.response_format import FORMAT
 from nodewire.gateway.port import Buyer, Offer
-from nodewire.gateway.refusals import HEADERS, Refusal, bad_request, response, unsupported
-from nodewire.gateway.shaped import FORMAT
-from nodewire.loopback import is_called_so
 from nodewire.metrics.endpoint import Scrapes
-from nodewire.protocol.chat import ChatTemplate
-from nodewire.strangers import origin_of
+from nodewire.net import http_server
+from nodewire.net.connection_limits import origin_of
+from nodewire.net.loopback import is_called_so
+from nodewire.protocol.model.chat_template import ChatTemplate
 
 BODY_S = 30.0
 """In which a request's body must have come."""
@@ -175,7 +177,7 @@ class Gateway:
         key = request[_KEY]
         model = self._named(asked.model, key)
         self._desk.admit(key)
-        guests.known(request)
+        http_server.known(request)
         try:
             offer = await self._buyer.offer(model)
         except NotFound as error:

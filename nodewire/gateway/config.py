@@ -10,10 +10,10 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from nodewire.config import Address, File, ManifestAt, MetricsConfig, Section, Size
 from nodewire.errors import BadConfig
-from nodewire.loopback import host_of, is_loopback
-from nodewire.protocol.faults import shaped
-from nodewire.protocol.plan import Terms
-from nodewire.protocol.schema import Hex32, Label, Msat
+from nodewire.net.loopback import host_of, is_loopback
+from nodewire.protocol.encoding.schema import Hex32, Label, Msat
+from nodewire.protocol.encoding.validation_errors import shaped
+from nodewire.protocol.job.plan import Terms
 
 ModelName = Annotated[
     str,

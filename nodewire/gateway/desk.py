@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Generic, TypeVar
 
-from nodewire.customer.again import MAX_AGAIN
+from nodewire.customer.job.retry_policy import MAX_AGAIN
 from nodewire.errors import Busy, NodewireError, OverBudget, TimedOut, first_of
 from nodewire.gateway.accounts import Accounts, Reservation
 from nodewire.gateway.config import GatewayConfig, KeyConfig, ModelConfig
-from nodewire.gateway.figures import Figures
+from nodewire.gateway.counters import Figures
 from nodewire.gateway.line import Line
 from nodewire.gateway.port import Buyer, Offer, Order
-from nodewire.pay.settlement import job_share_ppm
+from nodewire.pay.bond.settlement import job_share_ppm
 
 T = TypeVar("T")
 _FAREWELL_S = 10.0
@@ -62,7 +62,8 @@ class Answer(Generic[T]):
         """Nobody waits for more: unless it is whole, what is not bought yet is not bought.
 
         A job that was requested goes on to its first item. Before that providers compute a prompt for which they could
-        not be paid, and who leaves too many of those is refused (`pay.dues.MAX_BROKEN`): all clients share one key.
+        not be paid, and who leaves too many of those is refused (`pay.accounts.dues.MAX_BROKEN`): all clients share one
+        key.
         """
         if not self._is_over:
             self._is_over = True  # a second cancellation would reach what the first one has to pay

@@ -7,16 +7,16 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from nodewire.bounded_dict import BoundedDict
-from nodewire.customer.customer import Customer
-from nodewire.customer.piece import Piece
-from nodewire.customer.purchase import Purchase
-from nodewire.customer.session import PlannedJob
+from nodewire.core.bounded_dict import BoundedDict
+from nodewire.customer.api import Customer
+from nodewire.customer.job.job import Purchase
+from nodewire.customer.job.session import PlannedJob
+from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.gateway.config import ModelConfig
 from nodewire.gateway.port import Announced, Offer, Vectors
-from nodewire.pay.debts import Debt
-from nodewire.pay.settlement import job_share_ppm
-from nodewire.protocol.plan import Terms
+from nodewire.pay.accounts.debts import Debt
+from nodewire.pay.bond.settlement import job_share_ppm
+from nodewire.protocol.job.plan import Terms
 
 _Requested = Callable[[str, int], None]
 """Told a job's id and what a chunk of it costs (msat)."""

@@ -8,10 +8,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from nodewire.customer.piece import Piece
+from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.gateway.config import ModelConfig
-from nodewire.protocol.chat import ChatTemplate
-from nodewire.protocol.plan import Terms
+from nodewire.protocol.job.plan import Terms
+from nodewire.protocol.model.chat_template import ChatTemplate
 
 Announced = Callable[[str, int, int], None]
 """Told every job before it is published: its id, what a chunk of it costs (msat, verification included), and how many

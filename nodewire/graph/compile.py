@@ -28,11 +28,11 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput, BadTask, NodewireError, NotAllowed, NotFound, Unsupported
-from nodewire.graph.format import Input, Program
-from nodewire.graph.interpret import Interpreter, check_dims
-from nodewire.graph.unwarned import unwarned
-from nodewire.graph.verify import verify
-from nodewire.graph.whitelist import OPS, Ref
+from nodewire.graph.program.format import Input, Program
+from nodewire.graph.program.interpreter import Interpreter, check_dims
+from nodewire.graph.program.verification import verify
+from nodewire.graph.program.warning_filter import unwarned
+from nodewire.graph.program.whitelist import OPS, Ref
 
 VERSION = 2
 """Of how programs become libraries; part of the key."""

@@ -18,10 +18,10 @@ import torch
 from tokenizers import Tokenizer
 
 from nodewire.errors import BadFrame, BadInput, BadTask, BadVersion, Busy, NotFound, TooLarge
-from nodewire.graph.bert import IDS, MASK
-from nodewire.graph.format import MAX_SLOTS
-from nodewire.protocol import canonical
-from nodewire.protocol.frame import Frame
+from nodewire.graph.families.bert import IDS, MASK
+from nodewire.graph.program.format import MAX_SLOTS
+from nodewire.protocol.encoding import canonical
+from nodewire.protocol.tensors.frame import Frame
 
 TEXTS = "texts"
 MAX_TEXTS = 1_024

@@ -17,21 +17,22 @@ from torch import Tensor
 
 from nodewire.errors import BadFrame, BadInput, NotAllowed, NotFound, TooLarge, Unsupported
 from nodewire.kind import Params
-from nodewire.llm import frames, opening
-from nodewire.llm.grammar import Grammars
-from nodewire.llm.loader import Fill
-from nodewire.llm.programs import DriverProgram
-from nodewire.llm.sampler import Sampler
-from nodewire.llm.sampling import Sampling, parse_params
-from nodewire.llm.speculation.drafter import Drafter
-from nodewire.llm.speculation.flight import Flight, InFlightFrame
-from nodewire.llm.speculation.ngram import NgramDrafter
-from nodewire.llm.speculation.router import Router
-from nodewire.llm.tokenizer import Tokenizer
-from nodewire.llm.vocabulary import Vocabulary
-from nodewire.protocol.frame import Frame, chunk_of_turn
-from nodewire.protocol.pages import Room
-from nodewire.protocol.token_list import EXCUSED
+from nodewire.llm import session_checks
+from nodewire.llm.checkpoint.loader import Fill
+from nodewire.llm.layers import frame_checks
+from nodewire.llm.layers.embedding_head import Vocabulary
+from nodewire.llm.programs.programs import DriverProgram
+from nodewire.llm.speculation.in_flight_tree import Flight, InFlightFrame
+from nodewire.llm.speculation.ngram_proposer import NgramDrafter
+from nodewire.llm.speculation.proposer import Drafter
+from nodewire.llm.speculation.scheduler import Router
+from nodewire.llm.tokens.grammar import Grammars
+from nodewire.llm.tokens.sampler import Sampler
+from nodewire.llm.tokens.sampling_params import Sampling, parse_params
+from nodewire.llm.tokens.tokenizer import Tokenizer
+from nodewire.protocol.model.kv_pages import Room
+from nodewire.protocol.model.token_list import EXCUSED
+from nodewire.protocol.tensors.frame import Frame, chunk_of_turn
 from nodewire.text.stream import TextStream
 from nodewire.weights.tensorfile import DTYPES
 
@@ -88,13 +89,13 @@ class Driver:
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:
-        """Raises as `opening.check`; Busy; BadInput naming a parameter (see sampling.parse_params); Unsupported: one
-        needs logits, where none come."""
+        """Raises as `session_checks.check`; Busy; BadInput naming a parameter (see sampling.parse_params); Unsupported:
+        one needs logits, where none come."""
         sampling = parse_params(params, self.program.positions)
         if self.program.lends and (wanted := sampling.needs_logits) is not None:
             raise Unsupported(wanted, "this model's head is at its last stage, which answers the likeliest token alone")
         sampler = self._sampler(sampling)
-        opening.check(session, self._sessions)
+        session_checks.check(session, self._sessions)
         ends = frozenset(self.program.config.eos_token_id)
         router = Router(self._make_drafters(sampler), ends, self._clock_ns) if sampling.lookahead > 1 else None
         text = TextStream(self._tokenizer, sampling.stop) if sampling.stop else None
@@ -201,7 +202,7 @@ class Driver:
             if not isinstance(text, str):
                 raise BadInput("prompt", "neither text nor token ids")
             return self._encoded(state, text)
-        ids = (frame.tensors[0] if len(frame.tensors) == 2 else frames.only_tensor(frame)).cpu()
+        ids = (frame.tensors[0] if len(frame.tensors) == 2 else frame_checks.only_tensor(frame)).cpu()
         if ids.dtype == torch.uint8 and ids.ndim == 1:
             try:
                 text = bytes(ids.numpy()).decode()
@@ -225,13 +226,13 @@ class Driver:
             raise NotAllowed("return", f"seq {frame.seq} is not awaited")
         n = len(sent.nodes)
         if self.program.lends:
-            x = frames.token_ids(frame, self.program.config.vocab_size, n)
+            x = frame_checks.token_ids(frame, self.program.config.vocab_size, n)
         else:
-            x = frames.hidden_states(frame, self._dtype, self.program.config.hidden_size, n, least=0)
+            x = frame_checks.hidden_states(frame, self._dtype, self.program.config.hidden_size, n, least=0)
         if x.shape[1] != n and (x.shape[1] or sent.awaited):
             raise BadFrame("shape", f"{x.shape[1]} positions, {n} were sent")
         pos = sent.pos if sent.seq else state.prompt - 1
-        if frames.count(frame, "pos") != pos:
+        if frame_checks.count(frame, "pos") != pos:
             raise BadFrame("meta.pos", f"not {pos}")
         if state.router is not None:
             state.router.returned(sent)
@@ -254,7 +255,7 @@ class Driver:
                 token = int(x[0, row, 0])
             else:
                 logits = self._vocabulary.logits(x[:, row : row + 1].to(self._device))
-                frames.check_finite(logits)
+                frame_checks.check_finite(logits)
                 token, shown = self._chosen(state, logits, pos)
                 shown |= self._shown(state, logits, token, node.token)
             state.sampler.accept(token)
@@ -326,9 +327,9 @@ class Driver:
         if sent.epoch:
             meta["epoch"] = sent.epoch
         if sent.parents is not None:
-            meta["parents"] = frames.packed(sent.parents)
+            meta["parents"] = frame_checks.packed(sent.parents)
         if sent.keep:
-            meta["keep"] = frames.packed(sent.keep)
+            meta["keep"] = frame_checks.packed(sent.keep)
         return Frame(self.program.edge_hidden, sent.seq, (self._rows(ids),), meta)
 
     def _rows(self, ids: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 A frame carries hidden states [1, n, width], or token ids where the stage has the embedding, and `pos`, the committed
 length that they build on. A `pos` below the lane's
 length rewinds it: what stood there is overwritten, which is all that rejected speculation or a replay needs. Its rows
-join the committed run, or are branches beyond it (`underway.py`).
+join the committed run, or are branches beyond it (`stage_request.py`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import torch
 
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotFound
 from nodewire.kind import Params
-from nodewire.llm import frames, opening
-from nodewire.llm.graphs import Graphing, hidden_around
-from nodewire.llm.kv.lanes import Lane, Lanes
-from nodewire.llm.kv.prefixes import Chain, Prefixes
-from nodewire.llm.kv.rows import together
-from nodewire.llm.layers import Layers
-from nodewire.llm.loader import Fill
-from nodewire.llm.programs import StageProgram
-from nodewire.llm.underway import StageRequest, begin
-from nodewire.llm.vocabulary import Vocabulary
-from nodewire.protocol.frame import Frame
-from nodewire.protocol.pages import PAGE
+from nodewire.llm import session_checks
+from nodewire.llm.checkpoint.loader import Fill
+from nodewire.llm.cuda_graphs.runner import Graphing, hidden_around
+from nodewire.llm.kv.batch_view import together
+from nodewire.llm.kv.prefix_cache import Chain, Prefixes
+from nodewire.llm.kv.sequence_cache import Lane, Lanes
+from nodewire.llm.layers import frame_checks
+from nodewire.llm.layers.embedding_head import Vocabulary
+from nodewire.llm.layers.layers import Layers
+from nodewire.llm.programs.programs import StageProgram
+from nodewire.llm.stage_request import StageRequest, begin
+from nodewire.protocol.model.kv_pages import PAGE
+from nodewire.protocol.tensors.frame import Frame
 from nodewire.weights.tensorfile import DTYPES
 
 
@@ -85,15 +86,15 @@ class Stage:
 
         Raises:
             BadInput: `positions` are none that the program has, or `prefixes` is no name.
-            Busy, and as `opening.check`.
+            Busy, and as `session_checks.check`.
         """
         most = params.get("positions", self.program.positions)
         if type(most) is not int or not 1 <= most <= self.program.positions:
             raise BadInput("positions", f"not a number from 1 to {self.program.positions}")
         whose = params.get("prefixes", "")
-        if not isinstance(whose, str) or len(whose) > opening.MAX_SESSION_NAME:
+        if not isinstance(whose, str) or len(whose) > session_checks.MAX_SESSION_NAME:
             raise BadInput("prefixes", "not a name")
-        opening.check(session, self._sessions)
+        session_checks.check(session, self._sessions)
         lane = self._lanes.open(most)
         self._sessions[session] = _Session(lane, self._prefixes.chain(whose, lane) if whose else None)
 
@@ -151,9 +152,9 @@ class Stage:
             raise BadFrame("edge", f"{frame.edge[:64]}, this task consumes {self.program.edge_in}")
         width, positions = self.program.config.hidden_size, self.program.positions
         if self.program.takes_ids:
-            x = self._ends.embed(frames.token_ids(frame, self.program.config.vocab_size, positions)[0, :, 0])
+            x = self._ends.embed(frame_checks.token_ids(frame, self.program.config.vocab_size, positions)[0, :, 0])
         else:
-            x = frames.hidden_states(frame, self._dtype, width, positions, least=0)
+            x = frame_checks.hidden_states(frame, self._dtype, width, positions, least=0)
         work, state.epoch = begin(frame, x, state.lane, state.epoch, closes=self.program.closes)
         state.underway = work
         self._find(state, work)

@@ -21,10 +21,10 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from nodewire import guests, host_port
 from nodewire.errors import BadConfig
-from nodewire.loopback import is_called_so, is_loopback
 from nodewire.metrics.family import counter, gauge
+from nodewire.net import host_port, http_server
+from nodewire.net.loopback import is_called_so, is_loopback
 
 PATH = "/metrics"
 FRESH_S = 1.0
@@ -134,6 +134,6 @@ async def serving(exposed: MetricsExposition) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_get(PATH, show)
-    listening = guests.listening_socket("metrics.listen", exposed.listen)
-    async with guests.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S):
+    listening = http_server.listening_socket("metrics.listen", exposed.listen)
+    async with http_server.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S):
         yield f"http://{host_port.written(host, listening.getsockname()[1])}{PATH}"

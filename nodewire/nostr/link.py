@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from nodewire.errors import BadInput, LinkLost, Unsupported
-from nodewire.nostr import nip01, nip42
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.nip01 import ClosedMessage, Eose, Filter, Notice, Ok, RelayAuth, RelayCount, RelayEvent
+from nodewire.nostr.nips import nip01, nip42
+from nodewire.nostr.nips.nip01 import ClosedMessage, Eose, Filter, Notice, Ok, RelayAuth, RelayCount, RelayEvent
 
 MAX_INVALID = 100  # malformed messages and false events on one connection, after which it is not worth keeping
 MAX_CHALLENGES = 16  # answered on one connection

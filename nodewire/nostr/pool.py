@@ -28,11 +28,11 @@ from websockets.frames import CloseCode
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, RelayRefused, TimedOut, TooLarge
 from nodewire.nostr import event as _event
-from nodewire.nostr import nip01
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.link import Link, RelayStatus
-from nodewire.nostr.nip01 import Filter, Ok, RelayCount
+from nodewire.nostr.nips import nip01
+from nodewire.nostr.nips.nip01 import Filter, Ok, RelayCount
 from nodewire.nostr.subscription import MAX_QUEUED_EVENTS, Recent, Subscription
 
 MAX_RELAYS = 64

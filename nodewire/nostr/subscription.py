@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Self
 
-from nodewire.bounded_dict import BoundedDict
+from nodewire.core.bounded_dict import BoundedDict
 from nodewire.nostr.event import Event
 from nodewire.nostr.link import Standing
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.nips.nip01 import Filter
 
 MAX_QUEUED_EVENTS = 4_096  # per subscription
 MAX_QUEUED_BYTES = 16 << 20  # per subscription, as the events came over the wire

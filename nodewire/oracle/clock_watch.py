@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from nodewire.errors import NotFound
-from nodewire.protocol.committee import Committee
+from nodewire.protocol.committee.committee import Committee
 from nodewire.store import clock_offset
 
 CHECK_S = 300.0

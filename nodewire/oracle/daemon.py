@@ -10,21 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from nodewire.core.loop_turn import LoopTurn, in_slices
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError
 from nodewire.kind import Clock
-from nodewire.loop_turn import LoopTurn, in_slices
 from nodewire.nostr.event import Event
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.relays import Relays
-from nodewire.oracle import rules
-from nodewire.oracle.derivation import Derivation
-from nodewire.oracle.fetches import Fetches
-from nodewire.oracle.figures import OracleFigures
-from nodewire.oracle.intake import JUDGED_EPOCHS, KEPT_CERTIFICATES
-from nodewire.oracle.journal import Journal
-from nodewire.oracle.places import MAX_WAITING
-from nodewire.oracle.setup import Seat
-from nodewire.oracle.state import (
+from nodewire.oracle.committee import rules
+from nodewire.oracle.committee.derivation import Derivation
+from nodewire.oracle.committee.fetches import Fetches
+from nodewire.oracle.committee.intake import JUDGED_EPOCHS, KEPT_CERTIFICATES
+from nodewire.oracle.committee.node_places import MAX_WAITING
+from nodewire.oracle.committee.state import (
     Action,
     BlobCame,
     Conviction,
@@ -49,13 +46,18 @@ from nodewire.oracle.state import (
     VerifiedEvent,
     start,
 )
-from nodewire.oracle.tenure import tenured
-from nodewire.protocol import beacon, beat, bond, certificate, commitment, inventory, verdict
-from nodewire.protocol import committee as _committee
-from nodewire.protocol import tags as _tags
-from nodewire.protocol.committee import VALID_EPOCHS, Committee
-from nodewire.protocol.snapshot import Snapshot
-from nodewire.protocol.verdict import Verdict
+from nodewire.oracle.committee.tenure import tenured
+from nodewire.oracle.court.counters import OracleFigures
+from nodewire.oracle.journal import Journal
+from nodewire.oracle.setup import Seat
+from nodewire.protocol.committee import beacon, commitment, oracle_round, quorum_certificate
+from nodewire.protocol.committee import committee as _committee
+from nodewire.protocol.committee.committee import VALID_EPOCHS, Committee
+from nodewire.protocol.encoding import tags as _tags
+from nodewire.protocol.market import bond, heartbeat
+from nodewire.protocol.market.snapshot import Snapshot
+from nodewire.protocol.verification import verdict
+from nodewire.protocol.verification.verdict import Verdict
 
 _log = logging.getLogger(__name__)
 MAX_ASKING = 16_384
@@ -66,7 +68,7 @@ _STRANGERS_FETCHES = 4
 """Fetches at a time of events for nodes without a bond."""
 _MAX_WANTED = 16_384
 _COLLECTED_INPUTS = 1_024
-"""After so many the garbage collector looks at what they left (`oracle.tenure`)."""
+"""After so many the garbage collector looks at what they left (`oracle.committee.tenure`)."""
 _MOST_WAITING = 64
 """Of what has come and is not applied yet; more is left to the relays' links."""
 _BLOBS_TOGETHER = 4
@@ -95,7 +97,7 @@ class Oracle:
         journal: its record of what it has said; must outlive restarts.
         keep: gets each event that may be certified: whoever reads it here later asks no relay.
         keep_snapshot: gets, with its SHA-256, each snapshot that this oracle votes for: nobody here reads it again.
-        counts: whether what a certified verdict says of a provider may be listed (`oracle.shares`).
+        counts: whether what a certified verdict says of a provider may be listed (`oracle.court.shares`).
     """
 
     def __init__(
@@ -175,15 +177,15 @@ class Oracle:
             for epochs in (VALID_EPOCHS + 1, JUDGED_EPOCHS)
         )
         ours, oracles = {"c": {self._digest}}, {oracle.pubkey for oracle in self._committee.oracles}
-        known = [Filter(kinds={inventory.KIND, certificate.KIND}, authors=oracles, tags=ours, since=since)]
+        known = [Filter(kinds={oracle_round.KIND, quorum_certificate.KIND}, authors=oracles, tags=ours, since=since)]
         if self._committee.bond_holders:
             known.append(Filter(kinds={bond.KIND}, authors=set(self._committee.bond_holders), since=since))
-        anybodys = Filter(kinds={certificate.KIND}, tags=ours, since=long_since)  # of epochs, and of verdicts
-        return [known, [anybodys], [Filter(kinds={beat.KIND, commitment.KIND}, tags=ours, since=since)]]
+        anybodys = Filter(kinds={quorum_certificate.KIND}, tags=ours, since=long_since)  # of epochs, and of verdicts
+        return [known, [anybodys], [Filter(kinds={heartbeat.KIND, commitment.KIND}, tags=ours, since=since)]]
 
     async def _listen(self, filters: Sequence[Filter]) -> None:
         async for event in self._relays.subscribe(filters):
-            if event.kind == certificate.KIND and (event.tag("n") or "").startswith(verdict.topic("")):
+            if event.kind == quorum_certificate.KIND and (event.tag("n") or "").startswith(verdict.topic("")):
                 self._verdict_came(event)
                 await asyncio.sleep(0)
             else:
@@ -243,7 +245,7 @@ class Oracle:
         until_s = self._committee.kept_until_s(now_s)
         match action:
             case SayInventory(document):
-                event, blob = inventory.build_inventory(self._keys, document, created_at=now_s, expires_at_s=until_s)
+                event, blob = oracle_round.build_inventory(self._keys, document, created_at=now_s, expires_at_s=until_s)
                 self._say("inventory", document.epoch, event, blob)
             case Derive(work):
                 self._spawn(self._derive(work))
@@ -251,27 +253,31 @@ class Oracle:
                 self._keep_snapshot(sha256, snapshot)
                 self._spawn(self._put_if_absent(blob))
             case SayProposal(body, blob):
-                event = inventory.build_proposal(self._keys, body, created_at=now_s, expires_at_s=until_s)
+                event = oracle_round.build_proposal(self._keys, body, created_at=now_s, expires_at_s=until_s)
                 self._say("proposal", body.epoch, event, blob)
             case SayVote(topic, x):
                 self.figures.votes += 1
-                event = inventory.build_vote(self._keys, self._digest, topic, x, created_at=now_s, expires_at_s=until_s)
+                event = oracle_round.build_vote(
+                    self._keys, self._digest, topic, x, created_at=now_s, expires_at_s=until_s
+                )
                 self._say("vote", int(topic.removeprefix("epoch/")), event, None)
             case SaySupply(epoch, events):
-                for event in inventory.build_supply(
+                for event in oracle_round.build_supply(
                     self._keys, self._digest, epoch, events, created_at=now_s, expires_at_s=until_s
                 ):
                     self._spawn(self._publish(event))
             case PublishCertificate(one):
                 _log.info("epoch %d certified: %s", one.body.epoch, one.digest)
-                self._spawn(self._publish(certificate.build(self._keys, one, created_at=now_s, expires_at_s=until_s)))
+                self._spawn(
+                    self._publish(quorum_certificate.build(self._keys, one, created_at=now_s, expires_at_s=until_s))
+                )
             case PublishPartial(body):
                 event = beacon.build(self._keys, body, self._index, self._share, created_at=now_s, expires_at_s=until_s)
                 self._say("partial", body.epoch, event, None)
             case PublishFault(fault):
                 _log.warning("oracle %s contradicts itself on %s", fault.oracle, fault.topic)
                 self.figures.faults += 1
-                self._spawn(self._publish(certificate.build_fault(self._keys, fault, created_at=now_s)))
+                self._spawn(self._publish(quorum_certificate.build_fault(self._keys, fault, created_at=now_s)))
             case KeepVerdict(judged):
                 self._journal.keep_judged(self._digest, judged, self._state.epoch - JUDGED_EPOCHS)
             case FetchEvents(ids, is_urgent):
@@ -349,8 +355,8 @@ class Oracle:
         ours, epoch = {"c": {self._digest}}, self._committee.epoch_at(self._now_ms())
         recent = {_tags.epoch_topic(n) for n in range(max(epoch - KEPT_CERTIFICATES, 0), epoch + 1)}
         return [  # of a kind with these are the certificates of verdicts, and there may be many
-            Filter(kinds={certificate.KIND}, tags={**ours, "n": recent}),
-            Filter(kinds={certificate.KIND}, tags=ours, limit=KEPT_CERTIFICATES),
+            Filter(kinds={quorum_certificate.KIND}, tags={**ours, "n": recent}),
+            Filter(kinds={quorum_certificate.KIND}, tags=ours, limit=KEPT_CERTIFICATES),
         ]
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

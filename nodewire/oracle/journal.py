@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodewire.database import open_versioned
+from nodewire.core.sqlite import open_versioned
 from nodewire.errors import NotAllowed
 from nodewire.nostr.event import Event, parse
-from nodewire.protocol.account import ReputationVerdict
+from nodewire.protocol.committee.reputation import ReputationVerdict
 
 KEPT_EPOCHS = 10_000
 

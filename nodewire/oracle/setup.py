@@ -18,8 +18,8 @@ from typing import Any
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import dvrf
-from nodewire.protocol.committee import Committee
+from nodewire.protocol.committee import dvrf
+from nodewire.protocol.committee.committee import Committee
 
 
 @dataclass(frozen=True, slots=True, repr=False)

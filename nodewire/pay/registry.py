@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nodewire.errors import BadConfig
-from nodewire.pay.bond_holder import BondHolder
-from nodewire.pay.no_bond_holder import NoBondHolder
-from nodewire.pay.wallet import Wallet
+from nodewire.pay.bond.bond_holder import BondHolder
+from nodewire.pay.bond.no_bond_holder import NoBondHolder
+from nodewire.pay.lightning.wallet import Wallet
 
 WALLETS = "nodewire.wallets"
 BOND_HOLDERS = "nodewire.bond_holders"

@@ -1,7 +1,7 @@
 """`assign/2`: the plan that follows from what a committee certified. Pure, integer-only; anyone gets the same bytes.
 
 Integers are unbounded and never negative where divided; `//` rounds down; `isqrt` is the integer square root. H is the
-tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw bytes; u8 and u32 are big-endian.
+tagged SHA-256 of `nodewire.protocol.encoding.canonical`; hex fields enter it as raw bytes; u8 and u32 are big-endian.
 
 1. Nodes. Kept are the snapshot's nodes that hold the manifest with at least one free slot (a slot is room for one
    session in every task that the node holds of it), are not in `terms.excluded`, not the author of a cited `busy`, in
@@ -53,14 +53,16 @@ from typing import NamedTuple
 
 from nodewire.errors import BadInput, BadPlan, NoProvider, OverBudget
 from nodewire.nostr.event import Event
-from nodewire.protocol import account, coordinates, feedback
-from nodewire.protocol.body import Body
-from nodewire.protocol.canonical import tagged_hash
-from nodewire.protocol.codec import codings
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.manifest import CUSTOMER, Manifest
-from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Assignment, Plan, Terms, Verification
-from nodewire.protocol.snapshot import MAX_UNITS, Node, Snapshot
+from nodewire.protocol.committee import reputation
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.committee.epoch_body import Body
+from nodewire.protocol.encoding.canonical import tagged_hash
+from nodewire.protocol.job import feedback
+from nodewire.protocol.job.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Assignment, Plan, Terms, Verification
+from nodewire.protocol.market import coordinates
+from nodewire.protocol.market.snapshot import MAX_UNITS, Node, Snapshot
+from nodewire.protocol.model.edge_codec import codings
+from nodewire.protocol.model.manifest import CUSTOMER, Manifest
 
 CANDIDATES = 8
 UNBONDED_ONE_IN = 20
@@ -260,7 +262,7 @@ def repute(node: Node, price_msat: int, share_ppm: int) -> int:
     Passes can be bought, by jobs for one's own nodes: so all of them together add less to a weight than the share of
     their price that the committee was paid for each (`policy.SelfDealingModel`).
     """
-    chunks, withheld = account.shown(node.passed) // max(price_msat, 1), account.shown(node.withheld)
+    chunks, withheld = reputation.shown(node.passed) // max(price_msat, 1), reputation.shown(node.withheld)
     return (10_000_000 + share_ppm * min(chunks.bit_length(), 8)) >> min(withheld, 4)
 
 

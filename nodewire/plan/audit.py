@@ -9,14 +9,14 @@ from typing import Any
 from nodewire.errors import NodewireError
 from nodewire.nostr.event import Event
 from nodewire.plan.assign import Busy, assign
-from nodewire.protocol import beacon as _beacon
-from nodewire.protocol import snapshot as _snapshot
-from nodewire.protocol.beacon import BeaconPartial
-from nodewire.protocol.certificate import Certificate
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Plan
-from nodewire.protocol.snapshot import Snapshot
+from nodewire.protocol.committee import beacon as _beacon
+from nodewire.protocol.committee.beacon import BeaconPartial
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.committee.quorum_certificate import Certificate
+from nodewire.protocol.job.plan import Plan
+from nodewire.protocol.market import snapshot as _snapshot
+from nodewire.protocol.market.snapshot import Snapshot
+from nodewire.protocol.model.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nodewire.errors import BadPlan
-from nodewire.protocol.codec import codings
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
-from nodewire.protocol.swarm import Swarm
+from nodewire.protocol.job.plan import Assignment, Plan, Terms, Verification
+from nodewire.protocol.market.static_swarm import Swarm
+from nodewire.protocol.model.edge_codec import codings
+from nodewire.protocol.model.manifest import Manifest
 
 FIRST_RESULT_MS, NEXT_RESULT_MS = 600_000, 60_000
 """Nobody has certified speeds here, and who is dead is noticed by its link: these only end what hangs."""

@@ -18,11 +18,11 @@ from typing import Literal
 
 from nodewire.errors import BadInput
 from nodewire.plan.assign import LINK_BYTES_PER_MS, link_us
-from nodewire.protocol.codec import CODECS, Codec, can_narrow, sent_as
-from nodewire.protocol.frame import BLOCK, bytes_of
-from nodewire.protocol.manifest import Edge, Manifest
-from nodewire.protocol.plan import LOCAL, Plan
-from nodewire.protocol.snapshot import Node, Snapshot
+from nodewire.protocol.job.plan import LOCAL, Plan
+from nodewire.protocol.market.snapshot import Node, Snapshot
+from nodewire.protocol.model.edge_codec import CODECS, Codec, can_narrow, sent_as
+from nodewire.protocol.model.manifest import Edge, Manifest
+from nodewire.protocol.tensors.frame import BLOCK, bytes_of
 
 WORTH_PERCENT = 10
 """Of a time: what it must become shorter by, for rounding more."""
@@ -40,7 +40,7 @@ class Cost:
 
 
 COSTS: dict[Codec, Cost] = {"bf16": Cost(20_000, 100_000), "int8": Cost(120_000, 1_000_000)}
-"""By `python -m bench.codecs`, rounded up."""
+"""By `python -m bench.verification.codecs`, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodewire.bounded_dict import BoundedDict
+from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import NoQuorum
 from nodewire.nostr.event import Event
-from nodewire.protocol import beacon as _beacon
-from nodewire.protocol import certificate as _certificate
 from nodewire.protocol import kinds
-from nodewire.protocol.beacon import BeaconPartial
-from nodewire.protocol.body import Body
-from nodewire.protocol.certificate import Certificate
-from nodewire.protocol.committee import KEPT_EPOCHS, VALID_EPOCHS, Committee
+from nodewire.protocol.committee import beacon as _beacon
+from nodewire.protocol.committee import quorum_certificate as _certificate
+from nodewire.protocol.committee.beacon import BeaconPartial
+from nodewire.protocol.committee.committee import KEPT_EPOCHS, VALID_EPOCHS, Committee
+from nodewire.protocol.committee.epoch_body import Body
+from nodewire.protocol.committee.quorum_certificate import Certificate
 
 KEPT = 16
 """How many certificates, and partials of each oracle, are remembered."""

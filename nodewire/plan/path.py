@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
+from nodewire.protocol.model.manifest import CUSTOMER, Edge, Manifest
 
 
 def remaining_us(manifest: Manifest, took_us: Mapping[str, int], link_us: Callable[[Edge], int]) -> dict[str, int]:

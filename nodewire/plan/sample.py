@@ -20,20 +20,20 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 
-from nodewire.protocol.canonical import tagged_hash
-from nodewire.protocol.commitment import ChunkRoot, CommitmentEvent
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.fingerprint import MILLION
-from nodewire.protocol.job import Request
-from nodewire.protocol.plan import Plan
-from nodewire.protocol.snapshot import MAX_UNITS, Node, Snapshot
-from nodewire.protocol.verdict import MAX_VERIFIERS, sample_key
-from nodewire.protocol.verification import Sample
+from nodewire.protocol.committee.commitment import ChunkRoot, CommitmentEvent
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.encoding.canonical import tagged_hash
+from nodewire.protocol.job.plan import Plan
+from nodewire.protocol.job.request import Request
+from nodewire.protocol.market.snapshot import MAX_UNITS, Node, Snapshot
+from nodewire.protocol.tensors.fingerprint import MILLION
+from nodewire.protocol.verification.sample import Sample
+from nodewire.protocol.verification.verdict import MAX_VERIFIERS, sample_key
 
 AUDITED_PPM = 100_000
 """Of samples on which provider and verifier agree: the oracles compute these again all the same."""
 INSPECTED_PPM = 250_000
-"""The part of suspect results (`protocol.arithmetic`) that is inspected; audited ones are among them."""
+"""The part of suspect results (`protocol.verification.arithmetic`) that is inspected; audited ones are among them."""
 
 
 def draw(

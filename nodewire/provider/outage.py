@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from nodewire.core.job_task_group import typed_fault
 from nodewire.errors import BadConfig, NodeFailed, NodewireError, TimedOut, WorkerFailed
-from nodewire.job_task_group import typed_fault
-from nodewire.pay.ledger import Ledger
+from nodewire.pay.accounts.ledger import Ledger
 
 log = logging.getLogger("nodewire.provider")
 

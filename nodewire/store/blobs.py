@@ -34,10 +34,10 @@ from nodewire.errors import (
     TimedOut,
     TooLarge,
 )
-from nodewire.nostr import nipb7
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.manifest import BlobRef
-from nodewire.store.sweeping import INCOMING
+from nodewire.nostr.nips import nipb7
+from nodewire.protocol.model.manifest import BlobRef
+from nodewire.store.sweep import INCOMING
 
 MAX_BYTES = 4 * 1024**3
 SMALL_BYTES = 1 << 20
@@ -368,7 +368,7 @@ def _is_whole(cached: Path, sha256: str) -> bool:
 
 
 def _use(cached: Path) -> bool:
-    """Say that a blob is used now, for `sweeping`; whether it still stands there."""
+    """Say that a blob is used now, for `sweep`; whether it still stands there."""
     try:
         os.utime(cached)
     except OSError:

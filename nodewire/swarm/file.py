@@ -20,11 +20,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from nodewire.config import Address, File, Section
 from nodewire.errors import BadConfig, BadInput
 from nodewire.nostr.keys import from_npub, npub
-from nodewire.protocol import borders
-from nodewire.protocol.borders import Border
-from nodewire.protocol.guesses import MAX_LOOKAHEAD
-from nodewire.protocol.schema import Hex32, Name
-from nodewire.protocol.swarm import MAX_NODES, Swarm, SwarmNode
+from nodewire.protocol.encoding.schema import Hex32, Name
+from nodewire.protocol.market.static_swarm import MAX_NODES, Swarm, SwarmNode
+from nodewire.protocol.model import layer_ranges
+from nodewire.protocol.model.layer_ranges import Border
+from nodewire.protocol.speculation.frame_meta import MAX_LOOKAHEAD
 
 MAX_CUSTOMERS = 256
 LOOKAHEAD = 8
@@ -98,7 +98,7 @@ class SwarmFile(File):
             BadInput: `split` is no split, or not for these nodes.
         """
         found = cls.load(path)
-        return found.cut_at(borders.parse(split)) if split else found
+        return found.cut_at(layer_ranges.parse(split)) if split else found
 
     @model_validator(mode="after")
     def _is_one_ring(self) -> Self:
@@ -115,7 +115,7 @@ class SwarmFile(File):
         if any(node.layers is None for node in self.nodes) and any(node.layers for node in self.nodes):
             raise ValueError("nodes: some say their layers and some do not: say all of them, or none")
         try:
-            borders.check([node.layers for node in self.ring if node.layers is not None])
+            layer_ranges.check([node.layers for node in self.ring if node.layers is not None])
         except BadInput as error:
             raise ValueError(f"nodes: layers: {error.reason}") from error
         return self
@@ -152,9 +152,9 @@ class SwarmFile(File):
             raise BadInput("--split", f"{stages} for the {len(ring)} nodes of the file")
         for node, layers in zip(ring, split, strict=True):
             if node.layers not in (None, layers):
-                said = borders.written([node.layers]) if node.layers else ""
+                said = layer_ranges.written([node.layers]) if node.layers else ""
                 raise BadInput(
-                    "--split", f"{node.called} has layers {said} in the file, not {borders.written([layers])}"
+                    "--split", f"{node.called} has layers {said} in the file, not {layer_ranges.written([layers])}"
                 )
         nodes = tuple(node.model_copy(update={"layers": layers}) for node, layers in zip(ring, split, strict=True))
         return self.model_copy(update={"nodes": nodes})

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodewire.errors import NotFound
-from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Plan
-from nodewire.protocol.snapshot import Node
+from nodewire.protocol.job.plan import Plan
+from nodewire.protocol.market.ad import Ad, ManifestOffer, TaskOffer
+from nodewire.protocol.market.snapshot import Node
+from nodewire.protocol.model.manifest import Manifest
 from nodewire.swarm.file import SwarmFile
 
 _UNKNOWN_US = 1_000_000

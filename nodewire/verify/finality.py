@@ -8,16 +8,19 @@ from dataclasses import dataclass
 
 from nodewire.errors import BadInput, NodewireError
 from nodewire.market import Market
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.relays import Relays
-from nodewire.protocol import certificate, commitment, kinds, tags
-from nodewire.protocol.certificate import Certificate
-from nodewire.protocol.chunk import claim
-from nodewire.protocol.commitment import ChunkRoot, CommitmentEvent
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.feedback import Feedback
-from nodewire.protocol.job import Request
-from nodewire.protocol.plan import Plan
+from nodewire.protocol import kinds
+from nodewire.protocol.committee import commitment
+from nodewire.protocol.committee import quorum_certificate as certificate
+from nodewire.protocol.committee.commitment import ChunkRoot, CommitmentEvent
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.committee.quorum_certificate import Certificate
+from nodewire.protocol.encoding import tags
+from nodewire.protocol.job.chunk import claim
+from nodewire.protocol.job.feedback import Feedback
+from nodewire.protocol.job.plan import Plan
+from nodewire.protocol.job.request import Request
 
 _TOPICS_PER_FETCH = 64
 _MANY_TAGS = 256

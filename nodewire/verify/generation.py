@@ -16,15 +16,17 @@ from nodewire.errors import BadEvent, NodewireError
 from nodewire.kind import JobKind, SharedWorker, TaskSession
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
-from nodewire.protocol import ad, job, receipt
-from nodewire.protocol.chunk import claim
-from nodewire.protocol.codec import codings
-from nodewire.protocol.commitment import ChunkRoot
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.generation import GenerationTranscript, Part, asked
-from nodewire.protocol.job import Request, Ticket
-from nodewire.protocol.manifest import CUSTOMER, Manifest
-from nodewire.protocol.plan import LOCAL, Plan
+from nodewire.protocol.committee.commitment import ChunkRoot
+from nodewire.protocol.job import receipt
+from nodewire.protocol.job import request as job
+from nodewire.protocol.job.chunk import claim
+from nodewire.protocol.job.plan import LOCAL, Plan
+from nodewire.protocol.job.request import Request, Ticket
+from nodewire.protocol.job.transcript import GenerationTranscript, Part, asked
+from nodewire.protocol.market import ad
+from nodewire.protocol.model.edge_codec import codings
+from nodewire.protocol.model.manifest import CUSTOMER, Manifest
+from nodewire.protocol.tensors.frame import Array, Frame
 
 T = TypeVar("T")
 MAX_FAULTS = 1_000

@@ -8,19 +8,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from nodewire.bounded_dict import BoundedDict
+from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import NodewireError, NotAllowed, NotFound, TimedOut
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.nostr.relays import Relays
-from nodewire.protocol.arithmetic import has_reference
-from nodewire.protocol.chunk import Leaf, Opening
-from nodewire.protocol.job import Request
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.verification import Sample
+from nodewire.protocol.job.chunk import Leaf, Opening
+from nodewire.protocol.job.request import Request
+from nodewire.protocol.model.manifest import Manifest
+from nodewire.protocol.verification.arithmetic import has_reference
+from nodewire.protocol.verification.sample import Sample
 from nodewire.verify.finality import final_roots
 from nodewire.verify.own_frames import shown_leaves
-from nodewire.verify.recompute import ComputedLeaves, Inputs, gather, pull_opening, recompute
+from nodewire.verify.recomputation import ComputedLeaves, Inputs, gather, pull_opening, recompute
 from nodewire.wire.node import Node
 
 _log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class Inquiry:
         beside: Opening | None = None,
         within_s: float | None = None,
     ) -> ComputedLeaves:
-        """The chunk, computed here; `judged` and `beside` as in `verify.recompute`.
+        """The chunk, computed here; `judged` and `beside` as in `verify.recomputation`.
 
         Raises:
             Overloaded: there are none after `within_s`, or no less of the same task was done in that time before. The

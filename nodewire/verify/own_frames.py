@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Sequence
 
 from nodewire.errors import BadHash, NotFound, TooLarge
-from nodewire.protocol.chunk import Leaf, Opening, leaf_of
-from nodewire.protocol.frame import ITEM_BYTES, bytes_of
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.sent import tensors_of
-from nodewire.protocol.verification import Sample
+from nodewire.protocol.job.chunk import Leaf, Opening, leaf_of
+from nodewire.protocol.model.manifest import Manifest
+from nodewire.protocol.tensors.frame import ITEM_BYTES, bytes_of
+from nodewire.protocol.verification.sample import Sample
+from nodewire.protocol.verification.statement import tensors_of
+from nodewire.wire.evidence.pull import Want, pull
 from nodewire.wire.node import Node
-from nodewire.wire.pull import Want, pull
 
 MAX_BYTES = 2**30
 """Of one chunk's frames."""

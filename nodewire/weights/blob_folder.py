@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.model.manifest import BlobRef
 from nodewire.weights.tensorfile import AssembledTensor, StoredTensor, hashed, laid_out, write
 
 MANIFEST = "manifest.msgpack"

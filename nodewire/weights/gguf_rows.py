@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nodewire import extras
+from nodewire.core import extras
 from nodewire.errors import BadTask
 from nodewire.gguf.header import TensorEntry
-from nodewire.protocol.stored_dtypes import CODE_OF
-from nodewire.weights.drawn import DerivedTensor
+from nodewire.protocol.tensors.safetensors_dtypes import CODE_OF
+from nodewire.weights.derived_tensors import DerivedTensor
 from nodewire.weights.tensorfile import DTYPES, StoredTensor
 
 KEPT = {"Q8_0": 8, "Q5_0": 8, "Q4_0": 4}

@@ -1,7 +1,7 @@
 """MXINT8: numbers of a row in blocks of 32 codes of one byte, under scales that are powers of two.
 
-The layout and its numbers: `nodewire.protocol.mxint8`. What travels on a narrowed edge is written here, and what a
-stage's lanes keep of keys and values.
+The layout and its numbers: `nodewire.protocol.tensors.mxint8`. What travels on a narrowed edge is written here, and
+what a stage's lanes keep of keys and values.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.protocol.frame import BLOCK
-from nodewire.protocol.mxint8 import LEAST_SCALE, LIMIT, STEP
+from nodewire.protocol.tensors.frame import BLOCK
+from nodewire.protocol.tensors.mxint8 import LEAST_SCALE, LIMIT, STEP
 
 _MANTISSA_BITS = 23
 _INVERSE = 254 + STEP

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadTask, TooLarge
-from nodewire.protocol.stored_dtypes import CODE_OF, DTYPE_OF
+from nodewire.protocol.tensors.safetensors_dtypes import CODE_OF, DTYPE_OF
 
 MAX_HEADER_BYTES = 16 * 1_048_576
 PIECE_BYTES = 262_144

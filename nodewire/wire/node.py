@@ -10,19 +10,19 @@ from typing import Any
 
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
-from nodewire.wire.frames import Document
-from nodewire.wire.job_channel import JobChannelSpec
-from nodewire.wire.jobs import Jobs
-from nodewire.wire.keeping import KeptLink
-from nodewire.wire.link import Link, Patience, Rung
-from nodewire.wire.links import Ladder, Links
-from nodewire.wire.mailbox import CANCEL, ERROR, RESUME, JobMailbox
-from nodewire.wire.pacing import LatencyQuery
-from nodewire.wire.presence import Presence
-from nodewire.wire.pull import PULL, Holder, Pulls
-from nodewire.wire.racing import Way
-from nodewire.wire.survey import PACE_S, Survey
-from nodewire.wire.transport import Beside, Transport
+from nodewire.wire.evidence.pull import PULL, Holder, Pulls
+from nodewire.wire.framing.frames import Document
+from nodewire.wire.job.channel_spec import JobChannelSpec
+from nodewire.wire.job.latency_query import LatencyQuery
+from nodewire.wire.job.liveness_query import Presence
+from nodewire.wire.job.mailbox import CANCEL, ERROR, RESUME, JobMailbox
+from nodewire.wire.job.registry import Jobs
+from nodewire.wire.link.happy_eyeballs import Way
+from nodewire.wire.link.link import Link, Patience, Rung
+from nodewire.wire.link.link_manager import Ladder, Links
+from nodewire.wire.link.persistent_link import KeptLink
+from nodewire.wire.measure.survey import PACE_S, Survey
+from nodewire.wire.transport.tcp import Beside, Transport
 
 
 class Node:
@@ -83,7 +83,7 @@ class Node:
 
     @property
     def turned_away(self) -> Mapping[str, int]:
-        """How many came and got no link, by why (`wire.links`)."""
+        """How many came and got no link, by why (`wire.link.link_manager`)."""
         return self._links.turned_away
 
     @property
@@ -136,7 +136,8 @@ class Node:
         return self._jobs.open(channel)
 
     async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool | None:
-        """Whether the node `public` says that it holds the job (`wire.presence`); None if it does not answer in time.
+        """Whether the node `public` says that it holds the job (`wire.job.liveness_query`); None if it does not answer
+        in time.
 
         Without addresses it is for the node to come.
         """
@@ -144,7 +145,8 @@ class Node:
         return await self._presence.ask(reaching, public, request, patience_s)
 
     async def pace(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> int | None:
-        """What the node `public` says that its part of a turn of the job takes, in microseconds (`wire.pacing`)."""
+        """What the node `public` says that its part of a turn of the job takes, in microseconds
+        (`wire.job.latency_query`)."""
         reaching = self.link(public, addresses) if addresses else self.reach(public)
         return await self._pacing.ask(reaching, public, request, patience_s)
 
@@ -152,7 +154,7 @@ class Node:
         """End all links and stop listening."""
         await self._links.close()
 
-    # What a ladder calls (`wire.reach`).
+    # What a ladder calls (`wire.nat`).
 
     def expects(self, peer: str) -> bool:
         """Whether `peer` may ask to be met: a job, or this node itself, wants a link to it."""

@@ -14,12 +14,12 @@ from typing import Any
 
 from nodewire.errors import NodewireError, NotFound, TooLarge, WorkerFailed, from_dict
 from nodewire.kind import Turn
-from nodewire.protocol.codec import Codings
-from nodewire.protocol.frame import MAX_TENSORS, Array, Frame
-from nodewire.protocol.positions import count
-from nodewire.worker import message
-from nodewire.worker.arena import ALIGN, Slabs
-from nodewire.worker.figures import Figures
+from nodewire.protocol.model.edge_codec import Codings
+from nodewire.protocol.tensors.frame import MAX_TENSORS, Array, Frame
+from nodewire.protocol.tensors.position_split import count
+from nodewire.worker.counters import Figures
+from nodewire.worker.ipc import message
+from nodewire.worker.ipc.arena import ALIGN, Slabs
 from nodewire.worker.queue import CallEstimates, Entry, Queue
 from nodewire.worker.spawn import SpawnedWorker
 

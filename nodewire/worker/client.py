@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from nodewire import extras
+from nodewire.core import extras
 from nodewire.errors import NotAllowed, TimedOut, WorkerFailed, from_dict
 from nodewire.gguf import model as gguf
 from nodewire.kind import Limits, Params, Turn
-from nodewire.protocol.codec import OWN, Codings
-from nodewire.worker.arena import aligned
+from nodewire.protocol.model.edge_codec import OWN, Codings
 from nodewire.worker.calls import NO_TURN, Calls
-from nodewire.worker.figures import Figures
+from nodewire.worker.counters import Figures
+from nodewire.worker.ipc.arena import aligned
 from nodewire.worker.joined_frames import JoinedBytes, JoinedFrames
 from nodewire.worker.session import ProcessSession
 from nodewire.worker.spawn import SpawnedWorker, spawn

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodewire.errors import BadConfig
-from nodewire.worker.rights import private_bytes
+from nodewire.worker.sandbox.rights import private_bytes
 
 SAMPLED_EVERY_S = 0.1
 _TOOL_S = 10.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nodewire.errors import BadFrame, TooLarge
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.tensors.frame import Frame
 
 MAX_CALLS = 1_024
 """Of one session that wait for frames."""

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodewire.bounded_dict import BoundedDict
+from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import Busy, TooLarge
 
 AGE = 16

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from nodewire.errors import NotFound, WorkerFailed
 from nodewire.kind import Params, Turn
-from nodewire.protocol.codec import Codings
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.positions import cut, joined
+from nodewire.protocol.model.edge_codec import Codings
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.tensors.position_split import cut, joined
 from nodewire.worker.calls import Calls, check_frame, likeness
 from nodewire.worker.joined_frames import JoinedFrames
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from nodewire.errors import NodewireError
 from nodewire.kind import Limits
-from nodewire.worker import arena
-from nodewire.worker.channel import Channel
+from nodewire.worker.ipc import arena
+from nodewire.worker.ipc.channel import Channel
 
 _FORWARDED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 _MAX_LINE_BYTES = 8192
@@ -68,7 +68,7 @@ async def spawn(entry: str, limits: Limits, readable: Sequence[Path], arena_byte
             sys.executable,
             "-P",
             "-m",
-            "nodewire.worker.main",
+            "nodewire.worker.process.main",
             json.dumps(options),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -48,6 +48,6 @@ def test_what_is_not_ok_or_lacking_is_said_beside_the_document_and_by_the_exit_c
 
 @pytest.mark.parametrize("bench", ["ring", "nat"])
 def test_a_bench_that_needs_namespaces_is_skipped_where_there_can_be_none(bench):
-    returned, document, err = ended(["-m", f"bench.{bench}", "--json"], {**os.environ, "PATH": "/nowhere"})
+    returned, document, err = ended(["-m", f"bench.network.{bench}", "--json"], {**os.environ, "PATH": "/nowhere"})
     assert (returned, document["arms"]) == (SKIPPED, {})
     assert "skipped: needs " in err and "not installed" in err and "Traceback" not in err

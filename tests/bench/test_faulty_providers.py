@@ -15,16 +15,16 @@ from torch.nn import functional as F
 FAULTS = Path(__file__).parent.parent / "faults"
 sys.path.append(str(FAULTS))
 
-from nodewire_faults import CHEATS, choosing  # noqa: E402
+from nodewire_faults import CHEATS, choice  # noqa: E402
 from nodewire_faults.cheats import Flipped, Honest, Nan, Scaled, Short, Skipped, Stale, Wrong  # noqa: E402
 from nodewire_faults.engine import Faulty, cast, narrow_cache, noisy, pruned, rounded, without  # noqa: E402
 
 from nodewire.kind import Limits  # noqa: E402
-from nodewire.llm import actor as llm  # noqa: E402
-from nodewire.llm import sampler  # noqa: E402
-from nodewire.llm.sampling import Sampling  # noqa: E402
-from nodewire.llm.split import split_decoder  # noqa: E402
-from nodewire.protocol.frame import Frame  # noqa: E402
+from nodewire.llm import entry as llm  # noqa: E402
+from nodewire.llm.checkpoint.splitter import split_decoder  # noqa: E402
+from nodewire.llm.tokens import sampler  # noqa: E402
+from nodewire.llm.tokens.sampling_params import Sampling  # noqa: E402
+from nodewire.protocol.tensors.frame import Frame  # noqa: E402
 from nodewire.worker.client import WorkerProcess  # noqa: E402
 from tests.kinds.inprocess import to_arrays  # noqa: E402
 from tests.kinds.llama import make_llama  # noqa: E402
@@ -230,7 +230,7 @@ def test_orders_limit_a_cheat_to_tasks_and_frames_and_do_not_reach_the_honest_ac
 def test_a_driver_that_chooses_other_tokens_is_honest_as_a_verifier(monkeypatch):
     """Else it is convicted by what it verifies, before anything that it drives is drawn."""
     monkeypatch.setattr(sampler, "choose", sampler.choose)
-    choosing.choose_with(choosing.second_best)
+    choice.choose_with(choice.second_best)
 
     class Driver(Echo):
         def receive(self, session, taken):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from nodewire.chat.rendering import Renderer
-from nodewire.protocol.chat import ChatTemplate
+from nodewire.chat.renderer import Renderer
+from nodewire.protocol.model.chat_template import ChatTemplate
 
 CHATML = (
     "{%- if tools %}\n    {{- '<|im_start|>system\\n' }}\n    {%- if messages[0]['role'] == 'system' %}\n"

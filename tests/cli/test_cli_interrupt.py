@@ -107,12 +107,12 @@ def test_an_interrupt_while_it_imports_is_one_line(folder, name, module):
     ("name", "module"),
     [
         ("models", "nodewire.nostr.pool"),
-        ("generate", "nodewire.customer.customer"),
+        ("generate", "nodewire.customer.api"),
         ("balance", "simnet.wallet"),
-        ("provider", "nodewire.provider.starting"),
+        ("provider", "nodewire.startup.provider"),
         ("up", "relay"),
-        ("oracle", "nodewire.oracle.starting"),
-        ("gateway", "nodewire.gateway.starting"),
+        ("oracle", "nodewire.startup.oracle"),
+        ("gateway", "nodewire.startup.gateway"),
     ],
 )
 def test_an_interrupt_while_it_starts_is_one_line(folder, name, module):

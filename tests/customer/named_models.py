@@ -9,20 +9,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodewire.config import ModelPin
-from nodewire.customer.model_names import FOLLOW_LIST, ModelNames
+from nodewire.customer.models.names import FOLLOW_LIST, ModelNames
 from nodewire.market import Market
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
-from nodewire.protocol import certificate, committee, publish, snapshot
-from nodewire.protocol.manifest import BlobRef, Manifest
-from nodewire.protocol.snapshot import Node, Snapshot
+from nodewire.protocol.committee import committee, quorum_certificate
+from nodewire.protocol.market import snapshot
+from nodewire.protocol.market.snapshot import Node, Snapshot
+from nodewire.protocol.model import manifest_event
+from nodewire.protocol.model.manifest import BlobRef, Manifest
 from nodewire.store.blobs import Blobs
 from relay.limits import Config, Limits
 from tests.plan.markets import certified, ring
-from tests.protocol_committee.actors import HOLDER, Provider, digest
-from tests.protocol_committee.actors import committee as founded
+from tests.protocol.committee.actors import HOLDER, Provider, digest
+from tests.protocol.committee.actors import committee as founded
 
 EPOCH_MS = 3_600_000
 PRICE_MSAT = 7
@@ -49,7 +51,7 @@ def model(name: str, seed: str = "", *, bytes_: int = 1_000) -> Manifest:
 
 def publication(author: Keys, manifest: Manifest, *, ago_s: int = 0) -> Event:
     at = int(time.time()) - ago_s
-    return publish.build(author, manifest, created_at=at, blob_sha256="0" * 64, servers=())
+    return manifest_event.build(author, manifest, created_at=at, blob_sha256="0" * 64, servers=())
 
 
 def address(author: Keys, name: str) -> str:
@@ -94,7 +96,7 @@ class Epoch:
     @property
     def events(self) -> list[Event]:
         founded_ = committee.build(STRANGER, self.committee, created_at=self.committee.genesis_s)
-        cited = certificate.build(self.seats[0].keys, self.certificate, created_at=int(time.time()))
+        cited = quorum_certificate.build(self.seats[0].keys, self.certificate, created_at=int(time.time()))
         return [founded_, cited, *self.partials]
 
 

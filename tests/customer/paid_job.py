@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from nodewire.customer.payments import JobPayments
-from nodewire.protocol.feedback import Due, Feedback
+from nodewire.customer.payments.job_payments import JobPayments
+from nodewire.protocol.job.feedback import Due, Feedback
 from tests.protocol import documents
 
 DRIVER, HONEST, LAST = documents.PROVIDERS

@@ -9,22 +9,25 @@ from dataclasses import dataclass, field
 from nodewire.market import Contents
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
-from nodewire.nostr.nip01 import Filter
-from nodewire.pay import debts
-from nodewire.pay.debts import Key
-from nodewire.pay.ledger import Ledger
-from nodewire.protocol import beacon, certificate, commitment, feedback, inventory, job, kinds, verdict
-from nodewire.protocol.body import Body
-from nodewire.protocol.certificate import Certificate
-from nodewire.protocol.chunk import claim
-from nodewire.protocol.commitment import ChunkRoot, Commitment, CommitmentEvent
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.feedback import Due
-from nodewire.protocol.plan import Assignment, Plan, Verification
-from nodewire.protocol.snapshot import Snapshot
-from nodewire.protocol.verdict import Verdict
+from nodewire.nostr.nips.nip01 import Filter
+from nodewire.pay.accounts import debts
+from nodewire.pay.accounts.debts import Key
+from nodewire.pay.accounts.ledger import Ledger
+from nodewire.protocol import kinds
+from nodewire.protocol.committee import beacon, commitment, oracle_round, quorum_certificate
+from nodewire.protocol.committee.commitment import ChunkRoot, Commitment, CommitmentEvent
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.committee.epoch_body import Body
+from nodewire.protocol.committee.quorum_certificate import Certificate
+from nodewire.protocol.job import feedback, request
+from nodewire.protocol.job.chunk import claim
+from nodewire.protocol.job.feedback import Due
+from nodewire.protocol.job.plan import Assignment, Plan, Verification
+from nodewire.protocol.market.snapshot import Snapshot
+from nodewire.protocol.verification import verdict
+from nodewire.protocol.verification.verdict import Verdict
 from tests.protocol import documents
-from tests.protocol_committee.actors import HOLDER, Seat, committee, digest
+from tests.protocol.committee.actors import HOLDER, Seat, committee, digest
 
 GENESIS_S = 1_700_000_000
 COMMITTEE, SEATS = committee(
@@ -65,7 +68,7 @@ class PublicRecord:
 
     def requested(self, plan: Plan) -> None:
         """The job's request, with this plan."""
-        tags, content = job.tags_and_content(
+        tags, content = request.tags_and_content(
             plan,
             manifest_address=f"38840:{'cd' * 32}:tiny",
             certificate_event=documents.HASH,
@@ -75,7 +78,7 @@ class PublicRecord:
         )
         event = events.sign(CUSTOMER, kinds.INFERENCE, created_at=self.began_s, tags=tags, content=content)
         self.events.append(event)
-        self.request = job.parse(event)
+        self.request = request.parse(event)
 
     def epoch_at(self, at_s: int) -> int:
         return self.committee.epoch_at(at_s * 1000)
@@ -126,10 +129,10 @@ class PublicRecord:
         at_s = self.committee.close_ms(epoch) // 1000
         voters = self.seats[: self.committee.quorum]
         votes = tuple(
-            inventory.build_vote(s.keys, body.committee, f"epoch/{epoch}", body.digest(), created_at=at_s)
+            oracle_round.build_vote(s.keys, body.committee, f"epoch/{epoch}", body.digest(), created_at=at_s)
             for s in voters
         )
-        self.events.append(certificate.build(voters[0].keys, Certificate(body, votes), created_at=at_s))
+        self.events.append(quorum_certificate.build(voters[0].keys, Certificate(body, votes), created_at=at_s))
         self.events += [beacon.build(s.keys, body, s.index, s.share, created_at=at_s) for s in voters]
         self.certifies[body.digest()] = tuple(commitment.parse(event) for event in commitments)
         return body
@@ -163,7 +166,7 @@ class PublicRecord:
         voted, voters = votes_for or said, self.seats[: self.committee.quorum]
         topic = verdict.topic(said.key)
         votes = tuple(
-            inventory.build_vote(s.keys, said.committee, topic, voted.digest(), created_at=self.began_s + 9)
+            oracle_round.build_vote(s.keys, said.committee, topic, voted.digest(), created_at=self.began_s + 9)
             for s in voters
         )
         event = verdict.build(voters[0].keys, verdict.Certificate(said, votes), created_at=self.began_s + 10)

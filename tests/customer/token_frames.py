@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from nodewire.customer.model_text import ModelText
-from nodewire.customer.token_reader import TokenReader
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.text_rules import TextRules
+from nodewire.customer.models.text import ModelText
+from nodewire.customer.tokens.reader import TokenReader
+from nodewire.protocol.model.manifest import BlobRef
+from nodewire.protocol.model.text_rules import TextRules
+from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.text.detokenizer import Detokenizer
 
 FILE = Path(__file__).parents[2] / "demo" / "model" / "pycoder" / "tokenizer.json"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodewire.protocol.committee import STAKE, Committee
+from nodewire.protocol.committee.committee import STAKE, Committee
 
 DEMO = Path(__file__).parents[2] / "demo"
 UNIT_MSAT = Committee.model_fields["bond_unit_msat"].default
@@ -17,7 +17,7 @@ ENCODER = {"address": "encoder", "tasks": [{"name": "driver"}, *({"name": f"grap
 @pytest.fixture
 def demo(monkeypatch):
     monkeypatch.syspath_prepend(str(DEMO))
-    import cheating
+    import dishonest_provider as cheating
     import market
 
     return market, cheating

@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from nodewire.kind import Limits
-from nodewire.llm.split import split_decoder
-from nodewire.protocol.frame import Array, Frame
+from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.worker import WorkerProcess
 from tests.kinds.inprocess import to_arrays, to_torch
 from tests.kinds.llama import load, make_llama

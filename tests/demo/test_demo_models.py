@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.transcript import Transcript
-from nodewire.train import state
-from nodewire.verify import transcript as transcripts
+from nodewire.training.engine import state
+from nodewire.training.protocol.recipe import Recipe
+from nodewire.training.protocol.transcript import Transcript
+from nodewire.training.verify import transcript as transcripts
 
 MODEL = Path(__file__).parent.parent.parent / "demo" / "model"
 

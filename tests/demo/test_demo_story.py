@@ -15,10 +15,10 @@ ORACLES = {f"{i}" * 64: f"oracle-{i}" for i in range(4)}
 def told(monkeypatch):
     """The story of these verdicts, one for a piece of work: (is it the cheater's, outcome)."""
     monkeypatch.syspath_prepend(str(DEMO))
-    import cheating
+    import dishonest_provider
 
     def tell(verdicts, *, convicted=(), lost_msat=0, payouts=None, repaired=(), net_msat=15_000):
-        cheater = cheating.Cheater("provider-8", CHEATER, "stage.1", Path("x"))
+        cheater = dishonest_provider.Cheater("provider-8", CHEATER, "stage.1", Path("x"))
         done = {
             "first_text": "one [red] text",
             "text": "another text" if repaired else "one [red] text",
@@ -40,7 +40,7 @@ def told(monkeypatch):
             "net_msat": net_msat,
             "payouts": payouts or {},
         }
-        return list(cheating.story(cheater, done, came, ORACLES, CUSTOMER, {CHEATER: "provider-8"}))
+        return list(dishonest_provider.story(cheater, done, came, ORACLES, CUSTOMER, {CHEATER: "provider-8"}))
 
     return tell
 

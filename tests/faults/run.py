@@ -22,19 +22,19 @@ def main() -> None:
     here = Path(__file__).parent
     sys.path += [str(here), str(here / "installed")]
     if options.cheat == "copied":
-        from nodewire_faults.copying import copy_commitments
+        from nodewire_faults.copies import copy_commitments
 
         copy_commitments()
     if options.cheat == "equivocating":
-        from nodewire_faults.equivocating import send_otherwise
+        from nodewire_faults.equivocation import send_otherwise
 
         send_otherwise([name for name in options.tasks.split(",") if name])
     if options.cheat == "forged":
-        from nodewire_faults.forging import forge_sketches
+        from nodewire_faults.forgery import forge_sketches
 
         forge_sketches([name for name in options.tasks.split(",") if name])
     if options.cheat == "uncommitted":
-        from nodewire_faults.uncommitted import commit_to_nothing
+        from nodewire_faults.no_commitment import commit_to_nothing
 
         commit_to_nothing()
     if options.cheat == "wary":

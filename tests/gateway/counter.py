@@ -12,22 +12,22 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from nodewire import guests
-from nodewire.chat.rendering import Renderer
-from nodewire.customer.likely import Likely
-from nodewire.customer.piece import Piece
+from nodewire.chat.renderer import Renderer
+from nodewire.customer.tokens.logprobs import Likely
+from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import Busy, NodewireError, NotFound
 from nodewire.gateway.accounts import Accounts
 from nodewire.gateway.app import Gateway
 from nodewire.gateway.config import GatewayConfig, ModelConfig
+from nodewire.gateway.counters import Figures, GatewayCollector
 from nodewire.gateway.desk import Desk
-from nodewire.gateway.figures import Figures, GatewayCollector
 from nodewire.gateway.keys import Keys, sha256_of
+from nodewire.gateway.openai.refusals import document
 from nodewire.gateway.port import Announced, Offer, Vectors
-from nodewire.gateway.refusals import document
 from nodewire.metrics.endpoint import MetricsExposition, Scrapes
-from nodewire.protocol.chat import ChatTemplate
-from nodewire.protocol.plan import Terms
+from nodewire.net import http_server
+from nodewire.protocol.job.plan import Terms
+from nodewire.protocol.model.chat_template import ChatTemplate
 
 KEY = "sk-of-somebody-with-means"
 AUTHOR = "ab" * 32
@@ -180,10 +180,12 @@ async def opened(
             MetricsExposition("gateway", "", [GatewayCollector(figures, lambda: desk.in_flight, lambda: desk.waiting)])
         )
         gateway = Gateway(config, buyer, desk, Keys(config.keys), figures, renderer, {}, scrapes)
-        listening = guests.listening_socket("listen", "127.0.0.1:0")
+        listening = http_server.listening_socket("listen", "127.0.0.1:0")
         app = gateway.application()
         await stack.enter_async_context(
-            guests.serving(app, listening, most=most, each_s=30.0, first_s=first_s, refusal=COME_LATER, cancels=True)
+            http_server.serving(
+                app, listening, most=most, each_s=30.0, first_s=first_s, refusal=COME_LATER, cancels=True
+            )
         )
         stack.push_async_callback(desk.close)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench import hostile_gguf as hostile
-from bench.hostile_gguf import ARRAY, BOOL, F32, TEXT, U8, U32
+from bench.fuzz import hostile_gguf as hostile
+from bench.fuzz.hostile_gguf import ARRAY, BOOL, F32, TEXT, U8, U32
 from nodewire.errors import BadTask, NodewireError, NotFound, TooLarge, Unsupported
 from nodewire.gguf import header, model
 from nodewire.gguf.model import open_model

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from nodewire.graph import actor
+from nodewire.graph import entry
 from nodewire.kind import Limits
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.tensors.frame import Frame
 
 torch.set_num_threads(1)
 logging.getLogger("torch.__trace").disabled = True  # thousands of records, which pytest would keep
@@ -68,7 +68,7 @@ class Chain:
         self.manifest = registration.manifest
         self.targets = {edge.name: edge.target for edge in self.manifest.edges}
         self.actors = {
-            task.name: actor.load(
+            task.name: entry.load(
                 task.engine,
                 registration.blobs[task.program.sha256].read_bytes(),
                 [registration.blobs[w.sha256] for w in task.weights],

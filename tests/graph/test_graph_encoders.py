@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from bench.tiny_encoders import ENCODERS, TEXTS, batch, eager, make_encoder
-from nodewire.cli.cutting import CutOptions, cut
+from bench.tasks.tiny_encoders import ENCODERS, TEXTS, batch, eager, make_encoder
+from nodewire.cli.model.cut import CutOptions, cut
 from nodewire.errors import NotFound
-from nodewire.graph import whole
+from nodewire.graph import reference
 
 TARGET = 60_000
 
@@ -25,7 +25,7 @@ def test_texts_are_embedded_as_the_whole_model_embeds_them(registered, load_chai
     assert made.manifest.mode == "embed"
     assert len(made.manifest.tasks) > 2
     vectors = load_chain(made).embed(TEXTS)
-    assert (vectors - whole.embed(folder, TEXTS)).abs().max() <= 1e-6
+    assert (vectors - reference.embed(folder, TEXTS)).abs().max() <= 1e-6
     assert (vectors[0] - vectors[1]).abs().max() > 0.01
 
 

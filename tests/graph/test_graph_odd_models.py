@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import nodewire
-from bench.carved import Carved
+from bench.tools.task_chain import Carved
 from nodewire.errors import BadInput, BadTask
 
 ROWS = [torch.randn(2, 8), torch.randn(5, 8)]
@@ -91,7 +91,7 @@ def test_a_size_that_cannot_be_called_so_is_refused(tmp_path, axis):
 
 @pytest.mark.parametrize("labels", [{"name": "../up"}, {"name": "a\nb"}, {"name": ""}, {"license": "x" * 129}])
 def test_labels_that_no_manifest_takes_are_refused_before_anything_is_traced(tmp_path, monkeypatch, labels):
-    monkeypatch.setattr("nodewire.graph.register.trace", None)
+    monkeypatch.setattr("nodewire.graph.registration.register.trace", None)
     with pytest.raises(BadInput, match=f"^{next(iter(labels))}: "):
         register(tmp_path / "out", Named("a"), ROWS, **labels)
     assert not (tmp_path / "out").exists()

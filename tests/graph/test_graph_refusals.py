@@ -14,7 +14,7 @@ from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import nodewire
-from bench.carved import Carved
+from bench.tools.task_chain import Carved
 from nodewire.errors import BadInput, BadTask, Unsupported
 
 HERE = Path(__file__).name

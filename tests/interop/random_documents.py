@@ -15,24 +15,24 @@ from random import Random
 from typing import Any
 
 from nodewire.errors import NodewireError
-from nodewire.protocol.ad import Ad
-from nodewire.protocol.beacon import Share
-from nodewire.protocol.beat import Beat
-from nodewire.protocol.body import Body
-from nodewire.protocol.close import Close
-from nodewire.protocol.commitment import Commitment
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.inventory import Inventory
-from nodewire.protocol.job import Ticket
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Plan
-from nodewire.protocol.receipt import Closing, Receipt
-from nodewire.protocol.schema import Schema
-from nodewire.protocol.sent import FrameStatement
-from nodewire.protocol.splice import Splice
-from nodewire.protocol.swarm import RollCall, Swarm
-from nodewire.protocol.verdict import Verdict
-from nodewire.protocol.verification import JobSamples, Report
+from nodewire.protocol.committee.beacon import Share
+from nodewire.protocol.committee.commitment import Commitment
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.committee.epoch_body import Body
+from nodewire.protocol.committee.oracle_round import Inventory
+from nodewire.protocol.encoding.schema import Schema
+from nodewire.protocol.job.chunk_close import Close
+from nodewire.protocol.job.plan import Plan
+from nodewire.protocol.job.receipt import Closing, Receipt
+from nodewire.protocol.job.request import Ticket
+from nodewire.protocol.market.ad import Ad
+from nodewire.protocol.market.heartbeat import Beat
+from nodewire.protocol.market.relay_ad import Splice
+from nodewire.protocol.market.static_swarm import RollCall, Swarm
+from nodewire.protocol.model.manifest import Manifest
+from nodewire.protocol.verification.sample import JobSamples, Report
+from nodewire.protocol.verification.statement import FrameStatement
+from nodewire.protocol.verification.verdict import Verdict
 
 NUMBER = 4_000
 SEED = 2_026

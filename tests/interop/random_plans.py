@@ -15,13 +15,13 @@ from typing import Any
 
 from nodewire.errors import NodewireError
 from nodewire.plan.assign import UNBONDED_ONE_IN, Busy, assign
-from nodewire.protocol.body import Body
-from nodewire.protocol.canonical import tagged_hash
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
-from nodewire.protocol.plan import Terms
-from nodewire.protocol.snapshot import Node, Snapshot
-from tests.protocol_committee.actors import committee
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.committee.epoch_body import Body
+from nodewire.protocol.encoding.canonical import tagged_hash
+from nodewire.protocol.job.plan import Terms
+from nodewire.protocol.market.snapshot import Node, Snapshot
+from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from tests.protocol.committee.actors import committee
 
 NUMBER = 600
 SEED = 2_026

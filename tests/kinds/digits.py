@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nodewire.protocol.recipe import Recipe
+from nodewire.training.protocol.recipe import Recipe
 
 TOML = """
 name = "digits"

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from nodewire.graph import actor
-from nodewire.graph.format import Input, Node, Output, Program, Weight
-from nodewire.graph.whitelist import Ref
+from nodewire.graph import entry
+from nodewire.graph.program.format import Input, Node, Output, Program, Weight
+from nodewire.graph.program.whitelist import Ref
 from nodewire.kind import Actor, Limits
 
 F32, I64 = torch.float32, torch.int64
@@ -52,5 +52,5 @@ def loaded(folder: Path) -> dict[str, Actor]:
     found: dict[str, Actor] = {}
     for k in range(EXPERTS):
         save_file({"w": torch.full((WIDTH, WIDTH), float(k + 1))}, folder / f"w{k}")
-        found[f"expert.{k}"] = actor.load("graph", expert(k).encode(), [folder / f"w{k}"], Limits(10**6))
-    return found | {"join": actor.load("graph", joiner().encode(), [], Limits(10**6))}
+        found[f"expert.{k}"] = entry.load("graph", expert(k).encode(), [folder / f"w{k}"], Limits(10**6))
+    return found | {"join": entry.load("graph", joiner().encode(), [], Limits(10**6))}

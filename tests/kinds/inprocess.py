@@ -9,7 +9,7 @@ import torch
 
 from nodewire.errors import NodewireError
 from nodewire.kind import Actor
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.tensors.frame import Array, Frame
 from tests.sessions import SessionOf
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8}
@@ -49,7 +49,8 @@ class Fed:
 
 
 class Hub:
-    """Delivers every frame to the queue of its edge's consumer; `ends` as `nodewire.protocol.plan.ends` gives them."""
+    """Delivers every frame to the queue of its edge's consumer; `ends` as `nodewire.protocol.job.plan.ends` gives
+    them."""
 
     def __init__(self, ends: Mapping[str, tuple[str, str]]) -> None:
         self.ends = ends

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from nodewire.kind import Limits
-from nodewire.llm import actor
+from nodewire.llm import entry
 
 torch.set_num_threads(1)
 ROOM = Limits(memory_bytes=50_000_000)
@@ -45,7 +45,7 @@ def load(registration) -> dict:
     """Every task's actor, in this process."""
     files = registration.blobs
     return {
-        task.name: actor.load(
+        task.name: entry.load(
             task.engine, files[task.program.sha256].read_bytes(), [files[w.sha256] for w in task.weights], ROOM
         )
         for task in registration.manifest.tasks

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from nodewire.errors import BadInput
-from nodewire.graph.format import Input, Node, Output, Program, Weight
-from nodewire.graph.whitelist import Ref
+from nodewire.graph.program.format import Input, Node, Output, Program, Weight
+from nodewire.graph.program.whitelist import Ref
 from nodewire.kind import Limits, Turn
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.worker import WorkerProcess
 from tests.sessions import Named
 

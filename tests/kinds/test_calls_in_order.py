@@ -6,8 +6,8 @@ import asyncio
 
 from kinds.k8843 import KIND
 from nodewire.kind import Job
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task
+from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task
+from nodewire.protocol.tensors.frame import Array, Frame
 from tests.kinds.inprocess import Fed
 
 CALLS, AHEAD = 6, 2

@@ -9,10 +9,10 @@ import pytest
 from kinds.k8843 import KIND
 from nodewire.kind import Job
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.chunk import chunk_of, leaf_of, opening
-from nodewire.protocol.compare import compare
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from nodewire.protocol.job.chunk import chunk_of, leaf_of, opening
+from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.verification.comparison import compare
 from nodewire.wire import JobChannelSpec, Node, Route
 from tests.kinds.experts import EXPERTS, MOST, WIDTH, loaded
 from tests.kinds.inprocess import Direct

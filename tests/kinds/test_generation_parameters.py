@@ -1,4 +1,4 @@
-"""What a generation may be asked for, beyond what tests/provider/test_provider_job.py tries."""
+"""What a generation may be asked for, beyond what tests/provider/inference/test_provider_job.py tries."""
 
 from types import SimpleNamespace
 
@@ -7,8 +7,8 @@ import pytest
 from kinds.k8843 import KIND
 from kinds.k8843_parameters import GENERATION
 from nodewire.errors import BadInput, Unsupported
-from nodewire.llm.sampling import parse_params
-from nodewire.protocol.parameters import INTEGERS, NUMBERS
+from nodewire.llm.tokens.sampling_params import parse_params
+from nodewire.protocol.model.generation_limits import INTEGERS, NUMBERS
 
 TALKER = SimpleNamespace(mode="generate", context=1_000, lends_its_head=False)
 LENT = SimpleNamespace(mode="generate", context=1_000, lends_its_head=True)

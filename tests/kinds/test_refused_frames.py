@@ -11,15 +11,15 @@ import torch
 
 from kinds.k8843 import KIND
 from nodewire.errors import BadInput, NodewireError, TooLarge, first_of
-from nodewire.graph import actor
-from nodewire.graph.format import Input, Node, Output, Program
-from nodewire.graph.whitelist import Ref
+from nodewire.graph import entry
+from nodewire.graph.program.format import Input, Node, Output, Program
+from nodewire.graph.program.whitelist import Ref
 from nodewire.kind import Job, Limits
-from nodewire.llm.split import split_decoder
-from nodewire.protocol.frame import Frame
-from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task
-from nodewire.wire.record import Record
-from nodewire.wire.spool import Spool
+from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task
+from nodewire.protocol.tensors.frame import Frame
+from nodewire.wire.evidence.spool import Spool
+from nodewire.wire.job.plain_record import Record
 from tests.kinds.inprocess import Direct, Fed, to_arrays
 from tests.kinds.llama import load, make_llama
 
@@ -182,7 +182,7 @@ def graph():
     }
     edges = tuple(Edge(name=n, source=s, target=t, tensors=(), bytes_per_position=1) for n, (s, t) in ends.items())
     manifest = Manifest(name="graph", mode="run", tasks=tasks, edges=edges)
-    return manifest, {"join": actor.load("graph", program.encode(), [], Limits(10**8))}
+    return manifest, {"join": entry.load("graph", program.encode(), [], Limits(10**8))}
 
 
 def call(**changes) -> list[Frame]:

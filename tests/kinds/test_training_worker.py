@@ -8,12 +8,13 @@ import torch
 from kinds import training_worker
 from nodewire.errors import BadFrame, BadTask, Busy, NotFound, TooLarge
 from nodewire.kind import Limits
-from nodewire.protocol import recipe as recipes
-from nodewire.protocol.frame import Frame
-from nodewire.protocol.recipe import Audit
-from nodewire.train import bare, compress, state
-from nodewire.train.actors import pieces
-from nodewire.train.actors import trainer as trainer_actor
+from nodewire.protocol.tensors.frame import Frame
+from nodewire.training.engine import bare_loop, state
+from nodewire.training.engine.actors import pieces
+from nodewire.training.engine.actors import trainer as trainer_actor
+from nodewire.training.engine.update import compression
+from nodewire.training.protocol import recipe as recipes
+from nodewire.training.protocol.recipe import Audit
 from tests.kinds.digits import RECIPE, dataset
 
 torch.set_num_threads(1)
@@ -69,14 +70,14 @@ def test_coordinator_and_trainers_make_what_the_bare_loop_makes(coordinator):
         assert [(one.meta["index"], one.meta["accepted"]) for one in judged] == [(0, True), (1, True)], judged
         (stepped,) = coordinator.receive("job", Frame("step", round_))
         losses.append(stepped.meta["loss"])
-    expected, curve = bare.run(RECIPE, dataset(), 2)
+    expected, curve = bare_loop.run(RECIPE, dataset(), 2)
     assert joined(coordinator.receive("job", Frame("theta", 9))) == state.pack(expected)
     assert losses == [round(point.held_out * 1_000_000) for point in curve]
 
 
 def test_a_coordinator_goes_on_from_where_another_stood(coordinator, tmp_path):
     theta = joined(coordinator.receive("job", Frame("theta", 0)))
-    altered = {name: tensor + 1 for name, tensor in bare.run(RECIPE, dataset(), 2, rounds=1)[0].items()}
+    altered = {name: tensor + 1 for name, tensor in bare_loop.run(RECIPE, dataset(), 2, rounds=1)[0].items()}
     sent(coordinator, "restore", state.pack(altered), "job", what="theta", round=1)
     assert joined(coordinator.receive("job", Frame("theta", 0))) == state.pack(altered) != theta
 
@@ -175,7 +176,7 @@ def test_a_round_without_work_is_rejected_and_the_other_accepted(coordinator):
     _, update = trained(trainer, theta, joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0}))), 0, 0)
     zeros = {name: torch.zeros(shape) for name, shape in RECIPE.shapes().items()}
     sent(coordinator, "result", update, "job", index=0, steps=RECIPE.steps, round=0)
-    nothing = compress.pack(zeros, RECIPE.compression)[0]
+    nothing = compression.pack(zeros, RECIPE.compression)[0]
     sent(coordinator, "result", nothing, "job", index=1, steps=RECIPE.steps, round=0)
     # What was accepted before, and is rejected beside others now, stays: it counts.
     judged = coordinator.receive("job", Frame("judge", 0, (), {"round": 0, "waiting": "0"}))

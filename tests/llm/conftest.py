@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from llm_models import PLAIN, ROOMY, VARIANTS, Ring, make_model
 
-from bench.tiny_decoders import make_family
-from nodewire.llm.split import split_decoder
-from nodewire.llm.whole import Whole
+from bench.tasks.tiny_decoders import make_family
+from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.local.reference import Whole
+from tests.llm.llm_models import PLAIN, ROOMY, VARIANTS, Ring, make_model
 
 
 @pytest.fixture(scope="session", autouse=True)

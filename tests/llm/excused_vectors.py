@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nodewire.llm.leeway import could_be, gap
-from nodewire.llm.sampling import Sampling, point_of
+from nodewire.llm.tokens.leeway import could_be, gap
+from nodewire.llm.tokens.sampling_params import Sampling, point_of
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "excused1.json"
 CASES = 120

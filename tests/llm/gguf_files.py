@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
-from bench.tiny_decoders import make_family
+from bench.tasks.tiny_decoders import make_family
 from nodewire.gguf.types import TYPES
 
 LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")

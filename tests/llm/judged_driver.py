@@ -6,12 +6,11 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from llm_models import Ring, prompt_frame
-
-from nodewire.llm import sampler as module
-from nodewire.protocol import token_list
-from nodewire.protocol.frame import Frame
-from nodewire.protocol.manifest import CUSTOMER
+from nodewire.llm.tokens import sampler as module
+from nodewire.protocol.model import token_list
+from nodewire.protocol.model.manifest import CUSTOMER
+from nodewire.protocol.tensors.frame import Frame
+from tests.llm.llm_models import Ring, prompt_frame
 
 
 @dataclass

@@ -7,12 +7,12 @@ from pathlib import Path
 from random import Random
 
 import torch
-from llm_models import ROOMY
 
-from nodewire.llm.actor import load
-from nodewire.llm.split import split_decoder
+from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.entry import load
 from nodewire.llm.stage import Stage
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.tensors.frame import Frame
+from tests.llm.llm_models import ROOMY
 
 WIDTH = 64
 TOKENS = torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(1))

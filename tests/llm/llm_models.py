@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench.tiny_decoders import byte_tokenizer
+from bench.tasks.tiny_decoders import byte_tokenizer
 from nodewire.kind import Limits
-from nodewire.llm.actor import load
-from nodewire.llm.alone import spoken
-from nodewire.llm.tokenizer import Tokenizer
-from nodewire.protocol.frame import Frame
-from nodewire.protocol.manifest import CUSTOMER
+from nodewire.llm.entry import load
+from nodewire.llm.local.speculative import spoken
+from nodewire.llm.tokens.tokenizer import Tokenizer
+from nodewire.protocol.model.manifest import CUSTOMER
+from nodewire.protocol.tensors.frame import Frame
 from nodewire.text.stream import TextStream
 
 PLAIN = {

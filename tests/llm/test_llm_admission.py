@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from llm_models import PLAIN, make_model
 
 from nodewire.errors import Busy, OverMemory
 from nodewire.kind import Limits
-from nodewire.llm.actor import load
-from nodewire.llm.split import split_decoder
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.pages import PAGE
+from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.entry import load
+from nodewire.protocol.model.kv_pages import PAGE
+from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.worker import WorkerProcess
+from tests.llm.llm_models import PLAIN, make_model
 
 CONTEXT, WIDTH = 4 * PAGE, 64
 

@@ -1,4 +1,4 @@
-"""A driver's chunk computed again by `verify.recompute` with a real driver, from all that a judge is shown."""
+"""A driver's chunk computed again by `verify.recomputation` with a real driver, from all that a judge is shown."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from judged_driver import choosing, recorded
 
-from nodewire.protocol import choices
-from nodewire.protocol.chunk import Opening, chunk_of, leaf_of
-from nodewire.protocol.compare import compare
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.verification import Sample
-from nodewire.verify.recompute import Inputs, recompute
+from nodewire.protocol.job.chunk import Opening, chunk_of, leaf_of
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.verification import choices
+from nodewire.protocol.verification.comparison import compare
+from nodewire.protocol.verification.sample import Sample
+from nodewire.verify.recomputation import Inputs, recompute
+from tests.llm.judged_driver import choosing, recorded
 from tests.sessions import SessionOf
 
 PROMPT = [5, 77, 130, 9, 201]
@@ -122,7 +122,7 @@ async def test_arithmetic_that_is_a_little_off_passes_by_what_was_said_and_not_w
     """Penalties and all: what was said earlier, in other chunks too, is what the judge goes on from."""
     job = Judge(ring)
     theirs = job.of(job.said.gave)
-    monkeypatch.setattr("nodewire.llm.leeway.ROUNDED", {torch.float32: 0})
+    monkeypatch.setattr("nodewire.llm.tokens.leeway.ROUNDED", {torch.float32: 0})
     source = torch.Generator().manual_seed(5)
 
     def off(honest, logits, sampling, pos):
@@ -137,7 +137,7 @@ async def test_arithmetic_that_is_a_little_off_passes_by_what_was_said_and_not_w
 async def test_a_verifier_that_chose_for_itself_answers_up_to_its_first_tie(ring, monkeypatch):
     job = Judge(ring)
     theirs = job.of(job.said.gave)
-    monkeypatch.setattr("nodewire.llm.leeway.ROUNDED", {torch.float32: 0})
+    monkeypatch.setattr("nodewire.llm.tokens.leeway.ROUNDED", {torch.float32: 0})
     source = torch.Generator().manual_seed(6)
 
     def off(honest, logits, sampling, pos):

@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
-from llm_models import Ring
 
-from bench.decoding.knowing import Knowing
+from bench.decode.emulation.known_text import Knowing
 from nodewire.errors import BadFrame, BadInput, NotAllowed
-from nodewire.protocol.frame import Frame
-from nodewire.protocol.guesses import MAX_LOOKAHEAD
+from nodewire.protocol.speculation.frame_meta import MAX_LOOKAHEAD
+from nodewire.protocol.tensors.frame import Frame
+from tests.llm.llm_models import Ring
 
 PROMPT = [5, 77, 130, 9, 201, 44, 12]
 TEXT = "the quick brown fox jumps over the lazy dog the quick brown"

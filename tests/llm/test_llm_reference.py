@@ -1,12 +1,12 @@
 """A stage of narrower numbers computed in float32: what oracles hold results against."""
 
 import torch
-from llm_models import PLAIN, ROOMY, hidden_frame, make_model
 
-from nodewire.llm.actor import load
-from nodewire.llm.split import split_decoder
-from nodewire.protocol.frame import Frame
-from nodewire.protocol.manifest import REFERENCE_ENGINE, Engine
+from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.entry import load
+from nodewire.protocol.model.manifest import REFERENCE_ENGINE, Engine
+from nodewire.protocol.tensors.frame import Frame
+from tests.llm.llm_models import PLAIN, ROOMY, hidden_frame, make_model
 
 
 def test_a_bfloat16_stages_reference_is_float32_and_closer_to_the_truth(tmp_path):

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from llm_lanes import Plain, assert_close, frame, whole_stage
 
 from nodewire.errors import BadFrame, Busy
-from nodewire.protocol.pages import PAGE, pages_of
+from nodewire.protocol.model.kv_pages import PAGE, pages_of
+from tests.llm.llm_lanes import Plain, assert_close, frame, whole_stage
 
 SLOTS, CONTEXT = 2, 160
 NAMES = "abcde"

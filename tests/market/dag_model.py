@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nodewire.graph.format import NAMES, Input, Node, Output, Program, Weight
-from nodewire.graph.verify import verify
-from nodewire.graph.whitelist import Ref
+from nodewire.graph.program.format import NAMES, Input, Node, Output, Program, Weight
+from nodewire.graph.program.verification import verify
+from nodewire.graph.program.whitelist import Ref
 from nodewire.kind import Registration
-from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
+from nodewire.protocol.model.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
 from nodewire.weights.blob_folder import BlobFolder
 from nodewire.weights.tensorfile import AssembledTensor
 

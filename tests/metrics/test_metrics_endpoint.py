@@ -16,7 +16,7 @@ from nodewire.metrics import endpoint
 from nodewire.metrics.durations import EDGES, Durations
 from nodewire.metrics.endpoint import FRESH_S, MetricsExposition, serving
 from nodewire.metrics.family import CODES, counter, gauge, histogram, tallied
-from tests.metrics.reading import families, value, values
+from tests.metrics.scrape import families, value, values
 
 HERE = "127.0.0.1:0"
 COLLECTIONS = gauge("nodewire_test_collections", "How often it was collected.")

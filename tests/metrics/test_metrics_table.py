@@ -6,7 +6,7 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
-from tests.metrics.reading import DOCS, OF_THE_LIBRARY, declared, documented
+from tests.metrics.scrape import DOCS, OF_THE_LIBRARY, declared, documented
 
 
 def test_the_table_says_what_the_code_declares():

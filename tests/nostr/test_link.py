@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from nodewire.nostr import event as events
 from nodewire.nostr import link as links
-from nodewire.nostr import nip42
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.link import Link
-from nodewire.nostr.nip01 import ClosedMessage, Eose, Filter, Notice, Ok, RelayAuth, RelayCount, RelayEvent
+from nodewire.nostr.nips import nip42
+from nodewire.nostr.nips.nip01 import ClosedMessage, Eose, Filter, Notice, Ok, RelayAuth, RelayCount, RelayEvent
 
 URL, KEYS = "wss://relay.example.com", Keys(b"\x01" * 32)
 EVENT = events.sign(KEYS, 1, created_at=1_000, content="x")

@@ -13,9 +13,9 @@ from websockets.asyncio.server import serve
 from nodewire.errors import BadConfig, BadInput, RelayRefused, TimedOut, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import link as links
-from nodewire.nostr import nip01, nip59
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.nips import nip01, nip59
+from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
 
 KEYS = Keys(b"\x01" * 32)

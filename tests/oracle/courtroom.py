@@ -16,8 +16,8 @@ import numpy as np
 
 from nodewire.errors import Withheld
 from nodewire.nostr.event import Event
-from nodewire.oracle import judging
-from nodewire.oracle.case import (
+from nodewire.oracle.court import verdict_rules
+from nodewire.oracle.court.case import (
     Convict,
     EpochDraw,
     FramesDisclosure,
@@ -39,16 +39,18 @@ from nodewire.oracle.case import (
     VoteRecord,
     start,
 )
-from nodewire.protocol import certificate, inventory, verdict, verification
-from nodewire.protocol.chunk import Leaf, Opening, leaf_of, opening
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.sent import Equivocation
-from nodewire.protocol.verdict import Verdict
-from nodewire.protocol.verification import Sample
-from nodewire.verify.recompute import ComputedLeaves
+from nodewire.protocol.committee import oracle_round, quorum_certificate
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.job.chunk import Leaf, Opening, leaf_of, opening
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.verification import sample as verification
+from nodewire.protocol.verification import verdict
+from nodewire.protocol.verification.sample import Sample
+from nodewire.protocol.verification.statement import Equivocation
+from nodewire.protocol.verification.verdict import Verdict
+from nodewire.verify.recomputation import ComputedLeaves
+from tests.protocol.committee.actors import GENESIS_S, Seat, digest, keys
 from tests.protocol.documents import manifest
-from tests.protocol_committee.actors import GENESIS_S, Seat, digest, keys
 
 MANIFEST = manifest()
 PROVIDER, VERIFIER, SECOND = keys("provider"), keys("verifier"), keys("second verifier")
@@ -183,14 +185,14 @@ class Courtroom:
         return next(iter(found.values()), None)
 
     def accused(self) -> set[str]:
-        faults = [event for event in self.stored if event.kind == certificate.FAULT_KIND]
-        return {certificate.parse_fault(event, self.committee).oracle for event in faults}
+        faults = [event for event in self.stored if event.kind == quorum_certificate.FAULT_KIND]
+        return {quorum_certificate.parse_fault(event, self.committee).oracle for event in faults}
 
     def _later(self, delay_ms: int, pubkey: str, what: object) -> None:
         heapq.heappush(self.queue, (self.now_ms + delay_ms, next(self.order), pubkey, what))
 
     def feed(self, pubkey: str, what) -> None:
-        self.states[pubkey], actions = judging.apply(what, self.states[pubkey])
+        self.states[pubkey], actions = verdict_rules.apply(what, self.states[pubkey])
         seat = next(s for s in self.seats if s.keys.public == pubkey)
         for action in actions:
             self._do(seat, action)
@@ -227,14 +229,14 @@ class Courtroom:
                     )
                 self._later(self.random.randint(50, 400), me, ended)
             case SayVote(key, _, x, found):
-                vote = inventory.build_vote(seat.keys, self.committee.digest(), verdict.topic(key), x, created_at=at)
+                vote = oracle_round.build_vote(seat.keys, self.committee.digest(), verdict.topic(key), x, created_at=at)
                 found, vote = self.journals[me].setdefault(key, (found, vote))
                 self._later(0, me, VoteRecord(key, found))
                 outgoing.append((vote, None))
             case PublishVerdict(one):
                 outgoing.append((verdict.build(seat.keys, one, created_at=at), None))
             case PublishFault(fault):
-                outgoing.append((certificate.build_fault(seat.keys, fault, created_at=at), None))
+                outgoing.append((quorum_certificate.build_fault(seat.keys, fault, created_at=at), None))
             case Convict(culprit, _):
                 self.convicted.setdefault(me, set()).add(culprit)
         fault = self.faults.get(me)

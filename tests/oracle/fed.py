@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nodewire.nostr.event import Event
-from nodewire.oracle import rules
-from nodewire.oracle.state import Action, State, VerifiedEvent
+from nodewire.oracle.committee import rules
+from nodewire.oracle.committee.state import Action, State, VerifiedEvent
 
 
 def fed(state: State, *events: Event) -> tuple[State, list[Action]]:

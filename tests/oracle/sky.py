@@ -13,8 +13,8 @@ from itertools import count
 from random import Random
 
 from nodewire.nostr.event import Event
-from nodewire.oracle import rules
-from nodewire.oracle.state import (
+from nodewire.oracle.committee import rules
+from nodewire.oracle.committee.state import (
     Action,
     BlobCame,
     Derive,
@@ -34,9 +34,10 @@ from nodewire.oracle.state import (
     VerifiedEvent,
     start,
 )
-from nodewire.protocol import beacon, certificate, inventory, snapshot
-from nodewire.protocol.committee import Committee
-from tests.protocol_committee.actors import GENESIS_S, Seat
+from nodewire.protocol.committee import beacon, oracle_round, quorum_certificate
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.market import snapshot
+from tests.protocol.committee.actors import GENESIS_S, Seat
 
 Outgoing = list[tuple[Event, "set[str] | None"]]
 """Events, each with the pubkeys of the oracles that get it (None: everybody)."""
@@ -96,16 +97,16 @@ class Sky:
         """Digests of all valid certificates on the relays, by epoch."""
         found: dict[int, set[str]] = {}
         for event in self.stored.values():
-            if event.kind == certificate.KIND:
-                one = certificate.parse(event)
+            if event.kind == quorum_certificate.KIND:
+                one = quorum_certificate.parse(event)
                 one.check(self.committee)
                 found.setdefault(one.body.epoch, set()).add(one.digest)
         return found
 
     def accused(self) -> set[str]:
-        kind = certificate.FAULT_KIND
+        kind = quorum_certificate.FAULT_KIND
         events = [event for event in self.stored.values() if event.kind == kind]
-        return {certificate.parse_fault(event, self.committee).oracle for event in events}
+        return {quorum_certificate.parse_fault(event, self.committee).oracle for event in events}
 
     def beacons(self) -> dict[str, str]:
         """By digest of a body: the beacon, where enough partials are on the relays."""
@@ -134,7 +135,7 @@ class Sky:
         times = {"created_at": at, "expires_at_s": self.committee.kept_until_s(at)}
         match action:
             case SayInventory(document):
-                event, blob = inventory.build_inventory(seat.keys, document, **times)
+                event, blob = oracle_round.build_inventory(seat.keys, document, **times)
                 if blob is not None:
                     self.blobs[snapshot.sha256(blob)] = blob
                 outgoing.append((event, None))
@@ -144,25 +145,25 @@ class Sky:
                 self.blobs[sha256] = blob
             case SayProposal(body, blob):
                 self.blobs[body.snapshot] = blob
-                outgoing.append((inventory.build_proposal(seat.keys, body, **times), None))
+                outgoing.append((oracle_round.build_proposal(seat.keys, body, **times), None))
             case SayVote(topic, x):
-                vote = inventory.build_vote(seat.keys, self.committee.digest(), topic, x, **times)
+                vote = oracle_round.build_vote(seat.keys, self.committee.digest(), topic, x, **times)
                 outgoing.append((vote, None))
             case SaySupply(epoch, events):
                 digest = self.committee.digest()
-                outgoing += [(e, None) for e in inventory.build_supply(seat.keys, digest, epoch, events, **times)]
+                outgoing += [(e, None) for e in oracle_round.build_supply(seat.keys, digest, epoch, events, **times)]
             case PublishCertificate(one):
-                outgoing.append((certificate.build(seat.keys, one, **times), None))
+                outgoing.append((quorum_certificate.build(seat.keys, one, **times), None))
             case PublishPartial(body):
                 outgoing.append((beacon.build(seat.keys, body, seat.index, seat.share, **times), None))
             case PublishFault(fault):
-                outgoing.append((certificate.build_fault(seat.keys, fault, created_at=at), None))
+                outgoing.append((quorum_certificate.build_fault(seat.keys, fault, created_at=at), None))
             case FetchEvents(ids):
                 for id_ in ids:
                     if id_ in self.stored:
                         self._later(20, seat.keys.public, VerifiedEvent(self.stored[id_]))
             case FetchCertificates():
-                newest = [e for e in self.stored.values() if e.kind == certificate.KIND][-8:]
+                newest = [e for e in self.stored.values() if e.kind == quorum_certificate.KIND][-8:]
                 for event in newest:
                     self._later(20, seat.keys.public, VerifiedEvent(event))
             case FetchBlob(sha256):

@@ -4,7 +4,7 @@ import pytest
 
 from nodewire.errors import NotFound
 from nodewire.oracle.clock_watch import ClockWatch
-from tests.protocol_committee.actors import committee
+from tests.protocol.committee.actors import committee
 
 COMMITTEE, _ = committee(epoch_ms=10_000, skew_ms=2_000)
 

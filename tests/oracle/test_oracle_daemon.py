@@ -15,10 +15,11 @@ from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.journal import KEPT_EPOCHS, Journal
 from nodewire.oracle.setup import create_committee, load_committee, load_seat
 from nodewire.plan.epoch import Epochs
-from nodewire.protocol import beacon, certificate, commitment, inventory, snapshot
-from nodewire.protocol import committee as committees
-from nodewire.protocol.commitment import ChunkRoot, Commitment
-from tests.protocol_committee.actors import Provider, digest, keys
+from nodewire.protocol.committee import beacon, commitment, oracle_round, quorum_certificate
+from nodewire.protocol.committee import committee as committees
+from nodewire.protocol.committee.commitment import ChunkRoot, Commitment
+from nodewire.protocol.market import snapshot
+from tests.protocol.committee.actors import Provider, digest, keys
 
 
 class Relay:
@@ -120,7 +121,7 @@ async def beat_on(committee, relay, provider):
     """Beats like a provider does, citing the newest certificate."""
     await relay.publish(provider.ad)
     while True:
-        certificates = [certificate.parse(e) for e in relay.stored.values() if e.kind == certificate.KIND]
+        certificates = [quorum_certificate.parse(e) for e in relay.stored.values() if e.kind == quorum_certificate.KIND]
         last = max(certificates, key=lambda c: c.body.epoch).digest if certificates else None
         now_ms = int(time.time() * 1000)
         await relay.publish(provider.beat(committee.epoch_at(now_ms), last, created_at=now_ms // 1000))
@@ -153,8 +154,8 @@ async def test_four_daemons_certify_a_beating_provider_and_a_restarted_one_says_
 
     said = {}
     for event in relay.stored.values():
-        assert event.kind != certificate.FAULT_KIND
-        if event.kind == inventory.KIND and event.tag("t") != "supply":
+        assert event.kind != quorum_certificate.FAULT_KIND
+        if event.kind == oracle_round.KIND and event.tag("t") != "supply":
             key = event.pubkey, event.tag("t"), event.tag("n")
             assert said.setdefault(key, event.tag("x")) == event.tag("x")
     assert all(beacon.parse(e).check(committee) is None for e in relay.stored.values() if e.kind == beacon.KIND)
@@ -195,7 +196,7 @@ async def test_a_commitments_blob_is_fetched_claimed_and_then_listed(founded):
             await asyncio.sleep(committee.epoch_ms / 1000)
 
     def certified(events):
-        bodies = [certificate.parse(e).body for e in events if e.kind == certificate.KIND]
+        bodies = [quorum_certificate.parse(e).body for e in events if e.kind == quorum_certificate.KIND]
         return [one for one in sent for body in bodies if body.commitments == commitment.certified_root([one])]
 
     def kept_by_all(events):
@@ -207,7 +208,7 @@ async def test_a_commitments_blob_is_fetched_claimed_and_then_listed(founded):
         await relay.until(kept_by_all, timeout_s=60)
         event, blob = sent[kept_by_all(relay.stored.values())[0]]
         committing.cancel()
-        bodies = [certificate.parse(e).body for e in relay.stored.values() if e.kind == certificate.KIND]
+        bodies = [quorum_certificate.parse(e).body for e in relay.stored.values() if e.kind == quorum_certificate.KIND]
     assert [one for one in kept if one.id == event.id] == [event] * 4
     # What a body cites is stored under its own id by all who have it: relays may forget it when its author asks.
     assert Shelf.owned.count(event.id) == 4
@@ -220,19 +221,19 @@ async def test_a_commitments_blob_is_fetched_claimed_and_then_listed(founded):
 
 def test_a_journal_gives_back_what_was_said_first_even_after_a_crash(tmp_path):
     path, author, c = tmp_path / "journal.db", keys("oracle"), digest("committee")
-    first = inventory.build_vote(author, c, "epoch/7", digest("a"), created_at=1)
-    second = inventory.build_vote(author, c, "epoch/7", digest("b"), created_at=2)
+    first = oracle_round.build_vote(author, c, "epoch/7", digest("a"), created_at=1)
+    second = oracle_round.build_vote(author, c, "epoch/7", digest("b"), created_at=2)
     assert Journal(path).record(c, "vote", 7, digest("a"), first) == first  # never closed: the process died here
     journal = Journal(path)
     assert journal.record(c, "vote", 7, digest("b"), second) == first
-    other = inventory.build_vote(author, c, "epoch/8", digest("b"), created_at=2)
+    other = oracle_round.build_vote(author, c, "epoch/8", digest("b"), created_at=2)
     assert journal.record(c, "vote", 8, digest("b"), other) == other
     assert journal.record(c, "partial", 7, digest("b"), second) == second
 
 
 def test_a_journal_that_forgot_an_epoch_refuses_to_speak_in_it(tmp_path):
     journal, author, c = Journal(tmp_path / "journal.db"), keys("oracle"), digest("committee")
-    vote = inventory.build_vote(author, c, "epoch/0", digest("a"), created_at=1)
+    vote = oracle_round.build_vote(author, c, "epoch/0", digest("a"), created_at=1)
     journal.record(c, "vote", 0, digest("a"), vote)
     journal.record(c, "vote", KEPT_EPOCHS, digest("a"), vote)
     with pytest.raises(NotAllowed):
@@ -276,9 +277,9 @@ async def test_what_strangers_say_shares_no_queue_with_what_oracles_say(founded)
     committee, folder = founded
     relay, provider = Relay(), Provider("p", committee, {digest("model"): ([("driver", 1, 1_000)], 1)})
     async with running(committee, folder, relay):
-        await relay.until(lambda events: any(event.kind == certificate.KIND for event in events))
-    vote = next(e for e in relay.stored.values() if e.kind == inventory.KIND and e.tag("t") == "vote")
-    theirs = next(event for event in relay.stored.values() if event.kind == certificate.KIND)
+        await relay.until(lambda events: any(event.kind == quorum_certificate.KIND for event in events))
+    vote = next(e for e in relay.stored.values() if e.kind == oracle_round.KIND and e.tag("t") == "vote")
+    theirs = next(event for event in relay.stored.values() if event.kind == quorum_certificate.KIND)
     copied = sign(keys("stranger"), theirs.kind, created_at=theirs.created_at, content=theirs.content, tags=theirs.tags)
     strangers = provider.beat(0, created_at=int(time.time())), copied
     for filters, _ in relay.inboxes:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from nodewire.nostr import nip40
+from nodewire.nostr.nips import nip40
 from nodewire.plan.epoch import Epochs
-from nodewire.protocol import certificate, commitment, inventory, kinds, verdict
-from nodewire.protocol.commitment import ChunkRoot, Commitment
-from nodewire.protocol.committee import KEPT_EPOCHS
+from nodewire.protocol import kinds
+from nodewire.protocol.committee import commitment, oracle_round, quorum_certificate
+from nodewire.protocol.committee.commitment import ChunkRoot, Commitment
+from nodewire.protocol.committee.committee import KEPT_EPOCHS
+from nodewire.protocol.verification import verdict
 from tests.oracle.sky import Sky
-from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys
-from tests.protocol_committee.test_verdict import certified, said
+from tests.protocol.committee.actors import HOLDER, Provider, committee, digest, keys
+from tests.protocol.verification.test_verdict import certified, said
 
 COMMITTEE_KINDS = frozenset({kinds.INVENTORY, kinds.BEACON, kinds.CERTIFICATE, kinds.EVIDENCE, kinds.COMMITMENT})
 DAY_BYTES, DAY_PROVIDERS, DAY_EPOCHS = 20_000_000, 300, 8_640
@@ -56,7 +58,7 @@ def test_what_stays_of_a_day_of_300_providers_is_under_20_megabytes():
 def test_an_inventory_above_4_kb_is_a_blob_that_the_event_cites():
     sky = market(providers=40, epochs=2)
     events = [e for e in sky.stored.values() if e.kind == kinds.INVENTORY and e.tag("t") == "inventory"]
-    large = [inventory.parse(event) for event in events if event.tag("blob")]
+    large = [oracle_round.parse(event) for event in events if event.tag("blob")]
     assert large
     assert all(listed.attach(sky.blobs[listed.blob]).inventory.all_beats for listed in large)
 
@@ -71,10 +73,10 @@ def test_a_verdict_that_convicts_stays_and_one_that_only_counts_expires():
 def test_a_certificate_that_relays_keep_no_longer_is_no_last_and_no_previous():
     sky = market(epochs=3)
     epochs = Epochs(sky.committee)
-    events = sorted((e for e in sky.stored.values() if e.kind == certificate.KIND), key=lambda e: e.id)
+    events = sorted((e for e in sky.stored.values() if e.kind == quorum_certificate.KIND), key=lambda e: e.id)
     for event in events:
         epochs.add_event(event)
-    newest = max(certificate.parse(event).body.epoch for event in events)
+    newest = max(quorum_certificate.parse(event).body.epoch for event in events)
     fresh_ms, stale_ms = (sky.committee.close_ms(newest + n) for n in (KEPT_EPOCHS - 1, KEPT_EPOCHS + 1))
     assert epochs.last(fresh_ms) != sky.committee.digest()
     assert epochs.last(stale_ms) == sky.committee.digest()

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from nodewire.protocol.chunk import Leaf, Opening, leaf_of, opening
-from nodewire.protocol.compare import compare
-from nodewire.protocol.frame import Array, Frame
-from nodewire.verify.recompute import ComputedLeaves
+from nodewire.protocol.job.chunk import Leaf, Opening, leaf_of, opening
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.verification.comparison import compare
+from nodewire.verify.recomputation import ComputedLeaves
 from tests.oracle import courtroom
 from tests.oracle.courtroom import PROVIDER, TASK, VERIFIER, Courtroom, always, sample_of
+from tests.protocol.committee.actors import committee, digest
 from tests.protocol.documents import manifest
-from tests.protocol_committee.actors import committee, digest
 
 ROUNDING = 0.006
 """How far an honest result of a deep task in bfloat16 is from the truth."""

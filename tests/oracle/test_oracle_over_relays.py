@@ -9,15 +9,16 @@ import time
 import nostr_sdk
 
 from nodewire.errors import NodewireError
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import create_committee, load_seat
 from nodewire.plan.epoch import Epochs
-from nodewire.protocol import beacon, certificate, snapshot
+from nodewire.protocol.committee import beacon, quorum_certificate
+from nodewire.protocol.market import snapshot
 from tests.oracle.test_oracle_daemon import Shelf, WallClock
-from tests.protocol_committee.actors import Provider, digest
+from tests.protocol.committee.actors import Provider, digest
 
 
 async def test_a_committee_certifies_a_provider_over_a_relay(tmp_path):
@@ -38,7 +39,9 @@ async def test_a_committee_certifies_a_provider_over_a_relay(tmp_path):
         pool = await stack.enter_async_context(Pool([url]))
         await pool.publish(provider.ad)
         epochs, last = Epochs(committee), None
-        subscription = pool.subscribe([Filter(kinds={certificate.KIND, beacon.KIND}, tags={"c": {committee.digest()}})])
+        subscription = pool.subscribe(
+            [Filter(kinds={quorum_certificate.KIND, beacon.KIND}, tags={"c": {committee.digest()}})]
+        )
 
         async def beat():
             while True:
@@ -52,8 +55,8 @@ async def test_a_committee_certifies_a_provider_over_a_relay(tmp_path):
         async with asyncio.timeout(60):
             async for event in subscription:
                 epochs.add_event(event)
-                if event.kind == certificate.KIND:
-                    last = certificate.parse(event).digest
+                if event.kind == quorum_certificate.KIND:
+                    last = quorum_certificate.parse(event).digest
                 with contextlib.suppress(NodewireError):
                     usable = epochs.latest(int(time.time() * 1000))
                     found = snapshot.unpack((tmp_path / usable.snapshot).read_bytes(), usable.snapshot)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
-from nodewire.pay import zaps
-from nodewire.pay.debts import Key
-from nodewire.protocol import dvrf, inventory, job, kinds, verdict
-from nodewire.protocol.canonical import tagged_hash
-from nodewire.protocol.committee import Committee, Oracle
-from nodewire.protocol.plan import Assignment, Verification
-from nodewire.protocol.verdict import Certificate, Verdict
+from nodewire.pay.accounts import zaps
+from nodewire.pay.accounts.debts import Key
+from nodewire.protocol import kinds
+from nodewire.protocol.committee import dvrf, oracle_round
+from nodewire.protocol.committee.committee import Committee, Oracle
+from nodewire.protocol.encoding.canonical import tagged_hash
+from nodewire.protocol.job import request as job
+from nodewire.protocol.job.plan import Assignment, Verification
+from nodewire.protocol.verification import verdict
+from nodewire.protocol.verification.verdict import Certificate, Verdict
 from tests.protocol import documents
 
 GENESIS_S = 1_700_000_000
@@ -121,7 +124,7 @@ def certificate(said: Verdict, voters=tuple(ORACLES[:3]), *, digest: str | None 
     """The event by which `voters` certify what was said (or, with `digest`, something else)."""
     topic = verdict.topic(said.key)
     votes = tuple(
-        inventory.build_vote(voter, said.committee, topic, digest or said.digest(), created_at=7) for voter in voters
+        oracle_round.build_vote(voter, said.committee, topic, digest or said.digest(), created_at=7) for voter in voters
     )
     return verdict.build(STRANGER, Certificate(said, votes), created_at=8)
 

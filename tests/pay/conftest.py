@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
-from simnet_process import run_simnet
 
 from simnet.wallet import SimWallet
+from tests.pay.simnet_process import run_simnet
 
 BASE_FEE_MSAT = 10
 FEE_PPM = 1_000

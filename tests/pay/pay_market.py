@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from nodewire.errors import RelayRefused
 from nodewire.nostr.keys import Keys
-from nodewire.pay.debts import Key
-from nodewire.pay.dues import Due
-from nodewire.pay.ledger import Ledger
-from nodewire.pay.payer import Payer
-from nodewire.pay.till import Till
+from nodewire.pay.accounts.debts import Key
+from nodewire.pay.accounts.dues import Due
+from nodewire.pay.accounts.ledger import Ledger
+from nodewire.pay.accounts.payer import Payer
+from nodewire.pay.accounts.till import Till
 
 JOB = "10" * 32
 RELAYS = ("wss://a.example",)

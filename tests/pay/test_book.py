@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nodewire.errors import BadInput, NotAllowed, PaymentFailed
-from simnet.holding import MAX_ZAPS, HolderBook, Share, apply, settled
+from simnet.holder_book import MAX_ZAPS, HolderBook, Share, apply, settled
 from simnet.steps import (
     FEES,
     BondLock,

@@ -5,14 +5,14 @@ import os
 import shutil
 from contextlib import suppress
 
-import bond_market as bm
 import pytest
-from bond_market import COMMITTEE, CUSTOMER, OTHER, PRICE_MSAT, PROVIDER, VERIFIERS
 
+import tests.pay.bond_market as bm
 from nodewire.errors import NodewireError, NotAllowed
 from simnet.journal import Journal
 from simnet.service import Simnet
 from simnet.treasurer import Rules, Treasurer
+from tests.pay.bond_market import COMMITTEE, CUSTOMER, OTHER, PRICE_MSAT, PROVIDER, VERIFIERS
 
 START_S = bm.GENESIS_S + 1
 NAMES = ("provider", "other", "customer", "verifier", "oracle")

@@ -6,13 +6,13 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import bond_market as bm
-from bond_market import CUSTOMER, OTHER, PROVIDER, VERIFIERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_treasurer import World
 
+import tests.pay.bond_market as bm
 from nodewire.errors import NodewireError
+from tests.pay.accounts.test_treasurer import World
+from tests.pay.bond_market import CUSTOMER, OTHER, PROVIDER, VERIFIERS
 
 STAKERS = {"driver": PROVIDER, "stage.0": OTHER}
 PAYEES = [CUSTOMER, *VERIFIERS, *bm.ORACLES[:2], PROVIDER]

@@ -13,16 +13,18 @@ from random import Random
 
 from nodewire.errors import NodewireError
 from nodewire.plan.assign import Busy, assign
-from nodewire.protocol import beacon, certificate, inventory, snapshot, tags
-from nodewire.protocol.account import COUNTED_AFTER, ReputationVerdict
-from nodewire.protocol.body import Body
-from nodewire.protocol.certificate import Certificate
-from nodewire.protocol.commitment import certified_root
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
-from nodewire.protocol.plan import Terms
-from nodewire.protocol.snapshot import Node, Snapshot
-from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys
+from nodewire.protocol.committee import beacon, oracle_round, quorum_certificate
+from nodewire.protocol.committee.commitment import certified_root
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.committee.epoch_body import Body
+from nodewire.protocol.committee.quorum_certificate import Certificate
+from nodewire.protocol.committee.reputation import COUNTED_AFTER, ReputationVerdict
+from nodewire.protocol.encoding import tags
+from nodewire.protocol.job.plan import Terms
+from nodewire.protocol.market import snapshot
+from nodewire.protocol.market.snapshot import Node, Snapshot
+from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from tests.protocol.committee.actors import HOLDER, Provider, committee, digest, keys
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "assign2.json"
 CUSTOMER_KEYS = keys("customer")
@@ -97,7 +99,7 @@ def certified(document: Committee, seats, found: Snapshot) -> tuple[Certificate,
     )
     topic, at = tags.epoch_topic(body.epoch), document.close_ms(body.epoch) // 1000
     quorum = seats[: document.quorum]
-    votes = [inventory.build_vote(s.keys, body.committee, topic, body.digest(), created_at=at) for s in quorum]
+    votes = [oracle_round.build_vote(s.keys, body.committee, topic, body.digest(), created_at=at) for s in quorum]
     partials = [beacon.build(s.keys, body, s.index, s.share, created_at=at) for s in seats]
     return Certificate(body, tuple(votes)), partials, blob
 
@@ -137,7 +139,7 @@ class World:
         self.certificate, self.partials, self.blob = certified(self.committee, self.seats, self.snapshot)
         parsed = [beacon.parse(event) for event in self.partials]
         self.beacon = beacon.combine(self.committee, self.certificate.digest, parsed)
-        self.certificate_event = certificate.build(self.seats[0].keys, self.certificate, created_at=0)
+        self.certificate_event = quorum_certificate.build(self.seats[0].keys, self.certificate, created_at=0)
 
     def inputs(self, terms: Terms | None = None, *, k: int = 0, busy: tuple[Busy, ...] = ()) -> dict:
         return {

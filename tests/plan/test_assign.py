@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from nodewire.errors import BadInput, BadPlan, NoProvider, OverBudget
 from nodewire.plan.assign import FAR_US, Busy, Offer, assign, draw, link_us, open_task, repute
 from nodewire.plan.policy import SHARE_PPM
-from nodewire.protocol import feedback
-from nodewire.protocol.account import POINTS
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import LOCAL
-from nodewire.protocol.snapshot import Node
+from nodewire.protocol.committee.reputation import POINTS
+from nodewire.protocol.job import feedback
+from nodewire.protocol.job.plan import LOCAL
+from nodewire.protocol.market.snapshot import Node
+from nodewire.protocol.model.manifest import Manifest
 from tests.plan import second_assign
 from tests.plan.markets import VECTORS, World, diamond, generous, ring, strained, vector, vectors
-from tests.protocol_committee.actors import digest, keys
+from tests.protocol.committee.actors import digest, keys
 
 
 @pytest.fixture(scope="module")

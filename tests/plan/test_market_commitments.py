@@ -7,12 +7,12 @@ import pytest
 from nodewire.errors import BadHash, LinkLost, NotFound
 from nodewire.market import Market
 from nodewire.nostr.event import sign
-from nodewire.protocol import commitment, inventory
-from nodewire.protocol.body import Body
-from nodewire.protocol.commitment import ChunkRoot, Commitment
-from nodewire.protocol.inventory import Inventory
-from nodewire.protocol.snapshot import sha256
-from tests.protocol_committee.actors import committee, digest, keys
+from nodewire.protocol.committee import commitment, oracle_round
+from nodewire.protocol.committee.commitment import ChunkRoot, Commitment
+from nodewire.protocol.committee.epoch_body import Body
+from nodewire.protocol.committee.oracle_round import Inventory
+from nodewire.protocol.market.snapshot import sha256
+from tests.protocol.committee.actors import committee, digest, keys
 
 COMMITTEE, SEATS = committee()
 EPOCH = 7
@@ -60,7 +60,7 @@ def certified(stores, events):
     """The body of an epoch whose inventories, which relays have, list these events."""
     ids = tuple(sorted(event.id for event in events))
     said = Inventory(committee=COMMITTEE.digest(), epoch=EPOCH, beats=(), commitments=ids)
-    listed = [inventory.build_inventory(seat.keys, said, created_at=6)[0] for seat in SEATS[:3]]
+    listed = [oracle_round.build_inventory(seat.keys, said, created_at=6)[0] for seat in SEATS[:3]]
     stores.events.update((event.id, event) for event in listed)
     return Body(
         committee=COMMITTEE.digest(),
@@ -135,7 +135,7 @@ async def test_an_inventory_that_lists_nothing_may_be_gone(stores, market):
     small, _ = committed("small", 2)
     body = certified(stores, [small])
     empty = Inventory(committee=COMMITTEE.digest(), epoch=EPOCH, beats=(), commitments=())
-    gone, _ = inventory.build_inventory(SEATS[3].keys, empty, created_at=6)  # no oracle stores it for others
+    gone, _ = oracle_round.build_inventory(SEATS[3].keys, empty, created_at=6)  # no oracle stores it for others
     body = body.model_copy(update={"inventories": tuple(sorted((*body.inventories, gone.id)))})
     stores.events[small.id] = small
     assert [one.id for one in await market.commitments(body)] == [small.id]

@@ -1,7 +1,7 @@
 """The longest path from each task to a job's end."""
 
 from nodewire.plan.path import remaining_us
-from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task
+from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task
 
 BLOB = BlobRef(sha256="ab" * 32, bytes=1)
 

@@ -6,10 +6,11 @@ import pytest
 
 from nodewire.plan.assign import Busy
 from nodewire.plan.audit import audit
-from nodewire.protocol import beacon, feedback
-from nodewire.protocol.certificate import Certificate
+from nodewire.protocol.committee import beacon
+from nodewire.protocol.committee.quorum_certificate import Certificate
+from nodewire.protocol.job import feedback
 from tests.plan.markets import CUSTOMER_KEYS, World, generous, ring
-from tests.protocol_committee.actors import digest, keys
+from tests.protocol.committee.actors import digest, keys
 
 
 @pytest.fixture(scope="module")

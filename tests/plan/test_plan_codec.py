@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nodewire.errors import BadInput, BadPlan
 from nodewire.plan.codec import WORTH_PERCENT, Link, Wish, best, codecs, predicted, time_ns
-from nodewire.protocol.codec import CODECS, can_narrow
-from nodewire.protocol.manifest import Edge, Tensor
+from nodewire.protocol.model.edge_codec import CODECS, can_narrow
+from nodewire.protocol.model.manifest import Edge, Tensor
 from tests.plan.markets import World, generous, ring
 
 MBIT = 125

@@ -6,9 +6,9 @@ import pytest
 
 from nodewire.errors import NoQuorum
 from nodewire.plan.epoch import KEPT, Epochs, is_valid
-from nodewire.protocol import beacon
+from nodewire.protocol.committee import beacon
 from tests.plan.markets import World, ring
-from tests.protocol_committee.actors import digest
+from tests.protocol.committee.actors import digest
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import BadInput
-from nodewire.pay.settlement import (
+from nodewire.pay.bond.settlement import (
     FLAT_UNITS,
     PREFILL_DISCOUNT,
     funded_units,
@@ -19,8 +19,8 @@ from nodewire.pay.settlement import (
 )
 from nodewire.plan.assign import repute
 from nodewire.plan.policy import SHARE_PPM, SHIPPED, Policy, SelfDealingModel, VerifierPay, minimum_bond_msat
-from nodewire.protocol.account import MAX_POINTS, POINTS
-from nodewire.protocol.snapshot import Node
+from nodewire.protocol.committee.reputation import MAX_POINTS, POINTS
+from nodewire.protocol.market.snapshot import Node
 
 SPLITUP = Policy(rate=0.08, stake=10.0, reward=1.2, collusion=0.1)
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.plan.sample import draw, is_audited, is_drawn, is_inspected
-from nodewire.protocol import commitment
-from nodewire.protocol.commitment import ChunkRoot, Commitment
-from nodewire.protocol.verdict import MAX_VERIFIERS, sample_key
+from nodewire.protocol.committee import commitment
+from nodewire.protocol.committee.commitment import ChunkRoot, Commitment
+from nodewire.protocol.verification.verdict import MAX_VERIFIERS, sample_key
 from tests.customer.public_record import CUSTOMER, PROVIDERS, TASKS, PublicRecord
-from tests.protocol_committee.actors import digest, keys
+from tests.protocol.committee.actors import digest, keys
 
 RECORD = PublicRecord()
 COMMITTEE, REQUEST = RECORD.committee, RECORD.request

@@ -1,8 +1,8 @@
 """Small valid documents that the protocol's tests change one field of."""
 
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.manifest import BlobRef, Edge, Manifest, Task, Tensor
-from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
+from nodewire.protocol.job.plan import Assignment, Plan, Terms, Verification
+from nodewire.protocol.model.manifest import BlobRef, Edge, Manifest, Task, Tensor
 
 CUSTOMER = Keys(b"\x01" * 32)
 PROVIDERS = [Keys(bytes([i]) * 32) for i in (2, 3, 4)]

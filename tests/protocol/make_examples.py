@@ -12,48 +12,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodewire.nostr import nip44
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import (
-    audit,
-    bond,
-    canonical,
-    closing,
-    complaint,
-    delivery,
-    feedback,
-    job,
-    kinds,
-    mxint8,
-    outer,
-    published_profile,
-    result,
-    splice,
-    trainer,
-    verification,
-)
-from nodewire.protocol import round as rounds
-from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
-from nodewire.protocol.close import Close
-from nodewire.protocol.commitment import ChunkRoot
-from nodewire.protocol.delivery import DeliveryDetails
-from nodewire.protocol.feedback import Due, Why
-from nodewire.protocol.frame import MXINT8, Array, Frame
-from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.outer import Input, Optimization
-from nodewire.protocol.published_profile import PublishedFit, PublishedProfile, PublishedRate, PublishedTask
-from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.result import ResultDetails
-from nodewire.protocol.round import Round, RoundTicket, ShardAssignment
-from nodewire.protocol.splice import Splice
-from nodewire.protocol.swarm import RollCall, Swarm, SwarmNode
-from nodewire.protocol.trainer import Trainer
-from nodewire.protocol.verification import JobSamples, Report, Sample
-from nodewire.wire import identity
-from nodewire.wire.pull import Want
-from nodewire.wire.reach.offer import Offer
-from tests.protocol_committee.actors import digest, keys
+from nodewire.nostr.nips import nip44
+from nodewire.protocol import kinds
+from nodewire.protocol.committee.commitment import ChunkRoot
+from nodewire.protocol.encoding import canonical
+from nodewire.protocol.job import feedback, result
+from nodewire.protocol.job import request as job
+from nodewire.protocol.job.chunk_close import Close
+from nodewire.protocol.job.feedback import Due, Why
+from nodewire.protocol.job.result import ResultDetails
+from nodewire.protocol.market import ad_profile, bond, relay_ad
+from nodewire.protocol.market.ad import Ad, ManifestOffer, TaskOffer
+from nodewire.protocol.market.ad_profile import PublishedFit, PublishedProfile, PublishedRate, PublishedTask
+from nodewire.protocol.market.relay_ad import Splice
+from nodewire.protocol.market.static_swarm import RollCall, Swarm, SwarmNode
+from nodewire.protocol.model.manifest import BlobRef
+from nodewire.protocol.tensors import mxint8
+from nodewire.protocol.tensors.frame import MXINT8, Array, Frame
+from nodewire.protocol.verification import complaint
+from nodewire.protocol.verification import sample as verification
+from nodewire.protocol.verification.sample import JobSamples, Report, Sample
+from nodewire.training.protocol import audit, outer_step, round_close, trainer_ad
+from nodewire.training.protocol import result as delivery
+from nodewire.training.protocol import round as rounds
+from nodewire.training.protocol.outer_step import Input, Optimization
+from nodewire.training.protocol.recipe import Recipe
+from nodewire.training.protocol.result import DeliveryDetails
+from nodewire.training.protocol.round import Round, RoundTicket, ShardAssignment
+from nodewire.training.protocol.trainer_ad import Trainer
+from nodewire.wire.evidence.pull import Want
+from nodewire.wire.nat.offer import Offer
+from nodewire.wire.transport import identity
+from tests.protocol.committee.actors import digest, keys
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "examples1.json"
 AT_S = 1_800_000_020
@@ -144,7 +136,7 @@ def _measured() -> list[list[str]]:
         fit=PublishedFit(call_us=140, slower=3.0, within=1.25),
         tasks={(manifest, "stage.0"): task},
     )
-    return [list(tag) for tag in published_profile.build(profile, Ad(name="stage", manifests=(held,)))]
+    return [list(tag) for tag in ad_profile.build(profile, Ad(name="stage", manifests=(held,)))]
 
 
 def _mxint8() -> dict[str, Any]:
@@ -193,8 +185,8 @@ def _reach() -> Mapping[str, Any]:
         expires_s=AT_S + 30,
     )
     return {
-        "splice": splice.build(RELAYED, ad, created_at=AT_S),
-        "splice_request": splice.request(
+        "splice": relay_ad.build(RELAYED, ad, created_at=AT_S),
+        "splice_request": relay_ad.request(
             STAGE, RELAYED.public, salt=digest("salt")[:16], now_s=AT_S, room=digest("room")
         ),
         "offer": offer.document(),
@@ -260,13 +252,13 @@ def _training() -> Mapping[str, Any]:
         ciphertext=_sealed(STAGE, delivered.to_json()),
         created_at=AT_S + 20,
     )
-    counted = closing.CountedResult(
+    counted = round_close.CountedResult(
         request=request.id, provider=STAGE.public, index=0, result=come.id, commitment=commitment
     )
-    close = closing.build(
+    close = round_close.build(
         CUSTOMER,
         kinds.FEDAVG,
-        closing.Close(job=round_.job, round=0, nonce=digest("nonce"), results=(counted,)),
+        round_close.Close(job=round_.job, round=0, nonce=digest("nonce"), results=(counted,)),
         created_at=AT_S + 25,
     )
     step = Optimization(
@@ -274,16 +266,16 @@ def _training() -> Mapping[str, Any]:
         provider=DRIVER.public,
         theta=round_.theta,
         inputs=(Input(result=come.id, index=0, weight=delivered.samples, update=_blob("update ciphertext")),),
-        gflop=outer.work_gflop(recipe, 1),
+        gflop=outer_step.work_gflop(recipe, 1),
         price_msat=1_000,
         deposit_msat=250,
         ticket=digest("outer ticket"),
         deadline_s=60,
     )
-    outer_tags, outer_content = outer.tags_and_content(step, relays=(RELAY,))
+    outer_tags, outer_content = outer_step.tags_and_content(step, relays=(RELAY,))
     return {
         "recipe": {"document": recipe.document(), "digest": recipe.digest()},
-        "trainer": trainer.build(STAGE, ad, created_at=AT_S, expires_at_s=AT_S + 600),
+        "trainer": trainer_ad.build(STAGE, ad, created_at=AT_S, expires_at_s=AT_S + 600),
         "round": request,
         "round_ticket": ticket.document(),
         "delivery": come,

@@ -12,23 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from nodewire.nostr import event as events
-from nodewire.nostr import nip13
 from nodewire.nostr.event import Event
-from nodewire.protocol import beat, canonical, certificate, committee, job, kinds, merkle, publish
-from nodewire.protocol.ad import Ad
-from nodewire.protocol.body import Body
-from nodewire.protocol.chunk import Opening, claim, leaf_of
-from nodewire.protocol.close import Close
-from nodewire.protocol.commitment import ChunkRoot, Commitment, certified_root
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.inventory import Inventory
-from nodewire.protocol.plan import tensor_key
-from nodewire.protocol.receipt import Closing, FinalChunk, PaidChunk, Receipt
-from nodewire.protocol.sent import FrameStatement, digest_of, hashed
-from nodewire.protocol.verdict import Verdict, sample_key
+from nodewire.nostr.nips import nip13
+from nodewire.protocol import kinds
+from nodewire.protocol.committee import committee, quorum_certificate
+from nodewire.protocol.committee.commitment import ChunkRoot, Commitment, certified_root
+from nodewire.protocol.committee.epoch_body import Body
+from nodewire.protocol.committee.oracle_round import Inventory
+from nodewire.protocol.encoding import canonical, merkle
+from nodewire.protocol.job import request as job
+from nodewire.protocol.job.chunk import Opening, claim, leaf_of
+from nodewire.protocol.job.chunk_close import Close
+from nodewire.protocol.job.plan import tensor_key
+from nodewire.protocol.job.receipt import Closing, FinalChunk, PaidChunk, Receipt
+from nodewire.protocol.market import heartbeat
+from nodewire.protocol.market.ad import Ad
+from nodewire.protocol.model import manifest_event as publish
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.verification.statement import FrameStatement, digest_of, hashed
+from nodewire.protocol.verification.verdict import Verdict, sample_key
 from tests.plan.markets import CUSTOMER_KEYS, World, generous, ring
 from tests.protocol import documents
-from tests.protocol_committee.actors import digest, keys
+from tests.protocol.committee.actors import digest, keys
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "documents1.json"
 REQUEST = digest("request")
@@ -144,7 +149,7 @@ def _models(world: World, roots: list[ChunkRoot]) -> list[tuple[str, Any]]:
         ("body", body),
         ("inventory", inventory),
         ("ad", Ad.parse(provider.ad.content)),
-        ("beat", beat.parse(provider.beat(5))),
+        ("beat", heartbeat.parse(provider.beat(5))),
         ("verdict", verdict),
     ]
 
@@ -278,7 +283,7 @@ def _events(world: World) -> dict[str, Event]:
         servers=("https://blobs.example",),
     )
     closed_s = world.committee.close_ms(world.certificate.body.epoch) // 1000
-    certified = certificate.build(world.seats[0].keys, world.certificate, created_at=closed_s)
+    certified = quorum_certificate.build(world.seats[0].keys, world.certificate, created_at=closed_s)
     terms = generous(max_chunk_msat=200, max_total_msat=100_000)
     plan = world.assign(terms)
     ticket = job.Ticket(request="00" * 32, params={"max_tokens": 5}, salt=digest("salt"), inputs=())

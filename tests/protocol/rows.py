@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from nodewire.graph.format import Input, Node, Output, Program, Weight
-from nodewire.graph.interpret import Interpreter, bind
-from nodewire.graph.whitelist import Ref
-from nodewire.protocol import rowwise
-from nodewire.protocol.graph_program import GraphProgram
-from nodewire.protocol.manifest import CUSTOMER, Manifest
-from tests.customer.models import manifest
+from nodewire.graph.program.format import Input, Node, Output, Program, Weight
+from nodewire.graph.program.interpreter import Interpreter, bind
+from nodewire.graph.program.whitelist import Ref
+from nodewire.protocol.model.manifest import CUSTOMER, Manifest
+from nodewire.taskgraph import batch_axis
+from nodewire.taskgraph.program import GraphProgram
+from tests.customer.call_models import manifest
 
 F32, I64 = torch.float32, torch.int64
 ROWS, INNER, WIDTH = 6, 5, 4
@@ -58,12 +58,12 @@ def read(one: Program) -> tuple[Manifest, dict[str, GraphProgram]]:
 
 def axis_of(one: Program) -> int:
     """As a customer asks. Raises Unproven."""
-    return rowwise.axes(*read(one), "b")["out"]
+    return batch_axis.axes(*read(one), "b")["out"]
 
 
 def batch_of(one: Program) -> str | None:
     """As a provider asks."""
-    return rowwise.batch_dim(GraphProgram.decode(one.encode()))
+    return batch_axis.batch_dim(GraphProgram.decode(one.encode()))
 
 
 def run(one: Program, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -6,23 +6,27 @@ import pytest
 
 from nodewire.errors import BadSignature
 from nodewire.nostr import event as events
-from nodewire.nostr import nip13
+from nodewire.nostr.nips import nip13
 from nodewire.plan.audit import audit
-from nodewire.protocol import ad, beacon, beat, canonical, certificate, committee, job, merkle, publish
-from nodewire.protocol.ad import Ad
-from nodewire.protocol.beat import Beat
-from nodewire.protocol.body import Body
-from nodewire.protocol.chunk import Opening, claim, leaf_of
-from nodewire.protocol.close import Close
-from nodewire.protocol.commitment import ChunkRoot, Commitment, certified_root
-from nodewire.protocol.committee import Committee
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.inventory import Inventory
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Plan, tensor_key
-from nodewire.protocol.receipt import Closing, Receipt
-from nodewire.protocol.sent import FrameStatement, digest_of, hashed
-from nodewire.protocol.verdict import Verdict, sample_key
+from nodewire.protocol.committee import beacon, committee, quorum_certificate
+from nodewire.protocol.committee.commitment import ChunkRoot, Commitment, certified_root
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.committee.epoch_body import Body
+from nodewire.protocol.committee.oracle_round import Inventory
+from nodewire.protocol.encoding import canonical, merkle
+from nodewire.protocol.job import request as job
+from nodewire.protocol.job.chunk import Opening, claim, leaf_of
+from nodewire.protocol.job.chunk_close import Close
+from nodewire.protocol.job.plan import Plan, tensor_key
+from nodewire.protocol.job.receipt import Closing, Receipt
+from nodewire.protocol.market import ad, heartbeat
+from nodewire.protocol.market.ad import Ad
+from nodewire.protocol.market.heartbeat import Beat
+from nodewire.protocol.model import manifest_event
+from nodewire.protocol.model.manifest import Manifest
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.verification.statement import FrameStatement, digest_of, hashed
+from nodewire.protocol.verification.verdict import Verdict, sample_key
 from tests.protocol import make_vectors
 
 VECTORS = json.loads(make_vectors.VECTORS.read_text())
@@ -138,7 +142,7 @@ def signed():
 def test_signed_events_are_read(signed):
     nip13.check(signed["request"], 8)
     assert ad.parse(signed["ad"]).committees == (committee.parse(signed["committee"]).digest(),)
-    assert beat.parse(signed["beat"]).ad == signed["ad"].id
+    assert heartbeat.parse(signed["beat"]).ad == signed["ad"].id
 
 
 def test_the_requests_plan_follows_from_what_it_cites(signed):
@@ -151,9 +155,9 @@ def test_the_requests_plan_follows_from_what_it_cites(signed):
     findings = audit(
         request.plan,
         customer=request.customer,
-        manifest=publish.parse(signed["manifest"]),
+        manifest=manifest_event.parse(signed["manifest"]),
         committee=committee.parse(signed["committee"]),
-        certificate=certificate.parse(signed["certificate"]),
+        certificate=quorum_certificate.parse(signed["certificate"]),
         partials=[beacon.parse(partial) for partial in request.partials],
         snapshot_blob=bytes.fromhex(VECTORS["snapshot"]["packed"]),
     )

@@ -8,34 +8,27 @@ import torch
 
 from nodewire.errors import BadEvent, BadInput
 from nodewire.nostr import event as events
-from nodewire.nostr import nip44
-from nodewire.protocol import (
-    audit,
-    bond,
-    closing,
-    complaint,
-    delivery,
-    feedback,
-    outer,
-    result,
-    splice,
-    trainer,
-    verification,
-)
-from nodewire.protocol import round as rounds
-from nodewire.protocol.close import Close
-from nodewire.protocol.delivery import DeliveryDetails
-from nodewire.protocol.feedback import Why
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.job import Ticket, content_of
-from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.result import ResultDetails
-from nodewire.protocol.round import RoundTicket
-from nodewire.protocol.swarm import RollCall, Swarm
+from nodewire.nostr.nips import nip44
+from nodewire.protocol.job import feedback, result
+from nodewire.protocol.job.chunk_close import Close
+from nodewire.protocol.job.feedback import Why
+from nodewire.protocol.job.request import Ticket, content_of
+from nodewire.protocol.job.result import ResultDetails
+from nodewire.protocol.market import bond, relay_ad
+from nodewire.protocol.market.static_swarm import RollCall, Swarm
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.verification import complaint, sample
+from nodewire.training.protocol import audit, outer_step, round_close, trainer_ad
+from nodewire.training.protocol import result as delivery
+from nodewire.training.protocol import round as rounds
+from nodewire.training.protocol.recipe import Recipe
+from nodewire.training.protocol.result import DeliveryDetails
+from nodewire.training.protocol.round import RoundTicket
 from nodewire.weights import mxint8
-from nodewire.wire import identity, pull
-from nodewire.wire.pull import Want
-from nodewire.wire.reach.offer import Offer
+from nodewire.wire.evidence import pull
+from nodewire.wire.evidence.pull import Want
+from nodewire.wire.nat.offer import Offer
+from nodewire.wire.transport import identity
 from tests.protocol import make_examples
 
 VECTORS = json.loads(make_examples.VECTORS.read_text())
@@ -80,7 +73,7 @@ def test_what_is_said_to_the_customer_alone_is_opened_by_its_key(signed):
 
 
 def test_a_draw_and_its_report_are_about_one_sample(signed):
-    sampled, report = verification.parse(signed["sampled"]), verification.parse_report(signed["report"])
+    sampled, report = sample.parse(signed["sampled"]), sample.parse_report(signed["report"])
     assert sampled.samples[0].key == report.key == VECTORS["sample_key"]
     assert signed["report"].pubkey in sampled.samples[0].verifiers
 
@@ -100,9 +93,9 @@ def test_a_pulls_job_follows_from_its_want():
 
 
 def test_a_splice_is_read_and_asked(signed):
-    ad = splice.parse(signed["splice"])
+    ad = relay_ad.parse(signed["splice"])
     asked = signed["splice_request"]
-    read = splice.check_request(json.dumps(asked.as_dict()).encode(), signed["splice"].pubkey, asked.created_at)
+    read = relay_ad.check_request(json.dumps(asked.as_dict()).encode(), signed["splice"].pubkey, asked.created_at)
     offer = Offer.from_document(VECTORS["offer"])
     assert read.room == offer.room
     assert offer.splice == f"splice:{signed['splice'].pubkey}@{ad.at[0]}"
@@ -136,11 +129,11 @@ def test_layers_of_a_swarms_node_are_counted_from_0(layers):
 def test_a_splice_is_at_a_port_that_there_is(signed, port):
     document = {**json.loads(signed["splice"].content), "at": [f"splice.example:{port}"]}
     with pytest.raises(BadEvent, match=r"at\.0"):
-        splice.Splice.from_document(document)
+        relay_ad.Splice.from_document(document)
 
 
 def test_a_round_goes_from_its_request_to_its_close(signed):
-    ad, request, come = trainer.parse(signed["trainer"]), rounds.parse(signed["round"]), signed["delivery"]
+    ad, request, come = trainer_ad.parse(signed["trainer"]), rounds.parse(signed["round"]), signed["delivery"]
     ticket = RoundTicket.from_document(VECTORS["round_ticket"])
     assert request.kind in ad.kinds
     assert request.round.shards[0].ticket == ticket.seal()
@@ -149,10 +142,10 @@ def test_a_round_goes_from_its_request_to_its_close(signed):
     assert delivered == DeliveryDetails.from_document(VECTORS["delivered"])
     read = delivery.parse(come)
     assert read.commitment == delivered.commitment(come.pubkey, request.id, 0, 0)
-    closed = closing.parse(signed["round_close"])
+    closed = round_close.parse(signed["round_close"])
     assert closed.close.find_result(request.id, come.pubkey).commitment == read.commitment
     assert audit.parse(signed["snapshots_asked"]).close == closed.id
-    assert outer.parse(signed["outer"]).round.inputs[0].result == come.id
+    assert outer_step.parse(signed["outer"]).round.inputs[0].result == come.id
 
 
 def test_a_narrowed_tensor_has_these_bytes():

@@ -13,9 +13,9 @@ from random import Random
 import torch
 
 from nodewire.errors import BadFrame
-from nodewire.protocol.frame import Frame
-from nodewire.protocol.guesses import packed
-from nodewire.protocol.history import History
+from nodewire.protocol.speculation.frame_meta import packed
+from nodewire.protocol.speculation.plain_history import History
+from nodewire.protocol.tensors.frame import Frame
 from tests.kinds.inprocess import to_arrays
 
 KINDS = ("on", "on", "on", "back", "epoch", "tree", "tree", "back tree", "keep", "keep", "keep tree", "empty")

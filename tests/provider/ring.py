@@ -7,26 +7,26 @@ from dataclasses import dataclass, field
 
 from kinds.k8843 import KIND
 from nodewire.errors import NodewireError
-from nodewire.llm.split import split_decoder
+from nodewire.llm.checkpoint.splitter import split_decoder
 from nodewire.nostr.keys import Keys
-from nodewire.pay.ledger import Ledger
-from nodewire.protocol.close import Close
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.job import Request
-from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
-from nodewire.provider.job import JobRun
-from nodewire.provider.job_context import JobContext
-from nodewire.provider.job_worker import JobWorker
-from nodewire.provider.statements import Statements
+from nodewire.pay.accounts.ledger import Ledger
+from nodewire.protocol.job.chunk_close import Close
+from nodewire.protocol.job.plan import Assignment, Plan, Terms, Verification
+from nodewire.protocol.job.request import Request
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.provider.inference.job import JobRun
+from nodewire.provider.inference.job_context import JobContext
+from nodewire.provider.inference.statements import Statements
+from nodewire.provider.tasks.job_worker import JobWorker
 from nodewire.wire import Node
-from nodewire.wire.membership import Membership
-from nodewire.wire.record import Record
-from nodewire.wire.spool import Spool
+from nodewire.wire.evidence.spool import Spool
+from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job_member import Membership
 from tests.kinds.inprocess import Direct
 from tests.kinds.llama import load
-from tests.llm.guessing_driver import make_guessing
-from tests.provider.test_guessing_job import Knowing, right_by
-from tests.provider.test_provider_job import CUSTOMER, HASH, PROMPT, REQUEST, Loaded
+from tests.llm.guess_driver import make_guessing
+from tests.provider.inference.test_provider_job import CUSTOMER, HASH, PROMPT, REQUEST, Loaded
+from tests.provider.inference.test_speculative_job import Knowing, right_by
 
 CHUNK = 16
 

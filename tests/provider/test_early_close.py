@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from nodewire.errors import BadFrame, NodewireError
-from nodewire.protocol.chunk import chunk_of
-from nodewire.protocol.close import Close
-from tests.provider.test_provider_job import REQUEST, folder, generate, make_market, served  # noqa: F401
+from nodewire.protocol.job.chunk import chunk_of
+from nodewire.protocol.job.chunk_close import Close
+from tests.provider.inference.test_provider_job import REQUEST, folder, generate, make_market, served  # noqa: F401
 
 CHUNK = 16
 PROMPT = "xq" * 12

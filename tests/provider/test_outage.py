@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from nodewire.errors import Busy, LinkLost, NodeFailed, PaymentRequired, WorkerFailed
-from nodewire.pay.ledger import Ledger
+from nodewire.pay.accounts.ledger import Ledger
 from nodewire.provider import outage as outages
-from nodewire.provider.admission import feedback_for
+from nodewire.provider.admission.checks import feedback_for
 from nodewire.provider.outage import FIRST_S, MOST_S, QUIET_S, Outage, disk_check, ledger_check, worker_check
 
 FULL = NodeFailed("disk", "No space left on device")
@@ -140,7 +140,7 @@ def test_a_file_limit_of_the_kernel_fails_the_checks_of_a_real_process(tmp_path)
 import asyncio, resource, sqlite3, sys
 from pathlib import Path
 from nodewire.errors import NodeFailed
-from nodewire.pay.ledger import Ledger
+from nodewire.pay.accounts.ledger import Ledger
 from nodewire.provider.outage import disk_check, ledger_check
 folder = Path(sys.argv[1])
 ledger = Ledger(folder / "ledger.db")

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from nodewire.errors import LinkLost
+from tests.provider.inference.test_provider_job import folder  # noqa: F401
+from tests.provider.inference.test_speculative_job import truth  # noqa: F401
 from tests.provider.ring import CHUNK, Ring, make_trees
-from tests.provider.test_guessing_job import truth  # noqa: F401
-from tests.provider.test_provider_job import folder  # noqa: F401
 
 
 async def test_a_job_of_which_nobody_dies_gives_the_models_tokens_and_commits_to_all_chunks(folder, tmp_path, truth):  # noqa: F811

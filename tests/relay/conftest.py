@@ -1,7 +1,7 @@
 import pytest
-from talking import NOW, talk
 
 from relay import Config, serve
+from tests.relay.conversation import NOW, talk
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from random import Random
 
 import aiohttp
 import pytest
-from talking import ALICE, BOB, NOW
 
-from nodewire.nostr import nipb7
 from nodewire.nostr.event import sign
+from nodewire.nostr.nips import nipb7
 from relay import BlobLimits, Config, serve
+from tests.relay.conversation import ALICE, BOB, NOW
 
 BODY = Random(17).randbytes(5_000)
 SHA256 = hashlib.sha256(BODY).hexdigest()

@@ -5,9 +5,9 @@ The cases follow mikedilger/relay-tester's checklist.
 
 import nostr_sdk
 import pytest
-from talking import ALICE, BOB, NOW, note, talk
 
 from relay import Config, serve
+from tests.relay.conversation import ALICE, BOB, NOW, note, talk
 
 
 @pytest.fixture(params=["nodewire", "rust-nostr"])

@@ -11,13 +11,13 @@ import time
 
 import aiohttp
 import pytest
-from talking import ALICE, Talk, note, talk
 from websockets.asyncio.client import connect
 
 from nodewire.errors import BadConfig
-from nodewire.nostr import nipb7
+from nodewire.nostr.nips import nipb7
 from relay import Config, schema, serve
 from relay.storing import Job, store
+from tests.relay.conversation import ALICE, Talk, note, talk
 
 
 async def start(*arguments):

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import nostr_sdk
-from talking import ALICE, BOB, note
 
 from relay import Config, serve
+from tests.relay.conversation import ALICE, BOB, note
 
 WAIT = timedelta(seconds=10)
 

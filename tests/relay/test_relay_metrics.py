@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from talking import ALICE, NOW, note, talk
 
 from nodewire.metrics import endpoint
 from relay import Config, Limits, exporting, serve
-from tests.metrics.reading import fetched, value
+from tests.metrics.scrape import fetched, value
+from tests.relay.conversation import ALICE, NOW, note, talk
 
 
 @pytest.fixture

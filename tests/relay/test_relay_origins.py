@@ -10,14 +10,14 @@ import hashlib
 import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from talking import ALICE, BOB, NOW, Talk, note, talk
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from nodewire.nostr import nipb7
 from nodewire.nostr.keys import Keys
+from nodewire.nostr.nips import nipb7
 from relay import BlobLimits, Config, Limits, serve
 from relay.sharing import address_of
+from tests.relay.conversation import ALICE, BOB, NOW, Talk, note, talk
 
 HONEST, GREEDY = "127.0.0.7", "127.0.0.8"
 BODY = b"honest" * 100

@@ -5,13 +5,13 @@ import json
 
 import aiohttp
 import pytest
-from talking import ALICE, BOB, NOW, Talk, note, talk
 from websockets.asyncio.client import connect
 
 from nodewire.nostr.event import sign
 from relay import POLICIES, Config, Limits, schema, serve
 from relay.expiring import sweep
 from relay.storing import Job, store
+from tests.relay.conversation import ALICE, BOB, NOW, Talk, note, talk
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from nodewire.errors import BadConfig, BadHash, BadInput, LinkLost, NotAllowed, NotFound, TimedOut, TooLarge
-from nodewire.nostr import nipb7
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.manifest import BlobRef
+from nodewire.nostr.nips import nipb7
+from nodewire.protocol.model.manifest import BlobRef
 from nodewire.store.blobs import Blobs
 from relay import BlobLimits, Config, serve
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.swarm.running_swarm import NAMES, Swarm
+from tests.swarm.swarm_process import NAMES, Swarm
 
 
 @pytest.fixture(scope="module")

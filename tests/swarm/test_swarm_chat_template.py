@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodewire.customer.swarm import NodesRecord
+from nodewire.customer.static_swarm import NodesRecord
 
 TEMPLATE = b"{{ messages }}" * 100
 

@@ -7,9 +7,9 @@ import pytest
 from nodewire.errors import BadConfig, BadInput, BadPlan, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.plan.by_file import by_file, free
-from nodewire.protocol.plan import Plan, Terms
-from nodewire.provider.admission import Admission
-from nodewire.provider.swarm import ByFile
+from nodewire.protocol.job.plan import Plan, Terms
+from nodewire.provider.admission.checks import Admission
+from nodewire.provider.static_swarm import ByFile
 from nodewire.swarm.file import SwarmFile
 from tests.plan import markets
 

@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from safetensors.numpy import load, save
 
 from nodewire.nostr import event as events
-from nodewire.nostr import nip13, nip44
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.nips import nip13, nip44
+from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
-from nodewire.pay import invoices
+from nodewire.pay.lightning import invoices
 from simnet.wallet import SimWallet
 
 SEGMENT = 2**20

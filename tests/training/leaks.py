@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nodewire.nostr import nip44, nip59
-from nodewire.store import sealed
+from nodewire.nostr.nips import nip44, nip59
+from nodewire.store import sealed_blobs
 
 WINDOW = 16
 DISTINCT = 6
@@ -38,7 +38,7 @@ class Secrets:
 def watched() -> Iterator[Secrets]:
     """Note all that this process seals, whoever does it."""
     seen = Secrets()
-    seal, new_key, encrypt, wrap = sealed.seal, sealed.new_key, nip44.encrypt, nip59.wrap
+    seal, new_key, encrypt, wrap = sealed_blobs.seal, sealed_blobs.new_key, nip44.encrypt, nip59.wrap
 
     def sealing(pieces: Iterable[bytes], key: str) -> Iterator[bytes]:
         whole = b"".join(pieces)
@@ -58,11 +58,11 @@ def watched() -> Iterator[Secrets]:
         seen.tickets.append((recipient, made))
         return made
 
-    sealed.seal, sealed.new_key, nip44.encrypt, nip59.wrap = sealing, keying, encrypting, wrapping
+    sealed_blobs.seal, sealed_blobs.new_key, nip44.encrypt, nip59.wrap = sealing, keying, encrypting, wrapping
     try:
         yield seen
     finally:
-        sealed.seal, sealed.new_key, nip44.encrypt, nip59.wrap = seal, new_key, encrypt, wrap
+        sealed_blobs.seal, sealed_blobs.new_key, nip44.encrypt, nip59.wrap = seal, new_key, encrypt, wrap
 
 
 def readable(folder: Path) -> dict[str, bytes]:

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from nodewire.protocol.recipe import Recipe
-from nodewire.train import directory, reading, start, state, vocabulary
-from nodewire.train.data import Tensors
-from nodewire.train.families import initial
-from nodewire.train.state import State
+from nodewire.training.engine import sample_files, state
+from nodewire.training.engine.data import Tensors
+from nodewire.training.engine.families import initial
+from nodewire.training.engine.models import directory, vocabulary
+from nodewire.training.engine.models import initial_weights as start
+from nodewire.training.engine.state import State
+from nodewire.training.protocol.recipe import Recipe
 
 WORDS = ("green", "tea", "rain", "falls", "on", "old", "stone", "and", "grass", "grows")
 
@@ -138,7 +140,9 @@ def given(name: str, folder: Path, **changes: Any) -> Given:
     recipe = Recipe.from_document({**_COMMON, "name": name, **MAKERS[name](folder), **changes})
     begun = folder / "start" if any((folder / "start").iterdir()) else None
     read = start.read(recipe, begun)
-    return Given(recipe, folder / "data", begun, reading.read(recipe, folder / "data", read.tokenizer), read.tensors)
+    return Given(
+        recipe, folder / "data", begun, sample_files.read(recipe, folder / "data", read.tokenizer), read.tensors
+    )
 
 
 def cited(data: bytes) -> dict[str, Any]:

@@ -14,35 +14,35 @@ from kinds.k8840 import KIND as FEDAVG
 from kinds.k8841 import KIND as DILOCO
 from kinds.k8842 import KIND as OUTER
 from nodewire.config import CustomerConfig, WalletConfig
-from nodewire.customer.training import files
-from nodewire.customer.training.coordinating import Coordinator
-from nodewire.customer.training.course import Course, OnChange
-from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.requesting import Requests
-from nodewire.customer.training.rounds import Rounds
-from nodewire.customer.training.session import TrainingSession
-from nodewire.customer.training.state import State
-from nodewire.customer.training.transcribing import transcribe
-from nodewire.guests import listening_socket
 from nodewire.kind import Limits
+from nodewire.net.http_server import listening_socket
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
-from nodewire.pay import lnurl_server
-from nodewire.pay.dues import Due
-from nodewire.pay.ledger import Ledger
-from nodewire.pay.payer import Payer
-from nodewire.pay.till import Till
-from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.trainer import Trainer
-from nodewire.protocol.transcript import Transcript
+from nodewire.pay.accounts.dues import Due
+from nodewire.pay.accounts.ledger import Ledger
+from nodewire.pay.accounts.payer import Payer
+from nodewire.pay.accounts.till import Till
+from nodewire.pay.lightning import lnurl_server
 from nodewire.provider.outage import Check
-from nodewire.provider.training.admission import TrainingAdmission
-from nodewire.provider.training.fedstr.serving import Fedstr
-from nodewire.provider.training.kept import KeptShards
-from nodewire.provider.training.training import TrainingService
 from nodewire.store.blobs import Blobs
-from nodewire.train import state
+from nodewire.training.customer import files
+from nodewire.training.customer.driver import Rounds
+from nodewire.training.customer.machine.journal import Journal
+from nodewire.training.customer.machine.state import State
+from nodewire.training.customer.market.context import Course, OnChange
+from nodewire.training.customer.market.coordinator_client import Coordinator
+from nodewire.training.customer.market.round_request import Requests
+from nodewire.training.customer.market.session import TrainingSession
+from nodewire.training.customer.transcript import transcribe
+from nodewire.training.engine import state
+from nodewire.training.fedstr.service import Fedstr
+from nodewire.training.protocol.recipe import Recipe
+from nodewire.training.protocol.trainer_ad import Trainer
+from nodewire.training.protocol.transcript import Transcript
+from nodewire.training.provider.admission import TrainingAdmission
+from nodewire.training.provider.service import TrainingService
+from nodewire.training.provider.store import KeptShards
 from simnet import http
 from simnet.service import Fees, Simnet
 from simnet.wallet import SimWallet

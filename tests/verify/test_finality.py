@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodewire.market import Contents
-from nodewire.protocol import feedback
-from nodewire.protocol.complaint import CLAIMED_EPOCHS
+from nodewire.protocol.job import feedback
+from nodewire.protocol.verification.complaint import CLAIMED_EPOCHS
 from nodewire.verify.finality import final_claims, final_roots
 from tests.customer.public_record import PROVIDERS, TASKS, PublicRecord
 

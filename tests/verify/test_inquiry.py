@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.errors import NotFound, TimedOut
-from nodewire.protocol import commitment
-from nodewire.protocol.commitment import Commitment
-from nodewire.protocol.verification import Sample
+from nodewire.protocol.committee import commitment
+from nodewire.protocol.committee.commitment import Commitment
+from nodewire.protocol.verification.sample import Sample
 from nodewire.verify import inquiry as module
 from nodewire.verify.inquiry import Inquiry, Overloaded
-from nodewire.verify.recompute import ComputedLeaves
+from nodewire.verify.recomputation import ComputedLeaves
 from tests.customer.public_record import PROVIDERS, TASKS, PublicRecord
 from tests.protocol import documents
-from tests.protocol_committee.actors import keys
+from tests.protocol.committee.actors import keys
 
 MANIFEST = documents.manifest()
 AN_AGE_S = 1_000

@@ -3,14 +3,14 @@
 import pytest
 
 from nodewire.errors import BadHash, NotAllowed, NotFound, TooLarge
-from nodewire.protocol.chunk import leaf_of, opening
-from nodewire.protocol.forgery import forged
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.verification import Sample
+from nodewire.protocol.job.chunk import leaf_of, opening
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.verification.forgery import forged
+from nodewire.protocol.verification.sample import Sample
 from nodewire.verify import own_frames as module
 from nodewire.verify.own_frames import shown_leaves
 from tests.protocol import documents
-from tests.verify.test_recompute import ID, MANIFEST, Shows, nodes
+from tests.verify.test_recomputation import ID, MANIFEST, Shows, nodes
 
 DRIVER = documents.PROVIDERS[0]
 

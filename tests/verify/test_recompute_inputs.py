@@ -8,21 +8,21 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.errors import BadHash, Busy, LinkLost, NotAllowed, NotFound, Withheld
-from nodewire.protocol.chunk import chunk_of, leaf_of, opening
-from nodewire.protocol.commitment import ChunkRoot
-from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.job import Request, Ticket
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Assignment, Terms, Verification
-from nodewire.protocol.sent import FrameStatement, digest_of, hashed
-from nodewire.protocol.verification import Sample
-from nodewire.provider.holding import EvidenceServer, KeptJob
-from nodewire.verify import recompute as module
+from nodewire.protocol.committee.commitment import ChunkRoot
+from nodewire.protocol.job.chunk import chunk_of, leaf_of, opening
+from nodewire.protocol.job.plan import Assignment, Terms, Verification
+from nodewire.protocol.job.request import Request, Ticket
+from nodewire.protocol.model.manifest import Manifest
+from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.verification.sample import Sample
+from nodewire.protocol.verification.statement import FrameStatement, digest_of, hashed
+from nodewire.provider.evidence.server import EvidenceServer, KeptJob
+from nodewire.verify import recomputation as module
 from nodewire.verify.finality import CertifiedRoot, Finality
-from nodewire.verify.recompute import Equivocated, Unopened, gather, recompute
-from nodewire.wire.spool import Spool
+from nodewire.verify.recomputation import Equivocated, Unopened, gather, recompute
+from nodewire.wire.evidence.spool import Spool
 from tests.protocol import documents
-from tests.protocol_committee.actors import committee, keys
+from tests.protocol.committee.actors import committee, keys
 
 MANIFEST = documents.manifest()
 REQUEST, HASH = "cd" * 32, "ab" * 32

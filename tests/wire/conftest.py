@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from wire_net import Net
+
+from tests.wire.wire_net import Net
 
 
 def pytest_asyncio_loop_factories():

@@ -10,11 +10,11 @@ import relay
 from nodewire.nostr.event import parse
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
-from nodewire.protocol.address import SpliceAddress
+from nodewire.protocol.encoding.address import SpliceAddress
 from nodewire.wire import Node
-from nodewire.wire.reach.reach import Reach
-from nodewire.wire.reach.splice import message
-from nodewire.wire.reach.splicer import Splicer
+from nodewire.wire.nat.relay_client import message
+from nodewire.wire.nat.relay_server import Splicer
+from nodewire.wire.nat.rendezvous import Reach
 
 
 @dataclass

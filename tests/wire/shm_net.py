@@ -7,13 +7,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire_net import Net
-
 from nodewire.nostr.keys import Keys
-from nodewire.wire import Node, frames, identity
-from nodewire.wire.shm import SameHost, greeting
+from nodewire.wire import Node
+from nodewire.wire.framing import frames
+from nodewire.wire.shm import SameHost, handshake
 from nodewire.wire.shm.channel import _RECORD
-from nodewire.wire.shm.greeting import HandshakeResult
+from nodewire.wire.shm.handshake import HandshakeResult
+from nodewire.wire.transport import identity
+from tests.wire.wire_net import Net
 
 
 def name_of(net: Net, public: str) -> Path:
@@ -24,7 +25,7 @@ def name_of(net: Net, public: str) -> Path:
 def connected(net: Net, node: Node, *, watched: bool = True, at: Path | None = None) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     if watched:
-        greeting.watch(connection)
+        handshake.watch(connection)
     connection.connect(str(at or name_of(net, node.public)))
     return connection
 
@@ -41,7 +42,7 @@ class Hand:
     @classmethod
     async def greet(cls, net: Net, node: Node, keys: Keys | None = None, *, watched: bool = True) -> "Hand":
         connection = connected(net, node, watched=watched)
-        return cls(keys or Keys.generate(), node.public, connection, await greeting.greet(connection, node.public))
+        return cls(keys or Keys.generate(), node.public, connection, await handshake.greet(connection, node.public))
 
     @classmethod
     async def proven(cls, net: Net, node: Node, keys: Keys | None = None) -> "Hand":

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from wire_net import job_id, until
 
 from nodewire.errors import LinkLost, from_dict
-from nodewire.wire.membership import Membership
+from nodewire.wire.job_member import Membership
 from tests.protocol.documents import PROVIDERS, manifest, plan
+from tests.wire.wire_net import job_id, until
 
 CASES = json.loads((Path(__file__).parent.parent / "vectors" / "recovery1.json").read_text())["link"]
 PEER = PROVIDERS[1].public

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.wire import JobChannelSpec, Route
 
 DATA, MORE, CONTROL, CREDIT, PING, PONG, FILLER = range(1, 8)

@@ -7,12 +7,12 @@ import sys
 import time
 
 import pytest
-from wire_net import TLS_AND_SHM, array, data_frame, job_id, until
 
 from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.tensors.frame import Frame
 from nodewire.wire import JobChannelSpec, Patience, Route
+from tests.wire.wire_net import TLS_AND_SHM, array, data_frame, job_id, until
 
 pytestmark = TLS_AND_SHM
 

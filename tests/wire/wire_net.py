@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.frame import Array
-from nodewire.protocol.plan import tensor_key
-from nodewire.wire import Link, Node, Patience, frames, identity
-from nodewire.wire.frames import DataHeader
+from nodewire.protocol.job.plan import tensor_key
+from nodewire.protocol.tensors.frame import Array
+from nodewire.wire import Link, Node, Patience
+from nodewire.wire.framing import frames
+from nodewire.wire.framing.frames import DataHeader
 from nodewire.wire.shm import SameHost
+from nodewire.wire.transport import identity
 
 TLS_AND_SHM = pytest.mark.parametrize("net", ["tls", "shm"], indirect=True)
 """Run over both; peers that speak by hand do so over TLS."""

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 import torch
 
-from nodewire.graph.format import Input, Node, Output, Program
-from nodewire.graph.whitelist import Ref
+from nodewire.graph.program.format import Input, Node, Output, Program
+from nodewire.graph.program.whitelist import Ref
 from nodewire.kind import Limits, Turn
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.worker import WorkerProcess, calls
 from tests.sessions import Named
 

@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nodewire.errors import BadFrame
 from nodewire.kind import Limits, Turn
-from nodewire.llm.actor import load
-from nodewire.llm.split import split_decoder
-from nodewire.protocol.frame import Array, Frame
+from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.entry import load
+from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.worker import WorkerProcess
 from tests.sessions import Named
 

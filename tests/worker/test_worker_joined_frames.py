@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewire.errors import BadFrame, TooLarge
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.worker.joined_frames import MAX_CALLS, JoinedBytes, JoinedFrames
 
 EDGES = frozenset({"a", "b", "c"})

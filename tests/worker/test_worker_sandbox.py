@@ -34,7 +34,7 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, filter_, 0, 0) == 0
 
 from nodewire.errors import NodewireError
 from nodewire.kind import Limits
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.tensors.frame import Frame
 from nodewire.worker import WorkerProcess
 
 

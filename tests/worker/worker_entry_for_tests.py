@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from nodewire.errors import Busy
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.tensors.frame import Frame
 
 PROBES = {}
 ctypes.util.find_library("dl")  # as a CUDA build of torch does while it is imported

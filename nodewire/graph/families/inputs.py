@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput
-from nodewire.graph.encoder_directory import AFTER_PADDING
-from nodewire.graph.examples import BATCH, Leaf, Signature
-from nodewire.graph.format import Input, Shape
+from nodewire.graph.families.encoder_directory import AFTER_PADDING
+from nodewire.graph.program.format import Input, Shape
+from nodewire.graph.trace.examples import BATCH, Leaf, Signature
 
 SEQUENCE, TARGET, IMAGES = "sequence", "target", "images"
 _IMAGE_SIZE = 224

@@ -11,45 +11,29 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from nodewire.errors import BadInput, BadTask, TooLarge
-from nodewire.llm.config import QUANTIZED, DecoderConfig
-from nodewire.llm.families import (
-    bloom,
-    cohere,
-    cohere2,
-    compressed,
-    deepseek_v2,
-    deepseek_v3,
-    falcon,
+from nodewire.llm.families import multimodal
+from nodewire.llm.families.fields import compressed_tensors, quantization_methods, tensor_names
+from nodewire.llm.families.fields.fields import Fields
+from nodewire.llm.families.fields.tensor_names import Piece, Pieces
+from nodewire.llm.families.layer_norm import bloom, cohere, cohere2, falcon, gpt2, gpt_neox, mpt, stablelm, starcoder2
+from nodewire.llm.families.mixture import deepseek_v2, deepseek_v3, glm4_moe, gpt_oss, mixtral, qwen2_moe, qwen3_moe
+from nodewire.llm.families.rms_norm import (
     gemma,
     gemma2,
     gemma3,
-    glm4_moe,
-    gpt2,
-    gpt_neox,
-    gpt_oss,
     granite,
     llama,
     meta,
-    methods,
     mistral,
-    mixtral,
-    mpt,
-    multimodal,
-    naming,
     olmo2,
     olmo3,
     phi3,
     qwen2,
-    qwen2_moe,
     qwen3,
-    qwen3_moe,
     smollm3,
-    stablelm,
-    starcoder2,
 )
-from nodewire.llm.families.fields import Fields
-from nodewire.llm.families.naming import Piece, Pieces
-from nodewire.llm.parameters import BOTH, Ends, of_ends
+from nodewire.llm.spec.config import QUANTIZED, DecoderConfig
+from nodewire.llm.spec.parameters import BOTH, Ends, of_ends
 from nodewire.weights.tensorfile import StoredTensor
 
 MAX_CONFIG_BYTES = 1_048_576
@@ -64,7 +48,7 @@ class Family(Protocol):
         """The fields of a DecoderConfig, unchecked. Raises BadTask for a variant that the layers do not compute."""
 
     def pieces(self, config: DecoderConfig, layer: int) -> Pieces:
-        """What makes up each parameter of a layer (nodewire.llm.parameters)."""
+        """What makes up each parameter of a layer (nodewire.llm.spec.parameters)."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -117,7 +101,7 @@ ARCHITECTURES = _BY_CLASS.keys() | multimodal.ARCHITECTURES
 def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
     """The decoder that a config.json describes; a generation_config.json beside it may name further end tokens.
 
-    Of matrices that are made anew as they are read (nodewire.llm.anew) it says nothing.
+    Of matrices that are made anew as they are read (nodewire.llm.checkpoint.dequantization) it says nothing.
 
     Raises:
         TooLarge: longer than 1 MiB.
@@ -137,14 +121,14 @@ def parse_document(config: Mapping[str, Any], ends: Any = None) -> DecoderConfig
     if name is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise BadTask("architectures", f"{str(architectures)[:80]} is not one of those that generate text: {known}")
-    anew = methods.said_of(config)
-    blocks = None if anew is not None else compressed.said_of(config)
+    anew = quantization_methods.said_of(config)
+    blocks = None if anew is not None else compressed_tensors.said_of(config)
     fields = Fields(config if anew is None and blocks is None else {**config, "quantization_config": None})
     document = FAMILIES[name].parse(fields)
     if "quantization_config" in fields:
         raise BadTask(
             "quantization_config",
-            f"only of the methods {compressed.METHOD}, gptq, awq and fp8, or mxfp4 of gpt-oss: take the model "
+            f"only of the methods {compressed_tensors.METHOD}, gptq, awq and fp8, or mxfp4 of gpt-oss: take the model "
             "unquantized, which `nodewire quantize` makes smaller",
         )
     fields.end()
@@ -154,7 +138,7 @@ def parse_document(config: Mapping[str, Any], ends: Any = None) -> DecoderConfig
     found = DecoderConfig.from_document(document)
     if blocks is None:
         return found
-    return DecoderConfig.from_document(document | {"quantization": compressed.parse(blocks, modules_of(found))})
+    return DecoderConfig.from_document(document | {"quantization": compressed_tensors.parse(blocks, modules_of(found))})
 
 
 def modules_of(config: DecoderConfig) -> Iterator[tuple[int, str, list[Piece]]]:
@@ -179,7 +163,7 @@ def _stored(config: DecoderConfig, layer: int, role: str, pieces: tuple[Piece, .
 
 
 def end_pieces(config: DecoderConfig) -> Pieces:
-    return naming.of_ends(config, *_ENDS.get(config.family, ()))
+    return tensor_names.of_ends(config, *_ENDS.get(config.family, ()))
 
 
 def own_tensors(config: DecoderConfig, stored: Mapping[str, StoredTensor], *, sees: bool) -> dict[str, StoredTensor]:

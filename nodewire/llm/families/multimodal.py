@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.families import gemma3, mistral
+from nodewire.llm.families.rms_norm import gemma3, mistral
 
 _MODELS = {
     "Gemma3ForConditionalGeneration": ("gemma3_text", gemma3.ARCHITECTURE),

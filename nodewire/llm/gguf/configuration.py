@@ -16,8 +16,8 @@ import torch
 from nodewire.errors import BadTask, Unsupported
 from nodewire.gguf.header import TensorEntry
 from nodewire.gguf.model import Model
-from nodewire.llm.families.fields import Fields
-from nodewire.llm.families.sizes import FULL, SLIDING
+from nodewire.llm.families.fields.fields import Fields
+from nodewire.llm.families.fields.sizes import FULL, SLIDING
 from nodewire.weights.gguf_rows import Rows
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"

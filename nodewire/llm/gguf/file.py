@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from nodewire.gguf.chat import chat_of
 from nodewire.gguf.model import open_model
-from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families import parse_document
 from nodewire.llm.gguf import configuration, tensors
 from nodewire.llm.gguf.tokenizer import converted
+from nodewire.llm.spec.config import DecoderConfig
 from nodewire.weights.gguf_rows import check_library
 from nodewire.weights.tensorfile import StoredTensor
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tokenizers import Regex, pre_tokenizers
 
-from nodewire.llm.meta_tokenizer import LLAMA_3
+from nodewire.llm.tokens.meta_tokenizer import LLAMA_3
 
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN_2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST

@@ -16,14 +16,15 @@ from typing import Any
 from nodewire.errors import BadTask, Unsupported
 from nodewire.gguf.header import TensorEntry
 from nodewire.gguf.model import Model
-from nodewire.llm.config import DecoderConfig, Quantization
-from nodewire.llm.families import compressed, end_tensors, modules_of, naming, stage_tensors
-from nodewire.llm.families.naming import Piece
+from nodewire.llm.families import end_tensors, modules_of, stage_tensors
+from nodewire.llm.families.fields import compressed_tensors, tensor_names
+from nodewire.llm.families.fields.tensor_names import Piece
 from nodewire.llm.gguf.configuration import BESIDE, EMBEDDING, HEAD
+from nodewire.llm.spec.config import DecoderConfig, Quantization
 from nodewire.weights.gguf_rows import GROUP, KEPT, Form, Rows, drawn
 from nodewire.weights.tensorfile import StoredTensor
 
-_ENDS = {naming.EMBEDDING: EMBEDDING, naming.FINAL_NORM: "output_norm.weight", naming.HEAD: HEAD}
+_ENDS = {tensor_names.EMBEDDING: EMBEDDING, tensor_names.FINAL_NORM: "output_norm.weight", tensor_names.HEAD: HEAD}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)", re.DOTALL)
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
 _MODULES = {
@@ -117,7 +118,7 @@ def _quantization(mapping: _RowSources, config: DecoderConfig) -> Quantization |
     plain = [at for at, own in bits.items() if own > most]
     if len(plain) == len(bits):
         return None
-    named = compressed.named(plain, bits)
+    named = compressed_tensors.named(plain, bits)
     return Quantization.from_document({"scheme": f"int{most}", "group_size": GROUP, "back_off": 0, "plain": named})
 
 

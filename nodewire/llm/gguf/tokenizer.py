@@ -12,7 +12,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 from nodewire.errors import BadTask, TooLarge, Unsupported
 from nodewire.gguf.model import Model
 from nodewire.llm.gguf.pre_tokenizers import WAYS
-from nodewire.llm.sentencepiece import CONTROL, MAX_PIECE_CHARS, MAX_PIECES, NORMAL, UNKNOWN, USER, Piece, tokenizer_of
+from nodewire.llm.tokens.sentencepiece import (
+    CONTROL,
+    MAX_PIECE_CHARS,
+    MAX_PIECES,
+    NORMAL,
+    UNKNOWN,
+    USER,
+    Piece,
+    tokenizer_of,
+)
 from nodewire.text.detokenizer import guarded
 
 _AT = "tokenizer.ggml."

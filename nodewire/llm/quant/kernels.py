@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.config import Blocks
-from nodewire.llm.quant.rounding import in_codes, unpacked, widened
-from nodewire.llm.quant.sizes import TOGETHER, WIDENED
+from nodewire.llm.quant.blocks import in_codes, unpacked, widened
+from nodewire.llm.spec.config import Blocks
+from nodewire.llm.spec.quant_memory import TOGETHER, WIDENED
 
 _HALF = 8
 """What the kernel takes from a code."""

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.config import Blocks
-from nodewire.llm.quant.choice import kernel
-from nodewire.llm.quant.rounding import activations
-from nodewire.llm.row import Row
+from nodewire.llm.quant.blocks import activations
+from nodewire.llm.quant.kernel_choice import kernel
+from nodewire.llm.quant.row_product import Row
+from nodewire.llm.spec.config import Blocks
 
 
 class InBlocks:
-    """A matrix in blocks: what `linear` takes besides tensors. `alone` is as `choice.kernel` has it."""
+    """A matrix in blocks: what `linear` takes besides tensors. `alone` is as `kernel_choice.kernel` has it."""
 
     def __init__(
         self, shape: tuple[int, int], blocks: Blocks, dtype: torch.dtype, device: torch.device, *, alone: bool = False

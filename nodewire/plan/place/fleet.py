@@ -1,6 +1,6 @@
 """Many rings over one pool: which nodes work together, how many sessions each ring has room for, who holds what.
 
-What a ring makes in a second is the sessions in flight divided by what a turn takes (`predict`), so over a WAN it is
+What a ring makes in a second is the sessions in flight divided by what a turn takes (`prediction`), so over a WAN it is
 bought with memory for caches and lost to distance. Rings are formed one after the other from the nodes that are left:
 for several numbers of sessions the quickest ring with room for them (`search`), and of these
 
@@ -24,7 +24,6 @@ from itertools import permutations
 from math import inf, sqrt
 
 from nodewire.errors import NoProvider
-from nodewire.plan.place.estimate import SIZES, Estimator
 from nodewire.plan.place.model import (
     CUSTOMER,
     Chain,
@@ -37,10 +36,11 @@ from nodewire.plan.place.model import (
     Workload,
     silent,
 )
-from nodewire.plan.place.predict import Predictor
+from nodewire.plan.place.prediction import Predictor
 from nodewire.plan.place.regions import REGION, SMALL, joined, nearest, part, regions
-from nodewire.plan.place.ring import Instance
-from nodewire.plan.place.search import best_ring
+from nodewire.plan.place.ring_search.estimate import SIZES, Estimator
+from nodewire.plan.place.ring_search.ring import Instance
+from nodewire.plan.place.ring_search.search import best_ring
 
 _ROUNDS, _FEW = 12, 1
 _LEAST_GAIN = 1e-3

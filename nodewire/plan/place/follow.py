@@ -23,9 +23,9 @@ from hashlib import sha256
 from itertools import accumulate
 from random import Random
 
-from nodewire.plan.place.petals import BALANCE_QUALITY
-from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.snapshot import Snapshot
+from nodewire.plan.place.baselines.petals import BALANCE_QUALITY
+from nodewire.protocol.market.snapshot import Snapshot
+from nodewire.protocol.model.manifest import Manifest
 
 LEAVE_EPOCHS = 4
 """A block's; who may leave in it does so in its first half."""

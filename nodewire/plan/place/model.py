@@ -22,7 +22,7 @@ Objective = Literal["latency", "throughput"]
 Table = tuple[tuple[int, float], ...]
 """(batch, ms), ascending."""
 Point = tuple[float, float, float]
-"""x, y and height in ms: a round trip is the distance and both heights, as in `protocol.coordinates`."""
+"""x, y and height in ms: a round trip is the distance and both heights, as in `protocol.market.coordinates`."""
 UPLINK = 12_500.0
 """100 Mbit/s, as `assign/2` counts links."""
 MOST_NODES = 4_096

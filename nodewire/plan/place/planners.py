@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from nodewire.plan.place import chance as _chance
-from nodewire.plan.place import fleet, parallax, petals
+from nodewire.plan.place import fleet
+from nodewire.plan.place.baselines import chance as _chance
+from nodewire.plan.place.baselines import parallax, petals
 from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Workload
-from nodewire.plan.place.predict import Predictor
+from nodewire.plan.place.prediction import Predictor
 from nodewire.plan.place.route import route
 
 Planner = Callable[[Pool, Chain, Workload, Objective, Random], Placement]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from nodewire.plan.place.arrays import Floats, link_ms, summed_ms
 from nodewire.plan.place.model import CUSTOMER, Chain, Placement, Pool, Ring, Stage
+from nodewire.plan.place.ring_search.arrays import Floats, link_ms, summed_ms
 
 REGION, SMALL = 48, 24
 """Nodes of a part."""

@@ -8,8 +8,8 @@ from math import inf
 
 import numpy as np
 
-from nodewire.plan.place.arrays import Ints, byte_ms, link_ms
 from nodewire.plan.place.model import CUSTOMER, Chain, Pool, Stage
+from nodewire.plan.place.ring_search.arrays import Ints, byte_ms, link_ms
 
 Cost = Callable[[Stage], float]
 """How long a stage, or the part of it that is used, takes (ms)."""

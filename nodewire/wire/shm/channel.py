@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from nodewire.errors import BadFrame, NodewireError
-from nodewire.wire.shm.memory import RING_BYTES, RingMapping
-from nodewire.wire.shm.ring import Buffer
+from nodewire.wire.shm.mapping import RING_BYTES, RingMapping
+from nodewire.wire.shm.ring_buffer import Buffer
 
 _RECORD = struct.Struct("!QQ")
 _READ_BYTES = 256 * _RECORD.size

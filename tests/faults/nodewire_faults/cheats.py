@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.tensors.frame import Frame
 
 NOISE = 0.05
 Tensors = Frame[torch.Tensor]

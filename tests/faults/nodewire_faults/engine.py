@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nodewire.graph import actor as graph
+from nodewire.graph import entry as graph
 from nodewire.kind import Actor, Limits, Params
-from nodewire.llm import actor as llm
-from nodewire.llm.attention import Attention
-from nodewire.protocol.frame import Frame
-from nodewire_faults import choosing
+from nodewire.llm import entry as llm
+from nodewire.llm.layers.attention import Attention
+from nodewire.protocol.tensors.frame import Frame
+from nodewire_faults import choice
 from nodewire_faults.cheats import Cheat
 from nodewire_faults.strike import say_choices, say_frame, say_struck
 
@@ -56,7 +56,7 @@ class Faulty:
             self._sessions[session] = (self._cheat(), int(orders["after"]))
 
     def receive(self, session: str, frame: Frame[Any]) -> list[Frame[Any]]:
-        choosing.is_job = session in self._jobs
+        choice.is_job = session in self._jobs
         outs = self._honest.receive(session, frame)
         say_choices(session, outs)
         if session not in self._sessions:

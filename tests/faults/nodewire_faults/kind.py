@@ -6,9 +6,9 @@ import os
 
 from kinds.k8843 import SplitInference
 from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
-from nodewire.protocol.codec import OWN, Codings
+from nodewire.protocol.model.edge_codec import OWN, Codings
 from nodewire_faults import CHEATS, SENDING
-from nodewire_faults.sending import Sending
+from nodewire_faults.sender import Sending
 
 CHEAT = "NODEWIRE_FAULTS_CHEAT"
 TASKS = "NODEWIRE_FAULTS_TASKS"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from nodewire.protocol.frame import Frame
+from nodewire.protocol.tensors.frame import Frame
 
 STRUCK = "the cheat altered"
 """A line of the log has this for each frame, token or weight that is not the honest one."""

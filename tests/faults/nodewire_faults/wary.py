@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodewire.provider.free_chunks import FREE_OF_WORK, FreeChunks
+from nodewire.provider.admission.free_chunks import FREE_OF_WORK, FreeChunks
 
 
 def expect_no_payment() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from nodewire.protocol.snapshot import HeldTasks, Node, Snapshot
+from nodewire.protocol.market.snapshot import HeldTasks, Node, Snapshot
 
 
 @pytest.fixture

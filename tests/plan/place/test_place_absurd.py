@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import BadInput, NoProvider
-from nodewire.plan.place.advise import Model, advise, moves
+from nodewire.plan.place.advice import Model, advise, moves
 from nodewire.plan.place.dag import Dag, Link
 from nodewire.plan.place.model import CUSTOMER, MOST_BYTES, MOST_MS, Node, Pool, Task, Workload
 

@@ -9,10 +9,10 @@ import pytest
 from bench.sim.pools import LLAMA_8B, LLAMA_70B_INT4, lasting
 from nodewire.errors import NoProvider
 from nodewire.plan.place import fleet, regions
-from nodewire.plan.place.estimate import Estimator
 from nodewire.plan.place.model import Chain, Node, Pool, Task, Workload, turn_ms
 from nodewire.plan.place.planners import OURS, PLANNERS, predicted
-from nodewire.plan.place.predict import Predictor
+from nodewire.plan.place.prediction import Predictor
+from nodewire.plan.place.ring_search.estimate import Estimator
 
 WORKLOAD = Workload(per_s=0.2)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nodewire.plan.place import follow as placing
 from nodewire.plan.place.follow import FollowState, Holder, Model, Settings, Window, follow, holders, model
-from nodewire.protocol.ad import TaskOffer
-from nodewire.protocol.snapshot import HeldTasks
+from nodewire.protocol.market.ad import TaskOffer
+from nodewire.protocol.market.snapshot import HeldTasks
 from tests.plan.markets import ring
 
 A = Model("a" * 64, tuple(f"t{i}" for i in range(6)), (10,) * 6, (1_000,) * 6)

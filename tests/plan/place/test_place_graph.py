@@ -10,7 +10,7 @@ from nodewire.errors import BadInput, NoProvider
 from nodewire.plan.place import dag as _dag
 from nodewire.plan.place.dag import Dag, Link, fits, latency_ms, least_latency
 from nodewire.plan.place.model import CUSTOMER, Node, Pool, Task, turn_ms
-from nodewire.plan.place.ring import Instance, costs, exact
+from nodewire.plan.place.ring_search.ring import Instance, costs, exact
 from nodewire.plan.place.share import divided, share
 from tests.plan.place.instances import pools, times
 

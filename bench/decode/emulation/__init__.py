@@ -1,0 +1,1 @@
+"""Emulated drivers and stages, for `bench.decode.decode`."""

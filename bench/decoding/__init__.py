@@ -1,1 +1,0 @@
-"""What `bench.decode` runs on a ring over the internet, emulated or by a clock that jumps."""

@@ -1,0 +1,1 @@
+"""Malformed frames and handshakes, for `bench.fuzz.fuzz_wire`."""

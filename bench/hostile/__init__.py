@@ -1,0 +1,1 @@
+"""A market under floods."""

@@ -1,0 +1,1 @@
+"""Markets under work and loss."""

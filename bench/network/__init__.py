@@ -1,0 +1,1 @@
+"""Links, rings and home routers."""

@@ -1,0 +1,1 @@
+"""Which models are accepted, and what their tasks take."""

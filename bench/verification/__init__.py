@@ -1,0 +1,1 @@
+"""Honest results and cheats compared."""

@@ -1,0 +1,127 @@
+"""A task of a generation whose driver guesses: what is computed of a frame, and what it is called. Part of kind 8843.
+
+Frames that are void are answered with ones without rows, uncomputed. A driver compares what comes back with what it has
+sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kinds.k8843_inboxes import Inboxes
+from nodewire.errors import BadFrame
+from nodewire.kind import Desk, Job
+from nodewire.protocol.job.frame_refusal import driven
+from nodewire.protocol.speculation.frame_meta import Step, is_computed, step_of, without_rows
+from nodewire.protocol.tensors.frame import Array, Frame
+
+
+class SpeculationTask:
+    """Of one task. Its frames come in through `given`; what the task makes goes out through `outs`."""
+
+    def __init__(self, task: str, job: Job, inboxes: Inboxes, desk: Desk) -> None:
+        self._task = task
+        self._job = job
+        self._inboxes = inboxes
+        self._desk = desk
+        self._inner = {edge.name for edge in job.manifest.inner_edges}
+        self._outputs = [edge for edge in job.manifest.outputs(task) if edge.name in self._inner]
+        self._drives = task == job.manifest.driver.name
+        self._admitted = -1
+        """The newest chunk that is."""
+        self._sent: dict[int, Step] = {}
+        """By number, the driver's frames that have not come back."""
+        self._epoch = 0
+        """The newest that the driver has sent."""
+
+    def concerns(self, frame: Frame[Array]) -> bool:
+        """Whether there may be guesses on the frame's edge."""
+        return frame.edge in self._inner
+
+    def begun(self, frame: Frame[Array]) -> None:
+        """A prompt comes."""
+        self._desk.received(self._task, frame)
+
+    async def given(self, frame: Frame[Array]) -> tuple[Sequence[Frame[Array]], Sequence[Frame[Array]]]:
+        """What the task is to compute of a frame, and what goes out without that.
+
+        Raises:
+            BadFrame: the frame cannot follow those before it, or is no answer to what was sent.
+            PaymentRequired, OverBudget, BadFrame: as Desk.admit; the last names an edge of the driver's.
+        """
+        if self._drives:
+            return await self._returned(frame), []
+        self._desk.received(self._task, frame)
+        if not is_computed(frame) or not await self._is_admitted(frame):
+            return [], [self._empty(edge.name, frame) for edge in self._outputs]
+        return [frame], []
+
+    def outs(self, frame: Frame[Array], outs: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:
+        """The frames made of `frame`, as they go out. A stage's carry the epoch of that frame."""
+        if self._drives:
+            for out in outs:
+                if out.edge in self._inner:
+                    self._epoch = epoch_of(out)
+                    self._sent[out.seq] = step_of(out, self._job.lookahead)
+            return outs
+        epoch = epoch_of(frame)
+        return [replace(out, meta={**out.meta, "epoch": epoch}) for out in outs] if epoch else outs
+
+    async def _returned(self, frame: Frame[Array]) -> list[Frame[Array]]:
+        """What the driver is given of a return. Raises as `given`."""
+        try:
+            step = step_of(frame, self._job.lookahead)
+        except BadFrame as error:
+            raise BadFrame(frame.edge, str(error)) from error
+        sent = self._sent.pop(frame.seq, None)
+        if sent is None or not step.answers(sent):
+            raise BadFrame(frame.edge, f"frame {frame.seq} is not the one that was sent")
+        if not is_computed(frame) and step.epoch == self._epoch:
+            raise BadFrame(frame.edge, f"frame {frame.seq} was not computed, and nothing makes it void")
+        self._desk.received(self._task, frame)
+        if not is_computed(frame) or not await self._is_admitted(frame):
+            frame = without_rows(frame.edge, frame, frame.tensors[0].dtype)
+        return [frame]
+
+    async def _is_admitted(self, frame: Frame[Array]) -> bool:
+        """Wait until the frame may be computed; False if it is void before that. Its chunk may never come to be."""
+        if self._inboxes.void(frame):
+            return False
+        chunk = chunk_said(frame)
+        if chunk <= self._admitted:
+            return True
+        units = max(1, -(-frame.tensors[0].shape[1] // self._job.manifest.chunk)) if frame.seq == 0 else 1
+        admitting = asyncio.ensure_future(self._desk.admit(chunk, units))
+        voided = asyncio.ensure_future(self._inboxes.voided(self._task, frame))
+        try:
+            await asyncio.wait((admitting, voided), return_when=asyncio.FIRST_COMPLETED)
+            if not admitting.done():
+                return False
+            admitting.result()
+        except BadFrame as error:
+            raise BadFrame(driven(self._job.manifest), str(error)) from error
+        finally:
+            admitting.cancel()
+            voided.cancel()
+        self._admitted = chunk
+        return True
+
+    def _empty(self, edge: str, frame: Frame[Array]) -> Frame[Array]:
+        coding = self._job.codings.get(edge)
+        declared = next(one for one in self._outputs if one.name == edge).tensors
+        return without_rows(edge, frame, coding[0][1] if coding else declared[0].dtype)
+
+
+def chunk_said(frame: Frame[Array]) -> int:
+    """The chunk that a frame says it is of. Raises BadFrame."""
+    chunk = frame.meta.get("chunk", 0)
+    if type(chunk) is not int or not 0 <= chunk < 2**31:
+        raise BadFrame("chunk", "not a chunk number")
+    return chunk
+
+
+def epoch_of(frame: Frame[Array]) -> int:
+    epoch = frame.meta.get("epoch", 0)
+    return epoch if type(epoch) is int else 0

@@ -1,0 +1,72 @@
+"""Options that say from whom one request may be bought, in place of what the configuration's [whom] says."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from nodewire.config import CustomerConfig, Whom
+from nodewire.errors import BadInput
+from nodewire.protocol.encoding.validation_errors import in_words
+
+_PANEL = "From whom"
+_PEOPLE = " An npub, or a list that somebody has published: an naddr or 30000:AUTHOR:NAME (may be repeated)."
+
+Driver = Annotated[
+    str | None,
+    typer.Option(
+        help="What runs here: nothing (provider), the driver (local: text and sampling stay here), or the model's first"
+        " and last layers, too (ends).",
+        rich_help_panel=_PANEL,
+    ),
+]
+Trusted = Annotated[
+    list[str] | None, typer.Option(help="Buy from these alone." + _PEOPLE, rich_help_panel=_PANEL, metavar="WHO")
+]
+Ends = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Buy the driver and the first and last layers from these alone." + _PEOPLE,
+        rich_help_panel=_PANEL,
+        metavar="WHO",
+    ),
+]
+Exclude = Annotated[
+    list[str] | None, typer.Option(help="Buy nothing from these." + _PEOPLE, rich_help_panel=_PANEL, metavar="WHO")
+]
+Region = Annotated[
+    list[str] | None,
+    typer.Option(help="Buy from those alone who say that they are there (may be repeated).", rich_help_panel=_PANEL),
+]
+
+_OPTIONS = {
+    "driver": "--driver",
+    "trusted": "--trusted",
+    "ends": "--ends",
+    "excluded": "--exclude",
+    "regions": "--region",
+}
+"""By the fields of `Whom`."""
+
+
+def from_whom(
+    config: CustomerConfig,
+    driver: str | None,
+    trusted: list[str] | None,
+    ends: list[str] | None,
+    exclude: list[str] | None,
+    region: list[str] | None,
+) -> CustomerConfig:
+    """The configuration with what the options say. Raises BadInput: one of them cannot be."""
+    given = {"driver": driver, "trusted": trusted, "ends": ends, "excluded": exclude, "regions": region}
+    said = {name: value for name, value in given.items() if value}
+    if not said:
+        return config
+    try:
+        whom = Whom.model_validate({**config.whom.model_dump(), **said})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadInput(_OPTIONS[str(first["loc"][0])], in_words(first)) from error
+    return config.model_copy(update={"whom": whom})

@@ -1,0 +1,1 @@
+"""Commands about the market, its money and its keys."""

@@ -1,0 +1,180 @@
+"""`nodewire wallet`: open an account with a wallet service, and look into a role's wallet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from nodewire.cli.output import Json, console, counted, notes, one_line, print_json, sats
+from nodewire.cli.shared.roles import load_customer, naming, wallet_of
+from nodewire.config import DEFAULT_WALLET, CustomerConfig, OracleConfig, load_role, parse_msat
+from nodewire.errors import BadConfig, NotAllowed
+
+if TYPE_CHECKING:
+    from nodewire.customer.payments.debts import ChunkDebt, DebtOutcome
+
+app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
+_NOT_AGREED = NotAllowed("pay", "not agreed to")
+
+
+@app.command("open")
+def open_(
+    url: Annotated[str, typer.Argument(help="URL of the wallet service, such as the simulated network's.")],
+    out: Annotated[Path, typer.Option(help="Where the account's token is written (mode 0600).")],
+    balance: Annotated[
+        str, typer.Option(help="Ask the service's faucet for this much play money, such as 100000sat.")
+    ] = "0sat",
+    kind: Annotated[str, typer.Option(help="The kind of wallet, as [wallet] kind has it.")] = DEFAULT_WALLET,
+    json: Json = False,
+) -> None:
+    """Open an account with a wallet service, such as the simulated Lightning network."""
+    from nodewire.pay import registry
+
+    wallets = registry.wallet_class(kind, "--kind")
+    if out.exists():
+        raise BadConfig(str(out), "exists; a token is never overwritten")
+    out.parent.mkdir(parents=True, exist_ok=True)  # before the account is opened: its token cannot be asked for again
+
+    async def opened() -> str:
+        wallet, token = await wallets.open_account(url, out.stem, parse_msat(balance))
+        await wallet.close()
+        return token
+
+    token = asyncio.run(opened())
+    descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token + "\n")
+    if json:
+        print_json({"token_file": str(out), "url": url})
+    else:
+        console.print(f"the account's token is in {escape(str(out))}; who has it has the money")
+
+
+@app.command()
+def settle(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Pay without asking.")] = False,
+    broken: Annotated[
+        list[str] | None,
+        typer.Option(help="Pay this provider (the beginning of its public key) also for jobs that broke off."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find what a customer still owes to providers, in its ledger and on relays, and pay it.
+
+    What is asked for jobs that broke off before it came is shown, but is not owed.
+    """
+    import uvloop
+
+    role = load_customer(config)
+    with naming(role.relays):
+        done = uvloop.run(_settle(role, lambda: yes or (not json and typer.confirm("Pay?")), tuple(broken or ())))
+    if json:
+        print_json({"debts": [_owed(one) for one in done]})
+        return
+    told = [one for one in done if one.error is not _NOT_AGREED]
+    if len(told) < len(done):
+        console.print("nothing was paid")
+    for one in told:
+        what = f"{sats(one.owed.amount_msat)} to {one.owed.key.payee[:8]}"
+        fees = f" (fees {sats(one.paid.fee_msat)})" if one.paid is not None else ""
+        console.print(
+            f"paid {what}{fees}" if one.error is None else f"not paid: {what}: {one_line(str(one.error))}",
+            soft_wrap=True,
+        )
+    if not done:
+        console.print("nothing is owed")
+
+
+async def _settle(role: CustomerConfig, agreed: Callable[[], bool], broken: tuple[str, ...]) -> list[DebtOutcome]:
+    """`broken`: to whom (beginnings of public keys) what is not owed is paid, too."""
+    from nodewire.customer.api import Customer
+    from nodewire.customer.payments import debts
+
+    async with Customer.open(role, is_buyer=False) as customer:
+        session = customer.session
+        owed = debts.in_ledger(session.payer)
+        owed += await debts.on_relays(session.pool, session.payer, session.keys.public)
+        for one in owed:
+            notes.print(_said(one), soft_wrap=True)
+        to_pay = [one for one in owed if not one.is_broken or one.key.payee.startswith(broken)]
+        left = [one for one in owed if one not in to_pay]
+        unpaid = [debts.DebtOutcome(one, None, NotAllowed("pay", "not owed; --broken pays it")) for one in left]
+        if to_pay:
+            total, payees = sum(one.amount_msat for one in to_pay), {one.key.payee for one in to_pay}
+            notes.print(f"{sats(total)} in all, to {counted(len(payees), 'provider')}; routing fees come on top")
+        if not to_pay or not agreed():
+            return unpaid + [debts.DebtOutcome(one, None, _NOT_AGREED) for one in to_pay]
+        return unpaid + await debts.settle(
+            session.payer,
+            to_pay,
+            relays=session.relays,
+            network=session.network,
+            private_endpoints=session.private_endpoints,
+        )
+
+
+def _said(one: ChunkDebt) -> str:
+    amount, payee, chunk = sats(one.amount_msat), one.key.payee[:8], f"chunk {one.key.chunk} of job {one.key.job[:8]}"
+    if not one.is_broken:
+        by_its_word = f"{payee} says that you owe it {amount} for {chunk}"
+        return f"you owe {amount} to {payee} for {chunk}" if one.is_evident else by_its_word
+    return f"{payee} asks {amount} for {chunk}, which broke off before it came: it need not be paid, yet may be"
+
+
+def _owed(one: DebtOutcome) -> dict[str, Any]:
+    key = one.owed.key
+    return {
+        "request": key.job,
+        "provider": key.payee,
+        "chunk": key.chunk,
+        "attempt": key.attempt,
+        "amount_msat": one.owed.amount_msat,
+        "fee_msat": one.paid.fee_msat if one.paid is not None else 0,
+        "owed": not one.owed.is_broken,
+        "paid": one.error is None,
+        "error": str(one.error) if one.error is not None else "",
+    }
+
+
+@app.command()
+def balance(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file.")],
+    json: Json = False,
+) -> None:
+    """What a role's wallet holds, and what its ledger spent or earned."""
+    from nodewire.pay import registry
+    from nodewire.pay.accounts.ledger import Ledger
+
+    role = load_role(config)
+    account = wallet_of(role)
+
+    async def held() -> int:
+        wallet = registry.wallet_class(account.kind).from_file(account.url, account.token_file)
+        try:
+            return await wallet.balance_msat()
+        finally:
+            await wallet.close()
+
+    found = {"balance_msat": asyncio.run(held())}
+    if not isinstance(role, OracleConfig):  # which keeps no ledger: it buys and sells nothing
+        role.state.mkdir(parents=True, exist_ok=True)
+        ledger = Ledger(role.ledger)
+        spent = ledger.spent()
+        found |= {
+            "spent_msat": spent.paid_msat + spent.fees_msat,
+            "fees_msat": spent.fees_msat,
+            "received_msat": ledger.earned_msat(),
+        }
+        ledger.close()
+    if json:
+        print_json(found)
+    else:
+        for name, msat in found.items():
+            console.print(f"{name.removesuffix('_msat'):>9}  {sats(msat)}")

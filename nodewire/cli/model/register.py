@@ -1,0 +1,348 @@
+"""`nodewire register`: cut a model into pieces and put it on the market, or say what would come of it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+
+from nodewire.cli.model.cut import CutOptions, cut, registration_report
+from nodewire.cli.model.replacement import Replace, check_replaced, published
+from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json, steps
+from nodewire.cli.shared.local import check_model, dtype_of, model_name
+from nodewire.cli.shared.registration_folder import SOURCES, is_registered
+from nodewire.cli.shared.roles import load_customer
+from nodewire.cli.shared.training_results import MODEL, SUMMARY, note, trained
+from nodewire.errors import BadHash, BadInput
+from nodewire.kind import Registration, Say
+from nodewire.protocol.encoding.byte_sizes import parse_size
+from nodewire.protocol.model import layer_ranges
+
+Relays = Annotated[
+    list[str] | None, typer.Option("--relay", help="Relay to publish to (may be repeated; default: --config's).")
+]
+Blossoms = Annotated[
+    list[str] | None, typer.Option("--blossom", help="Blob store to upload to (may be repeated; default: --config's).")
+]
+
+TARGET_VRAM = "1GB"
+_NAMED = 8
+"""Tasks in what is shown of a provider's file."""
+
+
+def register(
+    ctx: typer.Context,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; a GGUF file; a Llama as Meta "
+            "gives it out; what `train` left; or what `nodewire.register` or --out wrote."
+        ),
+    ],
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The customer's TOML file: relays, stores and key.")
+    ] = None,
+    target_vram: Annotated[
+        str, typer.Option(help="Most memory that one piece may need, such as 6MB or 12GiB.")
+    ] = TARGET_VRAM,
+    relay: Relays = None,
+    blossom: Blossoms = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The author's key file, made if missing (default: --config's, or else author.nsec)."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="The model's name (default: the recipe's, or else the folder's).")] = "",
+    sessions: Annotated[
+        int,
+        typer.Option(
+            help="Sessions that one piece must have room for at once; of a decoder, sessions of --context: of fewer "
+            "positions there may be more.",
+            min=1,
+            max=4_096,
+        ),
+    ] = 4,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a decoder: the most positions of a session, prompt and answer (default: 8192, or the model's own "
+            "if that is less).",
+            min=2,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Of a decoder: float32 or bfloat16, in which it is held and computed (default: what most of its "
+            "weights are stored in)."
+        ),
+    ] = "",
+    kv: Annotated[
+        str,
+        typer.Option(help="Of a decoder: int8 keeps keys and values in 8 bits, half of what bfloat16 takes."),
+    ] = "",
+    split: Annotated[
+        str, typer.Option(help="A decoder's stages by their layers, such as 0-7,8-15, in place of --target-vram.")
+    ] = "",
+    as_tensors: Annotated[
+        bool,
+        typer.Option(
+            "--as-tensors",
+            help="Cut any architecture at its operators, to be called with tensors; without it decoders are cut to "
+            "generate text, and sentence encoders to embed it.",
+        ),
+    ] = False,
+    expert_groups: Annotated[
+        int,
+        typer.Option(min=1, help="Pieces that the experts of each mixture are parted in; more if --target-vram asks."),
+    ] = 1,
+    most: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--most",
+            help="The most that one call may hold together, such as --most batch=8 --most sequence=64; of what is "
+            "called with tensors.",
+        ),
+    ] = None,
+    lend: Annotated[
+        bool,
+        typer.Option(
+            "--lend",
+            help="Of a decoder: give the embedding to the first piece and the head to the last, so that the driver"
+            " needs neither, and token ids go to the ring and come back. Such a model generates at temperature 0.",
+        ),
+    ] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Forbid customers to narrow what pieces send each other.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only say what would be made: no weight is read, nothing is written or published. The folder's "
+            "config.json will do, and no relay, store or key is needed.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Publish nothing, and leave manifest and pieces in this folder, for `nodewire graph`, `profile` and"
+            " `place`, and to be registered later; of a dry run the manifest alone.",
+        ),
+    ] = None,
+    replace_: Replace = False,
+    json: Json = False,
+) -> None:
+    """Cut a model into pieces, upload them, publish the manifest."""
+    check_model(folder)
+    if is_registered(folder):
+        _check_uncut(ctx)
+    results, folder = results_of(folder), model_in(folder)
+    if not is_registered(folder):
+        name = name or (results and trained(results).get("recipe")) or model_name(folder).lower()
+    asked = CutOptions(
+        size_of(target_vram),
+        name,
+        sessions,
+        as_tensors,
+        expert_groups,
+        _sizes(most or ()),
+        layer_ranges.parse(split) if split else (),
+        lend,
+        context,
+        dtype_of(dtype),
+        _kv(kv),
+    )
+    if dry_run or out is not None:
+        made = _kept(folder, asked, out, exact=exact, dry_run=dry_run)
+        if json:
+            print_json({**registration_report(made), "out": None if out is None else str(out)})
+            return
+        from nodewire.cli.model.dry_run import show
+
+        show(made)
+        if out is not None:
+            console.print(f"[bold green]written[/] into {one_line(str(out))}", soft_wrap=True)
+        return
+    role = load_customer(config) if config is not None else None
+    relays, servers = relay or (role and list(role.relays)), blossom or (role and list(role.blossom))
+    if not relays or not servers:
+        raise BadInput(
+            "--config",
+            "a customer's TOML file says where to publish; or --relay and --blossom do; or --out keeps it here",
+        )
+    author = key or (role.key if role is not None else Path("author.nsec"))
+    made, done = publish_folder(folder, asked, author, relays, servers, exact=exact, replaces=replace_, show=not json)
+    if results is not None:
+        note(results, {**trained(results), "registered": done})
+    if json:
+        print_json(done)
+        return
+    for line in made.report:
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]", soft_wrap=True)
+    names = [task.name for task in made.manifest.tasks]
+    notes.print(
+        "\n[dim]it can be bought once providers serve each of its tasks, which the file of one says so:[/]",
+        soft_wrap=True,
+    )
+    notes.print(escape(serving(done["address"], names)), soft_wrap=True)
+
+
+def serving(address: str, tasks: Sequence[str]) -> str:
+    """What a provider's file says to serve the first of some tasks."""
+    more = f"  # and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+    named = ", ".join(f'"{task}"' for task in tasks[:_NAMED])
+    return f'[[serve]]\nmanifest = "{address}"\ntasks = [{named}]{more}\nprice_msat = 1000'
+
+
+_CUTTING = ["target_vram", "sessions", "context", "dtype", "kv", "split", "as_tensors", "expert_groups", "most", "lend"]
+
+
+def _check_uncut(ctx: typer.Context) -> None:
+    """Raises BadInput: it is said how to cut what has been cut."""
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in _CUTTING and source is not None and source.name == "COMMANDLINE":
+            raise BadInput(parameter.opts[0], "`nodewire.register` has cut the model already: say it there")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=DEVELOPERS)(register)
+
+
+def size_of(text: str) -> int:
+    """Raises BadInput for what is no size; a small number without a unit was hardly meant in bytes."""
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise BadInput("--target-vram", str(error)) from error
+    if text.strip().isdigit() and size < 1_000_000:
+        raise BadInput("--target-vram", f"{text.strip()} of what? Add a unit, such as {text.strip()}MB or GB")
+    return size
+
+
+def publish_folder(
+    folder: Path,
+    asked: CutOptions,
+    key: Path,
+    relays: list[str],
+    servers: list[str],
+    *,
+    exact: bool = False,
+    replaces: bool,
+    show: bool,
+) -> tuple[Registration, dict[str, Any]]:
+    """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it.
+
+    Raises NotAllowed: it would replace another model, and `replaces` does not say so; nothing is uploaded.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        with _saying(folder) as say:
+            made = cut(folder, asked, Path(scratch), say)
+        made = _exact(made) if exact else made
+        published = asyncio.run(_publish(made, key, relays, servers, replaces=replaces, show=show))
+        return made, {**registration_report(made), **published}
+
+
+def _kept(folder: Path, asked: CutOptions, out: Path | None, *, exact: bool, dry_run: bool) -> Registration:
+    """The model in a folder, cut and not published; `out` gets what is made of it.
+
+    Raises BadInput: `out` is a model's folder, or the model is cut already.
+    """
+    if out is not None and is_registered(folder):
+        raise BadInput("--out", f"{folder} has manifest and pieces already")
+    if out is not None and (source := next((one for one in SOURCES if (out / one).exists()), None)):
+        raise BadInput("--out", f"{out} is a model's folder, it has a {source}: name another")
+    with _saying(folder) as say:
+        made = cut(folder, asked, None if dry_run else out, say)
+    made = _exact(made) if exact else made
+    if out is not None:
+        from nodewire.weights.blob_folder import MANIFEST  # torch, which `cut` has imported
+
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MANIFEST).write_bytes(made.manifest.pack())
+    return made
+
+
+@contextmanager
+def _saying(folder: Path) -> Iterator[Say]:
+    """Tells on standard error how far the cutting of a folder's model is."""
+    with steps(f"cutting {one_line(folder.name)}", at_once=True) as tell:
+        yield lambda step: tell(one_line(step))
+
+
+def _kv(text: str) -> Literal["int8"] | None:
+    """Raises BadInput."""
+    if text not in ("", "int8"):
+        raise BadInput("--kv", f"{text[:40]!r} is not int8; without it keys and values are kept as they are computed")
+    return "int8" if text else None
+
+
+def _sizes(said: Sequence[str]) -> dict[str, int]:
+    """Sizes by name, from NAME=SIZE. Raises BadInput."""
+    found: dict[str, int] = {}
+    for one in said:
+        name, _, size = one.partition("=")
+        if not name or not size.isdecimal() or not 0 < len(size) < 10:
+            raise BadInput("--most", f"{one[:80]!r} is not NAME=SIZE, such as batch=8")
+        found[name] = int(size)
+    return found
+
+
+def model_in(folder: Path) -> Path:
+    """Where the model is: in the folder itself or, of a training's results, in its `model`."""
+    inner = folder / MODEL
+    return inner if (folder / SUMMARY).is_file() and inner.is_dir() else folder
+
+
+def results_of(folder: Path) -> Path | None:
+    """The folder of a training's results that `folder` is, or is the model in; None if it is of another origin."""
+    own = folder.resolve()
+    found = own.parent if own.name == MODEL else own
+    return found if (found / SUMMARY).is_file() else None
+
+
+def _exact(made: Registration) -> Registration:
+    """The same, with every edge called exact."""
+    edges = tuple(edge.model_copy(update={"exact": True}) for edge in made.manifest.edges)
+    return replace(made, manifest=made.manifest.model_copy(update={"edges": edges}))
+
+
+async def _publish(
+    made: Registration, key: Path, relays: list[str], servers: list[str], *, replaces: bool, show: bool
+) -> dict[str, Any]:
+    from rich.progress import Progress
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.protocol.model import manifest_event
+    from nodewire.store.blobs import Blobs
+
+    keys = Keys.from_file(key)
+    manifest = made.manifest
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(Pool(relays, keys=keys))
+        cache = stack.enter_context(tempfile.TemporaryDirectory())
+        blobs = await stack.enter_async_context(Blobs(servers, Path(cache), keys=keys))
+        there = await published(pool, keys.public, manifest.name)
+        if there is not None and not replaces:
+            await check_replaced(there, blobs, manifest)
+        with Progress(console=notes, transient=True, disable=not show) as progress:
+            for sha256, path in progress.track(list(made.blobs.items()), description="uploading"):
+                if (await blobs.put(path)).sha256 != sha256:
+                    raise BadHash(str(path), "is not what the manifest cites: it has changed")
+        packed = await blobs.put(manifest.pack())
+        now_s = max(int(time.time()), there.created_at + 1 if there is not None else 0)  # of two in a second one stays
+        event = manifest_event.build(
+            keys, manifest, created_at=now_s, blob_sha256=packed.sha256, servers=tuple(servers)
+        )
+        await pool.publish(event, timeout_s=30.0)
+    return {"address": manifest_event.address(event), "event": event.id, "digest": manifest.digest()}

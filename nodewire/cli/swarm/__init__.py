@@ -1,0 +1,1 @@
+"""Commands of a swarm by a file."""

@@ -1,0 +1,161 @@
+"""What was paid for a job: claims against the plan's prices, zap receipts, the customer's receipts and its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from nodewire.customer.audit.finding import Line, missing, not_yet, ok, wrong
+from nodewire.customer.audit.public_events import Record
+from nodewire.customer.payments.receipt_finalizer import COMMIT_EPOCHS
+from nodewire.errors import BadInput, NodewireError
+from nodewire.nostr.event import Event
+from nodewire.pay.accounts import zaps
+from nodewire.pay.accounts.debts import Debt, Key
+from nodewire.protocol.job import receipt
+from nodewire.protocol.job.feedback import Feedback
+from nodewire.protocol.job.receipt import Closing, Receipt
+from nodewire.protocol.market.cached_price import may_be_due
+
+
+def lines(record: Record, network: str) -> Iterator[Line]:
+    yield from _payments(record, network)
+    yield from _receipts(record)
+
+
+def _payments(record: Record, network: str) -> Iterator[Line]:
+    plan = record.request.plan
+    for (provider, chunk, _), said in sorted(record.claims.items(), key=lambda item: item[0][1:] + item[0][:1]):
+        assert said.due is not None
+        due, what = said.due, f"chunk {chunk} to {provider[:8]}"
+        price = plan.price_msat(provider)
+        if not may_be_due(due.amount_msat, price, due.units, due.cached):
+            yield wrong("payment", what, f"{due.amount_msat} msat claimed, {due.units} times {price} are due")
+            continue
+        yield _zapped(record, said, what, network)
+
+
+def _zapped(record: Record, said: Feedback, what: str, network: str) -> Line:
+    assert said.due is not None
+    due, key = said.due, Key(record.request.id, said.provider, said.due.chunk, said.due.attempt)
+    hashes, fault = set(), ""
+    for event in record.zaps:
+        if event.pubkey != said.provider:
+            continue
+        try:
+            zap = zaps.check_receipt(event, key=key, nostr_pubkey=said.provider, network=network)
+        except NodewireError as error:
+            fault = fault or (str(error) if _is_for(event, key) else "")
+            continue
+        if zap.invoice.amount_msat != due.amount_msat:
+            return wrong("payment", what, f"{zap.invoice.amount_msat} msat were zapped, {due.amount_msat} were due")
+        hashes.add(zap.invoice.payment_hash)
+    if len(hashes) > 1:
+        return wrong("payment", what, f"paid {len(hashes)} times")
+    if hashes:
+        found = f", of which {due.cached} were found and not computed" if due.cached else ""
+        return ok("payment", what, f"{due.amount_msat} msat, {due.units} times the plan's price{found}; zap receipted")
+    if fault:
+        return wrong("payment", what, f"its zap receipt does not hold: {fault}")
+    return missing("payment", what, "no zap receipt")
+
+
+def _is_for(event: Event, key: Key) -> bool:
+    """Whether a zap receipt that does not hold says that it is for this payment."""
+    said = event.tag("description") or ""
+    return f'["chunk","{key.chunk}"]' in said.replace(" ", "") and key.job in said
+
+
+def _receipts(record: Record) -> Iterator[Line]:
+    given: dict[str, Receipt] = {}
+    closings: dict[str, Closing] = {}
+    for event in record.receipts:
+        try:
+            if receipt.is_closing(event):
+                closing = receipt.parse_closing(event)
+                closings.setdefault(closing.receipt, closing)
+            else:
+                given[event.id] = receipt.parse(event)
+        except BadInput as error:
+            yield wrong("receipt", f"event {event.id[:16]}", str(error))
+    waited = _waited_for(given.values(), record)
+    for id_, one in given.items():
+        what = f"{one.provider[:8]}, {len(one.chunks)} chunks"
+        if fault := _misreceipted(one, record):
+            yield wrong("receipt", what, fault)
+        elif id_ not in closings:
+            reason = "the customer says what became final when its process runs again, or at once with --wait"
+            if again_s := record.seconds_to(waited):
+                yield not_yet("receipt", what, reason, again_s)
+            else:
+                yield missing("receipt", what, reason)
+        elif fault := _misclosed(one, closings[id_], record, waited):
+            yield wrong("receipt", what, fault)
+        elif never := closings[id_].uncertified:
+            yield missing(
+                "receipt", what, f"paid and not certified in time: {', '.join(f'chunk {n}' for n, _ in never)}"
+            )
+        else:
+            yield ok("receipt", what, "claims, payments, commitments and certificates are the public ones")
+    receipted = {one.provider for one in given.values()}
+    for provider in sorted({provider for provider, _, _ in record.claims} - receipted):
+        yield missing("receipt", provider[:8], "the customer has given none")
+
+
+def _misreceipted(one: Receipt, record: Record) -> str:
+    if one.plan != record.request.plan.digest():
+        return "of another plan"
+    if one.codecs != record.request.plan.terms.lossy:
+        return "of other codecs than the plan's edges have"
+    for paid in one.chunks:
+        said = record.claims.get((one.provider, paid.chunk, paid.attempt))
+        if said is None or said.due is None:
+            return f"chunk {paid.chunk}: there is no such claim"
+        claimed = said.due.root, said.due.amount_msat, said.due.units, said.due.cached
+        if (paid.root, paid.amount_msat, paid.units, paid.cached) != claimed:
+            return f"chunk {paid.chunk}: not what the provider claimed"
+    return ""
+
+
+def _waited_for(given: Iterable[Receipt], record: Record) -> int:
+    """The last epoch whose certificate a closing had to wait for: counted from the last claim that was paid."""
+    paid = {(one.provider, paid.chunk, paid.attempt) for one in given for paid in one.chunks}
+    claimed_s = [said.created_at for key, said in record.claims.items() if key in paid]
+    return record.committee.epoch_at(max([record.request.created_at, *claimed_s]) * 1000) + COMMIT_EPOCHS
+
+
+def _misclosed(one: Receipt, closing: Closing, record: Record, waited: int) -> str:
+    final = {(c.chunk, c.attempt): c for c in closing.final}
+    for paid in one.chunks:
+        at = paid.chunk, paid.attempt
+        held = record.finality.claimed(record.request.plan, one.provider, *at, paid.root)
+        if at in final:
+            said = final[at]
+            if held is None or (said.commitment, said.epoch, said.certificate) != (
+                held.commitment,
+                held.epoch,
+                held.certificate,
+            ):
+                return f"chunk {paid.chunk}: it is not final by what the closing names"
+        elif at not in closing.uncertified:
+            return f"chunk {paid.chunk}: the closing does not name it"
+        elif held is not None and held.epoch <= waited:
+            return f"chunk {paid.chunk}: said to be uncertified, but epoch {held.epoch} certifies it"
+    return ""
+
+
+def ledger(record: Record, debts: Sequence[Debt]) -> Iterator[Line]:
+    """The customer's own book against the public record."""
+    members = record.request.plan.providers()
+    for debt in debts:
+        if debt.key.payee not in members:
+            continue  # the verification share goes to the treasury
+        key, what = debt.key, f"chunk {debt.key.chunk} to {debt.key.payee[:8]}"
+        said = record.claims.get((key.payee, key.chunk, key.attempt))
+        if said is None or said.due is None:
+            yield missing("ledger", what, f"{debt.amount_msat} msat {debt.state}, and no relay has the claim")
+        elif said.due.amount_msat != debt.amount_msat:
+            yield wrong("ledger", what, f"{debt.amount_msat} msat {debt.state}, {said.due.amount_msat} were claimed")
+        elif debt.state != "paid":
+            yield missing("ledger", what, f"{debt.amount_msat} msat {debt.state}")
+        else:
+            yield ok("ledger", what, f"{debt.amount_msat} msat paid, {debt.fee_msat} msat fees")

@@ -1,0 +1,1 @@
+"""What a customer asks for: generations, embeddings, calls with named tensors."""

@@ -1,0 +1,1 @@
+"""One job at its customer: planned, requested, run and settled."""

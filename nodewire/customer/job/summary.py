@@ -1,0 +1,105 @@
+"""What a finished job was and cost, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodewire.customer.job.job import Purchase
+from nodewire.pay.accounts.debts import Debt
+from nodewire.protocol.job import receipt
+from nodewire.protocol.job.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class JobCost:
+    """What a job cost by its customer's ledger: all that left the wallet for it."""
+
+    paid_msat: Mapping[str, int]
+    """By provider."""
+    share_msat: int
+    """For verification."""
+    fees_msat: int
+    """Of routing, for both."""
+    zaps: int
+    """To providers."""
+
+    @property
+    def total_msat(self) -> int:
+        return sum(self.paid_msat.values()) + self.share_msat + self.fees_msat
+
+
+def spent(plan: Plan, booked: Iterable[Debt]) -> JobCost:
+    """`booked` are the ledger's debts of the job with this `plan`; what is no provider's is a verification share."""
+    paid = [debt for debt in booked if debt.state == "paid"]
+    members = plan.providers()
+    by = {p: sum(debt.amount_msat for debt in paid if debt.key.payee == p) for p in members}
+    return JobCost(
+        by,
+        sum(debt.amount_msat for debt in paid if debt.key.payee not in members),
+        sum(debt.fee_msat for debt in paid),
+        sum(debt.key.payee in members for debt in paid),
+    )
+
+
+def summary(bought: Purchase) -> Mapping[str, Any]:
+    """What happened, as plain data: assignments, spending, timing."""
+    plan = bought.plan
+    cost = spent(plan, bought.booked)
+    return {
+        "request": bought.request.id,
+        "plan": plan.digest(),
+        "epoch": plan.epoch,
+        "beacon": plan.beacon,
+        "tasks": [
+            {
+                "task": a.task,
+                "provider": a.provider,
+                "price_msat": a.price_msat,
+                "holders": bought.holders[a.task],
+            }
+            for a in plan.tasks
+        ],
+        "codecs": dict(plan.terms.codecs),
+        "providers": list(plan.providers()),
+        "paid_msat": dict(cost.paid_msat),
+        "fees_msat": cost.fees_msat,
+        "share_msat": cost.share_msat,
+        "spent_msat": cost.total_msat,
+        "zaps": cost.zaps,
+        "cached_tokens": bought.cached_tokens,
+        "receipts": [
+            {
+                "event": event.id,
+                "provider": said.provider,
+                "chunks": len(said.chunks),
+                "amount_msat": sum(chunk.amount_msat for chunk in said.chunks),
+                "zap_receipts": sum(chunk.zap_receipt is not None for chunk in said.chunks),
+            }
+            for event in bought.receipts
+            if (said := receipt.parse(event))
+        ],
+        "ticket": bought.ticket.to_json(),
+    }
+
+
+def together(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One generation that took several jobs, in their order: what was paid is added up, the rest is the last one's."""
+    if len(jobs) == 1:
+        return dict(jobs[0])
+    paid_msat: dict[str, int] = {}
+    for job in jobs:
+        for provider, msat in job["paid_msat"].items():
+            paid_msat[provider] = paid_msat.get(provider, 0) + msat
+    return {
+        **jobs[-1],
+        "requests": [job["request"] for job in jobs],
+        "paid_msat": paid_msat,
+        "fees_msat": sum(job["fees_msat"] for job in jobs),
+        "share_msat": sum(job["share_msat"] for job in jobs),
+        "spent_msat": sum(job["spent_msat"] for job in jobs),
+        "zaps": sum(job["zaps"] for job in jobs),
+        "receipts": [receipt for job in jobs for receipt in job["receipts"]],
+        "first_token_ms": next((job["first_token_ms"] for job in jobs if job["first_token_ms"]), 0.0),
+    }

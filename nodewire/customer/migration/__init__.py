@@ -1,0 +1,1 @@
+"""A generation that changes its ring: contenders, their race, and the migration."""

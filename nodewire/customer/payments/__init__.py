@@ -1,0 +1,1 @@
+"""Payments of a job: claims, debts, receipts, refunds, the verification share."""

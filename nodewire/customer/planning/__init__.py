@@ -1,0 +1,1 @@
+"""Plans, and providers that failed a moment ago."""

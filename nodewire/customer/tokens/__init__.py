@@ -1,0 +1,1 @@
+"""The tokens of a job as its customer reads them."""

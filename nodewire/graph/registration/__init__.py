@@ -1,0 +1,1 @@
+"""Models registered: traced, cut, compared with themselves and written."""

@@ -1,0 +1,1 @@
+"""A PyTorch module traced into a program."""

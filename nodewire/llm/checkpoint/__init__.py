@@ -1,0 +1,1 @@
+"""Checkpoints in every layout that is read, and their split into tasks."""

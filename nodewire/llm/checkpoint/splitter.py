@@ -1,0 +1,268 @@
+"""Cuts a checkpoint into a driver and stages, by a memory target or at given layers, and writes them as blobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+from nodewire.errors import BadInput, OverMemory
+from nodewire.kind import Registration, TaskSize
+from nodewire.llm.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from nodewire.llm.families import end_tensors, stage_tensors
+from nodewire.llm.families.fields.tensor_names import Piece
+from nodewire.llm.programs import memory_estimate
+from nodewire.llm.programs.cuts import cuts_at, even_cuts, plan_cuts
+from nodewire.llm.programs.memory_estimate import Footprint
+from nodewire.llm.programs.needs import BLOCK, Needs
+from nodewire.llm.programs.programs import DriverProgram, StageProgram, TensorType, stored_type
+from nodewire.llm.spec.config import DecoderConfig
+from nodewire.protocol.encoding.schema import Schema
+from nodewire.protocol.model.layer_ranges import Border
+from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from nodewire.text.detokenizer import Detokenizer
+from nodewire.weights.blob_folder import BlobFolder, BlobSizes, blobs_in
+from nodewire.weights.tensorfile import StoredTensor
+
+CONTEXT = 8_192
+"""A session's positions, unless more are asked for or the model has fewer."""
+
+
+def split_decoder(
+    directory: Path,
+    target_bytes: int | None,
+    out: Path | None,
+    *,
+    slots: int,
+    split: Sequence[Border] | int = (),
+    kept: Collection[str] | None = None,
+    name: str | None = None,
+    context: int | None = None,
+    chunk: int = 64,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    kv: Literal["int8"] | None = None,
+    lend: bool = False,
+    license: str = "",
+) -> Registration:
+    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each with pages for `slots`
+    sessions of `context` positions (8,192 or the model's own, unless given), which any that fit share.
+
+    Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
+    `dtype` is that of the arithmetic (the checkpoint's, as `Checkpoint.arithmetic` has it, unless given), `kv` that of
+    keys and values (as the arithmetic's, unless given).
+    With a `split` the stages are these layers, each given by its first and its last, or so many, as even as can be:
+    then there need be no target.
+    `kept`: of all others than these tasks the weights are only hashed, not written.
+    With `lend` the first stage has the embedding and the last one the head: the driver needs neither, ids go around the
+    ring, and generations are greedy.
+    Without `out` it is a dry run, which needs of the directory no more than config.json; a tokenizer that is not there
+    counts for nothing.
+
+    Raises:
+        OverMemory: the driver or a single layer needs more than the target; the error says which target would do.
+        NotFound, BadTask, BadInput, TooLarge: the directory does not hold a model that nodewire decodes, or
+            `split` is not one of its layers.
+    """
+    checkpoint = open_checkpoint(directory, is_dry=out is None)
+    config = checkpoint.config
+    dtype = dtype or checkpoint.arithmetic
+    if kv is not None and dtype == "float32":
+        raise BadInput(
+            "kv", "8 bits are for arithmetic in bfloat16: what two nodes round apart is beyond float32's tolerance"
+        )
+    checkpoint = checkpoint.for_arithmetic(dtype)
+    positions = min(context or CONTEXT, config.max_position_embeddings)
+
+    needs = Needs(config, slots, positions, dtype, kv, lend, len(checkpoint.tokenizer))
+    driver_bytes, stage_bytes = needs.driver, needs.stage
+    cuts = _cuts(split, config.num_hidden_layers, target_bytes, needs)
+    blobs = blobs_in(out)
+
+    def weights_of(task: str, pieces: Iterable[Piece]) -> tuple[dict[str, object], BlobRef]:
+        return _weights(checkpoint, pieces, blobs, is_kept=kept is None or task in kept)
+
+    common = {"config": config, "dtype": dtype, "slots": slots, "positions": positions}
+    if out is not None:
+        Detokenizer(checkpoint.tokenizer)  # one that customers cannot read would be sold to nobody
+    tokenizer = blobs.blob(checkpoint.tokenizer)
+    ids = {"lends": True} if lend else {}
+    tensors, weights = ({}, None) if lend else weights_of("driver", end_tensors(config))
+    program = DriverProgram.from_document(
+        _plain(common)
+        | ids
+        | {
+            "chunk": chunk,
+            "edge_prompt": "prompt",
+            "edge_return": "return",
+            "edge_hidden": "hidden.0",
+            "edge_tokens": "tokens",
+            "tokenizer": tokenizer.document(),
+            "tensors": tensors,
+        }
+    )
+    has = "" if lend else "embedding, " if config.tie_word_embeddings else "embedding, head, "
+    limit = f"{has}tokenizer: {driver_bytes.words}"
+    tasks = [
+        Task(
+            name="driver",
+            engine="decoder.driver",
+            program=blobs.blob(program.pack()),
+            weights=(tokenizer,) if weights is None else (weights, tokenizer),
+            memory_bytes=driver_bytes.total,
+            slots=slots,
+            flops=0 if lend else memory_estimate.head_flops(config),
+            limit=limit[:128],
+        )
+    ]
+    for index, (first, last) in enumerate(cuts):
+        closes, ends = last == config.num_hidden_layers, needs.ends(first, last)
+        pieces = chain(end_tensors(config, ends), stage_tensors(config, first, last))
+        tensors, weights = weights_of(f"stage.{index}", pieces)
+        stage = StageProgram.from_document(
+            _plain(common)
+            | {
+                "first": first,
+                "last": last,
+                "closes": closes,
+                "block": BLOCK,
+                "edge_in": f"hidden.{index}",
+                "edge_out": "return" if closes else f"hidden.{index + 1}",
+                "tensors": tensors,
+                "takes_ids": ends.embedding,
+                "gives_ids": ends.head,
+            }
+            | ({} if kv is None else {"kv": kv})
+        )
+        need = stage_bytes(first, last)
+        tasks.append(
+            Task(
+                name=f"stage.{index}",
+                engine="decoder.stage",
+                program=blobs.blob(stage.pack()),
+                weights=(weights,),
+                memory_bytes=need.total,
+                slots=slots,
+                flops=memory_estimate.stage_flops(config, first, last, positions=positions)
+                + (memory_estimate.head_flops(config) if ends.head else 0),
+                limit=_limit(config, first, last, need, stage_bytes, target_bytes)[:128],
+                page_bytes=memory_estimate.page_bytes(config, last - first, dtype=dtype, kv=kv),
+            )
+        )
+    manifest = Manifest(
+        name=_name(name or directory.resolve().name),
+        mode="generate",
+        license=license,
+        context=positions,
+        chunk=chunk,
+        tasks=tuple(tasks),
+        edges=_edges(len(cuts), config, positions, dtype, lend=lend),
+    )
+    of = f" of {_mb(target_bytes)}" if target_bytes is not None else ""
+    report = tuple(f"{task.name}: {_mb(task.memory_bytes)}{of} MB; {task.limit}" for task in tasks)
+    if context is None and positions < config.max_position_embeddings:
+        report += (f"sessions have {positions} of the model's {config.max_position_embeddings} positions",)
+    report += (checkpoint.note,) if checkpoint.note else ()
+    parts = [
+        ("driver", driver_bytes, ()),
+        *((f"stage.{k}", stage_bytes(*cut), (_layers(*cut),)) for k, cut in enumerate(cuts)),
+    ]
+    task_sizes = {name: TaskSize(need.weights, need.total - need.weights, holds=holds) for name, need, holds in parts}
+    fits = needs.fits(*(() if target_bytes is None else (target_bytes,))) if out is None else ()
+    return Registration(manifest, blobs.paths, report, task_sizes, checkpoint.lacks, fits)
+
+
+def _cuts(split: Sequence[Border] | int, layers: int, target_bytes: int | None, needs: Needs) -> list[tuple[int, int]]:
+    if isinstance(split, int):
+        if not 0 < split <= layers:
+            raise BadInput("split", f"{split} stages of a model that has {layers} layers")
+        return even_cuts(layers, split)
+    if split:
+        return cuts_at(split, layers)
+    if target_bytes is None:
+        raise BadInput("split", "neither this nor a target is given")
+    try:
+        return plan_cuts(layers, target_bytes, needs.driver, needs.stage)
+    except OverMemory as error:
+        change = needs.change(target_bytes)
+        raise OverMemory(error.field, f"{error.reason}; {change} would fit" if change else error.reason) from None
+
+
+def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str, *, lend: bool) -> tuple[Edge, ...]:
+    def rows(name: str, source: str, target: str, length: int | str, back: bool = False) -> Edge:
+        as_ids = lend and "driver" in (source, target)
+        said = {"name": "ids", "dtype": "int64"} if as_ids else {"name": "hidden", "dtype": dtype}
+        width = 1 if as_ids else config.hidden_size
+        per_position = width * (8 if as_ids else memory_estimate.ITEM_BYTES[dtype])
+        tensor = Tensor.from_document({**said, "shape": [1, length, width]})
+        dims = {"n": positions} if length == "n" else {}
+        return Edge(
+            name=name,
+            source=source,
+            target=target,
+            tensors=(tensor,),
+            dims=dims,
+            bytes_per_position=per_position,
+            back=back,
+        )
+
+    ids = Tensor(name="ids", dtype="int64", shape=("n",))
+    prompt = Edge(
+        name="prompt", source=CUSTOMER, target="driver", tensors=(ids,), dims={"n": positions}, bytes_per_position=8
+    )
+    tokens = Edge(name="tokens", source="driver", target=CUSTOMER, tensors=(ids,), dims={"n": 1}, bytes_per_position=8)
+    names = ["driver", *(f"stage.{index}" for index in range(stages))]
+    forward = [rows(f"hidden.{i}", names[i], names[i + 1], "n") for i in range(stages)]
+    return (prompt, *forward, rows("return", names[-1], "driver", 1, back=True), tokens)
+
+
+def _weights(
+    checkpoint: Checkpoint, pieces: Iterable[Piece], blobs: BlobFolder | BlobSizes, *, is_kept: bool
+) -> tuple[dict[str, object], BlobRef]:
+    """One task's tensors in one file: their table for the program, and the file."""
+    stored = checkpoint.pick(pieces)
+    table: dict[str, object] = {name: _type(tensor).document() for name, tensor in stored.items()}
+    return table, blobs.weights(stored) if is_kept else blobs.hashed(stored)
+
+
+def _type(stored: StoredTensor) -> TensorType:
+    dtype, shape = stored_type(stored)
+    return TensorType.from_document({"dtype": dtype, "shape": shape})
+
+
+def _plain(fields: Mapping[str, object]) -> dict[str, object]:
+    return {"v": 1} | {k: v.document() if isinstance(v, Schema) else v for k, v in fields.items()}
+
+
+def _limit(
+    config: DecoderConfig,
+    first: int,
+    last: int,
+    need: Footprint,
+    stage: Callable[[int, int], Footprint],
+    target_bytes: int | None,
+) -> str:
+    words = f"{_layers(first, last)}: {need.words}"
+    if target_bytes is None:
+        return words
+    longer = (first, last + 1) if last < config.num_hidden_layers else (first - 1, last)
+    if longer[0] < 0:
+        return words + "; the whole model"
+    more = stage(*longer).total
+    return words + (f"; one more makes {_mb(more)}" if more > target_bytes else "; cut evenly")
+
+
+def _layers(first: int, last: int) -> str:
+    return f"layer {first}" if last == first + 1 else f"layers {first}-{last - 1}"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f}"
+
+
+def _name(text: str) -> str:
+    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:64]
+    if not name:
+        raise BadInput("name", f"{text[:40]!r} has no letter or digit")
+    return name

@@ -1,0 +1,1 @@
+"""Steps captured once and replayed."""

@@ -1,0 +1,1 @@
+"""Families with RMSNorm and gated MLPs."""

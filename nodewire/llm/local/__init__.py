@@ -1,0 +1,1 @@
+"""A whole model in this process."""

@@ -1,0 +1,37 @@
+"""In what a model computes that runs on this machine alone: no manifest says it, so it is what is quick here."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from nodewire.llm.checkpoint.checkpoint import Checkpoint
+from nodewire.weights.tensorfile import DTYPES
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 2**10, "M": 2**20}
+
+
+def arithmetic_here(checkpoint: Checkpoint, device: torch.device) -> Literal["float32", "bfloat16"]:
+    """The checkpoint's, but float32 of bfloat16 on a processor that does not multiply it, and of a model that its cache
+    holds in float32: there a step waits for no memory, and has fewer operations (llm/layers/fast_cpu_step.py)."""
+    own = checkpoint.arithmetic
+    if own == "float32" or checkpoint.config.quantization is not None or device.type != "cpu":
+        return own
+    count = sum(prod(one.shape) for one in checkpoint.tensors.values() if one.dtype in DTYPES)
+    return "bfloat16" if _has_bfloat16() and 4 * count > cache_bytes() else "float32"
+
+
+def cache_bytes() -> int:
+    """The largest cache of a core, as Linux has it; 0 if it does not say."""
+    sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
+    return max((int(size[:-1]) * _UNITS[size[-1]] for size in sizes), default=0)
+
+
+def _has_bfloat16() -> bool:
+    capabilities = getattr(torch.cpu, "get_capabilities", None)
+    found = capabilities() if capabilities is not None else {}
+    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))

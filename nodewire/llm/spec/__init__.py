@@ -1,0 +1,1 @@
+"""A decoder in numbers: configuration, parameters, memory."""

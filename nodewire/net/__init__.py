@@ -1,0 +1,1 @@
+"""Addresses, and who may come from them: what listens and what is dialled, whatever the protocol."""

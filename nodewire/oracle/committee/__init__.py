@@ -1,0 +1,1 @@
+"""Epochs: what an oracle takes in, derives and certifies."""

@@ -1,0 +1,1 @@
+"""Samples and complaints: what an oracle computes again, judges and votes on."""

@@ -1,0 +1,1 @@
+"""Bonds, and what certified verdicts take from them."""

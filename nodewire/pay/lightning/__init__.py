@@ -1,0 +1,1 @@
+"""Wallets, invoices and LNURL."""

@@ -1,0 +1,38 @@
+"""Whether a wallet holds what is about to be spent: asked before anything is bought."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodewire.errors import PaymentFailed
+from nodewire.pay.lightning.wallet import Wallet
+
+
+class Funds:
+    """The wallet is asked for its balance from the start, beside other work; `async with` gives the question up."""
+
+    def __init__(self, wallet: Wallet) -> None:
+        self._balance = asyncio.ensure_future(wallet.balance_msat())
+
+    async def check(self, least_msat: int) -> None:
+        """Check that the wallet holds so much. Where nothing is to be paid, the wallet is not waited for.
+
+        Raises:
+            PaymentFailed: the wallet holds less; both amounts are named.
+            LinkLost, TimedOut, NotAllowed: the wallet cannot be reached, or does not know the token.
+        """
+        if least_msat <= 0:
+            return
+        balance_msat = await self._balance
+        if balance_msat < least_msat:
+            cost, balance = f"{least_msat / 1000:g} sat", f"{balance_msat / 1000:g} sat"
+            raise PaymentFailed(
+                "balance", f"the first chunk costs {cost} or more, the wallet holds {balance}: fill it up"
+            )
+
+    async def __aenter__(self) -> Funds:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._balance.cancel()
+        await asyncio.gather(self._balance, return_exceptions=True)

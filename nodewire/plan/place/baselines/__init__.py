@@ -1,0 +1,1 @@
+"""Placements of other systems, to compare with."""

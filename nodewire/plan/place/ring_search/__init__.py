@@ -1,0 +1,1 @@
+"""One ring of low latency among many nodes."""

@@ -1,0 +1,1 @@
+"""What oracles say and certify: beacons, bodies, commitments, certificates."""

@@ -1,0 +1,1 @@
+"""Documents as bytes, and their hashes, tags and field types."""

@@ -1,0 +1,1 @@
+"""Documents of a job: plan, request, chunks, feedback, result, receipt."""

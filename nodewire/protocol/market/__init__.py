@@ -1,0 +1,1 @@
+"""What nodes announce and a snapshot holds: ads, heartbeats, bonds, observations."""

@@ -1,0 +1,1 @@
+"""Frames with guesses, and the plain history that they leave."""

@@ -1,0 +1,1 @@
+"""Samples, statements and verdicts, and how results are compared."""

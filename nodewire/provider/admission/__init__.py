@@ -1,0 +1,1 @@
+"""Which jobs a provider takes, and what it says to the others."""

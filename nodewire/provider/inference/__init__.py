@@ -1,0 +1,1 @@
+"""Jobs of inference at a provider, from ticket to result."""

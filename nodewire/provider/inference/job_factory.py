@@ -1,0 +1,209 @@
+"""A factory makes an admitted job's parts at this provider: mailbox, links, tape, worker, and the run that has them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from nodewire.errors import LinkLost, NodewireError, NotAllowed
+from nodewire.nostr.keys import Keys
+from nodewire.pay.accounts.ledger import Ledger
+from nodewire.protocol.committee.commitment import ChunkRoot
+from nodewire.provider.admission.cancellations import Withdrawals
+from nodewire.provider.admission.checks import Admission, AdmittedJob
+from nodewire.provider.inference.job import JobRun
+from nodewire.provider.inference.job_context import JobContext
+from nodewire.provider.inference.job_publisher import Publish
+from nodewire.provider.inference.proof import Proof
+from nodewire.provider.inference.statements import Statements
+from nodewire.provider.job_counters import Figures
+from nodewire.provider.tasks.call_priority import turns
+from nodewire.provider.tasks.job_worker import JobWorker
+from nodewire.provider.tasks.loader import ServedManifest
+from nodewire.provider.tasks.prefix_cache import Prefixes, whose
+from nodewire.public_record import PublicRecord
+from nodewire.wire.evidence.spool import Spool
+from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job_member import Membership
+from nodewire.wire.node import Node
+
+log = logging.getLogger("nodewire.provider")
+
+GRACE_S = 5.0
+"""How long a job waits for a neighbour that is lost to be heard of again."""
+
+
+class JobFactory:
+    """At one provider. `open` makes what one job needs; nothing computes before `OpenJob.serve`."""
+
+    def __init__(
+        self,
+        *,
+        keys: Keys,
+        record: PublicRecord,
+        node: Node,
+        ledger: Ledger,
+        admission: Admission,
+        withdrawals: Withdrawals,
+        spool: Spool,
+        proof: Proof,
+        patience_s: int,
+        prefixes: Prefixes,
+        publish: Publish,
+        refuse: Publish,
+        figures: Figures,
+    ) -> None:
+        self._keys = keys
+        self._record = record
+        self._node = node
+        self._ledger = ledger
+        self._admission = admission
+        self._withdrawals = withdrawals
+        self._spool = spool
+        self._proof = proof
+        self._patience_s = patience_s
+        self._prefixes = prefixes
+        self._publish = publish
+        self._refuse = refuse
+        self._figures = figures
+
+    async def open(self, job: AdmittedJob, served: ServedManifest) -> OpenJob:
+        """Raises:
+        NotAllowed: the job is open here already, or its customer has withdrawn it.
+        NodewireError: what its plan stands on is not to be had.
+        """
+        request, manifest, plan = job.request, job.manifest, job.request.plan
+        ads, nodes = await self._record.ads(plan), await self._record.nodes(plan)
+        is_judged = plan.verification.policy == "sampled"
+        statements = Statements(self._keys, request, manifest, self._spool) if is_judged else None
+        tape, generates = statements or self._spool, manifest.mode == "generate"
+        record = Record(tape, request.id, manifest, plan.terms.lookahead) if generates else None
+        context = JobContext(
+            self._keys,
+            request,
+            manifest,
+            job.params,
+            patience_s=self._patience_s,
+            cached_ppm=ads[self._keys.public].cached_ppm,
+        )
+        worker = JobWorker(
+            served.worker,
+            manifest,
+            turns(plan, manifest, nodes),
+            whose=whose(self._prefixes, request.customer, str(job.params.get("apart", ""))),
+        )
+        chunks: set[int] = set()
+
+        async def commit(roots: Sequence[ChunkRoot]) -> None:
+            chunks.add(roots[0].chunk)
+            self._figures.chunks += 1
+            await self._proof.commit(plan, roots)
+
+        member = Membership(
+            request.id,
+            plan,
+            manifest,
+            self._node,
+            {public: ad.wire for public, ad in ads.items()},
+            grace_s=GRACE_S,
+            tape=record or tape,
+            keep_inputs=record is None,  # which is given them when they are computed
+        )
+        try:
+            if self._withdrawals.has(request.customer, request.id):
+                raise NotAllowed("job", "withdrawn by the customer")
+            run = JobRun(
+                context,
+                kind=served.kind,
+                mailbox=member.mailbox,
+                worker=worker,
+                ledger=self._ledger,
+                publish=self._publish,
+                commit=commit,
+                statements=statements,
+                record=record,
+                refuse=self._refuse,
+                begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
+            )
+        except BaseException:
+            member.mailbox.close()
+            raise
+        return OpenJob(context, run, member, worker, self._ledger, chunks)
+
+    def _origin_of(self, customer: str) -> str:
+        """Where the customer's link comes from; empty where it has none with this node.
+
+        It is empty for a link by a splice, too, whose address is many customers'.
+        """
+        link = self._node.open_link(customer)
+        return link.origin if link is not None and link.rung != "splice" else ""
+
+
+class OpenJob:
+    """Made by JobFactory. `chunks` are filled with those that are committed to."""
+
+    def __init__(
+        self,
+        context: JobContext,
+        run: JobRun,
+        member: Membership,
+        worker: JobWorker,
+        ledger: Ledger,
+        chunks: set[int],
+    ) -> None:
+        self.run = run
+        self._chunks = chunks
+        self._context = context
+        self._member = member
+        self._worker = worker
+        self._ledger = ledger
+
+    async def serve(self) -> None:
+        """Link to the others, and run the job to its end. Raises as `JobRun.run`."""
+        links = [self._link(peer) for peer in self._dialled()]
+        works = [*links, self.run.listen(), self._member.follow_losses()]
+        beside = [asyncio.create_task(self._guarded(work)) for work in works]
+        try:
+            await self.run.run()
+        finally:
+            self._member.close()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            await self._worker.end()
+            self._log_end()
+
+    def _dialled(self) -> set[str]:
+        """A producer dials its consumers; the driver everybody, since it tells all when a chunk ends."""
+        me, request = self._context.me, self._context.request
+        peers = {route.consumer for route in self._member.routes.values() if route.producer == me}
+        if self._context.drives:
+            peers |= {*request.plan.providers()}
+        return peers - {me, request.customer}
+
+    async def _link(self, peer: str) -> None:
+        """A job that cannot reach one of its nodes learns it at once, not when it first must."""
+        try:
+            await self._member.link(peer)
+        except LinkLost as error:
+            self._member.mailbox.cancel(error)
+            raise
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except NodewireError as error:
+            log.info("job %s: %s", self._context.request.id[:8], error)
+            if self._member.mailbox.failure is None:  # else all that the job waits for knows
+                self.run.fail(error)
+        except Exception as error:  # noqa: BLE001 - what it is ends the job
+            self.run.fail(error)
+
+    def _log_end(self) -> None:
+        if self._chunks:
+            request, count = self._context.request.id, len(self._chunks)
+            earned = self._ledger.earned_msat(job=request) / 1000
+            what = f"{', '.join(self._context.tasks)}, {count} chunk{'s' * (count > 1)}"
+            log.info("job %s served: %s, %.3f sat earned", request[:8], what, earned)

@@ -1,0 +1,1 @@
+"""How fast a node is: measured before it is announced."""

@@ -1,0 +1,1 @@
+"""Tasks that a provider holds, and the workers that compute them."""

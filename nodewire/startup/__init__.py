@@ -1,0 +1,1 @@
+"""Daemons opened from their configurations: provider, oracle, gateway."""

@@ -1,0 +1,163 @@
+"""Opens everything an oracle needs from its configuration, and sets it to work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+from prometheus_client.registry import Collector
+
+from nodewire.config import BondsConfig, OracleConfig
+from nodewire.core.stop import stop
+from nodewire.kind import installed
+from nodewire.market import Market
+from nodewire.metrics.endpoint import MetricsExposition
+from nodewire.net.address_policy import are_private
+from nodewire.nostr.pool import Pool
+from nodewire.oracle import metrics as measuring
+from nodewire.oracle.clock_watch import ClockWatch
+from nodewire.oracle.court.court import Court
+from nodewire.oracle.court.docket import Docket
+from nodewire.oracle.court.library import Library
+from nodewire.oracle.court.shares import Shares
+from nodewire.oracle.court.workbench import Workbench
+from nodewire.oracle.daemon import Oracle
+from nodewire.oracle.journal import Journal
+from nodewire.oracle.setup import load_committee, load_seat
+from nodewire.pay import registry
+from nodewire.pay.bond.presentation_store import PresentationStore
+from nodewire.pay.bond.presenter import Presenter
+from nodewire.pay.lightning.wallet import Wallet
+from nodewire.protocol.committee.committee import Committee
+from nodewire.store import clock_offset
+from nodewire.store.blobs import Blobs
+from nodewire.store.state_lock import held
+from nodewire.store.sweep import YOUNG_S, sweeping
+from nodewire.verify.inquiry import Inquiry
+from nodewire.wire.measure import link_health_store
+from nodewire.wire.metrics import Links
+from nodewire.wire.nat.rendezvous import Reach
+from nodewire.wire.node import Node
+from nodewire.wire.shm import SameHost
+from nodewire.wire.transport.tcp import TcpTls
+from nodewire.worker.metrics import Machines, Workers
+from nodewire.worker.persistent_worker import LastingWorker
+
+WARMING_S = 4.0
+"""Between the starts of two oracles' workers: about what one takes on an idle core."""
+_YOUNG_EPOCHS = 8
+"""A sample is decided within six of its draw: until then no blob that was read for it goes."""
+
+
+async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
+    """Start an oracle; returns its ready line with `wait`, which ends only by an error, and with its `metrics`.
+
+    Raises:
+        Busy: another daemon works in its state folder.
+    """
+    stack.enter_context(held(config.state))
+    committee = load_committee(config.committee)
+    seat = load_seat(config.seat, committee)
+    pool = await stack.enter_async_context(Pool(config.relays, keys=seat.keys))
+    blobs = await stack.enter_async_context(Blobs(config.blossom, config.state / "blobs", keys=seat.keys))
+    journal = Journal(config.state / "journal.db")
+    stack.callback(journal.close)
+    clock = SystemClock()
+    market = Market(pool, blobs, committee)
+    wallet = wallet_of(config.bonds) if config.bonds is not None else None
+    if wallet is not None:
+        stack.push_async_callback(wallet.close)
+    holder = None
+    if config.bonds is not None and wallet is not None:
+        holder = registry.bond_holder(config.bonds.kind, wallet)
+    shares = Shares(committee, pool, holder)
+    oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep, shares.counts, market.keep_snapshot)
+    following = asyncio.create_task(market.follow())
+    stack.callback(following.cancel)
+    private = await are_private(config.relays)
+    node = Node(seat.keys, beside=SameHost(seat.keys), transport=TcpTls(allow_private=private))
+    node.ladder = Reach(node, seat.keys, pool)
+    stack.push_async_callback(node.close)
+    await stack.enter_async_context(link_health_store.kept(node.survey, config.state))
+    docket, library = Docket(market, pool), Library(market, pool)
+    workbench = None
+    if config.limits is not None:
+        workbench = Workbench(market, config.limits, config.state / "blobs")
+        stack.push_async_callback(workbench.close)
+        if committee.verify_rate_ppm:
+            after_s = (_number(committee, seat.keys.public) - 1) * WARMING_S
+            warming = asyncio.create_task(workbench.warm(installed().values(), after_s))
+            stack.callback(warming.cancel)
+    young_s = max(YOUNG_S, _YOUNG_EPOCHS * committee.epoch_ms / 1000)
+    loaded_blobs = (lambda: workbench.blobs) if workbench is not None else frozenset[str]
+    swept = asyncio.create_task(sweeping(config.blobs, config.disk, young_s=young_s, but=loaded_blobs))
+    stack.callback(swept.cancel)
+    loads = (workbench.loaded, workbench.reference) if workbench is not None else (None, None)
+    inquiry = Inquiry(market, pool, docket, node, installed(), *loads)
+    court = Court(seat.keys, committee, pool, market, docket, inquiry, journal, clock, oracle.expel)
+
+    presenter = None
+    if config.bonds is not None and holder is not None:
+        presented = PresentationStore(config.state / "presented.db", committee.digest())
+        stack.callback(presented.close)
+        presenter = Presenter(
+            seat.keys,
+            committee,
+            pool,
+            holder,
+            presented,
+            collects=config.bonds.token_file is not None,
+        )
+
+    watch = ClockWatch(committee, lambda: clock_offset.measured_s((*config.relays, *config.blossom)))
+
+    async def all_of_it() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(oracle.run())
+            group.create_task(court.run())
+            group.create_task(library.run())
+            group.create_task(watch.run())
+            if presenter is not None:
+                group.create_task(presenter.run())
+
+    running = asyncio.create_task(all_of_it())
+    stack.push_async_callback(stop, running)
+    here: list[Collector] = [Links(node), measuring.Committee(oracle, court, watch)]
+    apart: list[Collector] = []
+    if workbench is not None and config.worker is not None:
+        here.append(Workers(partial(_named, workbench)))
+        apart.append(Machines(partial(_named, workbench), config.worker.memory))
+    metrics = MetricsExposition("oracle", config.metrics.listen, here, apart)
+    return {
+        "ready": "oracle",
+        "npub": seat.keys.npub,
+        "committee": committee.name,
+        "wait": running,
+        "metrics": metrics,
+    }
+
+
+def _named(workbench: Workbench) -> list[tuple[str, LastingWorker]]:
+    return [(f"judge-{number}", worker) for number, worker in enumerate(workbench.workers)]
+
+
+def wallet_of(bonds: BondsConfig) -> Wallet:
+    """The account at the holder; without a token it can ask and present, and nothing is paid into it."""
+    return registry.wallet_class(bonds.kind, "bonds.kind").from_file(bonds.url, bonds.token_file)
+
+
+def _number(committee: Committee, pubkey: str) -> int:
+    """Which oracle of the committee it is, from 1 on."""
+    oracle = committee.oracle(pubkey)
+    return oracle.share_index if oracle is not None else 1
+
+
+class SystemClock:
+    def time_s(self) -> float:
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()

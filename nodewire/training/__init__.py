@@ -1,0 +1,1 @@
+"""Training: its documents, engine, customer, provider, verification, and FEDSTR's layout."""

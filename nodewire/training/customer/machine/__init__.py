@@ -1,0 +1,1 @@
+"""A training's state machine. Pure, except for the journal in SQLite."""

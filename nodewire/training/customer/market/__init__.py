@@ -1,0 +1,1 @@
+"""A training's customer on the market: requests, results, audits, payments."""

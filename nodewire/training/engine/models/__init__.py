@@ -1,0 +1,1 @@
+"""Models that a training starts from and ends with, as folders."""

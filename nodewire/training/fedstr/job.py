@@ -1,0 +1,168 @@
+"""One round in FEDSTR's layout at its provider: fetched and looked at before anything is paid, then as any other."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import IO, Unpack
+
+from nodewire.kind import TaskSession, Worker
+from nodewire.nostr.nips import nip44
+from nodewire.pay.accounts.dues import NEVER_S, Due
+from nodewire.pay.accounts.till import Till
+from nodewire.protocol.job import feedback
+from nodewire.training.fedstr import events
+from nodewire.training.fedstr.admission import stored_bytes
+from nodewire.training.fedstr.events import FedstrRequest, Output, Source
+from nodewire.training.fedstr.fetch import download
+from nodewire.training.protocol.result import DeliveryDetails
+from nodewire.training.protocol.round import BALANCE, DEPOSIT
+from nodewire.training.provider.admission import AdmittedShard
+from nodewire.training.provider.carried_store import CarriedFiles
+from nodewire.training.provider.paid_job import RunResources
+from nodewire.training.provider.shard_job import TASK, ShardRun
+from nodewire.training.provider.undelivered_results import MadeResults
+
+FETCHED = "fetched"
+"""The folder of what was fetched and no worker has read yet."""
+BALANCE_EXPIRY_S = 30 * 86_400
+"""So long a customer that is in debt can pay by the invoice that it has."""
+SETTLING_S = 5.0
+"""What an invoice was paid with in its last second may take to be heard of."""
+
+
+class FedstrRun(ShardRun):
+    """Its deposit and balance are paid by the invoices that it says, and not by zaps."""
+
+    def __init__(
+        self,
+        asked: FedstrRequest,
+        state: Source,
+        data: Source,
+        job: AdmittedShard,
+        carried: CarriedFiles,
+        made: MadeResults,
+        *,
+        till: Till,
+        servers: tuple[str, ...],
+        allow_private: bool,
+        fetch_s: float,
+        **open_: Unpack[RunResources],
+    ) -> None:
+        super().__init__(job, carried, made, **open_)
+        self._request = asked
+        self._sources = {"theta": state, "shard": data}
+        self._till = till
+        self._servers = servers
+        self._allow_private = allow_private
+        self._fetch_s = fetch_s
+        self._fetched: dict[str, Path] = {}
+
+    async def fetch(self) -> None:
+        """Weights and shard onto the disk: no worker waits for somebody's server.
+
+        Raises:
+            NodewireError: they are not to be had, or not of the size that the request says.
+        """
+        if self._made.find(self._request.id) is not None:
+            return  # this provider died while it delivered
+        for edge, source in self._sources.items():
+            path = self._fetched[edge] = self._folder / FETCHED / f"{self._request.id}-{edge}"
+            with path.open("wb") as file:
+                await self._write(source, file)
+
+    async def prepare(self, worker: Worker) -> None:
+        """Both into the worker, which looks at them: what cannot be trained is not to be paid for.
+
+        Raises:
+            NodewireError: they are not what the request says, or not the recipe's.
+        """
+        if self._fetched:
+            await self._open(worker)
+
+    def forget(self) -> None:
+        """Remove what was fetched: the worker has it, or nobody wants it."""
+        for path in self._fetched.values():
+            path.unlink(missing_ok=True)
+
+    async def deposit(self) -> None:
+        amount_msat = self.job.assigned.deposit_msat
+        key = self.job.key(DEPOSIT)
+        if amount_msat:
+            owed = self._ledger.owe(Due(key, self._request.customer, amount_msat, NEVER_S))
+            if owed.state not in ("settled", "receipted"):
+                invoice = await self._till.plain_invoice(key, expiry_s=max(1, int(self._patience_s)))
+                await self._feed_back(
+                    "payment-required", text="deposit", amount_msat=amount_msat, bolt11=invoice.bolt11
+                )
+                await self._until_paid(DEPOSIT, max(0.0, invoice.expires_at_s - time.time()) + SETTLING_S)
+        await self._say("processing")
+
+    async def _open(self, worker: Worker) -> TaskSession:
+        if self._session is not None:
+            return self._session
+        job = self.job
+        params = {
+            "recipe": job.recipe.pack(),
+            "round": self._request.round,
+            "index": self._request.index,
+            "steps": job.assigned.steps,
+            "start": "",
+        }
+        session = self._session = await worker.open(TASK, self._request.id, params)
+        for edge, source in self._sources.items():
+            await self._feed(session, edge, self._fetched[edge], source.key, source.sha256)
+        self.forget()
+        return session
+
+    async def _write(self, source: Source, file: IO[bytes]) -> None:
+        if source.url:
+            await download(
+                source.url, file, stored_bytes(source), allow_private=self._allow_private, timeout_s=self._fetch_s
+            )
+        else:
+            file.write(source.inline)
+
+    async def _deliver(self, update: Path | bytes, made: DeliveryDetails) -> None:
+        blob = await self._blobs.put(update)
+        self._check_time()
+        self._owe_balance()
+        amount_msat, bolt11 = self.job.assigned.balance_msat, ""
+        if amount_msat and self._ledger.due(self.job.key(BALANCE)).state in ("due", "invoiced"):
+            bolt11 = (await self._till.plain_invoice(self.job.key(BALANCE), expiry_s=BALANCE_EXPIRY_S)).bolt11
+        output = Output(
+            urls=tuple(f"{server.rstrip('/')}/{blob.sha256}" for server in self._servers),
+            sha256=blob.sha256,
+            bytes=blob.bytes,
+            key=made.key,
+            update_sha256=made.sha256,
+            update_bytes=made.bytes,
+            samples=made.samples,
+            loss=made.losses[-1],
+        )
+        ciphertext = nip44.encrypt(output.to_json(), self._conversation)
+        event = events.result(
+            self._keys, self._request, ciphertext, created_at=int(time.time()), amount_msat=amount_msat, bolt11=bolt11
+        )
+        await self._publish(event)
+
+    async def _say(
+        self, status: feedback.Status, *, text: str = "", due: feedback.Due | None = None, ciphertext: str = ""
+    ) -> None:
+        await self._feed_back(status, text=text, ciphertext=ciphertext)
+
+    async def _feed_back(
+        self, status: feedback.Status, *, text: str = "", ciphertext: str = "", amount_msat: int = 0, bolt11: str = ""
+    ) -> None:
+        event = events.feedback(
+            self._keys,
+            self._request.id,
+            self._request.customer,
+            status,
+            created_at=int(time.time()),
+            text=text,
+            amount_msat=amount_msat,
+            bolt11=bolt11,
+            ciphertext=nip44.encrypt(ciphertext, self._conversation) if ciphertext else "",
+        )
+        await self._publish(event)

@@ -1,0 +1,1 @@
+"""Documents of training as they travel. NIPS.md, "Training"."""

@@ -1,0 +1,1 @@
+"""A training computed again, and its transcript held against itself."""

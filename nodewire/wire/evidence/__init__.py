@@ -1,0 +1,1 @@
+"""Frames kept and signed, and asked for again."""

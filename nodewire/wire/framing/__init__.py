@@ -1,0 +1,1 @@
+"""Frames as bytes, written and read. No I/O."""

@@ -1,0 +1,1 @@
+"""One job's edges, control messages and queries over links."""

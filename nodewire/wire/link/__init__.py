@@ -1,0 +1,1 @@
+"""Links between two nodes: made, kept, watched."""

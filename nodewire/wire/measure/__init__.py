@@ -1,0 +1,1 @@
+"""Links and the network in numbers."""

@@ -1,0 +1,1 @@
+"""Events and inventories between the members of a swarm."""

@@ -1,0 +1,1 @@
+"""Secured channels: TCP, TLS, and who is at the other end."""

@@ -1,0 +1,1 @@
+"""Messages and tensors between daemon and worker."""

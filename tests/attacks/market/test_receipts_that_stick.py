@@ -1,0 +1,40 @@
+"""A relay that is slow, or refuses somebody's receipt, must not keep other customers' payments from counting."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodewire.nostr.keys import Keys
+from nodewire.pay.accounts.debts import Key
+from nodewire.pay.accounts.dues import Due
+from nodewire.pay.accounts.ledger import Ledger, Quote
+from nodewire.pay.accounts.till import Till
+from nodewire.pay.accounts.zaps import build_request
+from nodewire.pay.lightning.wallet import Receipt
+
+PROVIDER, CUSTOMER, JOB = Keys(b"\x01" * 32), Keys(b"\x02" * 32), "cd" * 32
+
+
+async def test_payments_count_while_receipts_wait_for_relays():
+    ledger = Ledger(":memory:")
+    for chunk in range(3):
+        key = Key(JOB, PROVIDER.public, chunk, 0)
+        ledger.owe(Due(key, CUSTOMER.public, 100, 10))
+        request = build_request(CUSTOMER, key, 100, relays=(), lnurl=None, created_at=1)
+        ledger.quoted(Quote(key, f"{chunk:064x}", request.to_json(), "lnbcrt1"))
+
+    class Wallet:
+        async def settled(self, after: int = 0):
+            for chunk in range(3):
+                yield Receipt(chunk + 1, f"{chunk:064x}", "00" * 32, 100, 5)
+            await asyncio.sleep(60)
+
+    async def publish(event, relays):
+        await asyncio.sleep(60)
+
+    told: asyncio.Queue[Due] = asyncio.Queue()
+    till = Till(PROVIDER, Wallet(), ledger, publish)  # type: ignore[arg-type]
+    running = asyncio.create_task(till.run(told.put_nowait))
+    async with asyncio.timeout(2):
+        assert [(await told.get()).key.chunk for _ in range(3)] == [0, 1, 2]
+    running.cancel()

@@ -1,0 +1,372 @@
+"""A customer pays a provider for chunks: once each, for exactly what is due, with a receipt that stands up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+
+import pytest
+
+from nodewire.errors import (
+    BadInvoice,
+    BadZap,
+    LinkLost,
+    NotAllowed,
+    NotFound,
+    OverBudget,
+    PaymentFailed,
+    RelayRefused,
+    TimedOut,
+)
+from nodewire.nostr.keys import Keys
+from nodewire.pay.accounts import debts, zaps
+from nodewire.pay.accounts.debts import JobBudget
+from nodewire.pay.accounts.ledger import Ledger
+from nodewire.pay.accounts.payer import Fees, Payer
+from nodewire.pay.accounts.till import Till
+from simnet.wallet import SimWallet
+from tests.pay.pay_market import JOB, RELAYS, Market
+
+RICH_MSAT = 1_000_000
+
+
+@pytest.fixture
+async def market(open_wallet, tmp_path):
+    ticks = itertools.count()  # no two requests are signed in the same second
+    market = Market(await open_wallet(0), await open_wallet(RICH_MSAT), tmp_path, lambda: time.time() + next(ticks))
+    yield market
+    market.close()
+
+
+async def test_a_chunk_is_paid_cleared_and_receipted(market):
+    market.deliver()
+    debt = await market.pay()
+    assert (debt.state, debt.amount_msat) == ("paid", 21_000)
+    assert market.provider_book.owed_msat(market.customer.public) == 21_000
+    assert await market.settle(1) == []
+    assert market.provider_book.owed_msat(market.customer.public) == 0
+    assert market.provider_book.due(market.key()).state == "receipted"
+    ((event, relays),) = market.relays.events
+    assert relays == RELAYS
+    counted = zaps.check_receipt(event, nostr_pubkey=market.provider.public, network="bcrt", key=market.key())
+    assert (counted.invoice.payment_hash, event.tag("preimage")) == (debt.payment_hash, debt.preimage)
+
+
+async def test_a_paid_chunk_is_not_paid_again(market):
+    market.deliver()
+    first = await market.pay()
+    assert await market.pay() == first
+    assert await market.payee_wallet.balance_msat() == 21_000
+
+
+async def test_parallel_payments_of_one_chunk_are_one(market):
+    market.deliver()
+    paid = await asyncio.gather(*(market.pay() for _ in range(10)))
+    assert len(set(paid)) == 1
+    assert await market.payee_wallet.balance_msat() == 21_000
+    assert len(market.provider_book.quotes(market.key())) == 1
+
+
+async def test_every_chunk_is_an_own_payment(market):
+    for chunk in range(3):
+        market.deliver(chunk, 1_000 + chunk)
+    await asyncio.gather(*(market.pay(chunk, 1_000 + chunk) for chunk in range(3)))
+    assert await market.payee_wallet.balance_msat() == 3_003
+    assert market.customer_book.spent(job=JOB).paid_msat == 3_003
+    assert await market.settle(3) == []
+    assert market.provider_book.earned_msat(job=JOB) == 3_003
+    assert len(market.relays.events) == 3
+
+
+async def test_the_same_request_gets_the_same_invoice_and_another_request_another(market):
+    market.deliver()
+    requests = [request(market, created_at=n) for n in (1, 2)]
+    first, second = [await market.quote(r, 21_000) for r in requests]
+    assert await market.quote(requests[0], 21_000) == first != second
+
+
+async def test_invoices_for_one_chunk_are_bounded(market):
+    market.deliver()
+    for n in range(8):
+        await market.quote(request(market, created_at=n), 21_000)
+    with pytest.raises(NotAllowed):
+        await market.quote(request(market, created_at=9), 21_000)
+
+
+def request(market, *, keys=None, key=None, amount_msat=21_000, created_at=1):
+    keys, key = keys or market.customer, key or market.key()
+    return zaps.build_request(keys, key, amount_msat, relays=RELAYS, lnurl=None, created_at=created_at)
+
+
+async def test_the_till_takes_only_what_is_due_from_who_owes_it(market):
+    market.deliver()
+    stranger = Keys(b"\x07" * 32)
+    refused = [
+        (request(market, key=market.key(chunk=1)), 21_000, NotFound),
+        (request(market, key=debts.Key("77" * 32, market.provider.public, 0)), 21_000, NotFound),
+        (request(market, key=debts.Key(JOB, stranger.public, 0)), 21_000, BadZap),
+        (request(market, keys=stranger), 21_000, BadZap),
+        (request(market, amount_msat=20_999), 20_999, BadZap),
+        (request(market), 20_999, BadZap),
+    ]
+    for event, amount_msat, error in refused:
+        with pytest.raises(error):
+            await market.quote(event, amount_msat)
+    await market.pay()
+    await market.settle(1)
+    with pytest.raises(NotAllowed, match="paid"):
+        await market.quote(request(market), 21_000)
+
+
+async def test_the_operators_policy_is_asked(market):
+    market.deliver()
+
+    def refuse(request):
+        raise NotAllowed("customer", request.sender)
+
+    till = Till(market.provider, market.payee_wallet, market.provider_book, market.relays.publish, expect=refuse)
+    with pytest.raises(NotAllowed, match="customer"):
+        await till.quote(request(market).to_json(), 21_000)
+
+
+async def test_a_receipt_waits_for_a_relay(market):
+    market.deliver()
+    await market.pay()
+    market.relays.is_down = True
+    (error,) = await market.settle(1)
+    assert isinstance(error, RelayRefused)
+    assert market.provider_book.due(market.key()).state == "settled"
+    market.relays.is_down = False
+    assert await market.till.publish_receipts() == []
+    assert await market.till.publish_receipts() == []
+    assert [event.id for event, _ in market.relays.events] == [market.provider_book.due(market.key()).receipt]
+
+
+async def test_a_running_till_tells_of_each_settlement_and_finds_what_it_missed(market):
+    market.deliver(0)
+    market.deliver(1)
+    await market.pay(0)  # before the till runs
+    told = asyncio.Queue()
+    running = asyncio.create_task(market.till.run(told.put_nowait))
+    assert (await told.get()).key == market.key(0)
+    await market.pay(1)
+    assert (await told.get()).key == market.key(1)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+async def test_a_job_never_costs_more_than_its_budget(market):
+    for chunk in range(2):
+        market.deliver(chunk)
+    budget = JobBudget(30_000, frozenset({market.key().payee}))
+    await market.pay(0, budget=budget)
+    with pytest.raises(OverBudget):
+        await market.pay(1, budget=budget)
+    assert await market.payee_wallet.balance_msat() == 21_000
+
+
+async def test_a_failed_payment_is_booked_and_may_be_tried_again(market, open_wallet):
+    poor, rich = await open_wallet(10), market.payer_wallet
+    market.deliver()
+    market.payer._wallet = poor
+    with pytest.raises(PaymentFailed):
+        await market.pay()
+    assert market.customer_book.debt(market.key()).state == "failed"
+    market.payer._wallet = rich
+    assert (await market.pay()).state == "paid"
+
+
+async def test_a_fee_beyond_the_cap_fails_the_payment(market):
+    market.deliver()
+    payer = Payer(market.customer, market.payer_wallet, market.customer_book, fees=Fees(flat_msat=1, ppm=1))
+    with pytest.raises(OverBudget):
+        await payer.pay(market.key(), 21_000, market.quote, relays=RELAYS)
+    assert market.customer_book.debt(market.key()).state == "failed"
+
+
+async def test_an_invoice_that_is_not_what_was_asked_for_is_not_paid(market):
+    async def cheat(event, amount_msat):
+        return await market.payee_wallet.make_invoice(amount_msat, description_hash="00" * 32, expiry_s=60)
+
+    async def overcharge(event, amount_msat):
+        digest = zaps.description_hash(event.to_json())
+        return await market.payee_wallet.make_invoice(amount_msat + 1, description_hash=digest, expiry_s=60)
+
+    for fetch in (cheat, overcharge):
+        with pytest.raises(BadInvoice):
+            await market.pay(fetch=fetch)
+    assert market.customer_book.debt(market.key()).state == "planned"
+    assert await market.payer_wallet.balance_msat() == RICH_MSAT
+
+
+class Lossy:
+    """A wallet whose answers to `pay` are lost, before or after the money has moved."""
+
+    def __init__(self, wallet, before):
+        self._wallet, self._before = wallet, before
+
+    def __getattr__(self, name):
+        return getattr(self._wallet, name)
+
+    async def pay(self, bolt11, *, max_fee_msat, timeout_s=60.0):
+        if not self._before:
+            await self._wallet.pay(bolt11, max_fee_msat=max_fee_msat, timeout_s=timeout_s)
+        raise LinkLost("wallet", "gone")
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("again", ["pay", "recover"])
+async def test_a_lost_answer_is_looked_up_before_anything_is_paid(market, before, again):
+    market.deliver()
+    market.payer._wallet = Lossy(market.payer_wallet, before)
+    with pytest.raises(LinkLost):
+        await market.pay()
+    assert market.customer_book.debt(market.key()).state == "paying"
+    market.payer._wallet = market.payer_wallet
+    if again == "pay":
+        await market.pay()
+    else:
+        assert [debt.key for debt in await market.payer.recover()] == [market.key()]
+    assert market.payer.unpaid() == []
+    assert market.customer_book.debt(market.key()).state == "paid"
+    assert await market.payee_wallet.balance_msat() == 21_000
+
+
+async def test_a_payment_in_flight_is_left_alone_until_it_ends(market):
+    async def hold(event, amount_msat):
+        return await market.payee_wallet.make_hold_invoice(
+            amount_msat,
+            payment_hash=hold_hash,
+            description_hash=zaps.description_hash(event.to_json()),
+            expiry_s=60,
+        )
+
+    preimage = os.urandom(32).hex()
+    hold_hash = zaps.invoices.hash_of(preimage)
+    wallet = market.payer_wallet
+    market.payer._wallet = Impatient(wallet)
+    with pytest.raises(TimedOut):
+        await market.pay(fetch=hold)
+    assert await market.payer.recover() == []
+    (debt,) = market.payer.unpaid()
+    assert debt.state == "paying"
+    await market.payee_wallet.settle_hold(preimage)
+    assert [debt.state for debt in await market.payer.recover()] == ["paid"]
+    assert market.payer.unpaid() == []
+    assert await market.payee_wallet.balance_msat() == 21_000
+
+
+class Impatient(Lossy):
+    def __init__(self, wallet):
+        super().__init__(wallet, before=False)
+
+    async def pay(self, bolt11, *, max_fee_msat, timeout_s=60.0):
+        return await self._wallet.pay(bolt11, max_fee_msat=max_fee_msat, timeout_s=0.0)
+
+
+class Steps:
+    """Counts the steps of both sides that leave a mark, and kills the process before one of them.
+
+    Nothing leaves a mark between two steps, so dying before each is dying after each, too.
+    """
+
+    def __init__(self, last):
+        self._left = last
+
+    def before(self, target, *names):
+        for name in names:
+            setattr(target, name, self._wrap(getattr(target, name)))
+
+    def _wrap(self, method):
+        def mortal(*arguments, **options):
+            if self._left == 0:
+                os._exit(9)
+            self._left -= 1
+            return method(*arguments, **options)
+
+        return mortal
+
+
+def life(url, tokens, directory, last, number):
+    """The `number`-th life of a customer and a provider, who die together after `last` steps (never: -1)."""
+
+    async def trade():
+        steps = Steps(last)
+        # Later lives have later clocks: whatever they sign anew is another event than before.
+        wallets = SimWallet(url, tokens[0]), SimWallet(url, tokens[1])
+        market = Market(*wallets, directory, lambda: time.time() + 10 * number)
+
+        async def publish(event, relays):
+            with (directory / "relay").open("a") as file:
+                file.write(event.id + "\n")
+
+        market.till._publish = publish
+        steps.before(market.payer_wallet, "pay", "lookup")
+        steps.before(market.payee_wallet, "make_invoice")
+        steps.before(market.customer_book, "plan", "record")
+        steps.before(market.provider_book, "quoted", "settled", "receipted")
+        steps.before(market.till, "_publish")
+        market.deliver()
+        await market.payer.recover()
+        await market.pay()
+        if market.provider_book.due(market.key()).state == "invoiced":
+            await market.settle(1)
+        await market.till.publish_receipts()
+        os._exit(0)
+
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        asyncio.run(trade())
+    finally:
+        os._exit(1)
+
+
+def test_killed_between_any_two_steps_both_sides_pay_and_receipt_once(simnet_url, tmp_path):
+    died, rounds = 0, 0
+    for first in range(100):
+        for second in (None, 1, 3) if first % 4 == 3 else (None,):
+            directory = tmp_path / f"{first}-{second}"
+            directory.mkdir()
+            tokens = asyncio.run(accounts(simnet_url))
+            deaths = [first, -1] if second is None else [first, second, -1]
+            codes = [life(simnet_url, tokens, directory, last, n) for n, last in enumerate(deaths)]
+            assert codes[-1] == 0, (deaths, codes)
+            died += codes.count(9)
+            asyncio.run(paid_once(simnet_url, tokens, directory))
+            rounds += 1
+        if codes[0] == 0:
+            break
+    assert died >= rounds > 14
+
+
+async def accounts(url):
+    tokens = []
+    for opening_msat in (0, RICH_MSAT):
+        wallet, token = await SimWallet.open_account(url, "mortal", opening_msat)
+        tokens.append(token)
+        await wallet.close()
+    return tokens
+
+
+async def paid_once(url, tokens, directory):
+    payee, payer = (SimWallet(url, token) for token in tokens)
+    balance_msat, left_msat = await payee.balance_msat(), await payer.balance_msat()
+    await payee.close()
+    await payer.close()
+    customer_book, provider_book = Ledger(directory / "customer.db"), Ledger(directory / "provider.db")
+    spent = customer_book.spent()
+    assert balance_msat == 21_000 == spent.paid_msat
+    assert left_msat == RICH_MSAT - 21_000 - spent.fees_msat
+    assert customer_book.unpaid() == []
+    assert provider_book.unreceipted() == []
+    assert provider_book.earned_msat() == 21_000
+    assert not provider_book.in_debt(Keys(b"\x01" * 32).public, time.time() + 10_000)
+    assert len(set((directory / "relay").read_text().split())) == 1
+    customer_book.close()
+    provider_book.close()
