@@ -1,4 +1,4 @@
-"""Names are nouns and verbs of the field: no class is a gerund or a participle, no method a word such as `of`."""
+"""Names are of the field: no class and no module is a gerund or a participle, no method a word such as `of`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NOUNS = {"closing", "embedding", "mapping", "opening", "ring", "sampling", "scaling", "string", "token"}
+NOUNS = {
+    *("closing", "embedding", "encoding", "finding", "framing", "lightning", "mapping", "opening", "planning"),
+    *("ring", "sampling", "scaling", "string", "token", "training"),
+}
 """Nouns of the field that end as a gerund or a participle does."""
 PARTICIPLES = re.compile(
     "begun|bought|built|come|dealt|done|drawn|found|gone|had|heard|held|kept|known|laid|led|left|lent|lost|made|met|paid|"
@@ -75,6 +78,11 @@ def test_no_class_is_called_by_a_gerund_or_a_participle():
         if node.name not in known and is_form(last_word(node.name))
     ]
     assert found == []
+
+
+def test_no_module_is_called_by_a_gerund_or_a_participle():
+    names = ((path, path.removesuffix("/__init__.py").rpartition("/")[2].removesuffix(".py")) for path, _ in trees())
+    assert [path for path, name in names if is_form(last_word(name))] == []
 
 
 def test_no_method_is_called_by_a_word_that_says_nothing():

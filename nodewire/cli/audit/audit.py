@@ -16,9 +16,9 @@ from typing import Annotated
 import typer
 
 from nodewire.cli.audit.job_trail import trail_of
+from nodewire.cli.common.roles import event_id, naming
+from nodewire.cli.common.training_results import TRANSCRIPT
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
-from nodewire.cli.shared.roles import event_id, naming
-from nodewire.cli.shared.training_results import TRANSCRIPT
 from nodewire.config import load_role
 from nodewire.errors import BadInput
 

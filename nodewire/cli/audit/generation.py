@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodewire.cli.audit.job_trail import trail_of
+from nodewire.cli.common.roles import enter_market, naming
 from nodewire.cli.output import console, notes, one_line, print_json
-from nodewire.cli.shared.roles import enter_market, naming
 from nodewire.config import AnyRole, CustomerConfig, load_role
 from nodewire.errors import BadConfig, BadInput, TooLarge, Unsupported
 from nodewire.kind import Limits, installed

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from nodewire.cli.shared.roles import enter_market
+from nodewire.cli.common.roles import enter_market
 from nodewire.config import DEFAULT_WALLET, AnyRole, OracleConfig
 from nodewire.errors import BadConfig, NodewireError, NotFound
 

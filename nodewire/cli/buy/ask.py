@@ -31,9 +31,9 @@ from nodewire.cli.buy.purchase import (
     only_here,
 )
 from nodewire.cli.buy.sampling_options import MinP, Repetition, Seed, TopK, TopP, drawn
+from nodewire.cli.common.local import Dtype, Local, Threads, dtype_of, encoder_folder, model_folder
 from nodewire.cli.output import CUSTOMERS, Json, console, counted, notes, one_line, print_json
 from nodewire.cli.output import steps as loading
-from nodewire.cli.shared.local import Dtype, Local, Threads, dtype_of, encoder_folder, model_folder
 from nodewire.cli.swarm.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market, only_swarm
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadInput

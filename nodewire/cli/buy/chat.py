@@ -20,9 +20,9 @@ from rich.text import Text
 from nodewire.cli.buy.provider_options import Driver, Ends, Exclude, Region, Trusted, from_whom
 from nodewire.cli.buy.purchase import MODEL_HELP, Config, Resplit, needs, only_here
 from nodewire.cli.buy.sampling_options import MinP, Repetition, Seed, TopK, TopP, drawn
+from nodewire.cli.common.local import Local, Threads, model_folder
+from nodewire.cli.common.roles import naming
 from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats, steps
-from nodewire.cli.shared.local import Local, Threads, model_folder
-from nodewire.cli.shared.roles import naming
 from nodewire.cli.swarm.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market, only_swarm
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import NodewireError

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nodewire.cli.buy.ring_map import show_ring
+from nodewire.cli.common.model_choice import resolved
 from nodewire.cli.output import counted, notes, one_line, plain, sats
-from nodewire.cli.shared.model_choice import resolved
 from nodewire.config import CustomerConfig
 from nodewire.customer.api import Customer
 from nodewire.customer.job.session import PlannedJob

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from nodewire.cli.common.roles import check_model, load_customer, naming
 from nodewire.cli.output import end, notes, print_json
-from nodewire.cli.shared.roles import check_model, load_customer, naming
 from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadInput, NodewireError
 

@@ -21,8 +21,8 @@ from nodewire.cli.buy.purchase import (
     can_write,
     only_here,
 )
+from nodewire.cli.common.roles import check_model, load_customer
 from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json
-from nodewire.cli.shared.roles import check_model, load_customer
 from nodewire.config import CustomerConfig
 from nodewire.errors import BadInput, Unsupported
 
@@ -125,7 +125,7 @@ def _run_here(folder: Path, calls: Sequence[Mapping[str, Any]]) -> list[dict[str
         BadInput, TooLarge: a call is not what the model takes, or larger; NotFound: a blob is missing.
         Unsupported: the model is not called with tensors.
     """
-    from nodewire.cli.shared.registration_folder import registration_in
+    from nodewire.cli.common.registration_folder import registration_in
     from nodewire.customer.calls.arrays import array_of, raw, to_torch
     from nodewire.graph.registration import in_process  # torch is imported here, not before
     from nodewire.protocol.model.signature import Signature

@@ -19,8 +19,8 @@ import typer
 import uvloop
 from rich.markup import escape
 
+from nodewire.cli.common.roles import load_oracle, load_provider
 from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, console, print_json, sats
-from nodewire.cli.shared.roles import load_oracle, load_provider
 from nodewire.cli.swarm import swarm_node
 from nodewire.cli.swarm.swarm_options import Key, Split, State, SwarmAt, no_market
 from nodewire.core import heap

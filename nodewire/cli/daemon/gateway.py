@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from nodewire.cli.common.roles import naming
 from nodewire.cli.daemon.daemons import run_until_stopped
 from nodewire.cli.output import CUSTOMERS, Json, console, print_json
-from nodewire.cli.shared.roles import naming
 from nodewire.errors import BadInput
 
 

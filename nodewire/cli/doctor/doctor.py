@@ -16,11 +16,11 @@ from typing import Annotated
 
 import typer
 
+from nodewire.cli.common.roles import enter_market, naming, wallet_of
 from nodewire.cli.doctor import disk
 from nodewire.cli.doctor import network as doctor_network
 from nodewire.cli.doctor.reach import Check, CheckResult
 from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, print_json, sats
-from nodewire.cli.shared.roles import enter_market, naming, wallet_of
 from nodewire.config import (
     AnyRole,
     CustomerConfig,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from nodewire.cli.common.braille import curve, plane
+from nodewire.cli.common.roles import enter_market, naming
 from nodewire.cli.output import OPERATORS, Json, console, counted, in_words, notes, one_line, print_json
-from nodewire.cli.shared.braille import curve, plane
-from nodewire.cli.shared.roles import enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadInput, NodewireError
 from nodewire.protocol.encoding.byte_sizes import in_units

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nodewire.cli.common.roles import enter_market, event_id, naming, wallet_of
 from nodewire.cli.output import Json, console, one_line, print_json, sats
-from nodewire.cli.shared.roles import enter_market, event_id, naming, wallet_of
 from nodewire.config import AnyRole, ProviderConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, BadInput, NotAllowed, NotFound
 from nodewire.nostr.keys import Keys, from_npub

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nodewire.cli.common.model_choice import warning
+from nodewire.cli.common.roles import enter_market, naming
 from nodewire.cli.output import Json, console, notes, one_line, print_json, sats
-from nodewire.cli.shared.model_choice import warning
-from nodewire.cli.shared.roles import enter_market, naming
 from nodewire.config import AnyRole, ModelPin, OracleConfig, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError
 
@@ -60,7 +60,7 @@ def pin(
     json: Json = False,
 ) -> None:
     """Have a name stand for a model, and this version of it, whatever anybody publishes later."""
-    from nodewire.cli.shared import pins
+    from nodewire.cli.common import pins
     from nodewire.customer.models.names import address_in
     from nodewire.protocol.market.model_name import name_in
 
@@ -89,7 +89,7 @@ def unpin(
     json: Json = False,
 ) -> None:
     """Take a name back."""
-    from nodewire.cli.shared import pins
+    from nodewire.cli.common import pins
     from nodewire.protocol.market.model_name import name_in
 
     alias = name_in(name, "NAME")

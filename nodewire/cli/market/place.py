@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table as Grid
 
+from nodewire.cli.common.manifest_file import read_manifest
+from nodewire.cli.common.model_choice import model_at
+from nodewire.cli.common.roles import OR_NAMED, check_model, enter_market, naming
 from nodewire.cli.market import place_nodes
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json, steps
-from nodewire.cli.shared.manifest_file import read_manifest
-from nodewire.cli.shared.model_choice import model_at
-from nodewire.cli.shared.roles import OR_NAMED, check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadInput, NoProvider, OverMemory
 from nodewire.protocol.encoding.byte_sizes import in_units

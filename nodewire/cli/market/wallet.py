@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from nodewire.cli.common.roles import load_customer, naming, wallet_of
 from nodewire.cli.output import Json, console, counted, notes, one_line, print_json, sats
-from nodewire.cli.shared.roles import load_customer, naming, wallet_of
 from nodewire.config import DEFAULT_WALLET, CustomerConfig, OracleConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, NotAllowed
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from nodewire.cli.shared.registration_folder import is_registered, registration_in
+from nodewire.cli.common.registration_folder import is_registered, registration_in
 from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory, Unsupported
 from nodewire.gguf import model as gguf
 from nodewire.kind import Registration, Say, TaskSize

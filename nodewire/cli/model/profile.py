@@ -13,9 +13,9 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
+from nodewire.cli.common.model_choice import model_at
+from nodewire.cli.common.roles import check_model, enter_market, load_provider, naming
 from nodewire.cli.output import OPERATORS, Json, console, counted, notes, one_line, print_json, steps
-from nodewire.cli.shared.model_choice import model_at
-from nodewire.cli.shared.roles import check_model, enter_market, load_provider, naming
 from nodewire.config import Device, ProviderConfig
 from nodewire.errors import BadInput, Busy, NotAllowed
 from nodewire.kind import Limits, installed
@@ -96,7 +96,7 @@ async def _of_folder(folder: Path, limits: Limits, caps: Sequence[int], say: Cal
 
     Raises as `registration_in`; NotAllowed: its kind is not installed.
     """
-    from nodewire.cli.shared.registration_folder import registration_in
+    from nodewire.cli.common.registration_folder import registration_in
     from nodewire.provider.profile import node_profile
 
     made = registration_in(folder)

@@ -11,8 +11,8 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from nodewire.cli.common.local import check_model
 from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json
-from nodewire.cli.shared.local import check_model
 
 
 class Scheme(StrEnum):

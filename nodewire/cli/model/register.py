@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
+from nodewire.cli.common.local import check_model, dtype_of, model_name
+from nodewire.cli.common.registration_folder import SOURCES, is_registered
+from nodewire.cli.common.roles import load_customer
+from nodewire.cli.common.training_results import MODEL, SUMMARY, note, trained
 from nodewire.cli.model.cut import CutOptions, cut, registration_report
 from nodewire.cli.model.replacement import Replace, check_replaced, published
 from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json, steps
-from nodewire.cli.shared.local import check_model, dtype_of, model_name
-from nodewire.cli.shared.registration_folder import SOURCES, is_registered
-from nodewire.cli.shared.roles import load_customer
-from nodewire.cli.shared.training_results import MODEL, SUMMARY, note, trained
 from nodewire.errors import BadHash, BadInput
 from nodewire.kind import Registration, Say
 from nodewire.protocol.encoding.byte_sizes import parse_size

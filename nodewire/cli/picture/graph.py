@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nodewire.cli.buy.purchase import can_write
+from nodewire.cli.common.manifest_file import read_manifest
+from nodewire.cli.common.model_choice import model_at
+from nodewire.cli.common.roles import OR_NAMED, check_model, enter_market, naming
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json
-from nodewire.cli.shared.manifest_file import read_manifest
-from nodewire.cli.shared.model_choice import model_at
-from nodewire.cli.shared.roles import OR_NAMED, check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
 from nodewire.protocol.model.manifest import Manifest

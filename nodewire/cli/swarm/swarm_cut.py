@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from nodewire.cli.shared.manifest_file import read_manifest
+from nodewire.cli.common.manifest_file import read_manifest
 from nodewire.errors import NodewireError, NotFound, WorkerFailed, first_of, from_dict
 from nodewire.gguf import model as gguf
 from nodewire.protocol.market.static_swarm import Swarm

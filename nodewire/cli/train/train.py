@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
+from nodewire.cli.common.roles import load_customer, naming
 from nodewire.cli.model.cut import CutOptions
 from nodewire.cli.model.register import TARGET_VRAM, publish_folder, size_of
 from nodewire.cli.model.replacement import Replace, check_free, published
 from nodewire.cli.output import CUSTOMERS, Json, console, end, notes, one_line, print_json, sats
-from nodewire.cli.shared.roles import load_customer, naming
 from nodewire.cli.train.recipe import read_recipe
 from nodewire.config import AnyRole, CustomerConfig, load_role, parse_msat
 from nodewire.errors import BadInput, NodewireError, NoProvider, NotFound
@@ -87,7 +87,7 @@ def train(
         return
     if budget_msat is None:
         raise BadInput("--budget", "most that the training may cost, such as 50000sat; --quote says what it would")
-    from nodewire.cli.shared.training_results import model_of, note, place, trained, write
+    from nodewire.cli.common.training_results import model_of, note, place, trained, write
 
     place(out := out or Path(read.name))
     model = model or model_of(out)

@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from nodewire.cli.common.braille import curve
 from nodewire.cli.output import one_line, plain, sats
-from nodewire.cli.shared.braille import curve
 from nodewire.cli.train.quote import duration, size
 from nodewire.training.customer.machine import events as happened
 from nodewire.training.customer.machine.state import State, Work

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from nodewire.cli import app
+from nodewire.cli.common.braille import plane
 from nodewire.cli.doctor import net
 from nodewire.cli.doctor.net import NodeRow
 from nodewire.cli.doctor.net_plot import plot
 from nodewire.cli.output import console
-from nodewire.cli.shared.braille import plane
 from nodewire.errors import BadInput, LinkLost
 from nodewire.nostr.keys import npub
 from nodewire.protocol.market.coordinates import rtt_us

@@ -20,8 +20,8 @@ import nodewire
 from bench.market.dag_models import EXPERTS, _made
 from bench.tools.task_chain import Carved
 from nodewire import cli
+from nodewire.cli.common.manifest_file import read_manifest
 from nodewire.cli.model.register import serving
-from nodewire.cli.shared.manifest_file import read_manifest
 from nodewire.config import Serve
 from nodewire.kind import Registration
 from nodewire.nostr.nips.nip01 import Filter

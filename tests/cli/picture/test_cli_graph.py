@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from nodewire.cli.common.manifest_file import read_manifest
 from nodewire.cli.picture.graph_svg import COLOURS, ProviderLabels, TaskHolders, draw, size
 from nodewire.cli.picture.layers import GAP_X, MAX_LANES, layout
-from nodewire.cli.shared.manifest_file import read_manifest
 from nodewire.errors import BadInput, BadManifest, NotFound
 from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from nodewire.cli.shared.braille import curve
-from nodewire.cli.shared.training_results import place, write
+from nodewire.cli.common.braille import curve
+from nodewire.cli.common.training_results import place, write
 from nodewire.cli.train.view import TrainingView
 from nodewire.errors import BadInput
 from nodewire.nostr.keys import Keys

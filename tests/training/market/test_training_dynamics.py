@@ -25,7 +25,7 @@ from nodewire.training.customer.machine.events import (
     StepCompletion,
 )
 from nodewire.training.customer.machine.journal import Journal, tag
-from nodewire.training.customer.policy.last_heard import LifeSigns
+from nodewire.training.customer.policy.life_signs import LifeSigns
 from nodewire.training.engine import bare_loop, state
 from nodewire.training.engine.bare_loop import Part
 from nodewire.training.protocol import round as rounds

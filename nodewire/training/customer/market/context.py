@@ -16,7 +16,7 @@ from nodewire.training.customer.market.delivery_cache import Deliveries
 from nodewire.training.customer.market.round_request import Requests
 from nodewire.training.customer.market.session import TrainingSession
 from nodewire.training.customer.market.trainer_ads import Ads
-from nodewire.training.customer.policy.last_heard import LifeSigns
+from nodewire.training.customer.policy.life_signs import LifeSigns
 from nodewire.training.customer.policy.payment_retry import PaymentWait
 from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.result import Progress

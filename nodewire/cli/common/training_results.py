@@ -89,7 +89,7 @@ def write(out: Path, recipe: Recipe, done: TrainingResult, *, closed: bool = Fal
         said["registered"] = before
     _replace(out / WEIGHTS, done.weights)
     if done.history.points:
-        from nodewire.cli.shared.training_plot import plot
+        from nodewire.cli.common.training_plot import plot
 
         plot(done.history.points, recipe.name, out / CURVE)
     note(out, said)

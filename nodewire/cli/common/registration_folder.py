@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nodewire.cli.common.manifest_file import NAMES, read_manifest
 from nodewire.cli.output import counted
-from nodewire.cli.shared.manifest_file import NAMES, read_manifest
 from nodewire.errors import BadInput, NotFound
 from nodewire.kind import Registration
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from nodewire import cli
+from nodewire.cli.common import pins
 from nodewire.cli.doctor import doctor
-from nodewire.cli.shared import pins
 from nodewire.config import CustomerConfig, ModelPin
 from nodewire.errors import BadConfig, NotAllowed, NotFound
 from nodewire.nostr.pool import Pool
@@ -289,7 +289,7 @@ def test_another_model_is_not_replaced_by_chance(market, kept, tmp_path, say):
 
 
 def test_the_same_weights_under_another_license_need_nothing(market, kept, tmp_path, say):
-    from nodewire.cli.shared.manifest_file import read_manifest
+    from nodewire.cli.common.manifest_file import read_manifest
 
     relay, blossom, _ = market
     where = ["--relay", relay, "--blossom", blossom, "--key", str(tmp_path / "author.nsec")]
