@@ -1,4 +1,4 @@
-"""A process on one core with a decoder larger than the cache, of `bench.decode.decode`: prints tokens a second as JSON.
+"""A process on one core with a decoder larger than the cache, of `bench.decode`: prints tokens a second as JSON.
 
 python -m bench.decode.decode_blocks MODEL ROUNDS TOKENS
 

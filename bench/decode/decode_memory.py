@@ -1,4 +1,4 @@
-"""What a decoder takes of a process's memory, for `bench.decode.decode`: prints bytes as JSON.
+"""What a decoder takes of a process's memory, for `bench.decode`: prints bytes as JSON.
 
 python -m bench.decode.decode_memory MODEL
 

@@ -1,4 +1,4 @@
-"""A node of a ring of `bench.decode.decode`, told what to do on standard input: `python -m bench.decode.decode_node
+"""A node of a ring of `bench.decode`, told what to do on standard input: `python -m bench.decode.decode_node
 ROLE`.
 
 ROLE: provider or customer.

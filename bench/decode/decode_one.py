@@ -1,4 +1,4 @@
-"""One process on one core of `bench.decode.decode`: prints tokens a second of each arm as JSON.
+"""One process on one core of `bench.decode`: prints tokens a second of each arm as JSON.
 
 python -m bench.decode.decode_one MODEL ROUNDS
 """

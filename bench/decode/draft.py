@@ -1,7 +1,7 @@
 """What a draft model is worth beside a text's own guesses: python -m bench.decode.draft [--json] [--quick]
 
 The demo's decoder guessed for by the demo's draft model, over a ring whose frames take an emulated time: 158 ms
-around, 3 ms at the slowest stage, 6.4 % more for each further row (the Shard ring of bench.decode.decode). Tokens,
+around, 3 ms at the slowest stage, 6.4 % more for each further row (the Shard ring of bench.decode). Tokens,
 guesses and the time that drafting takes are real, on one core; the clock that the driver sees is the emulation's plus
 its own CPU time. Prompts are pieces of this repository's files, which the models were not trained on. All arms say the
 same.

@@ -100,7 +100,7 @@ def local(path: str) -> str:
 
 
 def _main() -> None:
-    from bench.hostile.hostile import ARMS
+    from bench.hostile.__main__ import ARMS
 
     said = json.loads(sys.stdin.readline())
     target = Target(**{**said, "addresses": tuple(said["addresses"])})

@@ -1,5 +1,5 @@
 """Floods of HTTP: a gateway's completions and connections, and a provider's LNURL callback
-(`bench.hostile.hostile`)."""
+(`bench.hostile`)."""
 
 from __future__ import annotations
 

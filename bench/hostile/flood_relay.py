@@ -1,4 +1,4 @@
-"""Floods of a relay and its blob store, each from one address (`bench.hostile.hostile`)."""
+"""Floods of a relay and its blob store, each from one address (`bench.hostile`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floods of a provider's wire, each from one address with as many keys as it likes (`bench.hostile.hostile`)."""
+"""Floods of a provider's wire, each from one address with as many keys as it likes (`bench.hostile`)."""
 
 from __future__ import annotations
 

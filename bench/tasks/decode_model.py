@@ -1,4 +1,4 @@
-"""The decoder of `bench.decode.decode`: a Llama of 8 layers, 512 wide, random weights, a tokenizer of bytes."""
+"""The decoder of `bench.decode`: a Llama of 8 layers, 512 wide, random weights, a tokenizer of bytes."""
 
 from __future__ import annotations
 

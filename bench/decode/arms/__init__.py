@@ -1,1 +1,1 @@
-"""What `bench.decode.decode` runs on a ring over the internet, emulated or by a clock that jumps."""
+"""What `bench.decode` runs on a ring over the internet, emulated or by a clock that jumps."""

@@ -1,4 +1,4 @@
-"""What a prompt costs on narrowed edges, for `bench.decode.decode`: bytes and perplexity, on the demo's decoder.
+"""What a prompt costs on narrowed edges, for `bench.decode`: bytes and perplexity, on the demo's decoder.
 
 Its tasks are those of the demo, in one process, in float32; what goes from one to the next is narrowed and widened
 again, every edge alike: to bfloat16, to the wire's int8 blocks (`nodewire.worker.process.edge_codec`), and to float8

@@ -1,4 +1,4 @@
-"""Whether guessing, or company, loses anything, for `bench.decode.decode`: generations on small random models of every
+"""Whether guessing, or company, loses anything, for `bench.decode`: generations on small random models of every
 family and on the demo's decoder, beside what transformers' own `generate` says, greedy.
 
 A family's driver and stages are actors in this process, for half of its runs with ends that are lent, and frames wait

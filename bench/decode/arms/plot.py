@@ -1,4 +1,4 @@
-"""The curves of `bench.decode.decode`'s ring over the internet as a picture."""
+"""The curves of `bench.decode`'s ring over the internet as a picture."""
 
 from __future__ import annotations
 

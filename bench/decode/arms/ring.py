@@ -1,4 +1,4 @@
-"""Decoding around a ring over the internet, for `bench.decode.decode`: machines of `bench.tools.wan`, Shard's
+"""Decoding around a ring over the internet, for `bench.decode`: machines of `bench.tools.wan`, Shard's
 distances, the wire.
 
 Stages compute for a stated time, so that the cores of one machine do not stand for six machines.

@@ -1,4 +1,4 @@
-"""A ring that computes for real, for `bench.decode.decode`: `nodewire provider --swarm` on six of Shard's machines.
+"""A ring that computes for real, for `bench.decode`: `nodewire provider --swarm` on six of Shard's machines.
 
 Each has a layer of the demo's decoder on one thread, WA drives besides, and who asks sits there. Utah only passes on
 what goes from Missouri to Washington. The cores here stand for all six machines, so that computing takes its share.

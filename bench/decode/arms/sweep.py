@@ -1,4 +1,4 @@
-"""The best settings of each driver of `bench.decode.decode` for a ring, by simulation
+"""The best settings of each driver of `bench.decode` for a ring, by simulation
 (`bench.decode.emulation.virtual`)."""
 
 from __future__ import annotations

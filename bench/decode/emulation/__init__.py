@@ -1,1 +1,1 @@
-"""Emulated drivers and stages, for `bench.decode.decode`."""
+"""Emulated drivers and stages, for `bench.decode`."""

@@ -1,4 +1,4 @@
-"""What `bench.decode.decode` compares on one ring: drivers without I/O, from plain decoding to Shard's algorithm.
+"""What `bench.decode` compares on one ring: drivers without I/O, from plain decoding to Shard's algorithm.
 
 A driver begins with `start`, gives the next frames for each that comes back (`returned`), and has in `tokens` what is
 decided so far: the decoder's first token, which all begin with, and what followed.

@@ -1,4 +1,4 @@
-"""What an emulated stage of `bench.decode.decode` keeps of a session, and the frames that say how it grows.
+"""What an emulated stage of `bench.decode` keeps of a session, and the frames that say how it grows.
 
 A frame's rows continue the session's committed run at `pos`; a smaller `pos` than before voids what stood from there
 on. With `parents` the rows are a tree's: each says which live cell it follows, -1 being the run's end, and stays live

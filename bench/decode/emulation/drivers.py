@@ -1,4 +1,4 @@
-"""The drivers of `bench.decode.decode`'s ring over the internet by their names, and the frames in flight that fill a
+"""The drivers of `bench.decode`'s ring over the internet by their names, and the frames in flight that fill a
 ring."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A machine of `bench.decode.decode`'s ring over the internet, the driver's (the first) or a stage's, told by its
+"""A machine of `bench.decode`'s ring over the internet, the driver's (the first) or a stage's, told by its
 input.
 
 Sessions are jobs of the wire. A frame's rows have 1 KiB each, of which the first eight bytes are computed with

@@ -1,4 +1,4 @@
-"""nodewire's speculation (`nodewire.llm.speculation`) as a driver of `bench.decode.decode`, over the scripted
+"""nodewire's speculation (`nodewire.llm.speculation`) as a driver of `bench.decode`, over the scripted
 drafter."""
 
 from __future__ import annotations

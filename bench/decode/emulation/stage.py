@@ -1,4 +1,4 @@
-"""An emulated stage of `bench.decode.decode`: what waits, what is computed together, and how long that takes.
+"""An emulated stage of `bench.decode`: what waits, what is computed together, and how long that takes.
 
 A forward of n rows takes t(1) times 1, 1.45 and 2.6 for n = 1, 8 and 32, as was measured of a small decoder on two
 cores (field notes on inference, section 3); linear in between, and on with the last slope.

@@ -1,4 +1,4 @@
-"""A decoder of a few multiplications for `bench.decode.decode`, and a drafter that is right as often as it is told.
+"""A decoder of a few multiplications for `bench.decode`, and a drafter that is right as often as it is told.
 
 Every stage keeps a number for each position, and a row's number depends on its token and on those of all positions
 before it, through every stage: a lane that forgot to rewind, or took another row for a parent, gives other tokens.

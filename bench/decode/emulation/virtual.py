@@ -1,4 +1,4 @@
-"""A ring of `bench.decode.decode` without waiting: the same drivers and stages, by a clock that jumps to what happens
+"""A ring of `bench.decode` without waiting: the same drivers and stages, by a clock that jumps to what happens
 next.
 
 `alone` is for one session whose frames are all computed, in order: when a frame comes back is known when it is sent.

@@ -1,4 +1,4 @@
-"""Drivers that `bench.decode.decode` compares: whatever they guess, their tokens are the decoder's."""
+"""Drivers that `bench.decode` compares: whatever they guess, their tokens are the decoder's."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""`bench.decode.decode --only ring`: the daemon's own parts, in processes of their own, make as many tokens as asked
+"""`bench.decode --only ring`: the daemon's own parts, in processes of their own, make as many tokens as asked
 for."""
 
 from __future__ import annotations
 
-from bench.decode import decode
+from bench.decode import __main__ as decode
 from bench.tasks.decode_model import write_model
 
 

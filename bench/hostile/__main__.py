@@ -1,4 +1,4 @@
-"""A market under floods: `python -m bench.hostile.hostile [--json] [--quick] [--only ARM]`.
+"""A market under floods: `python -m bench.hostile [--json] [--quick] [--only ARM]`.
 
 A market of public commands; beside it an honest bystander with an address of its own (loopback has many), which
 pings a provider over the wire, asks the relay, and every so often opens a new websocket and uploads a small blob. Where

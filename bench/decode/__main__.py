@@ -1,4 +1,4 @@
-"""Decoding: `python -m bench.decode.decode [--json] [--quick] [--only one,ring,wan,crowd,swarm,codec,lossless] [--chart
+"""Decoding: `python -m bench.decode [--json] [--quick] [--only one,ring,wan,crowd,swarm,codec,lossless] [--chart
 SVG]`.
 
 In `one` and `ring` the model is a Llama of 8 layers (of 12 in `ring`), 512 wide, with random weights, float32, the same
