@@ -74,7 +74,12 @@ class Box(Fed):
         await self.hub.queues[consumer].put(frame)
 
     async def get(self):
-        return await self.hub.queues[self.public].get()
+        queue = self.hub.queues[self.public]
+        frame = await queue.get()
+        if isinstance(frame, Exception):  # the job has ended, as a wire's mailbox says to all that wait
+            queue.put_nowait(frame)
+            raise frame
+        return frame
 
     async def control(self, peer, document):
         self.hub.controls.append((self.public, peer, document))
@@ -84,6 +89,8 @@ class Box(Fed):
     def cancel(self, error=None):
         self.cancelled = self.failure = error
         self.over.set()
+        if error is not None:
+            self.hub.queues[self.public].put_nowait(error)
 
     async def failed(self):
         await self.over.wait()

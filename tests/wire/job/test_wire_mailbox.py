@@ -9,11 +9,11 @@ import pytest
 from nodewire.errors import BadFrame, BadInput, LinkLost, NotAllowed, NotFound, TooLarge
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.wire import JobChannelSpec, Route
+from nodewire.wire import JobChannelSpec, Patience, Route
 from nodewire.wire.framing import frames
 from nodewire.wire.job import early_frames
 from nodewire.wire.job.mailbox import INITIAL_WINDOW_BYTES, MAX_CONTROLS, WINDOW_BYTES
-from tests.wire.wire_net import QUICK, TLS_AND_SHM, array, data_frame, job_id, refused_as, until
+from tests.wire.wire_net import TLS_AND_SHM, array, data_frame, job_id, refused_as, until
 
 pytestmark = TLS_AND_SHM
 
@@ -127,7 +127,7 @@ async def test_a_frame_that_is_under_way_when_the_job_opens_is_delivered(net):
 
 
 async def test_a_job_that_nobody_opens_is_answered_with_not_found(net):
-    a, b = await net.pair(patience=QUICK)
+    a, b = await net.pair(patience=Patience(early_s=0.3))
     mine = a.open_job(JobChannelSpec(JOB, echo_routes(a, b)))
     await mine.put(Frame("there", 0, (array(b"x"),)))
     await refused_as(NotFound, "job", mine.get())
