@@ -17,8 +17,8 @@ LOCKED := $(PIP) install --no-deps --ignore-requires-python --require-hashes -r
 # What an older `pip install -e .` left in this folder hides entry points that are new: kinds, wallets.
 NODEWIRE := rm -rf nodewire.egg-info && $(PIP) install --no-deps --no-build-isolation -e .
 ARGS ?=
-# Of the processes that run the tests one trades on the market, where it mostly waits.
-WORKERS ?= 2
+# Of the processes that run the tests two trade, each on a market of its own, where they mostly wait.
+WORKERS ?= 3
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 

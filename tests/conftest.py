@@ -1,4 +1,4 @@
-"""Settings of the whole suite, and how processes share it: one trades on the market, the others do the rest."""
+"""Settings of the whole suite, and how processes share it: two trade, each on a market, the others do the rest."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ settings.load_profile("nodewire")
 # A shell's background jobs ignore Ctrl-C, and so do all that they start: those that tests interrupt among them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-MARKET = "tests/market/"
-TRADING = (MARKET, "tests/interop/", "tests/test_readme.py")
-"""Whose tests ask for the running market."""
+MARKETS = (
+    ("tests/market/buy/", "tests/market/record/"),
+    ("tests/market/failure/", "tests/market/training/", "tests/interop/", "tests/test_readme.py"),
+)
+"""Tests that ask for the running market; those of a group share one, for about as long."""
+TRADING = tuple(place for group in MARKETS for place in group)
 STARTING_S = 600
 """In which a test of a market must be over, its start included, which whoever comes first waits for."""
 
@@ -97,4 +100,4 @@ class _Sharing(LoadScopeScheduling):
     """The tests of one market stay with it, and those of a file with its fixtures."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return MARKET if nodeid.startswith(TRADING) else nodeid.split("::", 1)[0]
+        return next((group[0] for group in MARKETS if nodeid.startswith(group)), nodeid.split("::", 1)[0])

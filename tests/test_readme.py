@@ -163,7 +163,13 @@ def test_every_block_is_of_a_tour_and_has_no_placeholder():
     assert not [language for language, *_ in FENCE.findall(README) if language not in ("bash", "python", "sh")]
 
 
-@pytest.mark.parametrize("tour", TOURS)
+@pytest.mark.parametrize(
+    "tour",
+    [
+        pytest.param(tour, marks=pytest.mark.skipif(tour == "gateway" and not shutil.which("curl"), reason="no curl"))
+        for tour in TOURS
+    ],
+)
 def test_a_tours_blocks_do_what_they_say(checkout, tour):
     run({tour}, checkout)
 
