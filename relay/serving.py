@@ -30,18 +30,20 @@ from nodewire.net.connection_limits import Strangers, origin_of
 from nodewire.net.origin_turns import Turns
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip01
-from relay import blossom, informing, working
-from relay.admitting import Door
-from relay.conversing import Conversation
+from relay import informing
+from relay.blobs import blossom
+from relay.blobs.shelving import Shelf
+from relay.clients.conversing import Conversation
+from relay.clients.fanout import Fanout
+from relay.clients.sending import Backlog, Outbox
 from relay.counting import Counts
-from relay.fanout import Fanout
+from relay.events.reading import Archive
+from relay.events.storing import Sweep, Writer
 from relay.limits import Config
 from relay.policing import POLICIES, Policy
-from relay.reading import Archive
-from relay.sending import Backlog, Outbox
-from relay.sharing import address_of
-from relay.shelving import Shelf
-from relay.storing import Sweep, Writer
+from relay.turns import working
+from relay.turns.admitting import Door
+from relay.turns.sharing import address_of
 
 _LOG = logging.getLogger(__name__)
 _PING_S = 30.0

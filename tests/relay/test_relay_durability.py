@@ -15,8 +15,9 @@ from websockets.asyncio.client import connect
 
 from nodewire.errors import BadConfig
 from nodewire.nostr.nips import nipb7
-from relay import Config, schema, serve
-from relay.storing import Job, store
+from relay import Config, serve
+from relay.events import schema
+from relay.events.storing import Job, store
 from tests.relay.conversation import ALICE, Talk, note, talk
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from relay import schema
-from relay.reading import Meter, TooLong
+from relay.events import schema
+from relay.events.reading import Meter, TooLong
 
 
 def test_glances_that_are_broken_off_for_ever_leave_the_connection_free(tmp_path):

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nipb7
 from relay import BlobLimits, Config, Limits, serve
-from relay.sharing import address_of
+from relay.turns.sharing import address_of
 from tests.relay.conversation import ALICE, BOB, NOW, Talk, note, talk
 
 HONEST, GREEDY = "127.0.0.7", "127.0.0.8"

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from nodewire.errors import TimedOut
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import Filter, newest_first
-from relay import Config, Limits, schema
-from relay.fanout import Fanout, Subscription
-from relay.querying import PAGE, Reader, _ranges, count, find, load
-from relay.reading import Archive, TooLong
-from relay.storing import Job, store
+from relay import Config, Limits
+from relay.clients.fanout import Fanout, Subscription
+from relay.events import schema
+from relay.events.querying import PAGE, Reader, _ranges, count, find, load
+from relay.events.reading import Archive, TooLong
+from relay.events.storing import Job, store
 
 AUTHORS = [c * 64 for c in "abc"]
 IDS = [f"{n:064x}" for n in range(30)]

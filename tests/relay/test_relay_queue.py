@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.queueing import Turns
+from relay.turns.queueing import Turns
 
 COST = 10.0
 

@@ -12,9 +12,9 @@ from random import Random
 import pytest
 
 from nodewire.errors import NotFound, TooLarge
-from relay import sweeping
+from relay.blobs import sweeping
+from relay.blobs.shelving import Shelf
 from relay.limits import BlobLimits
-from relay.shelving import Shelf
 from tests.relay.conversation import ALICE, BOB, NOW
 
 LIMITS = BlobLimits(

@@ -15,7 +15,7 @@ from nodewire.nostr.event import sign
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip42, nipb7
 from relay import BlobLimits, Config, Limits, serve
-from relay.querying import PAGE, load
+from relay.events.querying import PAGE, load
 from tests.relay.conversation import ALICE, BOB, NOW, Talk, note
 
 HONEST, GREEDY = "127.0.0.7", "127.0.0.8"

@@ -656,9 +656,7 @@ async def test_a_call_that_others_ended_while_it_waited_for_money_is_no_debt(mar
         run._settling._ask = partial(ask_as_of_a_call, run._settling._ask)
     running = await begun(market, 1)
     for run in running if others_end_it else ():
-        run._mailbox.failure = NotAllowed(
-            "job", "cancelled by a neighbour"
-        )  # and no read hears it
+        run._mailbox.failure = NotAllowed("job", "cancelled by a neighbour")  # and no read hears it
     assert is_in_debt(await first_unpaid(market, running)) is not others_end_it
     await stop(running)
 

@@ -16,9 +16,9 @@ from aiohttp import web
 from nodewire.core.budget import Budget
 from nodewire.net.connection_limits import Strangers, origin_of
 from nodewire.net.origin_turns import Turns
-from relay import working
 from relay.counting import Counts
 from relay.limits import Limits
+from relay.turns import working
 
 _UNSENT_BYTES = 262_144
 """What the kernel takes that it cannot send yet: of a client that reads nothing it would take megabytes."""

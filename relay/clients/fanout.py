@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import Filter
-from relay.indexing import letters
+from relay.events.indexing import letters
 
 Key = tuple[str, str | int]
 _ANY: Key = ("any", 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from relay.deleting import remove
+from relay.events.deleting import remove
 
 _MOST_AT_ONCE = 5_000  # the writer does nothing else meanwhile; the next sweep takes the rest
 

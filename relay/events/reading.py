@@ -24,9 +24,10 @@ from typing import Any, Generic, TypeVar
 from nodewire.errors import TimedOut
 from nodewire.net.origin_turns import Turns
 from nodewire.nostr.nips.nip01 import Filter
-from relay import queueing, schema
+from relay.events import schema
+from relay.events.querying import Found, Page, Reader, Statements, count, find, load
 from relay.limits import Limits
-from relay.querying import Found, Page, Reader, Statements, count, find, load
+from relay.turns import queueing
 
 _TICK_STEPS = 1_000
 _STATEMENT_STEPS = 100

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodewire.nostr.event import Event
-from relay import deleting, expiring, schema
-from relay.indexing import identifier, letters
+from relay.events import deleting, expiring, schema
+from relay.events.indexing import identifier, letters
 from relay.limits import Config
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("relay.storing")
 _DELETION_BYTES = 512
 _MOST_AT_ONCE = 4_096  # events per commit; bounds how long the first of a batch waits
 

@@ -13,7 +13,7 @@ import orjson
 
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import address, is_addressable, is_replaceable
-from relay.indexing import letters
+from relay.events.indexing import letters
 
 KIND = 5
 WRAP = 1059

@@ -18,12 +18,14 @@ from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, 
 from nodewire.net.connection_limits import origin_of
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nipb7
-from relay import downloading, informing, working
+from relay import informing
+from relay.blobs import downloading
+from relay.blobs.shelving import Blob, Shelf
 from relay.counting import Counts
+from relay.events.storing import is_full
 from relay.limits import BlobLimits, Config
-from relay.sharing import Slots, address_of
-from relay.shelving import Blob, Shelf
-from relay.storing import is_full
+from relay.turns import working
+from relay.turns.sharing import Slots, address_of
 
 _SHARE = "this address has uploaded all that it may; its share grows back within days"
 _HASH = "{sha256:[0-9a-f]{64}}"

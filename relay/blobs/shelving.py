@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodewire.errors import BadHash, NotFound, TooLarge
-from relay import sweeping
+from relay.blobs import sweeping
 from relay.limits import BlobLimits
 
 _TABLES = """

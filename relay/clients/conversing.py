@@ -22,18 +22,20 @@ from nodewire.errors import BadInput, BadSignature, NodewireError, TimedOut, Uns
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip01, nip40, nip42
-from relay import authenticating, deleting, working
+from relay.clients import authenticating
+from relay.clients.fanout import Fanout, Subscription, weight
+from relay.clients.sending import Outbox
 from relay.counting import Counts, prefix
-from relay.fanout import Fanout, Subscription, weight
-from relay.indexing import letters
+from relay.events import deleting
+from relay.events.indexing import letters
+from relay.events.querying import Reader
+from relay.events.reading import Archive
+from relay.events.storing import Job, Outcome, Writer
 from relay.limits import Config
 from relay.policing import Policy, Visit, refusal
-from relay.querying import Reader
-from relay.reading import Archive
-from relay.sending import Outbox
-from relay.storing import Job, Outcome, Writer
+from relay.turns import working
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("relay.conversing")
 _MOST_WAITING = 10_000  # live events held back for one subscription while its stored ones are sent
 _NOBODY = "mute: nobody listens"
 

@@ -1,0 +1,1 @@
+"""One client's conversation, live subscriptions, and what waits to be sent."""

@@ -1,0 +1,1 @@
+"""Events in SQLite: tables, one writer, readers, deletions and expiry."""

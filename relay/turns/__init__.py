@@ -1,0 +1,1 @@
+"""What clients may cost: prices, fair turns, slots and connections."""
