@@ -53,7 +53,7 @@ class File:
 FILES = (
     File("Provider", "`nodewire provider --config FILE` ([guide](../how-to/run-a-provider.md)).", ProviderConfig),
     File("Customer", "Every command that buys has `--config FILE` ([guide](../how-to/buy.md)).", CustomerConfig),
-    File("Gateway", "`nodewire gateway --config FILE` ([guide](../how-to/buy-by-gateway.md)).", GatewayConfig),
+    File("Gateway", "`nodewire gateway --config FILE` ([guide](../how-to/gateway.md)).", GatewayConfig),
     File("Oracle", "`nodewire oracle --config FILE` ([guide](../how-to/run-an-oracle.md)).", OracleConfig),
     File("Relay", "`nodewire relay --config FILE` ([guide](../how-to/run-a-relay.md)).", RelayFile),
     File("Swarm", "`nodewire provider --swarm FILE` ([guide](../how-to/run-a-swarm.md)).", SwarmFile),
