@@ -36,8 +36,8 @@ the file. A field that is not listed here is refused, with its line.
 nodewire doctor --config FILE
 ```
 
-`doctor` tries all that a file names: relays and stores, the committee, the tasks and their memory, wallet and bond, and
-the network.
+`doctor` tries all that a file names: relays, stores and committee, tasks and their memory, wallet and bond. It also
+checks the network.
 """
 
 

@@ -45,7 +45,7 @@ _LEAST_TO_TRAIN = 100 * 10**6
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Also check all that this role's TOML file names.")
+        Path | None, typer.Option("--config", "-c", help="A role's TOML file: check all that it names, too.")
     ] = None,
     json: Json = False,
 ) -> None:
