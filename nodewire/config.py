@@ -79,7 +79,7 @@ class WalletConfig(Section):
 
 
 class File(Section):
-    """What is read from one TOML file."""
+    """The content of one TOML file."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -119,7 +119,7 @@ class ModelPin(Section):
 
 
 class Role(File):
-    """What every role's file has."""
+    """Fields of every role's file."""
 
     key: Path
     """The file with the role's nsec, mode 0600. It is made if missing."""
