@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from nodewire.swarm.member import SwarmCustomer
 
 _HELP = """\
-/ring        who computed the last answer, at what price, how far apart
-/clear       forget what was said
-/save FILE   write what was said to a JSON file
+/ring        show the providers of the last answer, their prices and distances
+/clear       forget the conversation
+/save FILE   write the conversation to a JSON file
 /quit        leave (Ctrl-D, too)
 Ctrl-C breaks an answer off"""
 

@@ -116,7 +116,7 @@ def _ready(ready: Mapping[str, Any]) -> str:
     table = f"[wire]\nsplices = {dumps(ready['addresses'])}"
     return (
         f"[bold green]splice[/] ready  {escape(ready['npub'])}\n"
-        "[dim]who cannot be dialled finds it by its ad, or by these lines in its file (Ctrl-C stops it):[/]\n"
+        "[dim]nodes that cannot be dialled find it by its ad, or by these lines in their files (Ctrl-C stops it):[/]\n"
         f"{escape(table)}"
     )
 
