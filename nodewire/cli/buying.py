@@ -48,7 +48,9 @@ Resplit = Annotated[
     ),
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of the work again.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for the verdicts of --verify, and buy failed work anew.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Verify as --verify does, wait for the verdicts, and buy failed work anew.")
+]
 
 
 @dataclass(frozen=True, slots=True)
