@@ -345,8 +345,8 @@ class ProviderConfig(Role):
     first chunks unpaid in ten minutes. It brings a bit more for each doubling of the unpaid first chunks beyond 16.
     Above 20 bits it is told `busy`. One origin has 8 such chunks at a time."""
     lookahead: int = Field(default=8, ge=1, le=MAX_LOOKAHEAD)
-    """The most guessed tokens by which a generation's driver runs ahead: rows of a frame, and of each position that is
-    paid. 1 allows none."""
+    """The distance that a generation's driver may run ahead by guess, in rows of a frame and of each paid position. 1:
+    no guesses."""
     prefixes: Literal["own", "shared", "off"] = "own"
     """The customers for whom decoder stages keep results for the beginnings of prompts. `own`: the same customer.
     `shared`: any customer that sends them again, so time and price tell that another one has. `off`: none. The results
@@ -422,8 +422,8 @@ class CustomerConfig(Role):
     """The most that a generation may spend on moves to quicker rings, beside the cost to stay. 0 forbids moves. Empty:
     a quarter of the job's highest price. All its jobs together stay within `max_total_msat`."""
     lookahead: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
-    """The most guessed tokens by which generations run ahead, where providers take as much. 1 allows none. The tokens
-    are the same."""
+    """The distance that generations may run ahead by guess, where providers take as much. 1: no guesses. The tokens are
+    the same."""
     private_endpoints: bool = False
     """Pay providers whose LNURL endpoint is on a loopback or private address, over plain http. It is meant for a market
     on this machine or network."""

@@ -39,7 +39,7 @@ State = Annotated[
 Lookahead = Annotated[
     int | None,
     typer.Option(
-        help="The most guessed tokens ahead (default: the file's; of `generate --local` 1).",
+        help="The distance to run ahead by guess (default: the file's; of `generate --local` 1).",
         min=1,
         max=MAX_LOOKAHEAD,
         rich_help_panel=_PANEL,

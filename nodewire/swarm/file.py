@@ -85,7 +85,7 @@ class SwarmFile(File):
     dtype: Literal["float32", "bfloat16"] | None = None
     """The dtype of the arithmetic. Empty: that of the stored weights."""
     lookahead: int = Field(default=LOOKAHEAD, ge=1, le=MAX_LOOKAHEAD)
-    """The most guessed tokens by which generations run ahead."""
+    """The distance that generations may run ahead by guess."""
     nodes: tuple[NodeEntry, ...] = Field(min_length=1, max_length=MAX_NODES)
     """The machines."""
     customers: tuple[Npub, ...] = Field(min_length=1, max_length=MAX_CUSTOMERS)
