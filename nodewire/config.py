@@ -68,18 +68,18 @@ class Section(BaseModel):
 
 
 class WalletConfig(Section):
-    """Where the role's Lightning wallet is. `token_file` holds what the wallet service gave for the account."""
+    """The role's Lightning wallet. `token_file` holds the account's token, which the wallet service gave out."""
 
     kind: WalletKind = DEFAULT_WALLET
     """The kind of wallet: `sim` is the simulated network. An installed package may bring others."""
     url: str
     """The wallet service's URL."""
     token_file: Path
-    """The file with the account's token. Whoever has the token has the money."""
+    """The file with the account's token. The token is all that is needed to spend the money."""
 
 
 class File(Section):
-    """What is read from one TOML file."""
+    """The content of one TOML file."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -103,10 +103,10 @@ class File(Section):
 
 
 class MetricsConfig(Section):
-    """Where the daemon shows Prometheus what it counts; nowhere if `listen` is empty."""
+    """The Prometheus endpoint of the daemon. Nothing listens if `listen` is empty."""
 
     listen: Address | Literal[""] = ""
-    """host:port where Prometheus scrapes. Nothing listens if it is empty."""
+    """The host:port that Prometheus scrapes. Nothing listens if it is empty."""
 
 
 class ModelPin(Section):
@@ -115,11 +115,11 @@ class ModelPin(Section):
     manifest: ManifestAt
     """The model's address."""
     digest: Hex32 | None = None
-    """Only this version of the manifest. Empty: whatever its author publishes."""
+    """The only accepted version of the manifest. Empty: every version that its author publishes."""
 
 
 class Role(File):
-    """What every role's file has."""
+    """Fields of every role's file."""
 
     key: Path
     """The file with the role's nsec, mode 0600. It is made if missing."""
@@ -130,9 +130,9 @@ class Role(File):
     committee: CommitteeAt
     """The committee's address."""
     committee_digest: Hex32 | None = None
-    """Follow only this version of the committee, whatever its founder publishes later."""
+    """The only accepted version of the committee, also after its founder publishes another."""
     state: Path
-    """A folder for the ledger (SQLite) and cached blobs. Back it up: it knows what was paid."""
+    """A folder for the ledger (SQLite) and cached blobs. Back it up: it records all payments."""
     names: dict[Alias, ModelPin] = Field(default={}, max_length=1_024)
     """Models by names of your own. `nodewire models pin` writes such a line."""
 
@@ -147,19 +147,19 @@ class Role(File):
 
 class WireConfig(Section):
     listen: Address = "127.0.0.1:0"
-    """Where providers and customers dial this node. Port 0 takes a free one."""
+    """The address that this node listens on for providers and customers. Port 0 takes a free one."""
     announce: tuple[Address, ...] = Field(default=(), max_length=8)
-    """Addresses that others reach this node by. Empty: the listening address. If that is 0.0.0.0 or [::], splices and
+    """Addresses at which others reach this node. Empty: the listening address. If that is 0.0.0.0 or [::], splices and
     the router tell the address."""
     splices: tuple[SpliceAt, ...] = Field(default=(), max_length=8)
-    """Where others may meet this node if they cannot dial it. Empty: splices whose ads the relays have."""
+    """Splices at which others meet this node if they cannot dial it. Empty: splices whose ads the relays have."""
     upnp: bool = True
-    """Ask the router to open the port, where the address is found out."""
+    """Ask the router to open the port, if this node looks for its own address."""
     private: bool = False
     """Connect to private addresses, too, that peers and ads of splices name: for one network, or machines of one VPN.
     It is on if all relays are at private addresses."""
     congestion: Congestion = "cubic"
-    """The kernel's congestion control for what this node sends. `bbr` suits a line that loses packets; empty is the
+    """The kernel's congestion control for this node's packets. `bbr` suits a line that loses packets; empty is the
     kernel's own choice. The role does not start with one that the kernel lacks, but for the default."""
     same_host: bool = True
     """Share memory, in place of TLS, with nodes that this user runs on this machine (Linux). Both must see the same
@@ -168,41 +168,41 @@ class WireConfig(Section):
 
 class LnurlConfig(Section):
     listen: Address = "127.0.0.1:0"
-    """Where the LNURL-pay endpoint listens."""
+    """The address that the LNURL-pay endpoint listens on."""
     url: str = ""
-    """Public base URL of the endpoint. Empty: the listening address."""
+    """The public base URL of the endpoint. Empty: the listening address."""
 
 
 class WorkerConfig(Section):
     memory: Size = 2 * 10**9
-    """What a worker may take above an empty one; enforced. All that one process serves must fit in with its largest
-    call, else it is refused when it is loaded."""
+    """Bytes of memory that a worker may take above an empty one; enforced. All tasks of one process must fit in with
+    its largest call. A task that does not fit is refused when it is loaded."""
     threads: int = Field(default=1, ge=1, le=256)
     """Threads of a worker. They keep to one CPU of each physical core, and to a hybrid processor's fast cores, while
-    these are enough. What `taskset` or a container forbids stays forbidden."""
+    these are enough. CPUs that `taskset` or a container forbids stay forbidden."""
     processes: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
-    """Processes that the served tasks are spread over, each with `memory` and `threads` of its own. Tasks of different
-    processes compute at once."""
+    """Processes that share the served tasks, each with `memory` and `threads` of its own. Tasks of different processes
+    compute at once."""
     batch: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
-    """So many calls of one task, of different jobs, are computed as one where that keeps their rows apart. A row's
+    """The most calls of one task that are computed as one, from different jobs, if that keeps their rows apart. A row's
     last bits may differ from those of a single call."""
     device: Device = "cpu"
-    """Where tasks are computed."""
+    """The device that computes tasks."""
     compiled: Path | None = None
     """A folder of libraries of graph tasks, made by `python -m nodewire.graph.compile FOLDER PROGRAM...`. The builder
     needs a C++ compiler and is in no sandbox: compile only models whose authors you trust. Empty: all tasks are
     interpreted."""
     draft: Path | None = None
-    """A model's folder or GGUF file by which drivers here guess, beside a session's own text. It needs the tokens of
-    the driver's model and a `lookahead` above 1. It counts in `memory`, with keys and values of up to four
+    """The folder or GGUF file of a draft model, by which drivers here guess beside a session's own text. It needs the
+    tokens of the driver's model and a `lookahead` above 1. It counts in `memory`, with keys and values of up to four
     sessions."""
 
     sandbox: Literal["full", "weak"] = "full"
-    """"weak" starts workers where the kernel cannot confine them fully, too. docs/explanation/sandbox.md says what
-    that gives up."""
+    """Confinement of workers. `weak` starts workers also on a kernel that cannot confine them fully:
+    docs/explanation/sandbox.md lists the losses."""
     graphs: bool = True
-    """On a CUDA device: capture steps of decoding by their shape and replay them. At most 1 GiB goes to captures, of
-    what `memory` leaves beside a task. A step that cannot be captured is computed as without."""
+    """Capture steps of decoding by their shape and replay them, on a CUDA device. Captures take at most 1 GiB, out of
+    the `memory` beside a task. A step that cannot be captured is computed as without."""
 
     @property
     def limits(self) -> Limits:
@@ -222,82 +222,82 @@ def _limits(worker: WorkerConfig, *secrets: Path) -> Limits:
 
 
 class BondConfig(Section):
-    """What the provider stakes with the wallet's bond holder, and for how long in advance; nothing at 0."""
+    """The provider's stake with the wallet's bond holder, and its term; no stake at 0."""
 
     amount_msat: Msat = 0
-    """What is staked with the bond holder. It is locked from the wallet at the start, and kept up."""
+    """The stake with the bond holder. The wallet locks it at the start, and it is kept up."""
     days: int = Field(default=30, ge=1, le=3_650)
-    """For how long in advance."""
+    """The term of the bond in days, counted from now."""
 
 
 class Serve(Section):
-    """A specialization: tasks of one manifest and what a chunk of each costs."""
+    """A specialization: tasks of one manifest, and the price of a chunk of each."""
 
     manifest: ManifestAt
     """The model's address."""
     digest: Hex32 | None = None
-    """Serve only this version of the manifest. Empty: whatever its author publishes."""
+    """The only version of the manifest that is served. Empty: every version that its author publishes."""
     tasks: tuple[Name, ...] = Field(min_length=1, max_length=1_024)
-    """The tasks of the manifest that are served here."""
+    """The tasks of the manifest that this provider serves."""
     price_msat: Msat
     """The price of each task for a chunk. A decoder's prompt counts by every 64 positions, its answer by every 64
     tokens; a begun chunk counts whole. An encoder's call is one chunk."""
     slots: Annotated[int, Field(ge=1, le=4_096)] | Literal["most"] | None = None
-    """Sessions of the whole context at once, or more of shorter ones. Empty: as many as the manifest says. "most": as
-    many as `memory` has room for."""
+    """Sessions of the whole context at once, or more of shorter ones. Empty: the manifest's number. "most": all that
+    `memory` has room for."""
     us_per_position: int | None = Field(default=None, ge=1, le=2**40)
-    """The speed that the ad claims, in microseconds. Empty: what `nodewire profile` measured, or the daemon at its
-    start."""
+    """The speed that the ad claims, in microseconds. Empty: the speed that `nodewire profile` measured, or the daemon
+    at its start."""
 
 
 class AutoConfig(Section):
-    """What a provider with `specialize = "auto"` chooses from, and how; `rest` and `patience` in epochs."""
+    """The choice of tasks by a provider with `specialize = "auto"`; `rest` and `patience` in epochs."""
 
     manifests: tuple[ManifestAt, ...] = Field(default=(), max_length=64)
-    """Addresses of the models that it chooses from. Empty: all that the committee certifies somebody to hold and that
+    """Addresses of the models that it chooses from. Empty: all models whose holders the committee certifies and that
     the relays carry."""
     memory: Size | None = None
-    """For all that is held so at a time. Empty: what the worker's processes may take, less `[[serve]]`. Where old and
-    new tasks fit in together, a move interrupts nothing; else the old ones go first."""
+    """Bytes of memory for all chosen tasks. Empty: the memory of the worker's processes, less `[[serve]]`. A move
+    interrupts nothing if old and new tasks fit in together; else the old ones go first."""
     disk: Size = 50 * 10**9
-    """For the blobs that it fetched so. Those used longest ago go."""
+    """Bytes of disk for the blobs that it fetched for these tasks. The least recently used go first."""
     slots: int = Field(default=4, ge=1, le=4_096)
     """Sessions at once."""
     price_ppm: int = Field(default=1_000_000, ge=0, le=10_000_000)
-    """The price, in millionths of the median that others ask for the task."""
+    """The price, in millionths of the median price of other providers for the task."""
     least_msat: Msat = 1
-    """The least for a task and chunk, and the price where nobody else asks any."""
+    """The least price of a task and chunk, and the price where no other provider asks any."""
     rest: int = Field(default=60, ge=1, le=100_000)
-    """Epochs that it stays after a move."""
+    """Epochs without another move after a move."""
     patience: int = Field(default=6, ge=1, le=1_000)
     """Epochs in a row in which another place must have been better."""
 
 
 class TrainConfig(Section):
-    """Rounds of training that a provider takes, and what they cost. Memory and device are the worker's."""
+    """Rounds of training that a provider takes, and their prices. Memory and device are the worker's."""
 
     kinds: tuple[Literal[8840, 8841, 8842], ...] = Field(default=(8840, 8841), min_length=1)
     """8840 is a FedAvg round, 8841 a DiLoCo round, 8842 an outer step, which may also stand alone."""
     families: tuple[Literal["linear", "mlp", "cnn", "decoder", "encoder"], ...] = Field(
         default=("linear", "mlp", "cnn", "decoder", "encoder"), min_length=1, max_length=16
     )
-    """Families of models that are trained."""
+    """Families of models that it trains."""
     msat_per_pflop: Msat
     """A round's price for 10^15 operations."""
     least_msat: Msat = 1_000
-    """The least that a round costs."""
+    """The least price of a round."""
     gflops: int = Field(default=10, ge=1, le=2**40)
     """The speed that the ad claims, in 10^9 operations a second."""
     concurrency: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
-    """Rounds at a time, each in a worker of its own with `[worker] memory`. `doctor` says where that is too little."""
+    """Rounds at a time, each in a worker of its own with `[worker] memory`. `doctor` reports too little memory."""
     deposit_ppm: int = Field(default=200_000, ge=0, le=1_000_000)
-    """The part that is paid before a customer's first round, in millionths. Later the payment for the round before
-    stands for it, once. Customers ask nobody who wants more than 500000."""
+    """The part of the price that is paid before a customer's first round, in millionths. Later the payment for the
+    round before stands for it, once. Customers ask no provider that wants more than 500000."""
     credit_msat: Msat = 0
-    """What a customer may owe, besides the round before, while its next round is trained. Customers put audits and
-    payments off as far as this lets them."""
+    """The debt that a customer may have, besides the round before, while its next round is trained. Customers put
+    audits and payments off as far as this lets them."""
     most: Size = 2 * 10**9
-    """The largest weights or shard that is fetched."""
+    """The most bytes of weights, or of a shard, that it fetches."""
     fedstr: bool = False
     """Serve requests in FEDSTR's layout (kind 8000), too. Their weights and shards are fetched from URLs."""
     private_endpoints: bool = False
@@ -312,47 +312,47 @@ class TrainConfig(Section):
 
 class ProviderConfig(Role):
     name: Name | Literal[""] = ""
-    """The ad's name. Empty: it is made of the key."""
+    """The ad's name. Empty: a name made of the key."""
     hardware: Label = ""
-    """Shown in the ad."""
+    """The hardware, as the ad shows it."""
     region: Label = ""
-    """Shown in the ad. Customers may ask for regions."""
+    """The region, as the ad shows it. Customers may ask for regions."""
     wire: WireConfig = WireConfig()
-    """Where other nodes reach this one."""
+    """The node's addresses and links."""
     lnurl: LnurlConfig = LnurlConfig()
-    """Where customers ask for invoices."""
+    """The endpoint that gives customers invoices."""
     metrics: MetricsConfig = MetricsConfig()
-    """Where Prometheus scrapes."""
+    """The Prometheus endpoint."""
     wallet: WalletConfig
-    """Where the money goes."""
+    """The wallet that is paid."""
     worker: WorkerConfig = WorkerConfig()
     """The processes that compute."""
     bond: BondConfig = BondConfig()
-    """What is staked."""
+    """The bond."""
     serve: tuple[Serve, ...] = Field(default=(), max_length=64)
-    """One for each specialization."""
+    """The specializations, a table for each."""
     specialize: Literal["auto"] | None = None
-    """"auto": hold, beside what stands in `[[serve]]`, what the market lacks most, and follow it."""
+    """`auto` holds the tasks that the market lacks most, beside those in `[[serve]]`, and follows the market."""
     auto: AutoConfig = AutoConfig()
-    """What `specialize = "auto"` chooses from."""
+    """The choice of `specialize = "auto"`."""
     train: TrainConfig | None = None
     """Rounds of training. A provider has this, `[[serve]]` or `specialize`, or several."""
     spool: Size = 10 * 10**9
-    """Disk for the frames of jobs under way, and of sampled ones that ended in the last ten epochs. A generation that
-    may need more than is left is told `busy`."""
+    """Bytes of disk for the frames of jobs under way, and of sampled jobs that ended in the last ten epochs. A
+    generation that may need more than is left is told `busy`."""
     pow_bits: int = Field(default=8, ge=0, le=40)
-    """NIP-13 work of a customer's request. A key that has never paid here, or left three first chunks unpaid in ten
-    minutes, brings a bit more for each doubling of the unpaid first chunks beyond 16. Above 20 bits it is told `busy`.
-    One origin has 8 such chunks at a time."""
+    """The NIP-13 work of a customer's request, in bits. More is asked of a key that has never paid here, or left three
+    first chunks unpaid in ten minutes. It brings a bit more for each doubling of the unpaid first chunks beyond 16.
+    Above 20 bits it is told `busy`. One origin has 8 such chunks at a time."""
     lookahead: int = Field(default=8, ge=1, le=MAX_LOOKAHEAD)
-    """How far a generation's driver may run ahead by guess: rows of a frame, and of each position that is paid. 1 is
-    not at all."""
+    """The distance that a generation's driver may run ahead by guess, in rows of a frame and of each paid position. 1:
+    no guesses."""
     prefixes: Literal["own", "shared", "off"] = "own"
-    """For whom decoder stages keep what they computed of prompts' beginnings. `own`: the same customer. `shared`: any
-    who sends them again, so time and price tell that somebody has. `off`: nobody. They take memory that no session
-    needs."""
+    """The customers for whom decoder stages keep results for the beginnings of prompts. `own`: the same customer.
+    `shared`: any customer that sends them again, so time and price tell that another one has. `off`: none. The results
+    take memory that no session needs."""
     cached_ppm: int = Field(default=500_000, ge=1, le=WHOLE_PPM)
-    """What 64 positions cost that a stage found so, in millionths of the price."""
+    """The price of 64 positions that a stage kept so, in millionths of the full price."""
     patience_s: int = Field(default=30, ge=1, le=3_600)
     """Seconds that a delivered chunk may stay unpaid before its customer is in debt. Jobs that broke off are counted
     apart."""
@@ -388,45 +388,45 @@ Person = Annotated[str, shaped(r"^[a-z0-9]{5,5000}$|^30000:[a-z0-9]{63,64}:.{0,2
 
 
 class Whom(Section):
-    """From whom may be bought, and what the customer does itself; people as nodewire.customer.contacts."""
+    """The providers that a customer buys from, and its own share of the work; people as nodewire.customer.contacts."""
 
     driver: Literal["provider", "local", "ends"] = "provider"
-    """What runs here: nothing (`provider`), the driver (`local`: text and sampling stay here), or the model's first
-    and last layers, too (`ends`). It costs nothing, and every token travels through here."""
+    """The part of the model on this machine. `provider`: nothing. `local`: the driver, so that text and sampling stay
+    here. `ends`: the model's first and last layers, too. It costs nothing, and every token travels through here."""
     trusted: tuple[Person, ...] = Field(default=(), max_length=64)
-    """If not empty, these alone are bought from. A person is an npub, or a NIP-51 follow set: an naddr, or
+    """The only providers to buy from, if not empty. A person is an npub, or a NIP-51 follow set: an naddr, or
     `30000:AUTHOR:NAME`. A set is read when a command begins, at most 64 people of it."""
     ends: tuple[Person, ...] = Field(default=(), max_length=64)
-    """If not empty, these alone have the driver, and the first and last layers."""
+    """The only providers for the driver, and for the first and last layers, if not empty."""
     excluded: tuple[Person, ...] = Field(default=(), max_length=64)
-    """These are never bought from."""
+    """Providers that are never bought from."""
     regions: tuple[Label, ...] = Field(default=(), max_length=16)
-    """If not empty, only providers that say they are there."""
+    """The only regions to buy from, if not empty, by the providers' own word."""
 
 
 class CustomerConfig(Role):
     wallet: WalletConfig
-    """Where the money comes from."""
+    """The wallet that pays."""
     whom: Whom = Whom()
-    """From whom is bought, and what runs here."""
+    """The choice of providers, and the part of the model on this machine."""
     wire: WireConfig = WireConfig()
-    """Where providers reach this customer."""
+    """The customer's addresses and links."""
     worker: WorkerConfig = WorkerConfig()
-    """Only for tasks that run here."""
+    """The processes for tasks that run on this machine."""
     max_chunk_msat: Msat = 100_000
-    """Most that one chunk may cost over all tasks."""
+    """The highest price of one chunk over all tasks."""
     max_total_msat: Msat = 10_000_000
-    """Most that one job may cost: its chunks and their verification share. Routing fees come on top, at most 1 sat or
+    """The highest price of one job: its chunks and their verification share. Routing fees come on top, at most 1 sat or
     1 % a zap."""
     resplit_msat: Msat | None = None
-    """Most that a generation may spend on moves to quicker rings, beside what it costs to stay. 0 is never to move.
-    Empty: a quarter of what the job may cost. All its jobs together stay within `max_total_msat`."""
+    """The most that a generation may spend on moves to quicker rings, beside the cost to stay. 0 forbids moves. Empty:
+    a quarter of the job's highest price. All its jobs together stay within `max_total_msat`."""
     lookahead: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
-    """How far generations may run ahead by guess, where providers take as much. 1 is not at all. The tokens are the
-    same."""
+    """The distance that generations may run ahead by guess, where providers take as much. 1: no guesses. The tokens are
+    the same."""
     private_endpoints: bool = False
-    """Pay providers whose LNURL endpoint is on a loopback or private address, over plain http: for a market on this
-    machine or network."""
+    """Pay providers whose LNURL endpoint is on a loopback or private address, over plain http. It is meant for a market
+    on this machine or network."""
 
     @property
     def limits(self) -> Limits:
@@ -446,10 +446,10 @@ def _check_draft(worker: WorkerConfig, lookahead: int) -> None:
 
 
 class BondsConfig(Section):
-    """Where the bonds' holder is asked. `token_file`: the oracle's account there, which its earnings are paid into."""
+    """The bond holder. `token_file`: the oracle's account there, which its earnings are paid into."""
 
     kind: WalletKind = DEFAULT_WALLET
-    """As in `[wallet]`."""
+    """The kind of wallet, as in `[wallet]`."""
     url: str
     """The bond holder's URL. Certified verdicts are presented there, and it says which passes count."""
     token_file: Path | None = None
@@ -464,7 +464,7 @@ class OracleConfig(File):
     """
 
     seat: Path
-    """The folder with the seat's secrets, of `nodewire committee create`."""
+    """The folder with the seat's secrets, made by `nodewire committee create`."""
     committee: Path
     """The committee's document, `committee.json`."""
     state: Path
@@ -474,14 +474,14 @@ class OracleConfig(File):
     blossom: tuple[str, ...] = Field(min_length=1, max_length=16)
     """Blob servers. Certificates and what they cite are uploaded there."""
     worker: WorkerConfig | None = None
-    """Computes disputed chunks again. Without it the oracle joins those that do."""
+    """The processes that compute disputed chunks again. An oracle without them joins those that do."""
     bonds: BondsConfig | None = None
-    """Where the bond holder is asked. Without it others present verdicts, and list the passes."""
+    """The bond holder. Without it others present verdicts, and list the passes."""
     metrics: MetricsConfig = MetricsConfig()
-    """Where Prometheus scrapes."""
+    """The Prometheus endpoint."""
     disk: Size = 50 * 10**9
-    """For the blobs that it has read. Every hour those go that nobody used in 30 days, then the longest unused. What
-    workers hold stays, and what was read in the last hour or eight epochs."""
+    """Bytes of disk for the blobs that it has read. Every hour the blobs go that nobody used in 30 days, then the least
+    recently used. Blobs that workers hold stay, and those that were read in the last hour or eight epochs."""
 
     @property
     def limits(self) -> Limits | None:

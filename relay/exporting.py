@@ -30,15 +30,15 @@ REFUSED = counter(
 )
 WAITED = counter(
     "nodewire_relay_waited_seconds_total",
-    "For which messages of addresses that had spent their budgets were left unread.",
+    "Seconds for which messages of addresses that had spent their budgets were left unread.",
 )
 DELIVERED = counter("nodewire_relay_events_delivered_total", "Live events, to each subscription that wants them.")
 INGEST = histogram("nodewire_relay_ingest_seconds", "From reading an EVENT to its OK, the commit to disk included.")
 FANOUT = histogram("nodewire_relay_fanout_seconds", "From an event taken to its place in the last reader's outbox.")
-DB_BYTES = gauge("nodewire_relay_database_bytes", "Of the database of events and its log.")
+DB_BYTES = gauge("nodewire_relay_database_bytes", "Bytes of the database of events and its log.")
 BLOBS = gauge("nodewire_relay_blobs", "Blobs in the Blossom store.")
-BLOB_BYTES = gauge("nodewire_relay_blob_bytes", "What these take.")
-BLOB_CAP = gauge("nodewire_relay_blob_cap_bytes", "What they may take.")
+BLOB_BYTES = gauge("nodewire_relay_blob_bytes", "Bytes that these blobs take.")
+BLOB_CAP = gauge("nodewire_relay_blob_cap_bytes", "Bytes that blobs may take.")
 STORED_FAMILIES = (DB_BYTES, BLOBS, BLOB_BYTES, BLOB_CAP)
 TALK_FAMILIES = (CONNECTIONS, TURNED_AWAY, CUT, SUBSCRIPTIONS, EVENTS, REFUSED, WAITED, DELIVERED, INGEST, FANOUT)
 FAMILIES = (*TALK_FAMILIES, *STORED_FAMILIES)

@@ -11,37 +11,37 @@ from typing import Literal, Self
 class Limits:
     """Caps of the relay. Sizes in bytes, spans in seconds; a rate of 0 means no limit."""
 
-    frame_bytes: int = 131_072  # one message
-    event_bytes: int = 65_536  # one event, as JSON
-    tags: int = 2_000  # of one event
-    tag_value_bytes: int = 1_024  # of indexed (single-letter) tags
-    future_s: int = 900  # how far ahead of our clock created_at may be
-    ephemeral_age_s: int = 60  # older ephemeral events are refused
-    connections: int = 2_048  # shared by the addresses they come from
-    idle_connections: int = 256  # that have no request under way; a websocket is one
-    idle_s: float = 20.0  # after which such a connection is closed
-    subscriptions: int = 200  # per connection
-    filters: int = 32  # per REQ or COUNT
-    keys: int = 64  # per connection, that have authenticated: each query is held against all
-    standing_values: int = 131_072  # per address: filters of open subscriptions, and the values in them
-    tests_per_s: float = 500_000.0  # per address: its filters that are held against events; about 0.4 microseconds each
-    tests_burst: int = 1_000_000  # likewise, saved up
+    frame_bytes: int = 131_072  # bytes of one message
+    event_bytes: int = 65_536  # bytes of one event, as JSON
+    tags: int = 2_000  # tags of one event
+    tag_value_bytes: int = 1_024  # bytes of an indexed (single-letter) tag
+    future_s: int = 900  # seconds that created_at may be ahead of our clock
+    ephemeral_age_s: int = 60  # seconds after which an ephemeral event is refused
+    connections: int = 2_048  # connections, shared by the addresses they come from
+    idle_connections: int = 256  # connections without a request under way; a websocket is a request
+    idle_s: float = 20.0  # seconds after which such a connection is closed
+    subscriptions: int = 200  # subscriptions per connection
+    filters: int = 32  # filters per REQ or COUNT
+    keys: int = 64  # keys per connection that have authenticated: each query is held against all
+    standing_values: int = 131_072  # filters of open subscriptions, and the values in them, per address
+    tests_per_s: float = 500_000.0  # filters of one address that are held against events; about 0.4 microseconds each
+    tests_burst: int = 1_000_000  # such tests that are saved up
     query_limit: int = 500  # stored events per filter; also used where a filter has no `limit`
-    query_s: float = 5.0  # of one query, seconds of its work
-    query_steps: int = 20_000_000  # of SQLite's virtual machine: about a second
-    work_per_s: float = 3_000.0  # per address; a unit is about 100 microseconds of a core (working.py)
-    work_burst: int = 6_000  # likewise, saved up
-    bad_signatures: int = 16  # per connection; then it is closed
-    events_bytes: int = 16 * 1024**3  # stored in all, as JSON
-    key_events_bytes: int = 1024**3  # of one author's
-    address_bytes_per_day: int = 512 * 1024**2  # by which the store may grow; a quarter of it at once
-    key_bytes_per_day: int = 256 * 1024**2  # likewise
-    messages_per_s: float = 500.0  # per connection, on average
-    messages_burst: int = 2_000  # likewise, saved up
-    unanswered_events: int = 1_024  # per connection: events read but not yet committed
-    outbox_bytes: int = 4 * 1_048_576  # per connection; a reader that falls further behind is closed
-    address_outbox_bytes: int = 64 * 1_048_576  # per address; beyond it each of its connections has 128 KiB
-    stall_s: float = 30.0  # a reader that takes nothing for so long is closed
+    query_s: float = 5.0  # seconds of one query's work
+    query_steps: int = 20_000_000  # steps of SQLite's virtual machine: about a second
+    work_per_s: float = 3_000.0  # units of work per address; one is about 100 microseconds of a core (working.py)
+    work_burst: int = 6_000  # such units that are saved up
+    bad_signatures: int = 16  # bad signatures per connection; then it is closed
+    events_bytes: int = 16 * 1024**3  # bytes of all stored events, as JSON
+    key_events_bytes: int = 1024**3  # bytes of one author's events
+    address_bytes_per_day: int = 512 * 1024**2  # bytes that one address may add; a quarter of it at once
+    key_bytes_per_day: int = 256 * 1024**2  # bytes that one key may add; a quarter of it at once
+    messages_per_s: float = 500.0  # messages per connection, on average
+    messages_burst: int = 2_000  # messages that are saved up
+    unanswered_events: int = 1_024  # events per connection that are read and not yet committed
+    outbox_bytes: int = 4 * 1_048_576  # unsent bytes per connection; a reader that falls further behind is closed
+    address_outbox_bytes: int = 64 * 1_048_576  # unsent bytes per address; beyond it its connections have 128 KiB each
+    stall_s: float = 30.0  # seconds after which a reader that takes nothing is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,18 @@ class BlobLimits:
     longest unused first; what is younger stays, and uploads are refused before it goes.
     """
 
-    blob_bytes: int = 2 * 1024**3  # of one blob
-    least_blob_bytes: int = 4_096  # that a blob counts as, since it takes so much of a disk
-    quota_bytes: int = 64 * 1024**3  # of all blobs
-    key_quota_bytes: int = 32 * 1024**3  # of one uploader's
-    address_bytes: int = 32 * 1024**3  # from one address in `kept_s`
-    uploads: int = 64  # at the same time, shared by the addresses they come from
-    downloads: int = 512  # likewise
-    stall_s: float = 30.0  # an upload brings `least_bytes_s` on average over each such span, or is let go
-    least_bytes_s: int = 16_384  # a slower upload or download ends
+    blob_bytes: int = 2 * 1024**3  # bytes of one blob
+    least_blob_bytes: int = 4_096  # bytes that a blob counts as at least, since it takes so much of a disk
+    quota_bytes: int = 64 * 1024**3  # bytes of all blobs
+    key_quota_bytes: int = 32 * 1024**3  # bytes of one uploader's blobs
+    address_bytes: int = 32 * 1024**3  # bytes from one address in `kept_s`
+    uploads: int = 64  # uploads at the same time, shared by the addresses they come from
+    downloads: int = 512  # downloads at the same time, shared by the addresses they come from
+    stall_s: float = 30.0  # seconds over which an upload brings `least_bytes_s` on average, or is ended
+    least_bytes_s: int = 16_384  # the least bytes a second; a slower upload or download ends
     list_length: int = 1_000  # blobs in one answer to /list
-    full_ppm: int = 900_000  # of the quota, above which unused blobs go
-    kept_s: int = 7 * 86_400  # that a blob stays without use, at least
+    full_ppm: int = 900_000  # millionths of the quota, above which unused blobs go
+    kept_s: int = 7 * 86_400  # seconds that a blob stays without use, at least
 
     @classmethod
     def of(cls, quota_bytes: int) -> Self:

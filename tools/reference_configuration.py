@@ -36,8 +36,8 @@ the file. A field that is not listed here is refused, with its line.
 nodewire doctor --config FILE
 ```
 
-`doctor` tries all that a file names: relays and stores, the committee, the tasks and their memory, wallet and bond, and
-the network.
+`doctor` tries all that a file names: relays, stores and committee, tasks and their memory, wallet and bond. It also
+checks the network.
 """
 
 
@@ -53,7 +53,7 @@ class File:
 FILES = (
     File("Provider", "`nodewire provider --config FILE` ([guide](../how-to/run-a-provider.md)).", ProviderConfig),
     File("Customer", "Every command that buys has `--config FILE` ([guide](../how-to/buy.md)).", CustomerConfig),
-    File("Gateway", "`nodewire gateway --config FILE` ([guide](../how-to/buy-by-gateway.md)).", GatewayConfig),
+    File("Gateway", "`nodewire gateway --config FILE` ([guide](../how-to/gateway.md)).", GatewayConfig),
     File("Oracle", "`nodewire oracle --config FILE` ([guide](../how-to/run-an-oracle.md)).", OracleConfig),
     File("Relay", "`nodewire relay --config FILE` ([guide](../how-to/run-a-relay.md)).", RelayFile),
     File("Swarm", "`nodewire provider --swarm FILE` ([guide](../how-to/run-a-swarm.md)).", SwarmFile),

@@ -34,31 +34,31 @@ class ModelConfig(Section):
     """
 
     name: ModelName
-    """What clients call the model. `*` has the terms of every other model of the market, which clients call by name or
-    address. `/v1/models` lists of these the pinned ones; metrics call them `*`."""
+    """The name by which clients call the model. `*` has the terms of every other model of the market, which clients
+    call by name or address. `/v1/models` lists of these the pinned ones; metrics call them `*`."""
     manifest: ManifestAt | None = None
     """The model's address. Empty: the name is looked for as the customer looks for it."""
     digest: Hex32 | None = None
-    """Only this version of the manifest. Empty: whatever its author publishes."""
+    """The only accepted version of the manifest. Empty: every version that its author publishes."""
     max_chunk_msat: Msat | None = None
-    """Most that a chunk of one request may cost. Empty: the customer's."""
+    """The highest price of a chunk of one request. Empty: the customer's."""
     max_total_msat: Msat | None = None
-    """Most that one request may cost. Empty: the customer's."""
+    """The highest price of one request. Empty: the customer's."""
     max_tokens: int = Field(default=4_096, ge=1, le=1_000_000)
-    """The most that a request may ask for, and what a chat gets that names no number. The model's context is a bound,
-    too."""
+    """The most tokens that a request may ask for, and the number for a chat that names none. The model's context is a
+    bound, too."""
     verify: bool = False
-    """Have the committee compute a sample of it again. Nobody waits for the verdict here."""
+    """Have the committee compute a sample of the work again. No request waits for the verdict."""
     driver: Literal["provider", "local", "ends"] | None = None
-    """What runs here. Empty: the customer's `[whom]`; so with the four that follow."""
+    """The part of the model on this machine. Empty: the customer's `[whom]`; so with the four that follow."""
     trusted: tuple[Hex32, ...] = Field(default=(), max_length=64)
-    """If not empty, these keys alone are bought from."""
+    """The only keys to buy from, if not empty."""
     ends: tuple[Hex32, ...] = Field(default=(), max_length=64)
-    """If not empty, these keys alone have the driver, and the first and last layers."""
+    """The only keys for the driver, and for the first and last layers, if not empty."""
     excluded: tuple[Hex32, ...] = Field(default=(), max_length=64)
-    """These keys are never bought from."""
+    """Keys that are never bought from."""
     regions: tuple[Label, ...] = Field(default=(), max_length=16)
-    """If not empty, only providers that say they are there."""
+    """The only regions to buy from, if not empty, by the providers' own word."""
     template: Path | None = None
     """A file with the chat template. Empty: the manifest's."""
     _label: str = PrivateAttr(default="")
@@ -105,13 +105,13 @@ class KeyConfig(Section):
     env: Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$", "the name of an environment variable")] | None = None
     """The environment variable that holds the key, in place of `sha256`."""
     budget_msat: Msat | None = None
-    """All that may ever be spent with the key. Empty: no limit. Raise it to let the key go on."""
+    """The total that the key may ever spend. Empty: no limit. A higher budget lets the key go on."""
     per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Requests: so many at once, then one every 60 s / `per_minute`. Empty: no limit."""
+    """Requests a minute: so many at once, then one every 60 s / `per_minute`. Empty: no limit."""
     at_a_time: int | None = Field(default=None, ge=1, le=1_024)
-    """Requests of the key that are under way or wait. More get 429. Empty: no limit of its own."""
+    """The most requests of the key that are under way or wait. More get 429. Empty: no limit of its own."""
     models: tuple[ModelName, ...] = Field(default=(), max_length=64)
-    """Models that it may use; `*` is what the file does not name. Empty: all."""
+    """Models that the key may use; `*` is every model that the file does not name. Empty: all."""
 
     @model_validator(mode="after")
     def _is_said_once(self) -> Self:
@@ -122,33 +122,34 @@ class KeyConfig(Section):
 
 class GatewayConfig(File):
     customer: Path
-    """The customer's TOML file: who buys, and with which wallet. No other process may buy with it meanwhile."""
+    """The customer's TOML file, with the key and the wallet that buy. No other process may buy with it meanwhile."""
     state: Path
     """A folder for the accounts of keys (SQLite). Back it up."""
     listen: Address = "127.0.0.1:8080"
-    """host:port. An address that is not this machine's own needs `[[keys]]`, and TLS in front of it."""
+    """The host:port that the gateway listens on. An address that is not this machine's own needs `[[keys]]`, and TLS in
+    front of it."""
     models: tuple[ModelConfig, ...] = Field(min_length=1, max_length=64)
-    """What is sold, by name."""
+    """The models for sale, by name."""
     keys: tuple[KeyConfig, ...] = Field(default=(), max_length=1_024)
     """API keys. Without any, only requests whose `Host` is localhost or 127.0.0.1 are answered."""
     cors: tuple[Origin, ...] = Field(default=(), max_length=16)
     """Origins whose pages browsers may let ask, such as https://app.example. A request with another `Origin` is
     refused."""
     max_body: Size = 2 * 2**20
-    """The largest request."""
+    """The largest request, in bytes."""
     max_requests: int = Field(default=16, ge=1, le=1_024)
-    """Requests that are bought for at a time."""
+    """The most requests under way at a time."""
     max_waiting: int = Field(default=64, ge=0, le=4_096)
-    """Requests that wait for that. The next place goes to another key's request if there is one; without keys, to
-    another address's."""
+    """The most requests that wait for such a place. The next place goes to another key's request if there is one;
+    without keys, to another address's."""
     wait_s: int = Field(default=30, ge=1, le=3_600)
-    """Seconds that one waits at most. Then it is told `busy` (503, `Retry-After`)."""
+    """The most seconds that a request waits. Then it is told `busy` (503, `Retry-After`)."""
     drain_s: int = Field(default=10, ge=0, le=3_600)
-    """Seconds for what is under way when the gateway is stopped. What is left then is not bought further."""
+    """Seconds for requests under way when the gateway is stopped. Nothing is bought for them after that."""
     request_s: int = Field(default=600, ge=1, le=86_400)
-    """The most seconds that one may take."""
+    """The most seconds that a request may take."""
     metrics: MetricsConfig = MetricsConfig()
-    """Where Prometheus scrapes. `/metrics` is also at `listen`, for whoever has a key."""
+    """The Prometheus endpoint. `/metrics` is also at `listen`, for requests with a key."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

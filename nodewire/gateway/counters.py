@@ -19,15 +19,18 @@ FIRST = histogram("nodewire_gateway_first_output_seconds", "From a request to th
 IN_FLIGHT = gauge("nodewire_gateway_requests_in_flight", "Requests that are bought for now.")
 WAITING = gauge("nodewire_gateway_requests_waiting", "Requests that wait for one of these to end.")
 TOKENS = counter(
-    "nodewire_gateway_tokens_total", "Of prompts (prompt) and answers (completion), as clients are told.", "model", "of"
+    "nodewire_gateway_tokens_total",
+    "Tokens of prompts (prompt) and answers (completion), as clients are told.",
+    "model",
+    "of",
 )
-COST = counter("nodewire_gateway_cost_msat_total", "What answers came to, fees and verification included.", "model")
+COST = counter("nodewire_gateway_cost_msat_total", "The cost of answers, fees and verification included.", "model")
 FAILED = counter(
     "nodewire_gateway_orders_failed_total", "Purchases that did not come to their end, by the error's code.", "code"
 )
 MOVES = counter(
     "nodewire_gateway_moves_total",
-    "Other rings that answers were to go on over, by what became of it.",
+    "Moves of answers to other rings, by outcome.",
     "model",
     "outcome",
 )

@@ -30,7 +30,9 @@ CASES = gauge("nodewire_oracle_cases_open", "Samples and complaints without a ce
 CONVICTIONS = counter("nodewire_oracle_convictions_total", "Nodes that certified verdicts have convicted.")
 FAULTS = counter("nodewire_oracle_faults_total", "Times that an oracle was seen to contradict itself.")
 OVERLOADS = counter("nodewire_oracle_overloads_total", "Times that this machine did not keep up (`overloaded`).")
-CLOCK = gauge("nodewire_oracle_clock_offset_seconds", "How far this machine's clock is ahead of relays' and stores'.")
+CLOCK = gauge(
+    "nodewire_oracle_clock_offset_seconds", "Seconds that this machine's clock is ahead of relays' and stores'."
+)
 EPOCH_FAMILIES = (EPOCH, CERTIFIED_EPOCH, EPOCHS, CERTIFICATE, NODES, CROWDED_OUT, CROWDED, OBSERVATIONS, VOTES)
 FAMILIES = (*EPOCH_FAMILIES, VERDICTS, CASES, CONVICTIONS, FAULTS, OVERLOADS, CLOCK)
 

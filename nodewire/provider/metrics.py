@@ -36,17 +36,22 @@ UNTOLD = counter(
     "nodewire_provider_refusals_untold_total", "Refusals that nobody was told, for the day's room for them was full."
 )
 SLOTS = gauge("nodewire_provider_slots", "Sessions that a model may have here at a time.", "model", "manifest")
-BUSY = gauge("nodewire_provider_slots_busy", "What of them is taken: by a short session a part.", "model", "manifest")
+BUSY = gauge(
+    "nodewire_provider_slots_busy", "Slots that are taken; a short session takes a part of one.", "model", "manifest"
+)
 PRICE = gauge("nodewire_provider_price_msat", "A chunk's price, over all tasks held of a model.", "model", "manifest")
 FREE = gauge("nodewire_provider_training_workers_free", "Workers that could begin a round now.")
-PAID = counter("nodewire_provider_paid_msat_total", "What the own wallet received for work, by the whole ledger.")
-PAYMENTS = counter("nodewire_provider_payments_total", "Payments that this was.")
-OWED = gauge("nodewire_provider_owed_msat", "Delivered, not paid yet, and in time.")
-OVERDUE = gauge(
-    "nodewire_provider_overdue_msat", "Delivered and not paid in time: lost, unless its customers come again."
+PAID = counter(
+    "nodewire_provider_paid_msat_total", "Millisats that the own wallet received for work, by the whole ledger."
 )
-BOND = gauge("nodewire_provider_bond_msat", "What the bond's holder says that it holds.")
-BOND_UNTIL = gauge("nodewire_provider_bond_statement_expires_timestamp_seconds", "Until when the holder has said so.")
+PAYMENTS = counter("nodewire_provider_payments_total", "Payments that make up this sum.")
+OWED = gauge("nodewire_provider_owed_msat", "Millisats for delivered chunks that are unpaid and in time.")
+OVERDUE = gauge(
+    "nodewire_provider_overdue_msat",
+    "Millisats for delivered chunks that were not paid in time: lost, unless the customers come again.",
+)
+BOND = gauge("nodewire_provider_bond_msat", "The bond, as its holder states it.")
+BOND_UNTIL = gauge("nodewire_provider_bond_statement_expires_timestamp_seconds", "The end of the holder's statement.")
 EPOCH = gauge("nodewire_market_epoch", "The epoch that is open, by this machine's clock.")
 CERTIFIED_EPOCH = gauge("nodewire_market_certified_epoch", "The newest epoch whose certificate has come.")
 LISTED = gauge(

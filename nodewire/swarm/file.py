@@ -55,13 +55,15 @@ class NodeEntry(Section):
     npub: Npub
     """The machine's key."""
     address: Address
-    """Where the others reach it. It listens on that port."""
+    """The host:port at which the other nodes reach it. It listens on that port."""
     layers: Annotated[tuple[int, int], BeforeValidator(_layers)] | None = None
-    """The first and the last, both its own, such as "0-7": in all nodes, or in none. Empty: evenly."""
+    """The first and the last layer, both its own, such as "0-7": in all nodes, or in none. Empty: layers are shared
+    evenly."""
     driver: bool = False
-    """It has the model's ends, and chooses the tokens. It is the node with the first layers if nobody is it."""
+    """The driver: it has the model's ends, and chooses the tokens. If no node is it, the one with the first layers
+    is."""
     name: Name | Literal[""] = ""
-    """What people call it."""
+    """The name that people see."""
 
     @property
     def called(self) -> str:
@@ -71,23 +73,23 @@ class NodeEntry(Section):
 
 class SwarmFile(File):
     name: Name
-    """Of the swarm, and of its model."""
+    """The name of the swarm, and of its model."""
     model: Path | None = None
     """The model's folder or GGUF file; each machine has its own copy. `--model` names another."""
     manifest: Hex32 | None = None
-    """The digest that the cut model must have; `nodewire swarm check` says it. Empty: all nodes must agree."""
+    """The digest that the cut model must have, as `nodewire swarm check` prints it. Empty: all nodes must agree."""
     context: int | None = Field(default=None, ge=2, le=2**24)
-    """A session's positions. Empty: the model's own, at most 8,192."""
+    """The positions of a session. Empty: the model's own, at most 8,192."""
     slots: int = Field(default=4, ge=1, le=64)
     """Generations at a time."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the arithmetic. Empty: that of the stored weights."""
+    """The dtype of the arithmetic. Empty: that of the stored weights."""
     lookahead: int = Field(default=LOOKAHEAD, ge=1, le=MAX_LOOKAHEAD)
-    """How far generations may run ahead by guess."""
+    """The distance that generations may run ahead by guess."""
     nodes: tuple[NodeEntry, ...] = Field(min_length=1, max_length=MAX_NODES)
     """The machines."""
     customers: tuple[Npub, ...] = Field(min_length=1, max_length=MAX_CUSTOMERS)
-    """Keys that may ask. Everybody else gets no link."""
+    """Keys that may ask. No other key gets a link."""
 
     @classmethod
     def read(cls, path: Path, split: str = "") -> Self:

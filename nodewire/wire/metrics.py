@@ -18,13 +18,17 @@ _REASONS = ("spent", "unproven", "displaced", "not-allowed", "busy")
 LINKS = gauge("nodewire_wire_links", "Links that are open, by how they came about.", "rung")
 OPENED = counter("nodewire_wire_links_opened_total", "Links that have been opened.", "rung")
 REOPENED = counter("nodewire_wire_reconnects_total", "Of these, those to a peer that had had one.")
-LOST = counter("nodewire_wire_links_lost_total", "Links that have ended, by the code of why.", "code")
-BYTES = counter("nodewire_wire_bytes_total", "Over links, in and out.", "way")
+LOST = counter("nodewire_wire_links_lost_total", "Links that have ended, by the code of the reason.", "code")
+BYTES = counter("nodewire_wire_bytes_total", "Bytes over links, in and out.", "way")
 HALF_OPEN = gauge("nodewire_wire_half_open_connections", "Connections that have not proven themselves yet.")
-REFUSED = counter("nodewire_wire_handshakes_refused_total", "Who came and got no link.", "reason")
-RTT = gauge("nodewire_wire_round_trip_seconds", "Over the open links, of each the median of its last ones.", "quantile")
+REFUSED = counter("nodewire_wire_handshakes_refused_total", "Connections that got no link.", "reason")
+RTT = gauge(
+    "nodewire_wire_round_trip_seconds",
+    "Round trips of the open links, of each the median of its last ones.",
+    "quantile",
+)
 SPOOLED = gauge("nodewire_wire_spool_bytes", "Frames of jobs that are kept on disk.")
-SPOOL_CAP = gauge("nodewire_wire_spool_cap_bytes", "How many may be.")
+SPOOL_CAP = gauge("nodewire_wire_spool_cap_bytes", "Bytes of such frames that may be kept.")
 FAMILIES = (LINKS, OPENED, REOPENED, LOST, BYTES, HALF_OPEN, REFUSED, RTT)
 SPOOL_FAMILIES = (SPOOLED, SPOOL_CAP)
 

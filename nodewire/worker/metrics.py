@@ -20,15 +20,17 @@ _WORKER = "worker"
 CALLS = counter("nodewire_worker_calls_total", "Calls that have left the queue.", _WORKER)
 BATCHED = counter("nodewire_worker_batched_calls_total", "Of these, those computed together with others.", _WORKER)
 WAITING = gauge("nodewire_worker_waiting_calls", "Calls in the queue now.", _WORKER)
-WAITING_BYTES = gauge("nodewire_worker_waiting_bytes", "What these hold.", _WORKER)
+WAITING_BYTES = gauge("nodewire_worker_waiting_bytes", "Bytes that these calls hold.", _WORKER)
 WAIT = histogram("nodewire_worker_wait_seconds", "From a call's entry into the queue to its turn.", _WORKER)
-CALL = histogram("nodewire_worker_call_seconds", "What calls on frames took, the way to the process included.", _WORKER)
+CALL = histogram(
+    "nodewire_worker_call_seconds", "Seconds of calls on frames, the way to the process included.", _WORKER
+)
 STARTS = counter("nodewire_worker_starts_total", "Processes started: more than one, and others have died.", _WORKER)
 UP = gauge("nodewire_worker_up", "1 if its process lives.", _WORKER)
 MEMORY = gauge("nodewire_worker_memory_bytes", "Private memory above an empty worker: what its cap counts.", _WORKER)
-CAP = gauge("nodewire_worker_memory_cap_bytes", "What [worker] memory allows.", _WORKER)
+CAP = gauge("nodewire_worker_memory_cap_bytes", "The cap of [worker] memory.", _WORKER)
 RESIDENT = gauge("nodewire_worker_resident_memory_bytes", "All that it has in memory, shared or not.", _WORKER)
-CPU = counter("nodewire_worker_cpu_seconds_total", "Of all its threads.", _WORKER)
+CPU = counter("nodewire_worker_cpu_seconds_total", "CPU time of all its threads.", _WORKER)
 FAMILIES = (CALLS, BATCHED, WAITING, WAITING_BYTES, WAIT, CALL, STARTS, UP, MEMORY, CAP, RESIDENT, CPU)
 
 Named = Callable[[], Iterable[tuple[str, LastingWorker]]]

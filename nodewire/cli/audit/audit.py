@@ -37,14 +37,20 @@ def audit(
         Path | None, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="With a transcript: the file or folder that was trained on, for losses.")
+        Path | None,
+        typer.Option(help="The file or folder that was trained on, to measure losses again (with a transcript)."),
     ] = None,
-    start: Annotated[Path | None, typer.Option(help="With a transcript: what its recipe starts from.")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="The model that the recipe starts from (with a transcript).")
+    ] = None,
     segments: Annotated[
-        Depth, typer.Option(help="With a transcript: which work is computed again, where there are keys for it.")
+        Depth, typer.Option(help="The work to compute again, as far as a transcript has its keys.")
     ] = Depth.drawn,
     replay: Annotated[
-        bool, typer.Option("--replay", help="With a generation's transcript: make its tokens again here, one by one.")
+        bool,
+        typer.Option(
+            "--replay", help="Make the tokens again on this machine, one by one (with a generation's transcript)."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

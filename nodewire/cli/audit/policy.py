@@ -16,16 +16,20 @@ app = typer.Typer(help="Verification policies.", no_args_is_help=True)
 
 @app.command()
 def check(
-    rate: Annotated[str, typer.Option(help="How many of the chunks are sampled, such as 5%.")] = f"{SHIPPED.rate:.0%}",
-    stake: Annotated[float, typer.Option(help="What a convicted provider loses, in costs of a chunk.")] = SHIPPED.stake,
-    reward: Annotated[float, typer.Option(help="What a chunk earns, in costs of a chunk.")] = SHIPPED.reward,
+    rate: Annotated[
+        str, typer.Option(help="The share of the chunks that are sampled, such as 5%.")
+    ] = f"{SHIPPED.rate:.0%}",
+    stake: Annotated[
+        float, typer.Option(help="The loss of a convicted provider, in costs of a chunk.")
+    ] = SHIPPED.stake,
+    reward: Annotated[float, typer.Option(help="The earnings of a chunk, in costs of a chunk.")] = SHIPPED.reward,
     collusion: Annotated[
-        str, typer.Option(help="How often a verifier colludes or is fooled.")
+        str, typer.Option(help="The share of samples in which a verifier colludes or is fooled.")
     ] = f"{SHIPPED.collusion:.0%}",
-    power: Annotated[str, typer.Option(help="How often a sampled cheat shows.")] = "100%",
+    power: Annotated[str, typer.Option(help="The share of sampled cheats that show.")] = "100%",
     json: Json = False,
 ) -> None:
-    """Say what a policy needs so that cheating pays less than honesty; exit with 1 if it does not have it.
+    """Check that cheating pays less than honesty under a policy; exit with 1 if it does not.
 
     Shares are written as 5% or 0.05.
     """

@@ -60,8 +60,8 @@ def generate(
         bool,
         typer.Option("--chat", help="Answer the text as a message: the model's chat template makes the prompt of it."),
     ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="The most tokens to make.")] = 128,
+    temperature: Annotated[float, typer.Option(help="The temperature of sampling; 0 is greedy.")] = 0.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
     min_p: MinP = 0.0,
@@ -70,14 +70,19 @@ def generate(
     threads: Threads = 1,
     dtype: Dtype = "",
     draft: Annotated[
-        Path | None, typer.Option(help="With --local: a smaller model's folder to guess by, as `lookahead` lets it.")
+        Path | None,
+        typer.Option(help="The folder of a smaller model that guesses tokens, as `lookahead` lets it (with --local)."),
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
     json_schema: Annotated[
-        Path | None, typer.Option(help="A file with a JSON schema: what comes is an instance of it.")
+        Path | None, typer.Option(help="A file with a JSON schema: the answer is an instance of it.")
     ] = None,
     logprobs: Annotated[
-        int | None, typer.Option(help="With --json or --report: each token's log-probability, and so many others'.")
+        int | None,
+        typer.Option(
+            help="The number of other tokens whose log-probability is given beside each token's (with --json or"
+            " --report)."
+        ),
     ] = None,
     budget: Budget = "",
     edge_codec: Codecs = None,
@@ -92,7 +97,7 @@ def generate(
     report: Report = None,
     transcript: Annotated[
         Path | None,
-        typer.Option(help="Write a signed record to this JSON file, for `nodewire audit`: whose work each token is."),
+        typer.Option(help="Write a signed record of each token's providers to this JSON file, for `nodewire audit`."),
     ] = None,
     json: Json = False,
 ) -> None:

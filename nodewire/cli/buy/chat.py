@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from nodewire.swarm.member import SwarmCustomer
 
 _HELP = """\
-/ring        who computed the last answer, at what price, how far apart
-/clear       forget what was said
-/save FILE   write what was said to a JSON file
+/ring        show the providers of the last answer, their prices and distances
+/clear       forget the conversation
+/save FILE   write the conversation to a JSON file
 /quit        leave (Ctrl-D, too)
 Ctrl-C breaks an answer off"""
 
@@ -49,9 +49,9 @@ def chat(
     key: Key = None,
     state: State = None,
     lookahead: Lookahead = None,
-    system: Annotated[str, typer.Option(help="What the model is told before anything else.")] = "",
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer.")] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
+    system: Annotated[str, typer.Option(help="The system message: the model reads it first.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="The most tokens of one answer.")] = 512,
+    temperature: Annotated[float, typer.Option(help="The temperature of sampling; 0 is greedy.")] = 0.7,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
     min_p: MinP = 0.0,
@@ -59,7 +59,7 @@ def chat(
     seed: Seed = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
     template: Annotated[Path | None, typer.Option(help="A file with the chat template, for a model without.")] = None,
-    budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
+    budget: Annotated[str, typer.Option(help="The most that the whole talk may cost, such as 50sat.")] = "",
     resplit: Resplit = "",
     driver: Driver = None,
     trusted: Trusted = None,

@@ -12,33 +12,36 @@ from nodewire.errors import BadInput
 from nodewire.protocol.encoding.validation_errors import in_words
 
 _PANEL = "From whom"
-_PEOPLE = " An npub, or a list that somebody has published: an naddr or 30000:AUTHOR:NAME (may be repeated)."
+_PEOPLE = " An npub, or a published list: an naddr or 30000:AUTHOR:NAME (may be repeated)."
 
 Driver = Annotated[
     str | None,
     typer.Option(
-        help="What runs here: nothing (provider), the driver (local: text and sampling stay here), or the model's first"
-        " and last layers, too (ends).",
+        help="The part of the model on this machine: nothing (provider), the driver (local), or the first and last"
+        " layers, too (ends). Text and sampling stay here with local and ends.",
         rich_help_panel=_PANEL,
     ),
 ]
 Trusted = Annotated[
-    list[str] | None, typer.Option(help="Buy from these alone." + _PEOPLE, rich_help_panel=_PANEL, metavar="WHO")
+    list[str] | None, typer.Option(help="Buy only from these people." + _PEOPLE, rich_help_panel=_PANEL, metavar="WHO")
 ]
 Ends = Annotated[
     list[str] | None,
     typer.Option(
-        help="Buy the driver and the first and last layers from these alone." + _PEOPLE,
+        help="Buy the driver and the first and last layers only from these people." + _PEOPLE,
         rich_help_panel=_PANEL,
         metavar="WHO",
     ),
 ]
 Exclude = Annotated[
-    list[str] | None, typer.Option(help="Buy nothing from these." + _PEOPLE, rich_help_panel=_PANEL, metavar="WHO")
+    list[str] | None,
+    typer.Option(help="Buy nothing from these people." + _PEOPLE, rich_help_panel=_PANEL, metavar="WHO"),
 ]
 Region = Annotated[
     list[str] | None,
-    typer.Option(help="Buy from those alone who say that they are there (may be repeated).", rich_help_panel=_PANEL),
+    typer.Option(
+        help="Buy only from providers that say that they are in this region (may be repeated).", rich_help_panel=_PANEL
+    ),
 ]
 
 _OPTIONS = {

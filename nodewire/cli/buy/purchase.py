@@ -24,25 +24,33 @@ if TYPE_CHECKING:
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")]
 MODEL_HELP = (
-    "The model's name, or its address (38840:<author>:<name>). A name is looked for among those that you have pinned"
-    " (`nodewire models pin`), among what you and whom you follow publish, then among what providers hold."
+    "The model's name, or its address (38840:<author>:<name>). A name is looked for among your pins"
+    " (`nodewire models pin`) first. Models of your key and of keys that you follow come next, then those that"
+    " providers hold."
 )
 Model = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
-Report = Annotated[Path | None, typer.Option(help="Write what happened and what it cost to this JSON file.")]
-Budget = Annotated[str, typer.Option(help="Most that the job may cost, such as 50sat (default: the configuration's).")]
+Report = Annotated[Path | None, typer.Option(help="Write a report of events and costs to this JSON file.")]
+Budget = Annotated[
+    str, typer.Option(help="The most that the job may cost, such as 50sat (default: the configuration's).")
+]
 
 Codecs = Annotated[
     list[str] | None,
     typer.Option(
-        help="Narrow what providers send each other, which is lossy: bf16, int8, auto (where it pays), or EDGE=CODEC"
-        " for one edge (may be repeated)."
+        help="The lossy codec of tensors between providers: bf16, int8, auto (where it pays), or EDGE=CODEC for"
+        " one edge (may be repeated)."
     ),
 ]
 Resplit = Annotated[
-    str, typer.Option(help="Most that moves to quicker rings may cost, such as 5sat; 0sat: none (default: the file's).")
+    str,
+    typer.Option(
+        help="The most that moves to quicker rings may cost, such as 5sat; 0sat forbids them (default: the file's)."
+    ),
 ]
-Verify = Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of it again.")]
-Wait = Annotated[bool, typer.Option("--wait", help="As --verify; end when it has judged, and make again what failed.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of the work again.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Verify as --verify does, wait for the verdicts, and buy failed work anew.")
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ def run(
     manifest: Annotated[
         str,
         typer.Argument(
-            help="The model's name or address, as --model of `generate`; or a folder that `register --out` or Python's"
-            " `register` wrote, whose model is run here, without any market."
+            help="The model's name or address, as --model of `generate`. Or a folder that `register --out` or Python's"
+            " `register` wrote: its model runs here, without any market."
         ),
     ],
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")] = None,

@@ -8,18 +8,25 @@ import typer
 
 _PANEL = "How tokens are drawn"
 
-TopP = Annotated[float, typer.Option(help="Nucleus of this probability.", rich_help_panel=_PANEL)]
+TopP = Annotated[
+    float, typer.Option(help="The probability of the nucleus that tokens are drawn from.", rich_help_panel=_PANEL)
+]
 TopK = Annotated[int, typer.Option(help="The most tokens that are drawn from; 0 is no bound.", rich_help_panel=_PANEL)]
 MinP = Annotated[
-    float, typer.Option(help="Nothing less likely than this share of the likeliest.", rich_help_panel=_PANEL)
+    float,
+    typer.Option(help="The least probability of a token, as a share of the likeliest one's.", rich_help_panel=_PANEL),
 ]
 Repetition = Annotated[
     float,
     typer.Option(
-        "--repetition-penalty", help="Above 1, what came already is less likely to come again.", rich_help_panel=_PANEL
+        "--repetition-penalty",
+        help="The penalty of tokens that came already; above 1 they are less likely.",
+        rich_help_panel=_PANEL,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of what is drawn: the same gives the same text.", rich_help_panel=_PANEL)]
+Seed = Annotated[
+    int, typer.Option(help="The seed of sampling: the same seed gives the same text.", rich_help_panel=_PANEL)
+]
 
 
 def drawn(temperature: float, top_p: float, top_k: int, min_p: float, repetition: float, seed: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ Threads = Annotated[int, typer.Option(help="CPU threads of a --local run.", min=
 Dtype = Annotated[
     str,
     typer.Option(
-        "--dtype", help="Of a --local run: float32 or bfloat16 (default: the model's, where that is quicker)."
+        "--dtype", help="The dtype of a --local run: float32 or bfloat16 (default: the model's, where that is quicker)."
     ),
 ]
 

@@ -26,22 +26,24 @@ def _committee() -> None:
 
 @app.command()
 def create(
-    directory: Annotated[Path, typer.Argument(help="Where the committee's files go.")],
+    directory: Annotated[Path, typer.Argument(help="The folder for the committee's files.")],
     relay: Annotated[list[str], typer.Option("--relay", help="Relay of the committee (may be repeated).")],
     blossom: Annotated[list[str], typer.Option("--blossom", help="Blob store for snapshots (may be repeated).")],
-    oracles: Annotated[int, typer.Option(help="How many: 1, 4, 7, 10 ... (3f+1).", min=1, max=31)] = 4,
+    oracles: Annotated[int, typer.Option(help="The number of oracles: 1, 4, 7, 10 ... (3f+1).", min=1, max=31)] = 4,
     name: Annotated[str, typer.Option(help="The committee's name.")] = "main",
-    epoch_ms: Annotated[int, typer.Option(help="Length of an epoch.")] = 10_000,
-    skew_ms: Annotated[int, typer.Option(help="How far clocks and relays may lag.")] = 2_000,
-    beat_ms: Annotated[int, typer.Option(help="How often nodes beat.")] = 3_000,
+    epoch_ms: Annotated[int, typer.Option(help="Milliseconds of an epoch.")] = 10_000,
+    skew_ms: Annotated[int, typer.Option(help="The most milliseconds that clocks and relays may lag.")] = 2_000,
+    beat_ms: Annotated[int, typer.Option(help="Milliseconds between a node's beats.")] = 3_000,
     bond_holder: Annotated[
-        list[str] | None, typer.Option(help="npub or hex key of who may hold bonds (may be repeated).")
+        list[str] | None, typer.Option(help="npub or hex key of a bond holder (may be repeated).")
     ] = None,
     fee_ppm: Annotated[int, typer.Option(help="The committee's part of the verification shares, per million.")] = 0,
-    verify_rate: Annotated[str, typer.Option(help="How many chunks of sampled jobs are computed again.")] = "5%",
-    verify_share: Annotated[str, typer.Option(help="Of a job's price, what is paid for that.")] = "15%",
+    verify_rate: Annotated[
+        str, typer.Option(help="The share of a sampled job's chunks that are computed again.")
+    ] = "5%",
+    verify_share: Annotated[str, typer.Option(help="The share of a job's price that pays for that.")] = "15%",
     stake: Annotated[
-        int, typer.Option(help="How many times a slot's price a bond must be for each slot that it counts for.")
+        int, typer.Option(help="The multiple of a slot's price that a bond must be for each slot that it counts for.")
     ] = STAKE,
     json: Json = False,
 ) -> None:

@@ -29,13 +29,13 @@ from nodewire.net.listen_address import named_by
 from nodewire.protocol.encoding.byte_sizes import parse_size
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/reference/configuration.md).")]
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Quota = Annotated[str, typer.Option(help="Most that blobs may take; half of it of one uploader.")]
-Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65_535)]
+Host = Annotated[str, typer.Option(help="The address to listen on.")]
+Quota = Annotated[str, typer.Option(help="The most bytes that blobs may take; half of it for one uploader.")]
+Port = Annotated[int, typer.Option(help="The port to listen on; 0 picks a free one.", min=0, max=65_535)]
 
 _MAX_DESCRIPTORS = 65_536
 
-Metrics = Annotated[str, typer.Option(help="host:port where Prometheus scrapes it; nowhere if not given.")]
+Metrics = Annotated[str, typer.Option(help="The host:port that Prometheus scrapes; without it nothing listens.")]
 
 Start = Callable[[AsyncExitStack], Awaitable[dict[str, Any]]]
 """Starts a service on the stack; returns what its ready line says."""
@@ -130,15 +130,17 @@ def provider(
         Path | None, typer.Option(help="This machine's copy of the model's folder.", rich_help_panel="With --swarm")
     ] = None,
     listen: Annotated[
-        str, typer.Option(help="host:port, if not where the file says.", rich_help_panel="With --swarm")
+        str, typer.Option(help="The host:port to listen on (default: the file's).", rich_help_panel="With --swarm")
     ] = "",
     memory: Annotated[
-        str | None, typer.Option(help="Most that it may take, such as 12GB.", rich_help_panel="With --swarm")
+        str | None, typer.Option(help="The most memory that it may take, such as 12GB.", rich_help_panel="With --swarm")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1, rich_help_panel="With --swarm")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.", rich_help_panel="With --swarm")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="The device: cpu, cuda, cuda:1 or mps.", rich_help_panel="With --swarm")
+    ] = None,
     draft: Annotated[
-        Path | None, typer.Option(help="A model folder to guess by, at the driver.", rich_help_panel="With --swarm")
+        Path | None, typer.Option(help="The folder of a draft model, for the driver.", rich_help_panel="With --swarm")
     ] = None,
     graphs: Annotated[
         bool | None, typer.Option(help="Capture decode steps, on a CUDA device.", rich_help_panel="With --swarm")

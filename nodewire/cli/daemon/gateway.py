@@ -18,10 +18,12 @@ from nodewire.errors import BadInput
 
 def gateway(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The gateway's TOML file.")] = None,
-    new_key: Annotated[bool, typer.Option("--new-key", help="Make an API key, and say what the file needs.")] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Make an API key, and print its lines for the file.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Serve OpenAI's HTTP API: whoever asks it buys on the market."""
+    """Serve OpenAI's HTTP API: each request buys on the market."""
     if new_key:
         _say_new_key(as_json=json)
         return

@@ -19,18 +19,20 @@ def relay(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="TOML file (docs/reference/configuration.md).")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 7777. 0 picks a free one.", min=0, max=65_535)] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on; 127.0.0.1.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The port to listen on; 7777. 0 picks a free one.", min=0, max=65_535)
+    ] = None,
     db: Annotated[Path | None, typer.Option(help="SQLite file of events; relay.db.")] = None,
     blobs: Annotated[Path | None, typer.Option(help="Folder of the Blossom store; blobs.")] = None,
     quota: Annotated[
-        str | None, typer.Option(help="Most that blobs may take, half of it of one key or address; 64GiB.")
+        str | None, typer.Option(help="The most bytes that blobs may take, half of it for one key or address; 64GiB.")
     ] = None,
-    events_quota: Annotated[str | None, typer.Option(help="Most that events may take; 16GiB.")] = None,
-    connections: Annotated[int | None, typer.Option(help="Most websockets; 2048.", min=1)] = None,
+    events_quota: Annotated[str | None, typer.Option(help="The most bytes that events may take; 16GiB.")] = None,
+    connections: Annotated[int | None, typer.Option(help="The most websockets; 2048.", min=1)] = None,
     url: Annotated[str | None, typer.Option(help="The public ws(s) URL, behind a proxy.")] = None,
     public_wraps: Annotated[bool, typer.Option("--public-wraps", help="Serve gift wraps to anybody.")] = False,
-    metrics: Annotated[str | None, typer.Option(help="host:port where Prometheus scrapes it.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="The host:port that Prometheus scrapes.")] = None,
     json: Json = False,
 ) -> None:
     """Run the embedded relay and Blossom store."""

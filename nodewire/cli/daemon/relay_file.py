@@ -28,9 +28,9 @@ class _RelayFile(File):
     """The file of `nodewire relay --config`. `limits` and `store` have the fields of `relay.limits`."""
 
     host: str = "127.0.0.1"
-    """The address that it listens on."""
+    """The address that the relay listens on."""
     port: int = Field(default=7777, ge=0, le=65_535)
-    """0 takes a free one."""
+    """The port of the relay. 0 takes a free one."""
     url: str = ""
     """The public ws(s) URL, where it differs from host and port: behind a proxy. AUTH events must name it."""
     proxies: tuple[str, ...] = Field(default=(), max_length=64)
@@ -43,21 +43,21 @@ class _RelayFile(File):
     site: Path | None = None
     """A folder of static files that browsers get."""
     name: str = Field(default="nodewire relay", max_length=200)
-    """Shown by NIP-11."""
+    """The relay's name, shown by NIP-11."""
     description: str = Field(default=_DESCRIPTION, max_length=2_000)
-    """Shown by NIP-11."""
+    """The relay's description, shown by NIP-11."""
     operator: Hex32 | None = None
-    """A public key, shown by NIP-11."""
+    """The operator's public key, shown by NIP-11."""
     public_wraps: bool = False
-    """Serve gift wraps to anybody, not to their authenticated addressees alone."""
+    """Serve gift wraps to any client, not to their authenticated addressees alone."""
     sync: Literal["full", "normal"] = "full"
-    """"normal" is faster: an OK may not survive a power cut."""
+    """The durability of an OK. `normal` is faster: an OK may not survive a power cut."""
     limits: Any = None
-    """What connections may cost."""
+    """Limits of connections."""
     store: Any = None
-    """What blobs may cost."""
+    """Limits of the blob store."""
     metrics: MetricsConfig = MetricsConfig()
-    """Where Prometheus scrapes."""
+    """The Prometheus endpoint."""
 
     @property
     def config(self) -> Config:

@@ -35,9 +35,9 @@ log = logging.getLogger("nodewire.splice")
 def splice(
     key: Annotated[Path, typer.Option(help="The splice's nsec, made if missing.")],
     relay: Annotated[list[str], typer.Option(help="A relay where it is announced; repeat for more.")],
-    listen: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0:7790",
+    listen: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0:7790",
     announce: Annotated[
-        list[str] | None, typer.Option(help="host:port that others reach it by; the listening address if not given.")
+        list[str] | None, typer.Option(help="The host:port at which others reach it (default: the listening address).")
     ] = None,
     friend: Annotated[list[str] | None, typer.Option(help="npub of a key that has no limits; repeat for more.")] = None,
     rate: Annotated[str, typer.Option(help="Bytes per second that a pair of strangers may send.")] = "4MB",
@@ -46,8 +46,10 @@ def splice(
     metrics: Metrics = "",
     json: Json = False,
 ) -> None:
-    """Run a splice: it joins two connections and carries bytes that it cannot read, and dials back who asks whether its
-    port is open. Free, within limits."""
+    """Run a splice: it joins two connections and carries bytes that it cannot read, free within limits.
+
+    It also dials a node back that asks whether its own port is open.
+    """
     from nodewire.metrics.endpoint import MetricsExposition
     from nodewire.nostr.keys import Keys, from_npub
     from nodewire.nostr.pool import Pool
@@ -114,7 +116,7 @@ def _ready(ready: Mapping[str, Any]) -> str:
     table = f"[wire]\nsplices = {dumps(ready['addresses'])}"
     return (
         f"[bold green]splice[/] ready  {escape(ready['npub'])}\n"
-        "[dim]who cannot be dialled finds it by its ad, or by these lines in its file (Ctrl-C stops it):[/]\n"
+        "[dim]nodes that cannot be dialled find it by its ad, or by these lines in their files (Ctrl-C stops it):[/]\n"
         f"{escape(table)}"
     )
 

@@ -46,7 +46,7 @@ _LEAST_TO_TRAIN = 100 * 10**6
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Also check all that this role's TOML file names.")
+        Path | None, typer.Option("--config", "-c", help="A role's TOML file: check all that it names, too.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -204,8 +204,8 @@ async def _metrics(listen: str, state: Path) -> str:
         said = "answers"
     if not is_loopback(host):
         said += (
-            "; whoever reaches that address can read what this daemon earns and serves, and there is no password:"
-            ' set listen = "127.0.0.1:…", or let a firewall admit Prometheus alone'
+            "; there is no password: at that address anybody can read the earnings and services of this daemon."
+            ' Set listen = "127.0.0.1:…", or let a firewall admit Prometheus alone'
         )
     return said
 

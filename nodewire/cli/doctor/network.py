@@ -101,8 +101,8 @@ async def _links(state: Path) -> str:
     said = f"{len(edges)}, {len(open_)} of them open"
     if edges and 2 * len(lossy) > len(edges):
         said += (
-            f"; {len(lossy)} lose more than {LOSSY_PPM / 1e4:.1f} % of what is sent: if that is your line (wifi?),"
-            ' a cable helps, or [wire] congestion = "bbr", which the kernel must have and allow (`modprobe tcp_bbr`,'
+            f"; {len(lossy)} lose more than {LOSSY_PPM / 1e4:.1f} % of the sent packets. If that is your line (wifi?),"
+            ' a cable helps, or [wire] congestion = "bbr". The kernel must have and allow it (`modprobe tcp_bbr`,'
             " `sysctl net.ipv4.tcp_allowed_congestion_control`)"
         )
     return said

@@ -215,8 +215,8 @@ def _advice(port: int) -> str:
     own = _own(socket.AF_INET)
     if own is not None and ipaddress.ip_address(own) in _SHARED:
         return (
-            f"This machine is {own}, behind a carrier's NAT (100.64.0.0/10), where no router of yours can forward a"
-            " port: ask for an address of your own, or announce an IPv6 one"
+            f"This machine is {own}, behind a carrier's NAT (100.64.0.0/10). No router of yours can forward a port"
+            " there. Ask for an address of your own, or announce an IPv6 one"
         )
     if (six := _own(socket.AF_INET6)) is not None and is_public(six):
         return f"This machine has a public IPv6 address: let port {port or '(a fixed one)'} in, and announce [{six}]"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nodewire.pay.bond.bond_holder import BondHolder, ClaimPayment, HeldBond
     from nodewire.pay.bond.claimable import Claimable
 
-app = typer.Typer(help="Bonds: what a provider stakes, and what verdicts pay out.", no_args_is_help=True)
+app = typer.Typer(help="Bonds: stakes of providers, and payouts of verdicts.", no_args_is_help=True)
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file.")]
 _FETCH_S = 10.0
 _RUNNING = "a provider runs with this bond, and is bonded no more once it is asked back"
@@ -33,7 +33,7 @@ _IDS = "`nodewire bond claim` without one lists what can be claimed, `nodewire a
 
 @app.command()
 def lock(
-    amount: Annotated[str, typer.Argument(help="How much in all, such as 100000sat.")],
+    amount: Annotated[str, typer.Argument(help="The amount in all, such as 100000sat.")],
     config: Config,
     days: Annotated[int, typer.Option(help="At least until so many days from now.", min=1, max=1_800)] = 90,
     json: Json = False,
@@ -61,7 +61,7 @@ def show(
     provider: Annotated[str, typer.Option(help="Another provider's npub or hex key; the role's own if empty.")] = "",
     json: Json = False,
 ) -> None:
-    """What the holder says about a bond."""
+    """Show the holder's statement of a bond."""
 
     async def run() -> HeldBond:
         async with _asking(config) as (keys, holder):
@@ -73,7 +73,7 @@ def show(
 @app.command()
 def release(
     config: Config,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Also while a provider runs with it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, also while a provider runs with it.")] = False,
     json: Json = False,
 ) -> None:
     """Ask for the bond back: it is free when every verdict on work done under it has had its time.
@@ -103,9 +103,9 @@ def claim(
     fees: Annotated[bool, typer.Option("--fees", help="An oracle's part of the committee's fees.")] = False,
     json: Json = False,
 ) -> None:
-    """Present verdicts to the holder, and pull what they owe to the role's key into its wallet.
+    """Present verdicts to the holder, and pull their payouts for the role's key into its wallet.
 
-    Without an id: list what can be claimed.
+    Without an id: list the verdicts that can be claimed.
     """
     role = load_role(config)
     if not certificates and not fees:

@@ -16,9 +16,7 @@ app = typer.Typer(help="Make and show Nostr keys.", no_args_is_help=True)
 
 
 @app.command()
-def new(
-    file: Annotated[Path, typer.Argument(help="Where the nsec is written (mode 0600).")], json: Json = False
-) -> None:
+def new(file: Annotated[Path, typer.Argument(help="The file for the nsec (mode 0600).")], json: Json = False) -> None:
     """Make a new key in FILE; refuses if the file exists."""
     if file.exists():
         raise BadConfig(str(file), "exists; a key is never overwritten")

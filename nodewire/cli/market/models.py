@@ -47,19 +47,22 @@ def models(ctx: typer.Context, config: Annotated[Path | None, _CONFIG] = None, j
 
 @app.command()
 def pin(
-    name: Annotated[str, typer.Argument(help="What you call the model: a-z, 0-9, ., _ and -.")],
+    name: Annotated[str, typer.Argument(help="Your name for the model: a-z, 0-9, ., _ and -.")],
     address: Annotated[str, typer.Argument(help="Its address (38840:<author>:<name>), or an naddr.")],
     config: Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file, which gets a line.")],
     any_version: Annotated[
         bool,
         typer.Option(
-            "--any-version", help="Pin whatever its author publishes there, and not only the version that is there now."
+            "--any-version",
+            help="Pin every version that the author publishes there, and not only the version that is there now.",
         ),
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Even if the name stands for another model.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Pin the name even if it stands for another model.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Have a name stand for a model, and this version of it, whatever anybody publishes later."""
+    """Pin a name to a model, at its present version. Later publications do not change it."""
     from nodewire.cli.common import pins
     from nodewire.customer.models.names import address_in
     from nodewire.protocol.market.model_name import name_in

@@ -44,14 +44,18 @@ def place(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
     ] = None,
-    objective: Annotated[str, typer.Option(help="throughput, or latency of one request.")] = "throughput",
-    driver: Annotated[str, typer.Option(help="Who drives a decoder: placed, or local (the customer).")] = "placed",
+    objective: Annotated[
+        str, typer.Option(help="The objective: throughput, or latency of one request.")
+    ] = "throughput",
+    driver: Annotated[
+        str, typer.Option(help="The place of a decoder's driver: placed, or local (the customer).")
+    ] = "placed",
     prompt: Annotated[int, typer.Option(min=1, max=2**20, help="Positions of a decoder's prompt.")] = 256,
     output: Annotated[int, typer.Option(min=2, max=2**20, help="Positions that a session decodes.")] = 128,
-    seed: Annotated[int, typer.Option(help="Of the baselines that draw.")] = 1,
+    seed: Annotated[int, typer.Option(help="The seed of baselines that draw.")] = 1,
     json: Json = False,
 ) -> None:
-    """Show which machine should hold which tasks, and what is predicted of it and of other rules' placements."""
+    """Show the best placement of tasks on machines, its prediction, and those of other rules."""
     from nodewire.plan.place.advice import advise, moves
     from nodewire.plan.place.advice import model as described
     from nodewire.plan.place.model import Workload

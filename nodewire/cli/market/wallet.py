@@ -26,7 +26,7 @@ _NOT_AGREED = NotAllowed("pay", "not agreed to")
 @app.command("open")
 def open_(
     url: Annotated[str, typer.Argument(help="URL of the wallet service, such as the simulated network's.")],
-    out: Annotated[Path, typer.Option(help="Where the account's token is written (mode 0600).")],
+    out: Annotated[Path, typer.Option(help="The file for the account's token (mode 0600).")],
     balance: Annotated[
         str, typer.Option(help="Ask the service's faucet for this much play money, such as 100000sat.")
     ] = "0sat",
@@ -68,7 +68,7 @@ def settle(
 ) -> None:
     """Find what a customer still owes to providers, in its ledger and on relays, and pay it.
 
-    What is asked for jobs that broke off before it came is shown, but is not owed.
+    Claims of jobs that broke off before the work came are shown, and are not owed.
     """
     import uvloop
 
@@ -148,7 +148,7 @@ def balance(
     config: Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file.")],
     json: Json = False,
 ) -> None:
-    """What a role's wallet holds, and what its ledger spent or earned."""
+    """Show the balance of a role's wallet, and the expenses and earnings in its ledger."""
     from nodewire.pay import registry
     from nodewire.pay.accounts.ledger import Ledger
 

@@ -29,23 +29,27 @@ if TYPE_CHECKING:
 
 def profile(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="A provider's TOML file: measure what it serves, as it would.")
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="A provider's TOML file: measure the tasks that it serves, as it serves them."
+        ),
     ] = None,
     manifest: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure all tasks of this model instead: a name or an address (repeatable), or a folder that"
-            " `nodewire.register` wrote, for which no --config is needed."
+            help="A model whose tasks are all measured instead: a name or an address (repeatable). Or a folder that"
+            " `nodewire.register` wrote, which needs no --config."
         ),
     ] = None,
-    caps: Annotated[str, typer.Option(help="Also try each task under these memory caps: 500MB,2GB.")] = "",
-    device: Annotated[str, typer.Option(help="Without --config: cpu, cuda, cuda:1 or mps.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=1, max=256, help="Without --config: CPU threads.")] = 1,
+    caps: Annotated[str, typer.Option(help="Memory caps to try each task under, such as 500MB,2GB.")] = "",
+    device: Annotated[str, typer.Option(help="The device: cpu, cuda, cuda:1 or mps (without --config).")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, max=256, help="CPU threads (without --config).")] = 1,
     json: Json = False,
 ) -> None:
-    """Measure this machine and, with a configuration or a folder, each task that it serves or that lies there: time,
-    memory, and how well both were predicted. A provider whose file names no speed (us_per_position) claims what was
-    measured."""
+    """Measure this machine and, with a configuration or a folder, the time and memory of each task in it.
+
+    Predictions stand beside both. A provider whose file names no speed (us_per_position) claims the measured one.
+    """
     from nodewire.provider.profile import node_profile
 
     ends: list[str] = []

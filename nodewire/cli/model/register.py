@@ -43,15 +43,15 @@ def register(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; a GGUF file; a Llama as Meta "
-            "gives it out; what `train` left; or what `nodewire.register` or --out wrote."
+            help="A Hugging Face model folder (config.json, safetensors, tokenizer.json), a GGUF file, or a Llama in"
+            " Meta's layout. Also the folder of a training, or one that `nodewire.register` or --out wrote."
         ),
     ],
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="The customer's TOML file: relays, stores and key.")
     ] = None,
     target_vram: Annotated[
-        str, typer.Option(help="Most memory that one piece may need, such as 6MB or 12GiB.")
+        str, typer.Option(help="The most memory that one piece may need, such as 6MB or 12GiB.")
     ] = TARGET_VRAM,
     relay: Relays = None,
     blossom: Blossoms = None,
@@ -63,8 +63,8 @@ def register(
     sessions: Annotated[
         int,
         typer.Option(
-            help="Sessions that one piece must have room for at once; of a decoder, sessions of --context: of fewer "
-            "positions there may be more.",
+            help="Sessions that one piece must have room for at once. A decoder's have --context positions each; of"
+            " shorter ones there may be more.",
             min=1,
             max=4_096,
         ),
@@ -72,21 +72,21 @@ def register(
     context: Annotated[
         int | None,
         typer.Option(
-            help="Of a decoder: the most positions of a session, prompt and answer (default: 8192, or the model's own "
-            "if that is less).",
+            help="The most positions of a decoder's session, prompt and answer (default: 8192, or the model's own if"
+            " that is less).",
             min=2,
         ),
     ] = None,
     dtype: Annotated[
         str,
         typer.Option(
-            help="Of a decoder: float32 or bfloat16, in which it is held and computed (default: what most of its "
-            "weights are stored in)."
+            help="The dtype of a decoder's weights and arithmetic: float32 or bfloat16 (default: the one that most"
+            " weights are stored in)."
         ),
     ] = "",
     kv: Annotated[
         str,
-        typer.Option(help="Of a decoder: int8 keeps keys and values in 8 bits, half of what bfloat16 takes."),
+        typer.Option(help="The format of a decoder's keys and values: int8 takes half the memory of bfloat16."),
     ] = "",
     split: Annotated[
         str, typer.Option(help="A decoder's stages by their layers, such as 0-7,8-15, in place of --target-vram.")
@@ -95,46 +95,46 @@ def register(
         bool,
         typer.Option(
             "--as-tensors",
-            help="Cut any architecture at its operators, to be called with tensors; without it decoders are cut to "
-            "generate text, and sentence encoders to embed it.",
+            help="Cut any architecture at its operators, to be called with tensors. Without this option decoders"
+            " generate text, and sentence encoders embed it.",
         ),
     ] = False,
     expert_groups: Annotated[
         int,
-        typer.Option(min=1, help="Pieces that the experts of each mixture are parted in; more if --target-vram asks."),
+        typer.Option(
+            min=1, help="The number of pieces for the experts of each mixture; more if --target-vram needs them."
+        ),
     ] = 1,
     most: Annotated[
         list[str] | None,
         typer.Option(
             "--most",
-            help="The most that one call may hold together, such as --most batch=8 --most sequence=64; of what is "
-            "called with tensors.",
+            help="The largest dimensions of one call to a model that takes tensors, such as --most batch=8 --most"
+            " sequence=64.",
         ),
     ] = None,
     lend: Annotated[
         bool,
         typer.Option(
             "--lend",
-            help="Of a decoder: give the embedding to the first piece and the head to the last, so that the driver"
-            " needs neither, and token ids go to the ring and come back. Such a model generates at temperature 0.",
+            help="Give a decoder's embedding to the first piece and its head to the last. The driver needs neither,"
+            " and token ids go to the ring and come back. Such a model generates at temperature 0.",
         ),
     ] = False,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Forbid customers to narrow what pieces send each other.")
-    ] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Forbid lossy codecs between the pieces.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Only say what would be made: no weight is read, nothing is written or published. The folder's "
-            "config.json will do, and no relay, store or key is needed.",
+            help="Only print the pieces: no weight is read, nothing is written or published. The folder's"
+            " config.json will do, and no relay, store or key is needed.",
         ),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Publish nothing, and leave manifest and pieces in this folder, for `nodewire graph`, `profile` and"
-            " `place`, and to be registered later; of a dry run the manifest alone.",
+            help="Publish nothing, and leave manifest and pieces in this folder, for `nodewire graph`, `profile`,"
+            " `place` and a later `register`. A dry run leaves the manifest alone.",
         ),
     ] = None,
     replace_: Replace = False,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nodewire.store.blobs import Blobs
 
 Replace = Annotated[
-    bool, typer.Option("--replace", help="Even if another model of yours stands there under that name: it is replaced.")
+    bool, typer.Option("--replace", help="Replace another model of yours that stands there under that name.")
 ]
 _WAYS = "--replace has it replaced; another name leaves it"
 

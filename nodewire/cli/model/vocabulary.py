@@ -19,7 +19,7 @@ def vocabulary(
     size: Annotated[int, typer.Option(help="Tokens at most, the 256 bytes and the end of a text among them.")] = 4_096,
     json: Json = False,
 ) -> None:
-    r"""Learn a byte-level BPE vocabulary; prints what a decoder's \[family] says of it."""
+    r"""Learn a byte-level BPE vocabulary; prints its lines for a decoder's \[family]."""
     from nodewire.training.engine import sample_files  # torch is imported here, not before
     from nodewire.training.engine.models import vocabulary as vocabularies
 

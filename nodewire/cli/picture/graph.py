@@ -41,12 +41,14 @@ def graph(
     ] = None,
     job: Annotated[
         str,
-        typer.Option(help="Who computes what in this job: a request's id, or the file of a purchase's --report."),
+        typer.Option(help="Show the providers of this job: a request's id, or the file of a purchase's --report."),
     ] = "",
-    live: Annotated[bool, typer.Option("--live", help="Who serves what on the market now.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the providers that serve each task on the market now.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Draw a model's tasks, tensors and sizes, and whose they are."""
+    """Draw a model's tasks with their tensors, sizes and providers."""
     from nodewire.cli.picture.graph_svg import draw
 
     role = load_role(config) if config is not None else None

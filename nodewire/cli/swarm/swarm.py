@@ -20,7 +20,7 @@ app = typer.Typer(help="A swarm by a file: machines of people who know each othe
 
 @app.command()
 def key(json: Json = False) -> None:
-    """Print this machine's npubs, as a node and as who asks; the keys are made if there are none."""
+    """Print this machine's npubs, as a node and as a customer; the keys are made if there are none."""
     from nodewire.nostr.keys import Keys
 
     made = {}
@@ -38,12 +38,10 @@ def key(json: Json = False) -> None:
 @app.command()
 def new(
     node: Annotated[list[str], typer.Option(help="NPUB@HOST:PORT of a node, in the ring's order (repeat it).")],
-    customer: Annotated[list[str], typer.Option(help="NPUB of who may use it (may be repeated).")],
-    name: Annotated[str, typer.Option(help="What it is called.")] = "home",
-    model: Annotated[
-        str, typer.Option(help="Where each machine has its copy of the model's folder, or GGUF file.")
-    ] = "",
-    split: Annotated[str, typer.Option(help="The nodes' layers, such as 0-7,8-15; evenly if not given.")] = "",
+    customer: Annotated[list[str], typer.Option(help="NPUB of a customer (may be repeated).")],
+    name: Annotated[str, typer.Option(help="The swarm's name.")] = "home",
+    model: Annotated[str, typer.Option(help="The path of the model's folder or GGUF file on each machine.")] = "",
+    split: Annotated[str, typer.Option(help="The nodes' layers, such as 0-7,8-15 (default: shared evenly).")] = "",
     json: Json = False,
 ) -> None:
     """Print a swarm's file, to be put on every machine: `nodewire swarm new ... > swarm.toml`."""
@@ -79,7 +77,7 @@ def check(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Ask every node of a file whether it is there, goes by the same file, and holds the same model."""
+    """Check that every node of a file answers, goes by the same file, and holds the same model."""
     member = customer_of(file, split, key, state, None)
     found = asyncio.run(_asked(member))
     well = all(row["says"] == "" for row in found) and len({row["manifest"] for row in found}) == 1

@@ -24,22 +24,22 @@ SwarmAt = Annotated[
 ]  # fmt: skip
 Split = Annotated[
     str,
-    typer.Option(help="The layers of its nodes, such as 0-7,8-15, if the file does not say.", rich_help_panel=_PANEL),
+    typer.Option(help="The layers of its nodes, such as 0-7,8-15, if the file has none.", rich_help_panel=_PANEL),
 ]
 Key = Annotated[
     Path | None,
     typer.Option(
-        help="This machine's key file (default: what `nodewire swarm key` made).", rich_help_panel=_PANEL
+        help="This machine's key file (default: the one that `nodewire swarm key` made).", rich_help_panel=_PANEL
     ),
 ]  # fmt: skip
 State = Annotated[
     Path | None,
-    typer.Option(help="A folder for what is kept (default: in ~/.nodewire).", rich_help_panel=_PANEL),
+    typer.Option(help="A folder for this machine's state (default: in ~/.nodewire).", rich_help_panel=_PANEL),
 ]
 Lookahead = Annotated[
     int | None,
     typer.Option(
-        help="How far it runs ahead by guess (default: the file's; of `generate --local` 1).",
+        help="The distance to run ahead by guess (default: the file's; of `generate --local` 1).",
         min=1,
         max=MAX_LOOKAHEAD,
         rich_help_panel=_PANEL,

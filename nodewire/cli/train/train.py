@@ -40,12 +40,10 @@ class OuterBy(StrEnum):
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="The recipe, a TOML file.")],
-    data: Annotated[
-        Path, typer.Option(help="The file or folder with what is trained on; it leaves this machine encrypted.")
-    ],
+    data: Annotated[Path, typer.Option(help="The file or folder of training data; it leaves this machine encrypted.")],
     config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
     budget: Annotated[
-        str, typer.Option(help="Most that providers may get for it, such as 50000sat; routing fees come on top.")
+        str, typer.Option(help="The most that providers may get for it, such as 50000sat; routing fees come on top.")
     ] = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results (default: the recipe's name), or a .safetensors file.")
@@ -54,21 +52,25 @@ def train(
     start: Annotated[
         Path | None,
         typer.Option(
-            help="What the recipe starts from: a folder with weights (safetensors) and tokenizer.json, or a GGUF file."
+            help="The model that the recipe starts from: a folder with weights (safetensors) and tokenizer.json, or"
+            " a GGUF file."
         ),
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="A folder for the trained model as Hugging Face lays it out, adapters merged.")
     ] = None,
     outer: Annotated[
-        OuterBy, typer.Option(help="Who makes a round's outer step: this machine, or a provider that is paid for it.")
+        OuterBy,
+        typer.Option(help="The maker of a round's outer step: this machine, or a provider that is paid for it."),
     ] = OuterBy.SELF,
-    quote: Annotated[bool, typer.Option("--quote", help="Say what it would take and cost, and ask nobody.")] = False,
+    quote: Annotated[
+        bool, typer.Option("--quote", help="Print the resources and the price of the training, and ask nobody.")
+    ] = False,
     register: Annotated[
         bool, typer.Option("--register", help="Put the trained model on the market, with the customer's key.")
     ] = False,
     target_vram: Annotated[
-        str, typer.Option(help="With --register: most memory that one piece may need.")
+        str, typer.Option(help="The most memory that one piece may need (with --register).")
     ] = TARGET_VRAM,
     replace: Replace = False,
     closed: Annotated[
@@ -76,7 +78,7 @@ def train(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Train a model on strangers' machines, round by round. What was broken off goes on where it stood."""
+    """Train a model on strangers' machines, round by round. A training that broke off goes on where it stood."""
     customer, budget_msat = load_customer(config), parse_msat(budget) if budget else None
     read = read_recipe(recipe)
     data, start = data.resolve(), start and start.resolve()
@@ -136,7 +138,7 @@ def trainers(
     config: Annotated[Path, typer.Option("--config", "-c", help="A role's TOML file: relays.")],
     json: Json = False,
 ) -> None:
-    """List who trains: which families, for how much, with how much memory."""
+    """List the trainers with their families, prices and memory."""
     role = load_role(config)
     with naming(role.relays):
         market = asyncio.run(_market(role))

@@ -58,7 +58,7 @@ def _tensors(directory: Path) -> Mapping[str, StoredTensor]:
         if pickles:
             raise BadInput(
                 pickles[0].name,
-                "a pickle runs code as it is read, so it is not; take the model's folder with safetensors, "
+                "a pickle runs code as it is read, so it is not read. Take the model's folder with safetensors, "
                 f"or write its tensors to {WEIGHTS} where you trust it",
             )
         raise NotFound(WEIGHTS, f"not in {directory}")

@@ -165,8 +165,8 @@ def _check_data(journal: Journal, folder: Path, data: Path, sha256: str) -> None
     elif journal.fact("data", "") not in ("", sha256):
         raise NotAllowed(
             "--data",
-            f"{data} holds other data than the training in {folder} was begun with: give it those to go on; to train"
-            " on the new ones, give the recipe another name, or delete that folder with all that it owes",
+            f"{data} holds other data than the training in {folder} was begun with. Give it those to go on. To train on"
+            " the new ones, give the recipe another name, or delete that folder with all that it owes",
         )
 
 

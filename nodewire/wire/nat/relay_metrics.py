@@ -18,10 +18,10 @@ CONNECTIONS = gauge(
 )
 ENDED = counter(
     "nodewire_splice_requests_total",
-    "What came of connections: seen (told its address), dialled back, paired, gone, or the code of why refused.",
+    "Outcomes of connections: seen (told its address), dialled back, paired, gone, or the code of the refusal.",
     "outcome",
 )
-BYTES = counter("nodewire_splice_bytes_total", "Carried between the ends of pairs, both ways.")
+BYTES = counter("nodewire_splice_bytes_total", "Bytes carried between the ends of pairs, both ways.")
 FAMILIES = (CONNECTIONS, ENDED, BYTES)
 
 

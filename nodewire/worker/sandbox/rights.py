@@ -47,8 +47,8 @@ def lacking() -> list[str]:
 def refusal(layers: Iterable[str]) -> str:
     """The sentence for a worker that does not start because the kernel lacks `layers`."""
     return (
-        f"this kernel has no {' and no '.join(layers)}, so a worker cannot be confined fully;"
-        ' write sandbox = "weak" in [worker] to start it all the same (docs/explanation/sandbox.md has the price)'
+        f"this kernel has no {' and no '.join(layers)}, so a worker cannot be confined fully."
+        ' Write sandbox = "weak" in [worker] to start it all the same (docs/explanation/sandbox.md has the price)'
     )
 
 

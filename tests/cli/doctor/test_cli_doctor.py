@@ -122,7 +122,7 @@ async def test_metrics_that_others_can_read_are_warned_of(exposed):
     assert "password" not in await doctor._metrics(f"[::1]:{port}", state.parent / "another")
     async with endpoint.serving(endpoint.MetricsExposition("provider", "0.0.0.0:0")) as url:
         said = await doctor._metrics(url.removeprefix("http://").removesuffix(endpoint.PATH), state)
-    assert said.startswith("answers; whoever reaches that address can read")
+    assert said.startswith("answers; there is no password: at that address")
 
 
 async def test_metrics_that_do_not_answer_though_the_daemon_runs_are_a_fault(exposed):

@@ -167,8 +167,8 @@ class Fields:
             if value is not None:
                 raise BadTask(
                     name[:80],
-                    "a field that is not known, and could change what the model computes: take it out of the model's "
-                    "description if it does not",
+                    "an unknown field that could change the model's numbers. Take it out of the model's description if "
+                    "it does not",
                 )
 
 
