@@ -192,8 +192,8 @@ class Closings:
         providers = frozenset(known.request.plan.providers())
         wanted.append(Filter(kinds=frozenset({kinds.FEEDBACK, nip57.RECEIPT}), authors=providers, tags=about))
         found = await self._pool.fetch_all(wanted)
-        known.take(event for event in found if event.id in claims)  # first: a later one may be dated before it
-        known.take(event for event in found if event.id not in claims)
+        known.add(event for event in found if event.id in claims)  # first: a later one may be dated before it
+        known.add(event for event in found if event.id not in claims)
         return known
 
 
@@ -209,16 +209,16 @@ class _Records:
         self.receipts: dict[str, Receipt] = {}
         self.closings: dict[str, Closing] = {}
         self.zap_receipts = ZapReceipts(network)
-        self.take(events)
+        self.add(events)
 
-    def take(self, events: Iterable[Event]) -> None:
+    def add(self, events: Iterable[Event]) -> None:
         for event in sorted(events, key=lambda event: (event.created_at, event.id)):
             try:
-                self._take(event)
+                self._add(event)
             except BadInput:
                 continue
 
-    def _take(self, event: Event) -> None:
+    def _add(self, event: Event) -> None:
         if event.kind == nip57.RECEIPT:
             self.zap_receipts.note(event)
         elif event.kind == kinds.FEEDBACK and event.pubkey in self.request.plan.providers():

@@ -44,7 +44,7 @@ class Funds:
 def purchase(payments: JobPayments) -> tuple[Purchase, Planner]:
     """Its job is under way."""
 
-    async def gone(error):
+    async def find_absent(error):
         return set()
 
     async def nothing(*args):
@@ -52,7 +52,7 @@ def purchase(payments: JobPayments) -> tuple[Purchase, Planner]:
 
     made, planner = object.__new__(Purchase), Planner()
     running = {"is_open": True, "missed": set(), "cancel": lambda: None, "spent_msat": lambda: 0}
-    made._running = SimpleNamespace(payments=payments, gone=gone, end=payments.close, **running)
+    made._running = SimpleNamespace(payments=payments, find_absent=find_absent, end=payments.close, **running)
     made._done, made._gone, made._earlier, made._paying, made.timing = False, set(), [], None, JobTimes()
     made._terms = Terms(max_chunk_msat=10**6, max_total_msat=BUDGET_MSAT)
     made._busy, made._wish, made._patience, made._kind, made.manifest = [], None, 1, None, documents.manifest()
