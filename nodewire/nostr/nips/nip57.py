@@ -169,6 +169,19 @@ def build_receipt(keys: Keys, request: str, *, bolt11: str, paid_at_s: int, prei
     return sign(keys, RECEIPT, created_at=paid_at_s, tags=tags)
 
 
+def _check_copies(receipt: Event, request: ZapRequest) -> None:
+    """Check that the receipt's tags are those of the request that it answers."""
+    if receipt.values("p") != [request.recipient]:
+        raise BadZap("p", "the zap is for somebody else")
+    for name, wanted, required in (
+        ("P", request.sender, False),
+        ("e", request.event, True),
+        ("a", request.address, True),
+    ):
+        if (receipt.tag(name) is not None or required) and receipt.tag(name) != wanted:
+            raise BadZap(name, "not as the request has it")
+
+
 def check_receipt(
     receipt: Event,
     invoice: Invoice,
@@ -207,15 +220,9 @@ def check_receipt(
     request = parse_request(description, amount_msat=invoice.amount_msat, receipt_signer=receipt.pubkey)
     if hashlib.sha256(description.encode()).hexdigest() != invoice.description_hash:
         raise BadZap("description_hash", "the invoice is for another description")
-    if receipt.values("p") != [request.recipient] or request.recipient != recipient:
+    if request.recipient != recipient:
         raise BadZap("p", "the zap is for somebody else")
-    for name, wanted, required in (
-        ("P", request.sender, False),
-        ("e", request.event, True),
-        ("a", request.address, True),
-    ):
-        if (receipt.tag(name) is not None or required) and receipt.tag(name) != wanted:
-            raise BadZap(name, "not as the request has it")
+    _check_copies(receipt, request)
     preimage = receipt.tag("preimage")
     if preimage is not None and not _is_preimage(preimage, invoice.payment_hash):
         raise BadZap("preimage", "does not match the payment hash")
