@@ -138,7 +138,11 @@ class Echo:
         self.open_sessions.discard(session)
 
     def receive(self, session, frame):
-        meta = frame.meta
+        self._misbehave(frame.meta)
+        frames = self._answer(session, frame)
+        return [Frame(frame.edge, frame.seq, frame.tensors, {"sum": len(frame.tensors)})] if frames is None else frames
+
+    def _misbehave(self, meta):
         match meta.get("do"):
             case "raise":
                 raise ValueError("seven is not even")
@@ -160,6 +164,15 @@ class Echo:
                 self.hoard.clear()
             case "print":
                 print("hello from the worker\x1b[31m", flush=True)
+            case "start a thread":
+                thread = threading.Thread(target=lambda: None)
+                thread.start()
+                thread.join()
+
+    def _answer(self, session, frame):
+        """Frames other than an echo; None: the echo."""
+        meta = frame.meta
+        match meta.get("do"):
             case "repeat":
                 return [Frame(frame.edge, n, frame.tensors) for n in range(int(meta["times"]))]
             case "grow":
@@ -176,17 +189,18 @@ class Echo:
                 return [Frame(frame.edge, 0, (), dict(os.environ))]
             case "weights":
                 return [Frame(frame.edge, 0, (), {"bytes": b"".join(p.read_bytes() for p in self.weights)})]
-            case "start a thread":
-                thread = threading.Thread(target=lambda: None)
-                thread.start()
-                thread.join()
             case "probe":
-                try:
-                    PROBES[meta["what"]](meta.get("path"))
-                except OSError as error:
-                    return [Frame(frame.edge, 0, (), {"refused": error.errno})]
-                return [Frame(frame.edge, 0, (), {"refused": None})]
-        return [Frame(frame.edge, frame.seq, frame.tensors, {"sum": len(frame.tensors)})]
+                return [Frame(frame.edge, 0, (), {"refused": refusal(meta)})]
+        return None
+
+
+def refusal(meta):
+    """The number of the error that a probe meets; None: it is let through."""
+    try:
+        PROBES[meta["what"]](meta.get("path"))
+    except OSError as error:
+        return error.errno
+    return None
 
 
 def load(engine, program, weights, limits):
