@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -89,15 +89,27 @@ async def _always(said: Verdict) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Others in this process who read what the committee certifies; they ask no relay and no store for it."""
+
+    keep: Callable[[Event], None] = lambda event: None
+    """Gets each event that may be certified."""
+    keep_snapshot: Callable[[str, Snapshot], None] = lambda sha256, snapshot: None
+    """Gets, with its SHA-256, each snapshot that this oracle votes for."""
+
+
+NOBODY = Readers()
+
+
 class Oracle:
     """One oracle at work. `await run()` until cancelled.
 
     Args:
         seat: the oracle's secrets (`setup.load_seat`).
         journal: its record of what it has said; must outlive restarts.
-        keep: gets each event that may be certified: whoever reads it here later asks no relay.
-        keep_snapshot: gets, with its SHA-256, each snapshot that this oracle votes for: nobody here reads it again.
         counts: whether what a certified verdict says of a provider may be listed (`oracle.court.shares`).
+        readers: who else reads here what the committee certifies.
     """
 
     def __init__(
@@ -108,9 +120,8 @@ class Oracle:
         blobs: Blobs,
         journal: Journal,
         clock: Clock,
-        keep: Callable[[Event], None] = lambda event: None,
         counts: Callable[[Verdict], Awaitable[bool]] = _always,
-        keep_snapshot: Callable[[str, Snapshot], None] = lambda sha256, snapshot: None,
+        readers: Readers = NOBODY,
     ) -> None:
         oracle = committee.oracle(seat.keys.public)
         if oracle is None:
@@ -118,7 +129,7 @@ class Oracle:
         self._keys, self._share, self._index = seat.keys, seat.share, oracle.share_index
         self._committee, self._digest = committee, committee.digest()
         self._relays, self._blobs, self._journal, self._clock = relays, blobs, journal, clock
-        self._keep, self._counts, self._keep_snapshot = keep, counts, keep_snapshot
+        self._keep, self._counts, self._keep_snapshot = readers.keep, counts, readers.keep_snapshot
         self.figures = OracleFigures()
         self._asking: set[str] = set()
         self._fetching_commitments = asyncio.Semaphore(_BLOBS_TOGETHER)

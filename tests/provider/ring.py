@@ -14,13 +14,15 @@ from nodewire.protocol.job.chunk_close import Close
 from nodewire.protocol.job.plan import Assignment, Plan, Terms, Verification
 from nodewire.protocol.job.request import Request
 from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.provider.inference.job import JobRun
+from nodewire.provider.inference.job import JobPorts, JobRun
 from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.inference.statements import Statements
 from nodewire.provider.tasks.job_worker import JobWorker
 from nodewire.wire import Node
 from nodewire.wire.evidence.spool import Spool
+from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
 from tests.kinds.inprocess import Direct
 from tests.kinds.llama import load
@@ -88,13 +90,10 @@ class Ring:
             self.addresses[keys.public] = [await node.listen("127.0.0.1")]
             self.places[keys.public] = Place(keys, node, Spool(self.path / keys.public[:8], 10**8))
         self.member = Membership(
-            REQUEST,
-            self.plan,
+            JobChannelSpec(REQUEST, routes_of(self.manifest, self.plan), tape=Spool(self.path / "customer", 10**8)),
             self.manifest,
             self.customer,
             self.addresses,
-            grace_s=10.0,
-            tape=Spool(self.path / "customer", 10**8),
         )
         self.beside = [asyncio.create_task(work) for work in (self.follow(), self.member.follow_losses())]
         for provider in self.plan.providers():
@@ -128,13 +127,10 @@ class Ring:
             statements = Statements(place.keys, self.request, self.manifest, place.spool)
         tape = record = Record(statements or place.spool, REQUEST, self.manifest, self.lookahead)
         member = Membership(
-            REQUEST,
-            self.plan,
+            JobChannelSpec(REQUEST, routes_of(self.manifest, self.plan), grace_s=8.0, tape=tape),
             self.manifest,
             place.node,
             self.addresses,
-            grace_s=8.0,
-            tape=tape,
         )
         worker = self.worker
         if worker is None:
@@ -151,9 +147,7 @@ class Ring:
             mailbox=member.mailbox,
             worker=JobWorker(worker, self.manifest, {}),
             ledger=Ledger(":memory:"),
-            publish=self.published,
-            refuse=self.published,
-            commit=commit,
+            ports=JobPorts(self.published, self.published, commit),
             statements=statements,
             record=record,
         )

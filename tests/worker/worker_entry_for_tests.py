@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -154,12 +155,10 @@ class Echo:
                 time.sleep(3600)
             case "sleep":
                 time.sleep(meta["ms"] / 1_000)
-            case "hoard":
+            case "hoard" | "hoard python" as what:
+                make = bytearray if what == "hoard python" else partial(torch.ones, dtype=torch.uint8)
                 for _ in range(meta.get("times", 1)):
-                    self.hoard.append(torch.ones(int(meta["bytes"]), dtype=torch.uint8))
-            case "hoard python":
-                for _ in range(meta.get("times", 1)):
-                    self.hoard.append(bytearray(int(meta["bytes"])))
+                    self.hoard.append(make(int(meta["bytes"])))
             case "let go":
                 self.hoard.clear()
             case "print":

@@ -42,7 +42,7 @@ from nodewire.protocol.market.cached_price import WHOLE_PPM
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.provider.evidence.committer import Committer
 from nodewire.provider.evidence.store import KeptWork
-from nodewire.provider.inference.job import JobRun
+from nodewire.provider.inference.job import JobPorts, JobRun
 from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.inference.statements import Statements
 from nodewire.provider.tasks.job_worker import JobWorker
@@ -182,9 +182,7 @@ def make_market(
             mailbox=mailbox,
             worker=JobWorker(Direct(Loaded(manifest, actors)), manifest, {}, **finding),
             ledger=Ledger(":memory:"),
-            publish=publish,
-            refuse=publish,
-            commit=commit,
+            ports=JobPorts(publish, publish, commit),
             statements=statements,
             record=record,
         )
