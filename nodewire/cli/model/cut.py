@@ -97,11 +97,11 @@ def cut(folder: Path, asked: CutOptions, out: Path | None, say: Say = lambda _: 
 
         return split_encoder(folder, target, out, slots=slots, name=name)
     from nodewire.graph.registration.directory_splitter import split_directory
-    from nodewire.graph.registration.register import SMALLER
+    from nodewire.graph.registration.register import SMALLER, TaskOptions
 
-    groups, most = asked.expert_groups, asked.most
+    options = TaskOptions(slots=slots, expert_groups=asked.expert_groups)
     try:
-        return split_directory(folder, target, out, slots=slots, name=name, expert_groups=groups, most=most, say=say)
+        return split_directory(folder, target, out, name=name, options=options, most=asked.most, say=say)
     except OverMemory as error:
         if not error.reason.endswith(SMALLER):
             raise

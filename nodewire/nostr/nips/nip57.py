@@ -64,26 +64,34 @@ class Invoice:
 # Zap requests
 
 
+@dataclass(frozen=True, slots=True)
+class ZapTarget:
+    """Who is zapped, by which LNURL, and for what: an event's id, an address of events."""
+
+    recipient: str
+    lnurl: str | None = None
+    event: str | None = None
+    address: str | None = None
+
+
 def build_request(
     keys: Keys,
+    target: ZapTarget,
     *,
-    recipient: str,
     amount_msat: int,
     relays: Iterable[str],
     created_at: int,
-    lnurl: str | None = None,
-    event: str | None = None,
-    address: str | None = None,
     content: str = "",
     others: Iterable[Sequence[str]] = (),
 ) -> Event:
-    """A zap request by `keys`, for the callback of `recipient`'s LNURL. It passes `check_request` or is not built.
+    """A zap request by `keys`, for the callback of the recipient's LNURL. It passes `check_request` or is not built.
 
     Raises:
         BadZap: a clause of Appendix D does not hold.
     """
-    tags: list[Sequence[str]] = [["relays", *relays], ["amount", str(amount_msat)], ["p", recipient]]
-    tags += [[name, value] for name, value in (("lnurl", lnurl), ("e", event), ("a", address)) if value is not None]
+    tags: list[Sequence[str]] = [["relays", *relays], ["amount", str(amount_msat)], ["p", target.recipient]]
+    named = (("lnurl", target.lnurl), ("e", target.event), ("a", target.address))
+    tags += [[name, value] for name, value in named if value is not None]
     request = sign(keys, REQUEST, created_at=created_at, content=content, tags=[*tags, *others])
     check_request(request, amount_msat=amount_msat)
     return request
