@@ -51,12 +51,12 @@ class Ring:
     worker = None
     """A worker that has all tasks loaded; without one every provider computes where it stands."""
 
-    def __init__(self, folder, path, truth, *, policy, lookahead=1, width=1, depth=6, chance=0.8, at=None, chunk=CHUNK):
+    def __init__(self, folder, path, truth, *, policy, lookahead=1, width=1, at=None, chunk=CHUNK):
         """`at`: by task the number of its provider, where several are at one node."""
         self.registration = split_decoder(folder, 1_060_000, path / "split", slots=1, name="tiny")
         self.manifest = self.registration.manifest.model_copy(update={"chunk": chunk})
         self.path, self.policy, self.lookahead, self.make_guess = path, policy, lookahead, make_guessing
-        self.guess = {"guess": right_by(chance, truth), "depth": depth, "width": width}
+        self.guess = {"guess": right_by(0.8, truth), "depth": 6, "width": width}
         self.keys = [Keys(bytes([i + 1]) * 32) for i in range(len(self.manifest.tasks))]
         self.plan = Plan(
             manifest=self.manifest.digest(),

@@ -123,7 +123,7 @@ def _remedy(architecture: str, field: str) -> str:
 
 
 def _decoder(folder: Path, asked: CutOptions, out: Path | None) -> Registration:
-    from nodewire.llm.checkpoint.splitter import split_decoder
+    from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 
     made = split_decoder(
         folder,
@@ -132,10 +132,7 @@ def _decoder(folder: Path, asked: CutOptions, out: Path | None) -> Registration:
         slots=asked.slots,
         split=asked.split,
         name=asked.name,
-        context=asked.context,
-        dtype=asked.dtype,
-        kv=asked.kv,
-        lend=asked.lend,
+        options=DecoderOptions(context=asked.context, dtype=asked.dtype, kv=asked.kv, lend=asked.lend),
     )
     return _with_chat(made, folder, out)
 

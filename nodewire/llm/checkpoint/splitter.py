@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,26 @@ CONTEXT = 8_192
 """A session's positions, unless more are asked for or the model has fewer."""
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    """How a decoder's tasks compute."""
+
+    context: int | None = None
+    """Positions of a session: 8,192 or the model's own, unless given."""
+    chunk: int = 64
+    """Positions that are paid together."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """That of the arithmetic: the checkpoint's, as `Checkpoint.arithmetic` has it, unless given."""
+    kv: Literal["int8"] | None = None
+    """That of keys and values: as the arithmetic's, unless given."""
+    lend: bool = False
+    """Whether the first stage has the embedding and the last one the head: the driver needs neither, ids go around the
+    ring, and generations are greedy."""
+
+
+USUAL = DecoderOptions()
+
+
 def split_decoder(
     directory: Path,
     target_bytes: int | None,
@@ -39,24 +60,15 @@ def split_decoder(
     split: Sequence[Border] | int = (),
     kept: Collection[str] | None = None,
     name: str | None = None,
-    context: int | None = None,
-    chunk: int = 64,
-    dtype: Literal["float32", "bfloat16"] | None = None,
-    kv: Literal["int8"] | None = None,
-    lend: bool = False,
-    license: str = "",
+    options: DecoderOptions = USUAL,
 ) -> Registration:
     """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each with pages for `slots`
-    sessions of `context` positions (8,192 or the model's own, unless given), which any that fit share.
+    sessions, which any that fit share.
 
     Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
-    `dtype` is that of the arithmetic (the checkpoint's, as `Checkpoint.arithmetic` has it, unless given), `kv` that of
-    keys and values (as the arithmetic's, unless given).
     With a `split` the stages are these layers, each given by its first and its last, or so many, as even as can be:
     then there need be no target.
     `kept`: of all others than these tasks the weights are only hashed, not written.
-    With `lend` the first stage has the embedding and the last one the head: the driver needs neither, ids go around the
-    ring, and generations are greedy.
     Without `out` it is a dry run, which needs of the directory no more than config.json; a tokenizer that is not there
     counts for nothing.
 
@@ -67,13 +79,14 @@ def split_decoder(
     """
     checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config
-    dtype = dtype or checkpoint.arithmetic
+    kv, lend = options.kv, options.lend
+    dtype = options.dtype or checkpoint.arithmetic
     if kv is not None and dtype == "float32":
         raise BadInput(
             "kv", "8 bits are for arithmetic in bfloat16: what two nodes round apart is beyond float32's tolerance"
         )
     checkpoint = checkpoint.for_arithmetic(dtype)
-    positions = min(context or CONTEXT, config.max_position_embeddings)
+    positions = min(options.context or CONTEXT, config.max_position_embeddings)
 
     needs = Needs(config, slots, positions, dtype, kv, lend, len(checkpoint.tokenizer))
     driver_bytes, stage_bytes = needs.driver, needs.stage
@@ -93,7 +106,7 @@ def split_decoder(
         _plain(common)
         | ids
         | {
-            "chunk": chunk,
+            "chunk": options.chunk,
             "edge_prompt": "prompt",
             "edge_return": "return",
             "edge_hidden": "hidden.0",
@@ -153,15 +166,14 @@ def split_decoder(
     manifest = Manifest(
         name=_name(name or directory.resolve().name),
         mode="generate",
-        license=license,
         context=positions,
-        chunk=chunk,
+        chunk=options.chunk,
         tasks=tuple(tasks),
         edges=_edges(len(cuts), config, positions, dtype, lend=lend),
     )
     of = f" of {_mb(target_bytes)}" if target_bytes is not None else ""
     report = tuple(f"{task.name}: {_mb(task.memory_bytes)}{of} MB; {task.limit}" for task in tasks)
-    if context is None and positions < config.max_position_embeddings:
+    if options.context is None and positions < config.max_position_embeddings:
         report += (f"sessions have {positions} of the model's {config.max_position_embeddings} positions",)
     report += (checkpoint.note,) if checkpoint.note else ()
     parts = [
