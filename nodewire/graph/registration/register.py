@@ -126,9 +126,9 @@ def register(
     if dry_run or out is None:
         return made
     itself = parity.eager(model, said, calls.outputs)
-    calls = list(parity.others(said, [tensors_of(model, one) for one in shown]))
-    parity.check_again(itself, calls[0])
-    made = replace(made, report=(*made.report, parity.compare(made, itself, calls)))
+    tried = list(parity.others(said, [tensors_of(model, one) for one in shown]))
+    parity.check_again(itself, tried[0])
+    made = replace(made, report=(*made.report, parity.compare(made, itself, tried)))
     (Path(out) / MANIFEST).write_bytes(made.manifest.pack())
     return made
 

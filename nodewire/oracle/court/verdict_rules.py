@@ -112,11 +112,11 @@ def apply(what: Input, state: State) -> Step:
 
 def _with_record(record: VoteRecord, state: State) -> State:
     """The state that knows what this oracle has said, in the first ballot or the second."""
-    key = sample_of(record.ballot)
+    key = sample_of(record.key)
     case = state.cases.get(key)
     if case is None:
         return state
-    if record.ballot == key:
+    if record.key == key:
         return state.with_case(replace(case, said=True, verdict=record.verdict))
     return state.with_case(replace(case, said_again=True, second=record.verdict))
 
