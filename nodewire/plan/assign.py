@@ -149,12 +149,7 @@ def assign(
     left_out = {*terms.excluded, *(b.provider for b in busy)}
     offers = _offers(manifest, digest, snapshot, committee, terms, left_out)
     has_failed = any(node.pubkey in left_out and not committee.is_bond(node.bond_msat) for node in snapshot.nodes)
-    open_ = None if has_failed else open_task(seed, offers)
-    drawn = {
-        task.name: draw(seed, number, offers[task.name], is_open=task.name == open_)
-        for number, task in enumerate(manifest.tasks)
-        if task.name in offers
-    }
+    drawn = _draw_each(manifest, offers, seed, has_failed=has_failed)
     links = _links(manifest)
     placed = _place(manifest, drawn, links, terms)
     total_msat = sum(offer.price_msat for offer in placed.values())
@@ -192,6 +187,18 @@ def open_task(seed: bytes, offers: Mapping[str, Sequence[Offer]]) -> str | None:
         return None
     contested = [task for task, those in offers.items() if len({offer.bonded for offer in those}) == 2]
     return contested[q // UNBONDED_ONE_IN % len(contested)] if contested else None
+
+
+def _draw_each(
+    manifest: Manifest, offers: dict[str, list[Offer]], seed: bytes, *, has_failed: bool
+) -> dict[str, list[Offer]]:
+    """By task, the offers that are drawn. `has_failed`: an unbonded node did, so none gets a task by the same seed."""
+    open_ = None if has_failed else open_task(seed, offers)
+    return {
+        task.name: draw(seed, number, offers[task.name], is_open=task.name == open_)
+        for number, task in enumerate(manifest.tasks)
+        if task.name in offers
+    }
 
 
 def draw(seed: bytes, number: int, offers: Sequence[Offer], *, is_open: bool = False) -> list[Offer]:

@@ -84,13 +84,9 @@ class JobFactory:
         statements = Statements(self._keys, request, manifest, self._spool) if is_judged else None
         tape, generates = statements or self._spool, manifest.mode == "generate"
         record = Record(tape, request.id, manifest, plan.terms.lookahead) if generates else None
+        cached_ppm = ads[self._keys.public].cached_ppm
         context = JobContext(
-            self._keys,
-            request,
-            manifest,
-            job.params,
-            patience_s=self._patience_s,
-            cached_ppm=ads[self._keys.public].cached_ppm,
+            self._keys, request, manifest, job.params, patience_s=self._patience_s, cached_ppm=cached_ppm
         )
         worker = JobWorker(
             served.worker,
@@ -105,18 +101,14 @@ class JobFactory:
             self._figures.chunks += 1
             await self._proof.commit(plan, roots)
 
-        member = Membership(
-            JobChannelSpec(
-                request.id,
-                routes_of(manifest, plan),
-                grace_s=GRACE_S,
-                tape=record or tape,
-                keep_inputs=record is None,  # which is given them when they are computed
-            ),
-            manifest,
-            self._node,
-            {public: ad.wire for public, ad in ads.items()},
+        channel = JobChannelSpec(
+            request.id,
+            routes_of(manifest, plan),
+            grace_s=GRACE_S,
+            tape=record or tape,
+            keep_inputs=record is None,  # which is given them when they are computed
         )
+        member = Membership(channel, manifest, self._node, {public: ad.wire for public, ad in ads.items()})
         try:
             if self._withdrawals.has(request.customer, request.id):
                 raise NotAllowed("job", "withdrawn by the customer")
