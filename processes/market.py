@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -89,6 +89,36 @@ class Provider:
         return children(self.process.pid)
 
 
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What is on the market."""
+
+    models: Sequence[Model] = (Model(dtype=DECODER_DTYPE),)
+    holders: int = 2
+    """How many providers hold each piece."""
+    fewer: Mapping[str, int] = field(default_factory=dict)
+    """By task's name, how many hold it instead."""
+    slots: int = 4
+    """Sessions that every piece has room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSetup:
+    """How providers are started."""
+
+    dishonest: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """By a provider's number, the command to start it with instead of `nodewire`'s own."""
+    provider_lines: Callable[[Provider], Sequence[str]] = lambda provider: ()
+    """Further lines of a provider's file."""
+    worker_memory: str = "200MB"
+    bond_sats: int = 0
+    """What each provider locks with the simulated network as the holder; 0: there are no bonds."""
+
+
+USUAL_STOCK = Stock()
+USUAL_SETUP = ProviderSetup()
+
+
 class Market:
     """Relay, simulated Lightning network, four oracles, `providers` providers; one folder, gone with its caller's."""
 
@@ -97,35 +127,26 @@ class Market:
         folder: Path,
         *,
         providers: int,
-        holders: int = 2,
-        fewer: Mapping[str, int] | None = None,
-        models: Sequence[Model] = (Model(dtype=DECODER_DTYPE),),
-        dishonest: Mapping[int, Sequence[str]] | None = None,
+        stock: Stock = USUAL_STOCK,
+        setup: ProviderSetup = USUAL_SETUP,
         committee: Sequence[str] = (),
-        provider_lines: Callable[[Provider], Sequence[str]] = lambda provider: (),
-        worker_memory: str = "200MB",
-        bond_sats: int = 0,
-        slots: int = 4,
         epoch_s: float = EPOCH_S,
         program: Sequence[str] = NODEWIRE,
     ) -> None:
-        """`providers` may be 0: who serves is then added later. `fewer`: by task's name, how many hold it instead.
-        `dishonest`: by a provider's number, the command to start it with instead of `nodewire`'s own.
-        `committee`: further options of `committee create`. `provider_lines`: further lines of a provider's file.
-        `bond_sats`: what each provider locks with the simulated network as the holder; 0: there are no bonds.
-        `slots`: sessions that every piece has room for. `program`: what daemons are started with."""
+        """`providers` may be 0: who serves is then added later. `committee`: further options of `committee create`.
+        `program`: what daemons are started with."""
         self.folder = folder
         self.relay = self.blossom = self.simnet = self.committee = ""
         self.models: dict[str, dict[str, Any]] = {}
         """What `register` printed, by the model's name."""
         self.providers: dict[str, Provider] = {}
-        self._size, self._holders, self._wanted = providers, holders, models
-        self._fewer = dict(fewer or {})
-        self._dishonest = dict(dishonest or {})
+        self._size, self._holders, self._wanted = providers, stock.holders, stock.models
+        self._fewer = stock.fewer
+        self._dishonest = setup.dishonest
         self._committee_options = tuple(committee)
-        self._provider_lines = provider_lines
-        self._worker_memory = worker_memory
-        self._bond_sats, self._slots, self._program = bond_sats, slots, tuple(program)
+        self._provider_lines = setup.provider_lines
+        self._worker_memory = setup.worker_memory
+        self._bond_sats, self._slots, self._program = setup.bond_sats, stock.slots, tuple(program)
         self.epoch_s = epoch_s
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         """Every daemon's, by its name."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from processes.market import NODEWIRE, SIMNET, Market, Provider
+from processes.market import NODEWIRE, SIMNET, Market, Provider, ProviderSetup, Stock
 from processes.progress import say
 
 LEAST_MSAT = 7_001
@@ -33,9 +33,8 @@ class Trainers(Market):
         super().__init__(
             folder,
             providers=0,
-            models=(),
-            worker_memory=worker_memory,
-            provider_lines=lambda provider: ("pow_bits = 4",),
+            stock=Stock(models=()),
+            setup=ProviderSetup(provider_lines=lambda provider: ("pow_bits = 4",), worker_memory=worker_memory),
             program=program,
         )
         self._trainers, self._concurrency, self._train_lines = providers, concurrency, tuple(train_lines)

@@ -230,26 +230,17 @@ def apply(event: Step, book: HolderBook) -> HolderBook:
     """
     match event:
         case HolderSeat(node):
-            if book.node not in ("", node):
-                raise NotAllowed("node", "the holder has another")
-            return book if book.node else replace(book, node=node)
+            return _seat(node, book)
         case BondLock():
             return _lock(event, book)
         case BondRaise(bond, key, amount_msat, until_s):
             return _transition(book, bond, bonds.Raise(key, amount_msat, until_s))
-        case StatementStep(bond, until_s, text):
-            deposit = book.deposit(bond)
-            if deposit.statement == text:
-                return book
-            after = bonds.apply(bonds.HolderStatement(until_s), deposit.bond)
-            return _put(book, replace(deposit, bond=after, statement=text))
+        case StatementStep():
+            return _keep_statement(event, book)
         case UnbondRequest(bond, at_s, delay_s):
             return _transition(book, bond, bonds.Unbond(at_s, delay_s))
-        case BondRelease(bond, at_s):
-            before = book.deposit(bond).bond
-            after_book = _transition(book, bond, bonds.Free(at_s))
-            burnt_msat = before.remainder_msat if before.state == "slashed" else 0
-            return replace(after_book, pool_msat=book.pool_msat + burnt_msat) if burnt_msat else after_book
+        case BondRelease():
+            return _release(event, book)
         case VerdictStep():
             return _judge(event, book)
         case ZapQuote():
@@ -259,11 +250,39 @@ def apply(event: Step, book: HolderBook) -> HolderBook:
         case ClaimLapse():
             return _lapse(event, book)
         case RequestClosure(request, _):
-            pot = book.pots.get(request)
-            if pot is None or pot.is_closed:
-                return book
-            pots = book.pots.including(request, replace(pot, left_msat=0, is_closed=True))
-            return replace(book, pots=pots, pool_msat=book.pool_msat + pot.left_msat)
+            return _close(request, book)
+
+
+def _seat(node: str, book: HolderBook) -> HolderBook:
+    """The holder's Lightning node, which it has for good."""
+    if book.node not in ("", node):
+        raise NotAllowed("node", "the holder has another")
+    return book if book.node else replace(book, node=node)
+
+
+def _keep_statement(step: StatementStep, book: HolderBook) -> HolderBook:
+    deposit = book.deposit(step.bond)
+    if deposit.statement == step.event:
+        return book
+    after = bonds.apply(bonds.HolderStatement(step.until_s), deposit.bond)
+    return _put(book, replace(deposit, bond=after, statement=step.event))
+
+
+def _release(release: BondRelease, book: HolderBook) -> HolderBook:
+    """Of a slashed bond the pool gets what is left."""
+    before = book.deposit(release.bond).bond
+    after_book = _transition(book, release.bond, bonds.Free(release.at_s))
+    burnt_msat = before.remainder_msat if before.state == "slashed" else 0
+    return replace(after_book, pool_msat=book.pool_msat + burnt_msat) if burnt_msat else after_book
+
+
+def _close(request: str, book: HolderBook) -> HolderBook:
+    """What is left in the pot of a `request` goes to the pool."""
+    pot = book.pots.get(request)
+    if pot is None or pot.is_closed:
+        return book
+    pots = book.pots.including(request, replace(pot, left_msat=0, is_closed=True))
+    return replace(book, pots=pots, pool_msat=book.pool_msat + pot.left_msat)
 
 
 def settled(payment_hash: str, payer: str | None, at_s: int, book: HolderBook) -> HolderBook:

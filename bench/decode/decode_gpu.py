@@ -40,7 +40,7 @@ from nodewire.llm.kv import static_buffers
 from nodewire.llm.kv.batch_view import Chain, together
 from nodewire.llm.kv.sequence_cache import Lanes
 from nodewire.llm.layers.embedding_head import Vocabulary
-from nodewire.llm.layers.layers import Layers
+from nodewire.llm.layers.layers import Arithmetic, Layers
 from processes.progress import say
 
 STREAMS = (1, 32)
@@ -66,7 +66,13 @@ class Streams:
         self._vocabulary = Vocabulary(config, dtype, device, fill)
         positions = PROMPT + TOKENS
         self._layers = Layers(
-            config, 0, layers, positions=positions, block=BLOCK, dtype=dtype, device=device, fill=fill
+            config,
+            0,
+            layers,
+            positions=positions,
+            block=BLOCK,
+            arithmetic=Arithmetic(dtype=dtype, device=device),
+            fill=fill,
         )
         lanes = Lanes(config, layers, count, positions, dtype, device, beyond=True)
         self._lanes, self._device = [lanes.open() for _ in range(count)], device

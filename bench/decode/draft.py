@@ -22,7 +22,7 @@ import torch
 from bench.report import Report, run
 from nodewire.kind import Actor, Limits
 from nodewire.llm.checkpoint.loader import open_weights
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.driver import Driver, MakeDrafters
 from nodewire.llm.entry import load
 from nodewire.llm.programs.programs import DriverProgram
@@ -46,7 +46,7 @@ class Ring:
     """A driver and all layers in this process, under a clock of their own."""
 
     def __init__(self, folder: Path) -> None:
-        found = split_decoder(MODEL, 200_000_000, folder, slots=1, dtype="float32")
+        found = split_decoder(MODEL, 200_000_000, folder, slots=1, options=DecoderOptions(dtype="float32"))
         driver, *stages = found.manifest.tasks
         room = Limits(memory_bytes=2**31)
         path = found.blobs[driver.program.sha256]

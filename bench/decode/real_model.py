@@ -30,7 +30,7 @@ from nodewire.chat.folder import chat_template
 from nodewire.chat.renderer import Renderer
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.tokens.sampling_params import Sampling
-from processes.market import Market, Model
+from processes.market import Market, Model, ProviderSetup, Stock
 from processes.progress import say
 
 SUBJECTS = ("bread", "the moon", "a sorting algorithm", "Paris", "bicycles")
@@ -120,7 +120,12 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="real-model-") as folder:
         made = Model(file, TARGET, "smollm2", dtype="float32")
         async with (
-            Market(Path(folder), providers=4, holders=1, models=(made,), worker_memory="1500MB") as market,
+            Market(
+                Path(folder),
+                providers=4,
+                stock=Stock(models=(made,), holders=1),
+                setup=ProviderSetup(worker_memory="1500MB"),
+            ) as market,
             market.customer("ada") as customer,
         ):
             tasks = market.models["smollm2"]["tasks"]

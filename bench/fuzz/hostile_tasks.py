@@ -125,6 +125,12 @@ def argument(rng: random.Random, kind: str, name: str, known: list[str]) -> Any:
             return Ref(rng.choice(_LIKELY[name] if name in _LIKELY and rng.random() < 0.7 else known))
         case "int" | "Index":
             return Ref(rng.choice(("b", "large"))) if rng.random() < 0.1 else integer(rng)
+    return constant(rng, kind)
+
+
+def constant(rng: random.Random, kind: str) -> Any:
+    """A value of this kind that stands in the program itself; None for a kind that is not known."""
+    match kind:
         case "number":
             return rng.choice((*_FLOATS, integer(rng)))
         case "float":

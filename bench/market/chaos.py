@@ -43,7 +43,7 @@ from bench.report import Report, percentile, run, spread
 from bench.tools.jobs import PROMPTS, Generated, generate, references
 from nodewire import Customer
 from nodewire.protocol.job.request import Request
-from processes.market import DECODER, Market, Provider
+from processes.market import DECODER, Market, Provider, ProviderSetup
 from processes.progress import say
 
 PLAIN_MS = {95: 350.0}
@@ -203,7 +203,9 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
             part.add(document, arm, report.seed)
     with tempfile.TemporaryDirectory(prefix="nodewire-chaos-") as folder:
         lines = (f"lookahead = {options.lookahead}",)
-        async with Market(Path(folder), providers=options.providers, provider_lines=lambda provider: lines) as market:
+        async with Market(
+            Path(folder), providers=options.providers, setup=ProviderSetup(provider_lines=lambda provider: lines)
+        ) as market:
             prompts = PROMPTS[: 3 if report.quick else None]
             say("the same prompts in one process, for comparison")
             alone = await references(market, DECODER, prompts, tokens)

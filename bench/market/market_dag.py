@@ -36,7 +36,7 @@ from nodewire import Customer, NodewireError
 from nodewire.graph.reference import embed
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
 from nodewire.protocol.model.signature import Signature
-from processes.market import Market, Model
+from processes.market import Market, Model, ProviderSetup, Stock
 from processes.progress import say
 
 TRACED = (sys.executable, "-m", "bench.market.trace_provider")
@@ -90,10 +90,8 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
             Market(
                 Path(scratch, "market"),
                 providers=PROVIDERS,
-                holders=HOLDERS,
-                models=models,
-                worker_memory="500MB",
-                slots=8,
+                stock=Stock(models=models, holders=HOLDERS, slots=8),
+                setup=ProviderSetup(worker_memory="500MB"),
                 program=TRACED,
             ) as market,
             AsyncExitStack() as stack,

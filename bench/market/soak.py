@@ -34,7 +34,7 @@ from statistics import median
 from bench.report import Report, run, spread
 from bench.tools.jobs import PROMPTS, generate
 from bench.tools.task_counter import FOLDER, objects, tasks
-from processes.market import Market
+from processes.market import Market, ProviderSetup
 from processes.progress import say
 
 COUNTED = (sys.executable, "-m", "bench.tools.task_counter")
@@ -232,7 +232,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
             Path(root) / "market",
             providers=options.providers,
             committee=("--verify-rate", "20%"),
-            bond_sats=BOND_SATS,
+            setup=ProviderSetup(bond_sats=BOND_SATS),
             program=COUNTED,
         ) as market:
             try:

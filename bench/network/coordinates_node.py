@@ -11,7 +11,7 @@ from typing import Any
 import uvloop
 
 from nodewire.nostr.keys import Keys
-from nodewire.wire import Node, Patience
+from nodewire.wire import LinkPolicy, Node, Patience
 
 
 def _say(what: Any) -> None:
@@ -22,7 +22,7 @@ async def _main() -> None:
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     address, pace_s = sys.argv[1], float(sys.argv[2])
-    node = Node(Keys.generate(), patience=Patience(idle_heartbeat_s=pace_s), survey_s=pace_s)
+    node = Node(Keys.generate(), policy=LinkPolicy(patience=Patience(idle_heartbeat_s=pace_s)), survey_s=pace_s)
     host, _, port = address.rpartition(":")
     await node.listen(host, int(port))
     _say(node.public)

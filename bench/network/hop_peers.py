@@ -31,7 +31,7 @@ import uvloop
 from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.wire import JobChannelSpec, JobMailbox, Node, Route
+from nodewire.wire import JobChannelSpec, JobMailbox, LinkPolicy, Node, Route
 from nodewire.wire.shm import SameHost
 
 MOST_BYTES = 64 * 2**20
@@ -113,7 +113,7 @@ def _frame(edge: str, seq: int, given: torch.Tensor) -> Frame[Array]:
 
 def _node(arm: str) -> Node:
     keys = Keys.generate()
-    return Node(keys, beside=SameHost(keys) if arm == "shm" else None)
+    return Node(keys, policy=LinkPolicy(beside=SameHost(keys) if arm == "shm" else None))
 
 
 async def wire_listen(arm: str = "wire") -> None:

@@ -15,7 +15,7 @@ import uvloop
 from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.wire import JobChannelSpec, JobMailbox, Node, Patience, Route
+from nodewire.wire import JobChannelSpec, JobMailbox, LinkPolicy, Node, Patience, Route
 from nodewire.wire.link import link
 from nodewire.wire.transport.tcp import TcpTls
 
@@ -40,11 +40,11 @@ async def _ring(lines: asyncio.StreamReader) -> None:
     _say(keys.public)
     plan = await _heard(lines)
     index, ring = plan["index"], plan["ring"]
-    patience, transport = None, TcpTls()
+    patience, transport = Patience(), TcpTls()
     if not plan["is_hot"]:
         link.WARM_UP_BYTES = 0
         patience, transport = Patience(heartbeat_s=NEVER_S, silence_s=NEVER_S), TcpTls(congestion="cubic")
-    node = Node(keys, patience=patience, transport=transport)
+    node = Node(keys, policy=LinkPolicy(patience=patience, transport=transport))
     host, port = ring[index][1].split(":")
     await node.listen(host, int(port))
     _say("listening")

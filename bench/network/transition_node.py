@@ -32,7 +32,7 @@ from nodewire.protocol.job.plan import Assignment, Plan, Terms, Verification
 from nodewire.protocol.job.request import Request
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.provider.inference.job import JobRun
+from nodewire.provider.inference.job import JobPorts, JobRun
 from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.tasks.job_worker import JobWorker
 from nodewire.provider.tasks.loader import loaded_name
@@ -273,9 +273,7 @@ async def served(
         mailbox=mailbox,
         worker=worker,
         ledger=Ledger(":memory:"),
-        publish=nothing,
-        refuse=nothing,
-        commit=nothing,
+        ports=JobPorts(nothing, nothing, nothing),
         record=record,
     )
     listening = asyncio.create_task(run.listen())

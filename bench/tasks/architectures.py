@@ -19,7 +19,7 @@ from nodewire.graph.families import encoder_directory
 from nodewire.graph.families.builder import build
 from nodewire.graph.families.inputs import IMAGES, SEQUENCE, TARGET, Largest
 from nodewire.graph.registration.directory_splitter import compared, parts_of, trace_built
-from nodewire.graph.registration.register import split, volume
+from nodewire.graph.registration.register import TaskOptions, split, volume
 from nodewire.graph.trace.examples import BATCH, Signature
 from nodewire.graph.trace.reader import TracedModel
 from nodewire.kind import Registration
@@ -260,7 +260,7 @@ def cut(folder: Path, out: Path, largest: Largest, *, parts: int = 3) -> Cut:
     target = sum(w.nbytes for w in traced.program.weights) // parts
     while True:
         try:
-            made = split(traced, called, weights, target, out, name=folder.name, slots=1, license="")
+            made = split(traced, called, weights, target, out, name=folder.name, options=TaskOptions(slots=1))
             taken = time.monotonic() - exported
             return Cut(called, traced, made, exported - began, taken, compared(made, built, traced, weights))
         except OverMemory:

@@ -19,7 +19,7 @@ from bench.tasks.decode_model import WIDTH, write_large
 from bench.training.train_memory import status
 from nodewire.errors import NodewireError
 from nodewire.kind import Limits, Registration
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.protocol.model.kv_pages import pages_of
 from nodewire.protocol.model.manifest import Task
 from nodewire.protocol.tensors.frame import Array, Frame
@@ -36,7 +36,9 @@ def foreseen(name: str) -> dict[str, Any]:
     """A model's tasks at a card's size, four sessions of 8,192 positions: predicted bytes, and what is least."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(CONFIGS / f"{name}.json", Path(folder) / "config.json")
-        manifest = split_decoder(Path(folder), CARD_BYTES, None, slots=SESSIONS, context=CONTEXT).manifest
+        manifest = split_decoder(
+            Path(folder), CARD_BYTES, None, slots=SESSIONS, options=DecoderOptions(context=CONTEXT)
+        ).manifest
     weights = sum(blob.bytes for task in manifest.tasks for blob in task.weights)
     kv = SESSIONS * pages_of(CONTEXT) * sum(task.page_bytes for task in manifest.tasks)
     predicted = sum(task.memory_bytes for task in manifest.tasks)
@@ -56,7 +58,12 @@ async def measured(*, quick: bool) -> dict[str, dict[str, Any]]:
         folder = Path(name)
         write_large(folder / "model", QUICK_LAYERS if quick else LAYERS)
         made = split_decoder(
-            folder / "model", None, folder / "blobs", slots=SESSIONS, split=STAGES, context=context, dtype="bfloat16"
+            folder / "model",
+            None,
+            folder / "blobs",
+            slots=SESSIONS,
+            split=STAGES,
+            options=DecoderOptions(context=context, dtype="bfloat16"),
         )
         shutil.rmtree(folder / "model")
         return {task.name: await _stage(made, task, context) for task in made.manifest.tasks[1:]}

@@ -49,7 +49,7 @@ from bench.verification.recompute import FAULTS as FAULTS_FOLDER
 from nodewire.plan.policy import SHIPPED, minimum_bond_msat
 from nodewire.protocol.job.chunk import chunk_of
 from nodewire.protocol.model.manifest import Manifest
-from processes.market import DECODER, PRICE_MSAT, Market
+from processes.market import DECODER, PRICE_MSAT, Market, ProviderSetup, Stock
 from processes.progress import say
 
 CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied", "forged", "mistaken", "second", "colder")
@@ -115,11 +115,9 @@ async def cheat(
         async with Market(
             Path(folder),
             providers=PROVIDERS,
-            holders=HOLDERS,
-            fewer=FEWER if name in DRIVERS else None,
-            dishonest={CHEATER: launched},
+            stock=Stock(holders=HOLDERS, fewer=FEWER if name in DRIVERS else {}),
+            setup=ProviderSetup(dishonest={CHEATER: launched}, bond_sats=BOND_SATS),
             committee=("--verify-rate", rate),
-            bond_sats=BOND_SATS,
             epoch_s=epoch_s,
         ) as market:
             if (count_of := len(market.models["pycoder"]["tasks"])) != TASKS:

@@ -46,7 +46,7 @@ from bench.verification.honest import (
 )
 from bench.verification.recompute import read
 from nodewire.kind import Limits, Registration, TaskSession
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.tokens.sampling_params import parse_params
 from nodewire.protocol.encoding.byte_sizes import parse_size
@@ -169,7 +169,9 @@ async def quality(report: Report) -> dict[str, Any]:
     ]
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="nodewire-codecs-") as folder:
-        made = split_decoder(DECODER, parse_size(DECODER_TARGET), Path(folder), slots=2, dtype=DECODER_DTYPE)
+        made = split_decoder(
+            DECODER, parse_size(DECODER_TARGET), Path(folder), slots=2, options=DecoderOptions(dtype=DECODER_DTYPE)
+        )
         worker = await WorkerProcess.start("kinds.k8843_worker", Limits(2**30), readable=[Path(folder)])
         try:
             for task in made.manifest.tasks:

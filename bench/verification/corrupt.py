@@ -27,7 +27,7 @@ from nodewire import Customer, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.protocol import kinds
-from processes.market import Market, Model, Provider
+from processes.market import Market, Model, Provider, ProviderSetup, Stock
 from processes.progress import say
 
 CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied")
@@ -86,12 +86,10 @@ async def trials(count: int, rng: random.Random) -> list[Trial]:
         async with Market(
             Path(folder) / "market",
             providers=0,
-            models=[model],
+            stock=Stock(models=[model], slots=2 * TOGETHER),  # a job's seats are freed a while after it
             committee=("--verify-rate", "100%"),
-            worker_memory="100MB",
-            bond_sats=BOND_SATS,
+            setup=ProviderSetup(worker_memory="100MB", bond_sats=BOND_SATS),
             epoch_s=EPOCH_S,
-            slots=2 * TOGETHER,  # a job's seats are freed a while after it
         ) as market:
             tasks = [task["name"] for task in market.models[MODEL]["tasks"]]
             if len(tasks) != dag.TASKS:

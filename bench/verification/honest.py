@@ -42,7 +42,7 @@ from bench.tools.jobs import PROMPTS
 from bench.verification.recompute import FAULTS, Call, frame_of, read
 from nodewire.graph.registration.encoder_splitter import split_encoder
 from nodewire.kind import Registration
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.plan.sample import INSPECTED_PPM
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.job.chunk import Leaf, Opening, chunk_of, leaf_of
@@ -332,15 +332,15 @@ def models(folder: Path, *, quick: bool) -> list[Model]:
     """The decoder in both dtypes and with keys in 8 bits, and the encoder, cut as the demo cuts them."""
     made = []
     layers = tuple(range(0, 6, 2))
-    ways: dict[str, dict[str, Any]] = {
-        "decoder float32": {"dtype": "float32"},
-        "decoder bfloat16": {"dtype": "bfloat16"},
-        EIGHT: {"dtype": "bfloat16", "kv": "int8"},
+    ways = {
+        "decoder float32": DecoderOptions(dtype="float32"),
+        "decoder bfloat16": DecoderOptions(dtype="bfloat16"),
+        EIGHT: DecoderOptions(dtype="bfloat16", kv="int8"),
     }
-    for name, how in ways.items():
+    for name, options in ways.items():
         where = folder / name.replace(" ", "-")
         where.mkdir()
-        registered = split_decoder(DECODER, parse_size(DECODER_TARGET), where, slots=4, **how)
+        registered = split_decoder(DECODER, parse_size(DECODER_TARGET), where, slots=4, options=options)
         made.append(Model.of(name, where, registered, list(_sessions(quick=quick)), layers))
     where = folder / "encoder"
     where.mkdir()

@@ -32,7 +32,7 @@ from bench.tools.jobs import PROMPTS
 from bench.verification import leeway
 from bench.verification.honest import Key, Model, Openings, Setting
 from bench.verification.recompute import NOTHING_ALTERED, read
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.plan.sample import AUDITED_PPM, INSPECTED_PPM
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.job.chunk import Opening
@@ -96,7 +96,9 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
 
 def _model(folder: Path, dtype: Any, *, quick: bool) -> Model:
     folder.mkdir()
-    registered = split_decoder(DECODER, parse_size(DECODER_TARGET), folder, slots=4, dtype=dtype)
+    registered = split_decoder(
+        DECODER, parse_size(DECODER_TARGET), folder, slots=4, options=DecoderOptions(dtype=dtype)
+    )
     sessions = [
         ["prompt", prompt, {"max_tokens": 70 if quick else 200, "temperature": t, "top_p": 1.0, "seed": n, "stop": []}]
         for n, prompt in enumerate(PROMPTS[:2])

@@ -51,7 +51,7 @@ from nodewire.oracle.court.case import (
     start,
 )
 from nodewire.oracle.setup import create_committee, load_seat
-from nodewire.plan.assign import assign
+from nodewire.plan.assign import CertifiedEpoch, assign
 from nodewire.plan.sample import draw
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import commitment, oracle_round
@@ -293,7 +293,7 @@ class _Court:
             trusted=tuple(sorted(keys.public for keys in providers.values())),
         )  # fmt: skip
         plan = assign(
-            self.model.manifest, snapshot, body=body, beacon=self._hex(), committee=self.committee, terms=terms,
+            self.model.manifest, snapshot, epoch=CertifiedEpoch(self.committee, body, self._hex()), terms=terms,
             customer=customer.public,
         )  # fmt: skip
         tags, content = job.tags_and_content(

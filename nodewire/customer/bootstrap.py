@@ -21,6 +21,7 @@ from nodewire.pay.accounts.payer import Payer
 from nodewire.store.state_lock import sole_key
 from nodewire.store.sweep import sweeping
 from nodewire.wire.evidence.spool import Spool
+from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.measure import link_health_store
 from nodewire.wire.nat.rendezvous import Reach
 from nodewire.wire.node import Node
@@ -66,8 +67,10 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     private = config.wire.private or await are_private(config.relays)
     node = Node(
         keys,
-        beside=SameHost(keys) if config.wire.same_host else None,
-        transport=TcpTls(config.wire.congestion or None, allow_private=private),
+        policy=LinkPolicy(
+            transport=TcpTls(config.wire.congestion or None, allow_private=private),
+            beside=SameHost(keys) if config.wire.same_host else None,
+        ),
     )
     node.ladder = Reach(node, keys, pool, allow_private=config.wire.private)
     stack.push_async_callback(node.close)

@@ -47,6 +47,7 @@ from nodewire.swarm.member import SwarmCustomer, addresses
 from nodewire.swarm.record import ads
 from nodewire.wire.evidence.spool import Spool
 from nodewire.wire.link.link import Link
+from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.swarm.event_relay import LinkEventTransport
@@ -247,10 +248,12 @@ async def start(stack: AsyncExitStack, config: SwarmCustomer) -> Session:
 
     node = Node(
         keys,
-        admit=at.__contains__,
+        policy=LinkPolicy(
+            admit=at.__contains__,
+            transport=TcpTls(config.congestion or None, allow_private=True),
+            beside=SameHost(keys),
+        ),
         on_control=controlled,
-        beside=SameHost(keys),
-        transport=TcpTls(config.congestion or None, allow_private=True),
     )
     relaying.links = node
     stack.push_async_callback(node.close)

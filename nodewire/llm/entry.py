@@ -94,12 +94,8 @@ def stage_footprint(program: StageProgram) -> Footprint:
         program.config,
         program.first,
         program.last,
-        slots=program.slots,
-        positions=program.positions,
-        block=program.block,
-        dtype=program.dtype,
-        kv=program.kv,
-        ends=program.ends,
+        memory_estimate.LaneSpec(program.slots, program.positions, program.block, program.dtype, program.kv),
+        program.ends,
     )
 
 

@@ -24,7 +24,7 @@ from nodewire.llm.kv.prefix_cache import Chain, Prefixes
 from nodewire.llm.kv.sequence_cache import Lane, Lanes
 from nodewire.llm.layers import frame_checks
 from nodewire.llm.layers.embedding_head import Vocabulary
-from nodewire.llm.layers.layers import Layers
+from nodewire.llm.layers.layers import Arithmetic, Layers
 from nodewire.llm.programs.programs import StageProgram
 from nodewire.llm.stage_request import StageRequest, begin
 from nodewire.protocol.model.kv_pages import PAGE
@@ -61,8 +61,7 @@ class Stage:
             program.last,
             positions=program.positions,
             block=program.block,
-            dtype=self._dtype,
-            device=device,
+            arithmetic=Arithmetic(dtype=self._dtype, device=device),
             fill=fill,
         )
         self._ends = Vocabulary(program.config, self._dtype, device, fill, program.ends)

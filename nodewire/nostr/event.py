@@ -104,15 +104,20 @@ def parse(data: bytes | str | object, *, max_bytes: int = MAX_BYTES) -> Event:
     return event
 
 
+def _loaded(data: bytes | str, max_bytes: int) -> object:
+    """What stands in JSON that is not longer than an event may be."""
+    if (size := utf8_bytes(data)) > max_bytes:
+        raise TooLarge("event", f"{size} bytes, at most {max_bytes}")
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BadEvent("event", "not JSON") from error
+
+
 def parse_unverified(data: bytes | str | object, *, max_bytes: int = MAX_BYTES) -> Event:
     """As `parse`, without the check of id and signature; the caller checks with `verify`."""
     if isinstance(data, str | bytes):
-        if (size := utf8_bytes(data)) > max_bytes:
-            raise TooLarge("event", f"{size} bytes, at most {max_bytes}")
-        try:
-            data = orjson.loads(data)
-        except orjson.JSONDecodeError as error:
-            raise BadEvent("event", "not JSON") from error
+        data = _loaded(data, max_bytes)
     if not isinstance(data, dict):
         raise BadEvent("event", "not an object")
     for field, length in (("id", 64), ("pubkey", 64), ("sig", 128)):

@@ -174,6 +174,16 @@ class Link:
 
     # What the relay says
 
+    def _deliver(self, sub_id: str, event: Event, nbytes: int) -> None:
+        """Give `event`, that came in a message of `nbytes`, to who subscribed to it."""
+        entry = self._entries.get(sub_id)
+        if entry is None:
+            return  # sent before the relay read our CLOSE
+        if entry.listener.accept(event, nbytes):
+            self._note(events=self.status.events + 1)
+        else:
+            self._invalid("an event that is false, or was not asked for")
+
     def receive(self, data: str | bytes, *, max_bytes: int = nip01.MAX_MESSAGE_BYTES) -> None:
         try:
             message = nip01.parse_relay(data, max_bytes=max_bytes)
@@ -184,13 +194,7 @@ class Link:
             return
         match message:
             case RelayEvent(sub_id, event):
-                entry = self._entries.get(sub_id)
-                if entry is None:
-                    return  # sent before the relay read our CLOSE
-                if entry.listener.accept(event, len(data)):
-                    self._note(events=self.status.events + 1)
-                else:
-                    self._invalid("an event that is false, or was not asked for")
+                self._deliver(sub_id, event, len(data))
             case Eose(sub_id):
                 if (entry := self._entries.get(sub_id)) is not None:
                     entry.listener.stand(self.url, "eose", "")

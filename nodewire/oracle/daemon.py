@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -89,15 +89,27 @@ async def _always(said: Verdict) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Others in this process who read what the committee certifies; they ask no relay and no store for it."""
+
+    keep: Callable[[Event], None] = lambda event: None
+    """Gets each event that may be certified."""
+    keep_snapshot: Callable[[str, Snapshot], None] = lambda sha256, snapshot: None
+    """Gets, with its SHA-256, each snapshot that this oracle votes for."""
+
+
+NOBODY = Readers()
+
+
 class Oracle:
     """One oracle at work. `await run()` until cancelled.
 
     Args:
         seat: the oracle's secrets (`setup.load_seat`).
         journal: its record of what it has said; must outlive restarts.
-        keep: gets each event that may be certified: whoever reads it here later asks no relay.
-        keep_snapshot: gets, with its SHA-256, each snapshot that this oracle votes for: nobody here reads it again.
         counts: whether what a certified verdict says of a provider may be listed (`oracle.court.shares`).
+        readers: who else reads here what the committee certifies.
     """
 
     def __init__(
@@ -108,9 +120,8 @@ class Oracle:
         blobs: Blobs,
         journal: Journal,
         clock: Clock,
-        keep: Callable[[Event], None] = lambda event: None,
         counts: Callable[[Verdict], Awaitable[bool]] = _always,
-        keep_snapshot: Callable[[str, Snapshot], None] = lambda sha256, snapshot: None,
+        readers: Readers = NOBODY,
     ) -> None:
         oracle = committee.oracle(seat.keys.public)
         if oracle is None:
@@ -118,7 +129,7 @@ class Oracle:
         self._keys, self._share, self._index = seat.keys, seat.share, oracle.share_index
         self._committee, self._digest = committee, committee.digest()
         self._relays, self._blobs, self._journal, self._clock = relays, blobs, journal, clock
-        self._keep, self._counts, self._keep_snapshot = keep, counts, keep_snapshot
+        self._keep, self._counts, self._keep_snapshot = readers.keep, counts, readers.keep_snapshot
         self.figures = OracleFigures()
         self._asking: set[str] = set()
         self._fetching_commitments = asyncio.Semaphore(_BLOBS_TOGETHER)
@@ -241,17 +252,26 @@ class Oracle:
             self._do(action)
 
     def _do(self, action: Action) -> None:
+        match action:
+            case Derive(work):
+                self._spawn(self._derive(work))
+            case KeepSnapshot() | KeepVerdict() | KeepEvent() | KeepBlob():
+                self._keep_record(action)
+            case FetchEvents() | FetchCertificates() | FetchBlob():
+                self._look_up(action)
+            case SayInventory() | SayProposal() | SayVote() | PublishPartial():
+                self._say_once(action)
+            case SaySupply() | PublishCertificate() | PublishFault():
+                self._pass_on(action)
+
+    def _say_once(self, action: SayInventory | SayProposal | SayVote | PublishPartial) -> None:
+        """What an oracle may say but once of a round."""
         now_s = int(self._clock.time_s())
         until_s = self._committee.kept_until_s(now_s)
         match action:
             case SayInventory(document):
                 event, blob = oracle_round.build_inventory(self._keys, document, created_at=now_s, expires_at_s=until_s)
                 self._say("inventory", document.epoch, event, blob)
-            case Derive(work):
-                self._spawn(self._derive(work))
-            case KeepSnapshot(sha256, snapshot, blob):
-                self._keep_snapshot(sha256, snapshot)
-                self._spawn(self._put_if_absent(blob))
             case SayProposal(body, blob):
                 event = oracle_round.build_proposal(self._keys, body, created_at=now_s, expires_at_s=until_s)
                 self._say("proposal", body.epoch, event, blob)
@@ -261,6 +281,15 @@ class Oracle:
                     self._keys, self._digest, topic, x, created_at=now_s, expires_at_s=until_s
                 )
                 self._say("vote", int(topic.removeprefix("epoch/")), event, None)
+            case PublishPartial(body):
+                event = beacon.build(self._keys, body, self._index, self._share, created_at=now_s, expires_at_s=until_s)
+                self._say("partial", body.epoch, event, None)
+
+    def _pass_on(self, action: SaySupply | PublishCertificate | PublishFault) -> None:
+        """What others have signed, however often."""
+        now_s = int(self._clock.time_s())
+        until_s = self._committee.kept_until_s(now_s)
+        match action:
             case SaySupply(epoch, events):
                 for event in oracle_round.build_supply(
                     self._keys, self._digest, epoch, events, created_at=now_s, expires_at_s=until_s
@@ -271,15 +300,26 @@ class Oracle:
                 self._spawn(
                     self._publish(quorum_certificate.build(self._keys, one, created_at=now_s, expires_at_s=until_s))
                 )
-            case PublishPartial(body):
-                event = beacon.build(self._keys, body, self._index, self._share, created_at=now_s, expires_at_s=until_s)
-                self._say("partial", body.epoch, event, None)
             case PublishFault(fault):
                 _log.warning("oracle %s contradicts itself on %s", fault.oracle, fault.topic)
                 self.figures.faults += 1
                 self._spawn(self._publish(quorum_certificate.build_fault(self._keys, fault, created_at=now_s)))
+
+    def _keep_record(self, action: KeepSnapshot | KeepVerdict | KeepEvent | KeepBlob) -> None:
+        match action:
+            case KeepSnapshot(sha256, snapshot, blob):
+                self._keep_snapshot(sha256, snapshot)
+                self._spawn(self._put_if_absent(blob))
             case KeepVerdict(judged):
                 self._journal.keep_judged(self._digest, judged, self._state.epoch - JUDGED_EPOCHS)
+            case KeepEvent(event):
+                self._keep(event)
+                self._spawn(self._put(event.hashed()))
+            case KeepBlob(data):
+                self._spawn(self._put(data))
+
+    def _look_up(self, action: FetchEvents | FetchCertificates | FetchBlob) -> None:
+        match action:
             case FetchEvents(ids, is_urgent):
                 (self._urgent if is_urgent else self._strangers).add(ids)
             case FetchCertificates():
@@ -288,11 +328,6 @@ class Oracle:
                 self._spawn(self._fetch_blob(sha256, max_bytes))
             case FetchBlob(sha256, max_bytes):
                 self._spawn(self._fetch_in_turn(sha256, max_bytes))
-            case KeepEvent(event):
-                self._keep(event)
-                self._spawn(self._put(event.hashed()))
-            case KeepBlob(data):
-                self._spawn(self._put(data))
 
     def _say(self, saying: str, epoch: int, event: Event, blob: bytes | None) -> None:
         """Record, then publish, what may be said only once; after a restart that is what was recorded before."""

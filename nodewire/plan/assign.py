@@ -96,6 +96,16 @@ class Busy:
         return cls(said.id, said.provider)
 
 
+@dataclass(frozen=True, slots=True)
+class CertifiedEpoch:
+    """What a committee has certified of an epoch, and drawn for it."""
+
+    committee: Committee
+    body: Body
+    beacon: str
+    """Of the body, 64 hex digits."""
+
+
 class Offer(NamedTuple):
     """One node's offer for one task: price per chunk, certified speed, and its weight in the draw."""
 
@@ -110,17 +120,15 @@ def assign(
     manifest: Manifest,
     snapshot: Snapshot,
     *,
-    body: Body,
-    beacon: str,
-    committee: Committee,
+    epoch: CertifiedEpoch,
     terms: Terms,
     customer: str,
     k: int = 0,
     busy: Sequence[Busy] = (),
     manifest_digest: str | None = None,
 ) -> Plan:
-    """The plan. `body` is the certified body that cites `snapshot` (whose SHA-256 the caller has checked), `beacon` its
-    beacon (64 hex digits), `customer` a pubkey, `k` the redraw; `manifest_digest` saves hashing a manifest again.
+    """The plan. `epoch` cites `snapshot`, whose SHA-256 the caller has checked. `customer` is a pubkey, `k` the redraw;
+    `manifest_digest` saves hashing a manifest again.
 
     Raises:
         NoProvider: nobody offers a task under the terms; `field` is the task's name.
@@ -128,6 +136,7 @@ def assign(
         BadInput: snapshot, body and committee do not belong together, or k or busy is out of range.
         BadPlan: the terms narrow an edge that cannot be, or have a model sampled that answers tokens.
     """
+    body, beacon, committee = epoch.body, epoch.beacon, epoch.committee
     if not (snapshot.committee == body.committee == committee.digest() and snapshot.epoch == body.epoch):
         raise BadInput("snapshot", "not of this committee and epoch")
     if not 0 <= k < MAX_REDRAWS or len(busy) > MAX_BUSY:
@@ -140,12 +149,7 @@ def assign(
     left_out = {*terms.excluded, *(b.provider for b in busy)}
     offers = _offers(manifest, digest, snapshot, committee, terms, left_out)
     has_failed = any(node.pubkey in left_out and not committee.is_bond(node.bond_msat) for node in snapshot.nodes)
-    open_ = None if has_failed else open_task(seed, offers)
-    drawn = {
-        task.name: draw(seed, number, offers[task.name], is_open=task.name == open_)
-        for number, task in enumerate(manifest.tasks)
-        if task.name in offers
-    }
+    drawn = _draw_each(manifest, offers, seed, has_failed=has_failed)
     links = _links(manifest)
     placed = _place(manifest, drawn, links, terms)
     total_msat = sum(offer.price_msat for offer in placed.values())
@@ -183,6 +187,18 @@ def open_task(seed: bytes, offers: Mapping[str, Sequence[Offer]]) -> str | None:
         return None
     contested = [task for task, those in offers.items() if len({offer.bonded for offer in those}) == 2]
     return contested[q // UNBONDED_ONE_IN % len(contested)] if contested else None
+
+
+def _draw_each(
+    manifest: Manifest, offers: dict[str, list[Offer]], seed: bytes, *, has_failed: bool
+) -> dict[str, list[Offer]]:
+    """By task, the offers that are drawn. `has_failed`: an unbonded node did, so none gets a task by the same seed."""
+    open_ = None if has_failed else open_task(seed, offers)
+    return {
+        task.name: draw(seed, number, offers[task.name], is_open=task.name == open_)
+        for number, task in enumerate(manifest.tasks)
+        if task.name in offers
+    }
 
 
 def draw(seed: bytes, number: int, offers: Sequence[Offer], *, is_open: bool = False) -> list[Offer]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nodewire.errors import NodewireError
 from nodewire.nostr.event import Event
-from nodewire.plan.assign import Busy, assign
+from nodewire.plan.assign import Busy, CertifiedEpoch, assign
 from nodewire.protocol.committee import beacon as _beacon
 from nodewire.protocol.committee.beacon import BeaconPartial
 from nodewire.protocol.committee.committee import Committee
@@ -31,26 +31,35 @@ class PlanMismatch:
         return f"{self.path}: expected {self.expected}, found {self.found}"
 
 
+@dataclass(frozen=True, slots=True)
+class EpochEvidence:
+    """What a request shows of the epoch that its plan stands on, unchecked."""
+
+    certificate: Certificate
+    """Its votes are checked by `audit`."""
+    partials: Iterable[BeaconPartial]
+    """Of the beacon; those that prove nothing are passed over."""
+    snapshot_blob: bytes
+    """The blob that the plan cites, unread."""
+
+
 def audit(
     plan: Plan,
     *,
     customer: str,
     manifest: Manifest,
     committee: Committee,
-    certificate: Certificate,
-    partials: Iterable[BeaconPartial],
-    snapshot_blob: bytes,
+    evidence: EpochEvidence,
     busy: Sequence[Event] = (),
     manifest_digest: str | None = None,
 ) -> list[PlanMismatch]:
     """What is wrong with `plan`, carried by a request of `customer`; an empty list if it is the one that follows.
 
     Args:
-        certificate: of the plan's epoch; its votes are checked here.
-        partials: of the beacon; those that prove nothing are passed over.
-        snapshot_blob: the blob that the plan cites, unread.
+        evidence: of the plan's epoch.
         busy: the verified feedback events that the plan cites, in any order.
     """
+    certificate = evidence.certificate
     findings = list(_citations(plan, customer, manifest_digest or manifest.digest(), committee, certificate))
     snapshot: Snapshot | None = None
     beacon = plan.beacon
@@ -60,11 +69,11 @@ def audit(
     except NodewireError as error:
         findings.append(PlanMismatch("certificate", "a valid quorum certificate", str(error)))
     try:
-        beacon = _beacon.combine(committee, certificate.digest, partials)
+        beacon = _beacon.combine(committee, certificate.digest, evidence.partials)
     except NodewireError as error:
         findings.append(PlanMismatch("beacon", "2f+1 valid partials", str(error)))
     try:
-        snapshot = _snapshot.unpack(snapshot_blob, certificate.body.snapshot)
+        snapshot = _snapshot.unpack(evidence.snapshot_blob, certificate.body.snapshot)
     except NodewireError as error:
         findings.append(PlanMismatch("snapshot", certificate.body.snapshot, str(error)))
     try:
@@ -80,9 +89,7 @@ def audit(
         expected = assign(
             manifest,
             snapshot,
-            body=certificate.body,
-            beacon=beacon,
-            committee=committee,
+            epoch=CertifiedEpoch(committee, certificate.body, beacon),
             terms=plan.terms,
             customer=customer,
             k=plan.k,

@@ -26,6 +26,7 @@ from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.model.text_rules import text_blobs
 from nodewire.provider.admission.cancellations import Withdrawals
 from nodewire.provider.admission.checks import Admission, AdmittedJob
+from nodewire.provider.inference.job_factory import JobResources
 from nodewire.provider.inference.service import Provider
 from nodewire.provider.outage import Outage, disk_check, ledger_check
 from nodewire.provider.tasks.loader import specialize
@@ -34,6 +35,7 @@ from nodewire.swarm.file import SwarmFile
 from nodewire.swarm.member import SwarmProvider, addresses
 from nodewire.swarm.record import FileRecord
 from nodewire.wire.evidence.spool import Spool
+from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.swarm.event_relay import LinkEventTransport
@@ -128,10 +130,12 @@ async def start(
 
     node = Node(
         keys,
-        admit=members.__contains__,
+        policy=LinkPolicy(
+            admit=members.__contains__,
+            transport=TcpTls(config.congestion or None, allow_private=True),
+            beside=SameHost(keys),
+        ),
         on_control=controlled,
-        beside=SameHost(keys),
-        transport=TcpTls(config.congestion or None, allow_private=True),
     )
     relaying.links = node
     stack.push_async_callback(node.close)
@@ -141,17 +145,19 @@ async def start(
         [disk_check(config.state), ledger_check(ledger)], lambda: served.pause(is_paused=outage.cause is not None)
     )
     provider = Provider(
-        keys=keys,
+        JobResources(
+            keys=keys,
+            record=record,
+            node=node,
+            ledger=ledger,
+            admission=Admission(keys.public, ByFile(file), ledger, served.manifest, 0, file.lookahead),
+            withdrawals=Withdrawals(),
+            spool=spool,
+            proof=NoProof(spool),
+            patience_s=_PATIENCE_S,
+        ),
         relays=relaying,
-        record=record,
-        node=node,
-        ledger=ledger,
         held=served,
-        admission=Admission(keys.public, ByFile(file), ledger, served.manifest, 0, file.lookahead),
-        withdrawals=Withdrawals(),
-        spool=spool,
-        proof=NoProof(spool),
-        patience_s=_PATIENCE_S,
         outage=outage,
     )
     running = asyncio.create_task(provider.run())

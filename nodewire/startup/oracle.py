@@ -24,7 +24,7 @@ from nodewire.oracle.court.docket import Docket
 from nodewire.oracle.court.library import Library
 from nodewire.oracle.court.shares import Shares
 from nodewire.oracle.court.workbench import Workbench
-from nodewire.oracle.daemon import Oracle
+from nodewire.oracle.daemon import Oracle, Readers
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.pay import registry
@@ -37,6 +37,7 @@ from nodewire.store.blobs import Blobs
 from nodewire.store.state_lock import held
 from nodewire.store.sweep import YOUNG_S, sweeping
 from nodewire.verify.inquiry import Inquiry
+from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.measure import link_health_store
 from nodewire.wire.metrics import Links
 from nodewire.wire.nat.rendezvous import Reach
@@ -74,11 +75,12 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     if config.bonds is not None and wallet is not None:
         holder = registry.bond_holder(config.bonds.kind, wallet)
     shares = Shares(committee, pool, holder)
-    oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep, shares.counts, market.keep_snapshot)
+    readers = Readers(market.keep, market.keep_snapshot)
+    oracle = Oracle(seat, committee, pool, blobs, journal, clock, shares.counts, readers)
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
     private = await are_private(config.relays)
-    node = Node(seat.keys, beside=SameHost(seat.keys), transport=TcpTls(allow_private=private))
+    node = Node(seat.keys, policy=LinkPolicy(transport=TcpTls(allow_private=private), beside=SameHost(seat.keys)))
     node.ladder = Reach(node, seat.keys, pool)
     stack.push_async_callback(node.close)
     await stack.enter_async_context(link_health_store.kept(node.survey, config.state))
@@ -97,7 +99,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     stack.callback(swept.cancel)
     loads = (workbench.loaded, workbench.reference) if workbench is not None else (None, None)
     inquiry = Inquiry(market, pool, docket, node, installed(), *loads)
-    court = Court(seat.keys, committee, pool, market, docket, inquiry, journal, clock, oracle.expel)
+    court = Court(seat.keys, pool, market, docket, inquiry, journal, clock, oracle.expel)
 
     presenter = None
     if config.bonds is not None and holder is not None:

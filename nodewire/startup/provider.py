@@ -39,16 +39,17 @@ from nodewire.provider import metrics
 from nodewire.provider.admission.cancellations import Withdrawals
 from nodewire.provider.admission.checks import Admission, CertifiedPlanner
 from nodewire.provider.admission.free_chunks import FreeChunks
-from nodewire.provider.autoscale.bootstrap import open_following
+from nodewire.provider.autoscale.bootstrap import InstalledKinds, open_following
 from nodewire.provider.evidence.committer import Committer
 from nodewire.provider.evidence.grants import Grants
 from nodewire.provider.evidence.server import EvidenceServer, recall_from
 from nodewire.provider.evidence.store import KeptWork
-from nodewire.provider.evidence.verifier import JobVerifier
+from nodewire.provider.evidence.verifier import JobVerifier, VerifierPorts
 from nodewire.provider.inference.claim_retry import claim_again
+from nodewire.provider.inference.job_factory import JobResources
 from nodewire.provider.inference.proof import SPOOL_EPOCHS, CommitteeProof
 from nodewire.provider.inference.service import Provider
-from nodewire.provider.market.announcer import Announcer, describe, name_of
+from nodewire.provider.market.announcer import Announcer, Measurements, describe, name_of
 from nodewire.provider.market.bond import BondKeeper, check_bond
 from nodewire.provider.market.listener import open_wire
 from nodewire.provider.market.observer import Observer
@@ -64,6 +65,7 @@ from nodewire.training.fedstr.service import Fedstr
 from nodewire.training.provider.service import TrainingService
 from nodewire.training.provider_bootstrap import open_training
 from nodewire.wire.evidence.spool import Spool
+from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.measure import link_health_store
 from nodewire.wire.metrics import Links, SpoolCollector
 from nodewire.wire.node import Node
@@ -203,7 +205,7 @@ async def _open_inference(
     follower = None
     if config.specialize is not None:
         follower = await open_following(
-            stack, config, keys.public, pool, market, held, job_kinds, workers_on, profiled.speeds
+            stack, config, keys.public, pool, market, held, InstalledKinds(job_kinds, workers_on, profiled.speeds)
         )
     reporting = asyncio.create_task(queue_report.report(made))
     stack.callback(reporting.cancel)
@@ -232,18 +234,20 @@ async def _open_inference(
 
     recall = recall_from(kept, manifest_of)
     holding = EvidenceServer(keys, market.committee, spool, Grants(pool, market.committee).find_samples, recall)
-    judges = [oracle.pubkey for oracle in market.committee.oracles]
+    judges = frozenset(oracle.pubkey for oracle in market.committee.oracles)
     beside = SameHost(keys) if config.wire.same_host else None
     node = Node(
         keys,
         on_control=controlled,
         holder=holding.show,
-        judges=judges,
-        expect=market.lists,
-        beside=beside,
-        transport=TcpTls(
-            config.wire.congestion or None, allow_private=config.wire.private or await are_private(config.relays)
+        policy=LinkPolicy(
+            judges=judges,
+            transport=TcpTls(
+                config.wire.congestion or None, allow_private=config.wire.private or await are_private(config.relays)
+            ),
+            beside=beside,
         ),
+        expect=market.lists,
     )
     stack.push_async_callback(node.close)
     await stack.enter_async_context(link_health_store.kept(node.survey, config.state))
@@ -259,17 +263,8 @@ async def _open_inference(
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
     private = config.wire.private or all(map(is_private, wire))
     observer = Observer(node, market, allow_private=private)
-    announcer = Announcer(
-        keys,
-        pool,
-        market,
-        ad,
-        held,
-        bonding,
-        lambda: in_ms(node.survey.place.claim.at),
-        profiled.published,
-        observer.report,
-    )
+    measured = Measurements(lambda: in_ms(node.survey.place.claim.at), profiled.published, observer.report)
+    announcer = Announcer(keys, pool, market, ad, held, bonding, measured)
     meeting = asyncio.create_task(Acquaintance(node, market, allow_private=private).run())
     stack.callback(meeting.cancel)
     committing = Committer(keys, pool, market.blobs, market, kept)
@@ -280,11 +275,13 @@ async def _open_inference(
         node=node,
         job_kinds=job_kinds,
         held=held,
-        commit=committing.commit,
-        keep=holding.verified,
-        publish=publish_here,
-        is_paid=lambda request, chunk, epoch, number: is_share_paid(
-            holder, request, chunk, epoch, market.committee, number
+        ports=VerifierPorts(
+            commit=committing.commit,
+            keep=holding.verified,
+            publish=publish_here,
+            is_paid=lambda request, chunk, epoch, number: is_share_paid(
+                holder, request, chunk, epoch, market.committee, number
+            ),
         ),
     )
     outage = Outage(
@@ -303,19 +300,21 @@ async def _open_inference(
     services = [market.run, announcer.run, observer.run, committing.run, verifying.run]
     services += [one.run for one in (follower, presenter) if one is not None]
     provider = Provider(
-        keys=keys,
+        JobResources(
+            keys=keys,
+            record=market,
+            node=node,
+            ledger=ledger,
+            admission=admission,
+            withdrawals=withdrawals,
+            spool=spool,
+            proof=CommitteeProof(keys.public, kept, holding, committing, spool, market.committee),
+            patience_s=config.patience_s,
+            prefixes=config.prefixes,
+        ),
         relays=pool,
-        record=market,
-        node=node,
-        ledger=ledger,
         held=held,
-        admission=admission,
-        withdrawals=withdrawals,
-        spool=spool,
-        proof=CommitteeProof(keys.public, kept, holding, committing, spool, market.committee),
-        patience_s=config.patience_s,
         outage=outage,
-        prefixes=config.prefixes,
         beside=services,
     )
     ready = {

@@ -272,29 +272,9 @@ class Blobs:
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={part.size}-"} if part.size else {})
         try:
             async with self._http().get(f"{server}/{sha256}", headers=headers, allow_redirects=False) as response:
-                if response.status == 416 and part.size:  # there is nothing after what we have
-                    part.restart()
-                    raise LinkLost(server, "cannot resume")
-                if response.status not in (200, 206):
-                    raise _refusal(server, response)
-                if response.status == 200 or not _continues(response, part.size):
-                    part.restart()
-                if response.status == 206 and not _continues(response, part.size):
-                    raise LinkLost(server, "sent another range than was asked for")
-                if part.size + (response.content_length or 0) > cap:
-                    raise TooLarge("blob", f"{server} announces more than {cap} bytes")
+                _check_answer(server, response, cap, part)
                 part.sources.add(server)
-                came, since_s = 0, time.monotonic()
-                async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-                    if part.size + len(chunk) > cap:
-                        part.restart()
-                        raise TooLarge("blob", f"{server} sends more than {cap} bytes")
-                    part.write(chunk)
-                    came += len(chunk)
-                    if time.monotonic() > since_s + SLOW_S:
-                        if came < LEAST_BYTES_S * SLOW_S:
-                            raise TimedOut(server, f"it sends {came / SLOW_S:.0f} bytes a second")
-                        came, since_s = 0, time.monotonic()
+                await _receive(server, response, cap, part)
         except TimeoutError as error:
             raise TimedOut(server, "the server fell silent") from error
         except aiohttp.ClientError as error:
@@ -386,6 +366,36 @@ def _hash(blob: BlobRef | str) -> str:
 
 def _continues(response: aiohttp.ClientResponse, size: int) -> bool:
     return response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {size}-")
+
+
+def _check_answer(server: str, response: aiohttp.ClientResponse, cap: int, part: _Part) -> None:
+    """Check that the body goes on where `part` ends, and that both are at most `cap` bytes; else `part` restarts."""
+    if response.status == 416 and part.size:  # there is nothing after what we have
+        part.restart()
+        raise LinkLost(server, "cannot resume")
+    if response.status not in (200, 206):
+        raise _refusal(server, response)
+    if response.status == 200 or not _continues(response, part.size):
+        part.restart()
+    if response.status == 206 and not _continues(response, part.size):
+        raise LinkLost(server, "sent another range than was asked for")
+    if part.size + (response.content_length or 0) > cap:
+        raise TooLarge("blob", f"{server} announces more than {cap} bytes")
+
+
+async def _receive(server: str, response: aiohttp.ClientResponse, cap: int, part: _Part) -> None:
+    """Write the body to `part` as it comes, no more than `cap` bytes and no slower than `LEAST_BYTES_S`."""
+    came, since_s = 0, time.monotonic()
+    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+        if part.size + len(chunk) > cap:
+            part.restart()
+            raise TooLarge("blob", f"{server} sends more than {cap} bytes")
+        part.write(chunk)
+        came += len(chunk)
+        if time.monotonic() > since_s + SLOW_S:
+            if came < LEAST_BYTES_S * SLOW_S:
+                raise TimedOut(server, f"it sends {came / SLOW_S:.0f} bytes a second")
+            came, since_s = 0, time.monotonic()
 
 
 def _refusal(server: str, response: aiohttp.ClientResponse) -> NodewireError:

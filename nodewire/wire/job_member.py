@@ -9,13 +9,11 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, first_of
-from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.wire.job.channel_spec import JobChannelSpec
-from nodewire.wire.job.mailbox import Tape
-from nodewire.wire.job.routes import routes_of
 from nodewire.wire.link.persistent_link import KeptLink
 from nodewire.wire.node import Node
 
@@ -32,28 +30,25 @@ class Membership:
 
     def __init__(
         self,
-        request: str,
-        plan: Plan,
+        channel: JobChannelSpec,
         manifest: Manifest,
         node: Node,
         addresses: Mapping[str, Sequence[str]],
         *,
-        grace_s: float,
-        tape: Tape,
-        keep_inputs: bool = False,
         noticed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`addresses` of providers; `noticed` is called when a link is lost.
+        """`channel` of the job, of which this object has the lost members; `addresses` of providers; `noticed` is
+        called when a link is lost.
 
         Raises:
             NotAllowed: the job is open here already.
         """
         # Only a generation outlives its links; a call of another model is made again.
         self.relinks = manifest.mode == "generate"
-        self.routes = routes_of(manifest, plan)
+        self.routes = channel.routes
         self.missed: set[str] = set()
         """Members that this node itself found to be gone."""
-        self._request = request
+        self._request = channel.request
         self._node = node
         self._addresses = addresses
         self._noticed = noticed
@@ -62,16 +57,7 @@ class Membership:
         """Lost, and perhaps well."""
         self._returns: Counter[str] = Counter()
         self._kept: dict[str, KeptLink] = {}
-        self.mailbox = node.open_job(
-            JobChannelSpec(
-                request,
-                self.routes,
-                on_lost=self._lost if self.relinks else None,
-                grace_s=grace_s,
-                tape=tape,
-                keep_inputs=keep_inputs,
-            )
-        )
+        self.mailbox = node.open_job(replace(channel, on_lost=self._lost if self.relinks else None))
 
     async def link(self, peer: str) -> None:
         """Reach a member, and again whenever its link is lost while a generation goes on.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from nodewire.errors import NodewireError
@@ -18,60 +17,42 @@ from nodewire.wire.job.liveness_query import Presence
 from nodewire.wire.job.mailbox import CANCEL, ERROR, RESUME, JobMailbox
 from nodewire.wire.job.registry import Jobs
 from nodewire.wire.link.happy_eyeballs import Way
-from nodewire.wire.link.link import Link, Patience, Rung
-from nodewire.wire.link.link_manager import Ladder, Links
+from nodewire.wire.link.link import Link, Rung
+from nodewire.wire.link.link_manager import ANYBODY, Ladder, LinkPolicy, Links
 from nodewire.wire.link.persistent_link import KeptLink
 from nodewire.wire.measure.survey import PACE_S, Survey
-from nodewire.wire.transport.tcp import Beside, Transport
 
 
 class Node:
     """Listens, dials, and keeps at most one link to each peer.
 
-    `admit(public key)` says who may link to us; `on_control(peer, document)` is given what is no open job's; `holder`
-    decides what those who pull get. However many others there are, `judges` may link and pull. `expect(public key)`:
-    who may have us meet it at a splice, beside `judges` and who is in a job with us. `beside` is a way to peers that is
-    tried before their addresses; `ladder`, once set, knows the ways to peers that no address leads to.
+    `on_control(peer, document)` is given what is no open job's; `holder` decides what those who pull get, of whom the
+    policy's judges may at any time. `expect(public key)`: who may have us meet it at a splice, beside the judges and
+    who is in a job with us. `ladder`, once set, knows the ways to peers that no address leads to.
     """
 
     def __init__(
         self,
         keys: Keys,
         *,
-        admit: Callable[[str], bool] = lambda peer: True,
         on_control: Callable[[str, Document], None] = lambda peer, document: None,
         holder: Holder | None = None,
-        judges: Collection[str] = (),
         expect: Callable[[str], bool] = lambda peer: False,
-        patience: Patience | None = None,
-        transport: Transport | None = None,
-        beside: Beside | None = None,
-        unix_s: Callable[[], float] = time.time,
+        policy: LinkPolicy = ANYBODY,
         survey_s: float = PACE_S,
     ) -> None:
         """`survey_s`: how often links are looked at, in seconds (`survey`)."""
         self.public = keys.public
-        self.survey = Survey(keys.public, pace_s=survey_s, unix_s=unix_s)
-        patience, judges = patience or Patience(), frozenset(judges)
-        self._admit = admit
+        self.survey = Survey(keys.public, pace_s=survey_s, unix_s=policy.unix_s)
+        self._admit = policy.admit
         self._on_control = on_control
-        self._judges = judges
+        self._judges = policy.judges
         self._expect = expect
-        self._pulls = Pulls(self, holder, judges)
-        self._jobs = Jobs(self, patience.early_s)
+        self._pulls = Pulls(self, holder, policy.judges)
+        self._jobs = Jobs(self, policy.patience.early_s)
         self._presence = Presence(self._jobs.get)
         self._pacing = LatencyQuery(self._jobs.get)
-        self._links = Links(
-            keys,
-            self,
-            self._linked,
-            admit=admit,
-            judges=judges,
-            patience=patience,
-            transport=transport,
-            beside=beside,
-            unix_s=unix_s,
-        )
+        self._links = Links(keys, self, self._linked, policy)
         # Frames come and go without a stop here.
         self.open_link = self._links.open.get
         self.data_begins, self.data_ends, self.credit = self._jobs.data_begins, self._jobs.data_ends, self._jobs.credit

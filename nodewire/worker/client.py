@@ -19,7 +19,7 @@ from nodewire.worker.calls import NO_TURN, Calls
 from nodewire.worker.counters import Figures
 from nodewire.worker.ipc.arena import aligned
 from nodewire.worker.joined_frames import JoinedBytes, JoinedFrames
-from nodewire.worker.session import ProcessSession
+from nodewire.worker.session import CallRules, ProcessSession
 from nodewire.worker.spawn import SpawnedWorker, spawn
 
 ARENA_BYTES = 256 * 2**20
@@ -141,17 +141,13 @@ class WorkerProcess:
         self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN
     ) -> ProcessSession:
         is_joined = len(turn.together) > 1
-        opened = ProcessSession(
-            self._calls,
-            task,
-            session,
-            turn,
-            codings,
+        rules = CallRules(
             limit_s=self._call_timeout_s,
             batches=self._batching.get(task, 0),
             block=self._blocks.get(task, 0),
             joined_frames=JoinedFrames(self._joined_bytes, turn.together, turn.customer) if is_joined else None,
         )
+        opened = ProcessSession(self._calls, task, session, turn, codings, rules)
         await opened.open(params)
         return opened
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from nodewire.errors import NotFound, WorkerFailed
 from nodewire.kind import Params, Turn
@@ -13,6 +14,20 @@ from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.tensors.position_split import cut, joined
 from nodewire.worker.calls import Calls, check_frame, likeness
 from nodewire.worker.joined_frames import JoinedFrames
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """How a session's calls are computed."""
+
+    limit_s: float
+    """What a call may take."""
+    batches: int
+    """In how many of their first dimensions calls that are computed together may differ; 0 where none are."""
+    block: int
+    """How many positions are computed at once, longer frames are cut; 0 where none are."""
+    joined_frames: JoinedFrames | None
+    """Of a task whose calls are made of the frames of several edges."""
 
 
 class ProcessSession:
@@ -25,20 +40,13 @@ class ProcessSession:
         session: str,
         turn: Turn,
         codings: Codings,
-        *,
-        limit_s: float,
-        batches: int,
-        block: int,
-        joined_frames: JoinedFrames | None,
+        rules: CallRules,
     ) -> None:
-        """`batches`: in how many of their first dimensions calls that are computed together may differ; 0 where none
-        are. `block`: how many positions are computed at once, longer frames are cut; 0 where none are.
-        `joined_frames`: of a task whose calls are made of the frames of several edges."""
         self._calls = calls
         self._turn, self._codings = turn, codings
-        self._limit_s = limit_s
-        self._batches, self._block = batches, block
-        self._joined_frames = joined_frames
+        self._limit_s = rules.limit_s
+        self._batches, self._block = rules.batches, rules.block
+        self._joined_frames = rules.joined_frames
         self._place = {"task": task, "session": session}
         self._parts: asyncio.Lock | None = None
         """Held while a frame is computed in parts: what comes after it is computed after it."""

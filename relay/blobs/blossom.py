@@ -50,51 +50,62 @@ def add_routes(
     work: Budget,
 ) -> None:
     """Serve `shelf` from the root of `app`; `http_url()` is the prefix of its URLs. Downloads are charged to `work`."""
-    limits = config.blob_limits
-    uploads, downloads = Slots("uploads", limits.uploads, counts), Slots("downloads", limits.downloads, counts)
-    shares = Budget(limits.address_bytes / limits.kept_s, limits.address_bytes, time.monotonic)
+    counter = _Counter(shelf, config, http_url, clock, counts, work)
+    app.middlewares.append(_errors_as_json)
+    app.router.add_put("/upload", counter.upload)
+    app.router.add_head("/upload", counter.may_upload)
+    for path in (f"/{_HASH}", f"/{_HASH}.{{extension:[A-Za-z0-9]{{1,16}}}}"):
+        app.router.add_get(path, counter.fetch)  # and HEAD
+        app.router.add_delete(path, counter.delete)
+    app.router.add_get("/list/{pubkey:[0-9a-f]{64}}", counter.list)
 
-    def longest_s(size: int) -> float:
-        return 2 * limits.stall_s + size / limits.least_bytes_s
 
-    def described(blob: Blob) -> dict[str, object]:
-        url = f"{http_url()}/{blob.sha256}.bin"
-        return {
-            "url": url,
-            "sha256": blob.sha256,
-            "size": blob.bytes,
-            "type": blob.type,
-            "uploaded": blob.uploaded_at_s,
-        }
+class _Counter:
+    """Where blobs are handed in and out: one method for each route."""
 
-    async def glanced(request: web.Request) -> None:
-        await working.pay(work, origin_of(address_of(request, config.proxies)), working.GLANCE, counts)
+    def __init__(
+        self,
+        shelf: Shelf,
+        config: Config,
+        http_url: Callable[[], str],
+        clock: Callable[[], float],
+        counts: Counts,
+        work: Budget,
+    ) -> None:
+        self._shelf, self._config, self._http_url, self._clock = shelf, config, http_url, clock
+        self._counts, self._work = counts, work
+        limits = config.blob_limits
+        self._limits = limits
+        self._uploads = Slots("uploads", limits.uploads, counts)
+        self._downloads = Slots("downloads", limits.downloads, counts)
+        self._shares = Budget(limits.address_bytes / limits.kept_s, limits.address_bytes, time.monotonic)
 
-    async def upload(request: web.Request) -> web.StreamResponse:
-        grant = authorized(request, "upload", int(clock()), config)
-        address = address_of(request, config.proxies)
+    async def upload(self, request: web.Request) -> web.StreamResponse:
+        limits, shares = self._limits, self._shares
+        grant = authorized(request, "upload", self._now_s(), self._config)
+        address = address_of(request, self._config.proxies)
         origin, size = origin_of(address), request.content_length
         if size is not None and size > shares.available(origin):
             raise TooLarge("quota", _SHARE)
-        await working.pay(work, origin, working.UPLOAD, counts)
+        await working.pay(self._work, origin, working.UPLOAD, self._counts)
         chunks = _charged(_read(request, limits), shares, origin, limits.least_blob_bytes)
         type_ = request.content_type[:100]
-        async with uploads.one(address, longest_s(min(size or limits.blob_bytes, limits.blob_bytes))):
-            blob = await shelf.take(chunks, size, grant.pubkey, set(grant.values("x")), type_, int(clock()))
-        return web.json_response(described(blob))
+        async with self._uploads.one(address, self._longest_s(min(size or limits.blob_bytes, limits.blob_bytes))):
+            blob = await self._shelf.take(chunks, size, grant.pubkey, set(grant.values("x")), type_, self._now_s())
+        return web.json_response(self._described(blob))
 
-    async def may_upload(request: web.Request) -> web.StreamResponse:
-        await glanced(request)
-        grant = authorized(request, "upload", int(clock()), config)
+    async def may_upload(self, request: web.Request) -> web.StreamResponse:
+        await self._glanced(request)
+        grant = authorized(request, "upload", self._now_s(), self._config)
         size = request.headers.get("X-Content-Length", "")
         if not (size.isascii() and size.isdecimal() and len(size) <= 16):
             raise BadInput("X-Content-Length", "not a number of bytes")
-        shelf.fits(int(size), grant.pubkey)
+        self._shelf.fits(int(size), grant.pubkey)
         return web.Response()
 
-    async def fetch(request: web.Request) -> web.StreamResponse:
-        blob = shelf.use(request.match_info["sha256"], int(clock()))
-        address = address_of(request, config.proxies)
+    async def fetch(self, request: web.Request) -> web.StreamResponse:
+        blob = self._shelf.use(request.match_info["sha256"], self._now_s())
+        address = address_of(request, self._config.proxies)
         headers = {
             "Content-Type": blob.type,
             "Cache-Control": "public, max-age=31536000, immutable",
@@ -105,34 +116,45 @@ def add_routes(
         }
 
         async def pay(nbytes: int) -> None:
-            await working.pay(work, origin_of(address), working.of_download(nbytes), counts)
+            await working.pay(self._work, origin_of(address), working.of_download(nbytes), self._counts)
 
-        async with downloads.one(address, longest_s(blob.bytes)):
-            return await downloading.send(request, shelf.path(blob.sha256), headers, pay)
+        async with self._downloads.one(address, self._longest_s(blob.bytes)):
+            return await downloading.send(request, self._shelf.path(blob.sha256), headers, pay)
 
-    async def delete(request: web.Request) -> web.StreamResponse:
-        await glanced(request)
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        await self._glanced(request)
         sha256 = request.match_info["sha256"]
-        grant = authorized(request, "delete", int(clock()), config, sha256)
-        shelf.find(sha256)
-        if not await shelf.drop(sha256, grant.pubkey):
+        grant = authorized(request, "delete", self._now_s(), self._config, sha256)
+        self._shelf.find(sha256)
+        if not await self._shelf.drop(sha256, grant.pubkey):
             return _error(403, "you did not upload this blob")
         return web.Response()
 
-    async def list_(request: web.Request) -> web.StreamResponse:
-        await glanced(request)
+    async def list(self, request: web.Request) -> web.StreamResponse:
+        await self._glanced(request)
         since_s = _seconds(request.query.get("since", "0"))
         until_s = _seconds(request.query.get("until", "9" * 15))
-        blobs = shelf.list(request.match_info["pubkey"], since_s, until_s)
-        return web.json_response([described(blob) for blob in blobs])
+        blobs = self._shelf.list(request.match_info["pubkey"], since_s, until_s)
+        return web.json_response([self._described(blob) for blob in blobs])
 
-    app.middlewares.append(_errors_as_json)
-    app.router.add_put("/upload", upload)
-    app.router.add_head("/upload", may_upload)
-    for path in (f"/{_HASH}", f"/{_HASH}.{{extension:[A-Za-z0-9]{{1,16}}}}"):
-        app.router.add_get(path, fetch)  # and HEAD
-        app.router.add_delete(path, delete)
-    app.router.add_get("/list/{pubkey:[0-9a-f]{64}}", list_)
+    async def _glanced(self, request: web.Request) -> None:
+        origin = origin_of(address_of(request, self._config.proxies))
+        await working.pay(self._work, origin, working.GLANCE, self._counts)
+
+    def _described(self, blob: Blob) -> dict[str, object]:
+        return {
+            "url": f"{self._http_url()}/{blob.sha256}.bin",
+            "sha256": blob.sha256,
+            "size": blob.bytes,
+            "type": blob.type,
+            "uploaded": blob.uploaded_at_s,
+        }
+
+    def _longest_s(self, size: int) -> float:
+        return 2 * self._limits.stall_s + size / self._limits.least_bytes_s
+
+    def _now_s(self) -> int:
+        return int(self._clock())
 
 
 def authorized(request: web.Request, verb: nipb7.Verb, now_s: int, config: Config, sha256: str | None = None) -> Event:

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from nodewire.errors import NodewireError
-from nodewire.plan.assign import UNBONDED_ONE_IN, Busy, assign
+from nodewire.plan.assign import UNBONDED_ONE_IN, Busy, CertifiedEpoch, assign
 from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.committee.epoch_body import Body
 from nodewire.protocol.encoding.canonical import tagged_hash
@@ -82,9 +82,7 @@ def _case(random: Random, base: Committee) -> dict[str, Any]:
         plan = assign(
             manifest,
             found,
-            body=body,
-            beacon=beacon,
-            committee=document,
+            epoch=CertifiedEpoch(document, body, beacon),
             terms=terms,
             customer=customer,
             k=k,

@@ -8,7 +8,7 @@ from random import Random
 
 import torch
 
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.entry import load
 from nodewire.llm.stage import Stage
 from nodewire.protocol.tensors.frame import Frame
@@ -21,7 +21,7 @@ TOKENS = torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(1))
 
 def whole_stage(directory: Path, out: Path, *, slots: int, context: int) -> Stage:
     """All layers of a model in one stage."""
-    registration = split_decoder(directory, 2**30, out, slots=slots, context=context)
+    registration = split_decoder(directory, 2**30, out, slots=slots, options=DecoderOptions(context=context))
     _, task = registration.manifest.tasks
     program = registration.blobs[task.program.sha256].read_bytes()
     stage = load(task.engine, program, [registration.blobs[blob.sha256] for blob in task.weights], ROOMY)

@@ -5,7 +5,7 @@ import torch
 
 from nodewire.errors import Busy, OverMemory
 from nodewire.kind import Limits
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.entry import load
 from nodewire.protocol.model.kv_pages import PAGE
 from nodewire.protocol.tensors.frame import Array, Frame
@@ -20,7 +20,7 @@ def cut(tmp_path_factory):
     """A registration for two sessions of four pages, in one stage."""
     folder = tmp_path_factory.mktemp("model")
     directory = make_model(folder / "model", PLAIN, torch.float32)
-    return split_decoder(directory, None, folder / "blobs", slots=2, split=1, context=CONTEXT)
+    return split_decoder(directory, None, folder / "blobs", slots=2, split=1, options=DecoderOptions(context=CONTEXT))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import torch
 
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.entry import load
 from nodewire.protocol.model.manifest import REFERENCE_ENGINE, Engine
 from nodewire.protocol.tensors.frame import Frame
@@ -10,7 +10,13 @@ from tests.llm.llm_models import PLAIN, ROOMY, hidden_frame, make_model
 
 
 def test_a_bfloat16_stages_reference_is_float32_and_closer_to_the_truth(tmp_path):
-    made = split_decoder(make_model(tmp_path / "m", PLAIN, torch.bfloat16), 2**20, tmp_path, slots=2, dtype="bfloat16")
+    made = split_decoder(
+        make_model(tmp_path / "m", PLAIN, torch.bfloat16),
+        2**20,
+        tmp_path,
+        slots=2,
+        options=DecoderOptions(dtype="bfloat16"),
+    )
     task = next(task for task in made.manifest.tasks if task.engine == "decoder.stage")
     program = made.blobs[task.program.sha256].read_bytes()
     weights = [made.blobs[blob.sha256] for blob in task.weights]

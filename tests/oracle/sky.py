@@ -130,34 +130,25 @@ class Sky:
             self._do(seat, action)
 
     def _do(self, seat: Seat, action: Action) -> None:
-        outgoing: Outgoing = []
-        at = self.now_ms // 1000
-        times = {"created_at": at, "expires_at_s": self.committee.kept_until_s(at)}
+        self._keep_blob(action)
+        self._look_up(seat, action)
+        outgoing: Outgoing = [(event, None) for event in self._events(seat, action)]
+        fault = self.faults.get(seat.keys.public)
+        for event, to in fault(self, seat, action, outgoing) if fault else outgoing:
+            self.publish(event, to)
+
+    def _keep_blob(self, action: Action) -> None:
         match action:
-            case SayInventory(document):
-                event, blob = oracle_round.build_inventory(seat.keys, document, **times)
-                if blob is not None:
-                    self.blobs[snapshot.sha256(blob)] = blob
-                outgoing.append((event, None))
-            case Derive(work):
-                self._later(5, seat.keys.public, work.run())
             case KeepSnapshot(sha256, _, blob):
                 self.blobs[sha256] = blob
             case SayProposal(body, blob):
                 self.blobs[body.snapshot] = blob
-                outgoing.append((oracle_round.build_proposal(seat.keys, body, **times), None))
-            case SayVote(topic, x):
-                vote = oracle_round.build_vote(seat.keys, self.committee.digest(), topic, x, **times)
-                outgoing.append((vote, None))
-            case SaySupply(epoch, events):
-                digest = self.committee.digest()
-                outgoing += [(e, None) for e in oracle_round.build_supply(seat.keys, digest, epoch, events, **times)]
-            case PublishCertificate(one):
-                outgoing.append((quorum_certificate.build(seat.keys, one, **times), None))
-            case PublishPartial(body):
-                outgoing.append((beacon.build(seat.keys, body, seat.index, seat.share, **times), None))
-            case PublishFault(fault):
-                outgoing.append((quorum_certificate.build_fault(seat.keys, fault, created_at=at), None))
+
+    def _look_up(self, seat: Seat, action: Action) -> None:
+        """What the oracle asked for comes back later."""
+        match action:
+            case Derive(work):
+                self._later(5, seat.keys.public, work.run())
             case FetchEvents(ids):
                 for id_ in ids:
                     if id_ in self.stored:
@@ -169,9 +160,30 @@ class Sky:
             case FetchBlob(sha256):
                 if sha256 in self.blobs:
                     self._later(10, seat.keys.public, BlobCame(sha256, self.blobs[sha256]))
-        fault = self.faults.get(seat.keys.public)
-        for event, to in fault(self, seat, action, outgoing) if fault else outgoing:
-            self.publish(event, to)
+
+    def _events(self, seat: Seat, action: Action) -> list[Event]:
+        """What the oracle says."""
+        at = self.now_ms // 1000
+        times = {"created_at": at, "expires_at_s": self.committee.kept_until_s(at)}
+        match action:
+            case SayInventory(document):
+                event, blob = oracle_round.build_inventory(seat.keys, document, **times)
+                if blob is not None:
+                    self.blobs[snapshot.sha256(blob)] = blob
+                return [event]
+            case SayProposal(body):
+                return [oracle_round.build_proposal(seat.keys, body, **times)]
+            case SayVote(topic, x):
+                return [oracle_round.build_vote(seat.keys, self.committee.digest(), topic, x, **times)]
+            case SaySupply(epoch, events):
+                return list(oracle_round.build_supply(seat.keys, self.committee.digest(), epoch, events, **times))
+            case PublishCertificate(one):
+                return [quorum_certificate.build(seat.keys, one, **times)]
+            case PublishPartial(body):
+                return [beacon.build(seat.keys, body, seat.index, seat.share, **times)]
+            case PublishFault(fault):
+                return [quorum_certificate.build_fault(seat.keys, fault, created_at=at)]
+        return []
 
 
 def silent(sky: Sky, seat: Seat, action: Action, outgoing: Outgoing) -> Outgoing:

@@ -11,7 +11,7 @@ import pytest
 
 from nodewire.errors import BadConfig, NodewireError, NotAllowed
 from nodewire.nostr.event import sign
-from nodewire.oracle.daemon import Oracle
+from nodewire.oracle.daemon import Oracle, Readers
 from nodewire.oracle.journal import KEPT_EPOCHS, Journal
 from nodewire.oracle.setup import create_committee, load_committee, load_seat
 from nodewire.plan.epoch import Epochs
@@ -99,7 +99,7 @@ async def running(committee, folder, relay, numbers=(1, 2, 3, 4), keep=lambda ev
     for number in numbers:
         seat = load_seat(folder / f"oracle-{number}", committee)
         journal = Journal(folder / f"oracle-{number}" / "journal.db")
-        oracles.append(Oracle(seat, committee, relay, Shelf(shelf), journal, WallClock(), keep))
+        oracles.append(Oracle(seat, committee, relay, Shelf(shelf), journal, WallClock(), readers=Readers(keep)))
         tasks.append(asyncio.create_task(oracles[-1].run()))
     try:
         yield oracles

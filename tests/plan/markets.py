@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from nodewire.errors import NodewireError
-from nodewire.plan.assign import Busy, assign
+from nodewire.plan.assign import Busy, CertifiedEpoch, assign
 from nodewire.protocol.committee import beacon, oracle_round, quorum_certificate
 from nodewire.protocol.committee.commitment import certified_root
 from nodewire.protocol.committee.committee import Committee
@@ -141,11 +141,11 @@ class World:
         self.beacon = beacon.combine(self.committee, self.certificate.digest, parsed)
         self.certificate_event = quorum_certificate.build(self.seats[0].keys, self.certificate, created_at=0)
 
-    def inputs(self, terms: Terms | None = None, *, k: int = 0, busy: tuple[Busy, ...] = ()) -> dict:
+    def inputs(
+        self, terms: Terms | None = None, *, k: int = 0, busy: tuple[Busy, ...] = (), beacon: str | None = None
+    ) -> dict:
         return {
-            "body": self.certificate.body,
-            "beacon": self.beacon,
-            "committee": self.committee,
+            "epoch": CertifiedEpoch(self.committee, self.certificate.body, beacon or self.beacon),
             "terms": terms or generous(),
             "customer": CUSTOMER_KEYS.public,
             "k": k,
@@ -237,7 +237,7 @@ def _opened(world: World) -> tuple[str, str]:
     bonded = {one.pubkey for one in world.snapshot.nodes if one.bond_msat >= world.committee.bond_unit_msat}
     for i in range(1_000):
         name = f"open to an unbonded node ({i})"
-        plan = assign(world.manifest, world.snapshot, **{**world.inputs(), "beacon": _beacon(name)})
+        plan = world.assign(beacon=_beacon(name))
         if placed := {one.provider for one in plan.tasks} - bonded:
             return name, placed.pop()
     raise AssertionError("no plan of 1,000 is open")
@@ -245,21 +245,25 @@ def _opened(world: World) -> tuple[str, str]:
 
 def _providers(name: str, world: World) -> tuple[str, ...]:
     """The providers of the plan that this case has where nothing is excluded and nobody is busy."""
-    return assign(world.manifest, world.snapshot, **{**world.inputs(), "beacon": _beacon(name)}).providers()
+    return world.assign(beacon=_beacon(name)).providers()
 
 
 def vector(name: str, world: World, terms: Terms, k: int, busy: tuple[str, ...]) -> dict:
     exclusions = tuple(Busy(digest(f"busy {pubkey}"), pubkey) for pubkey in busy)
     inputs = world.inputs(terms, k=k, busy=exclusions)
     # signatures differ from run to run, and with them the blob that holds them
-    inputs["body"] = world.certificate.body.model_copy(update={"snapshot": digest(f"snapshot of {name}")})
-    inputs["beacon"] = _beacon(name)
+    body = world.certificate.body.model_copy(update={"snapshot": digest(f"snapshot of {name}")})
+    epoch = inputs["epoch"] = CertifiedEpoch(world.committee, body, _beacon(name))
     case = {
         "name": name,
         "manifest": world.manifest.document(),
         "nodes": [node.document() for node in world.snapshot.nodes],
-        **{key: inputs[key].document() for key in ("body", "committee", "terms")},
-        **{key: inputs[key] for key in ("beacon", "customer", "k")},
+        "body": body.document(),
+        "committee": epoch.committee.document(),
+        "terms": terms.document(),
+        "beacon": epoch.beacon,
+        "customer": inputs["customer"],
+        "k": k,
         "busy": [{"id": b.id, "provider": b.provider} for b in exclusions],
     }
     try:

@@ -97,9 +97,8 @@ def test_equal_nodes_share_the_work(world):
         return node.model_copy(update=same)
 
     equal = world.snapshot.model_copy(update={"nodes": tuple(alike(n) for n in world.snapshot.nodes[:8])})
-    inputs = world.inputs()
     drivers = Counter(
-        assign(world.manifest, equal, **{**inputs, "beacon": digest(f"beacon {i}")}).tasks[0].provider
+        assign(world.manifest, equal, **world.inputs(beacon=digest(f"beacon {i}"))).tasks[0].provider
         for i in range(200)
     )
     holders = {n.pubkey for n in equal.nodes for h in n.held for t in h.tasks if t.task == world.manifest.driver.name}
@@ -308,8 +307,8 @@ def test_who_an_unbonded_node_has_failed_is_not_given_the_next_one_by_the_same_s
     bonded = {one.pubkey for one in world.snapshot.nodes if one.bond_msat >= world.committee.bond_unit_msat}
 
     def strangers(i, *excluded, busy=()):
-        inputs = {**world.inputs(generous(excluded=excluded), busy=busy), "beacon": f"{i:064x}"}
-        return {task.provider for task in assign(world.manifest, world.snapshot, **inputs).tasks} - bonded
+        plan = world.assign(generous(excluded=excluded), busy=busy, beacon=f"{i:064x}")
+        return {task.provider for task in plan.tasks} - bonded
 
     for i in range(400):
         for failed in strangers(i):
@@ -355,8 +354,7 @@ def test_among_about_equals_the_one_drawn_first_is_placed_and_the_cheapest_has_n
     slow = nodes[3] = alike(nodes[3], 1_300, 1)
     snapshot = world.snapshot.model_copy(update={"nodes": tuple(nodes)})
     placed = Counter(
-        assign(manifest, snapshot, **{**world.inputs(), "beacon": digest(f"b{i}")}).tasks[0].provider
-        for i in range(400)
+        assign(manifest, snapshot, **world.inputs(beacon=digest(f"b{i}"))).tasks[0].provider for i in range(400)
     )
     assert set(placed) == {node.pubkey for node in nodes} - {slow.pubkey}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nodewire.plan.assign import Busy
-from nodewire.plan.audit import audit
+from nodewire.plan.audit import EpochEvidence, audit
 from nodewire.protocol.committee import beacon
 from nodewire.protocol.committee.quorum_certificate import Certificate
 from nodewire.protocol.job import feedback
@@ -19,13 +21,12 @@ def world():
 
 
 def evidence(world, **changes):
+    shown = EpochEvidence(world.certificate, [beacon.parse(event) for event in world.partials], world.blob)
     return {
         "customer": CUSTOMER_KEYS.public,
         "manifest": world.manifest,
         "committee": world.committee,
-        "certificate": world.certificate,
-        "partials": [beacon.parse(event) for event in world.partials],
-        "snapshot_blob": world.blob,
+        "evidence": shown,
         **changes,
     }
 
@@ -75,7 +76,11 @@ def test_changed_terms_deadlines_and_citations_are_found(world):
 
 def test_a_forged_beacon_certificate_or_snapshot_is_found(world):
     plan = world.assign()
-    paths = lambda **changes: {f.path for f in audit(plan, **evidence(world, **changes))}  # noqa: E731
+
+    def paths(**changes):
+        shown = evidence(world)
+        return {f.path for f in audit(plan, **{**shown, "evidence": replace(shown["evidence"], **changes)})}
+
     assert "beacon" in {f.path for f in audit(plan.model_copy(update={"beacon": digest("b")}), **evidence(world))}
     assert paths(partials=[beacon.parse(event) for event in world.partials[:2]]) == {"beacon"}
     assert paths(certificate=Certificate(world.certificate.body, world.certificate.votes[:2])) == {"certificate"}

@@ -102,7 +102,10 @@ def _generation() -> Mapping[str, Any]:
         "ticket": {"document": ticket.document(), "prompt": prompt.tensors[0].data.hex(), "seal": ticket.seal()},
         "payment_required": feedback.build(*of, "payment-required", created_at=AT_S, due=due),
         "error": feedback.build(
-            *of, "error", created_at=AT_S, text="bad-input", ciphertext=_sealed(DRIVER, refused.to_json())
+            *of,
+            "error",
+            created_at=AT_S,
+            remarks=feedback.Remarks(text="bad-input", ciphertext=_sealed(DRIVER, refused.to_json())),
         ),
         "error_said": refused.document(),
         "result": result.build(*of, roots, _sealed(DRIVER, said.to_json()), created_at=AT_S),

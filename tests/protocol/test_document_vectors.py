@@ -7,7 +7,7 @@ import pytest
 from nodewire.errors import BadSignature
 from nodewire.nostr import event as events
 from nodewire.nostr.nips import nip13
-from nodewire.plan.audit import audit
+from nodewire.plan.audit import EpochEvidence, audit
 from nodewire.protocol.committee import beacon, committee, quorum_certificate
 from nodewire.protocol.committee.commitment import ChunkRoot, Commitment, certified_root
 from nodewire.protocol.committee.committee import Committee
@@ -157,8 +157,10 @@ def test_the_requests_plan_follows_from_what_it_cites(signed):
         customer=request.customer,
         manifest=manifest_event.parse(signed["manifest"]),
         committee=committee.parse(signed["committee"]),
-        certificate=quorum_certificate.parse(signed["certificate"]),
-        partials=[beacon.parse(partial) for partial in request.partials],
-        snapshot_blob=bytes.fromhex(VECTORS["snapshot"]["packed"]),
+        evidence=EpochEvidence(
+            quorum_certificate.parse(signed["certificate"]),
+            [beacon.parse(partial) for partial in request.partials],
+            bytes.fromhex(VECTORS["snapshot"]["packed"]),
+        ),
     )
     assert findings == []

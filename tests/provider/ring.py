@@ -14,13 +14,15 @@ from nodewire.protocol.job.chunk_close import Close
 from nodewire.protocol.job.plan import Assignment, Plan, Terms, Verification
 from nodewire.protocol.job.request import Request
 from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.provider.inference.job import JobRun
+from nodewire.provider.inference.job import JobPorts, JobRun
 from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.inference.statements import Statements
 from nodewire.provider.tasks.job_worker import JobWorker
 from nodewire.wire import Node
 from nodewire.wire.evidence.spool import Spool
+from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
 from tests.kinds.inprocess import Direct
 from tests.kinds.llama import load
@@ -49,12 +51,12 @@ class Ring:
     worker = None
     """A worker that has all tasks loaded; without one every provider computes where it stands."""
 
-    def __init__(self, folder, path, truth, *, policy, lookahead=1, width=1, depth=6, chance=0.8, at=None, chunk=CHUNK):
+    def __init__(self, folder, path, truth, *, policy, lookahead=1, width=1, at=None, chunk=CHUNK):
         """`at`: by task the number of its provider, where several are at one node."""
         self.registration = split_decoder(folder, 1_060_000, path / "split", slots=1, name="tiny")
         self.manifest = self.registration.manifest.model_copy(update={"chunk": chunk})
         self.path, self.policy, self.lookahead, self.make_guess = path, policy, lookahead, make_guessing
-        self.guess = {"guess": right_by(chance, truth), "depth": depth, "width": width}
+        self.guess = {"guess": right_by(0.8, truth), "depth": 6, "width": width}
         self.keys = [Keys(bytes([i + 1]) * 32) for i in range(len(self.manifest.tasks))]
         self.plan = Plan(
             manifest=self.manifest.digest(),
@@ -88,13 +90,10 @@ class Ring:
             self.addresses[keys.public] = [await node.listen("127.0.0.1")]
             self.places[keys.public] = Place(keys, node, Spool(self.path / keys.public[:8], 10**8))
         self.member = Membership(
-            REQUEST,
-            self.plan,
+            JobChannelSpec(REQUEST, routes_of(self.manifest, self.plan), tape=Spool(self.path / "customer", 10**8)),
             self.manifest,
             self.customer,
             self.addresses,
-            grace_s=10.0,
-            tape=Spool(self.path / "customer", 10**8),
         )
         self.beside = [asyncio.create_task(work) for work in (self.follow(), self.member.follow_losses())]
         for provider in self.plan.providers():
@@ -128,13 +127,10 @@ class Ring:
             statements = Statements(place.keys, self.request, self.manifest, place.spool)
         tape = record = Record(statements or place.spool, REQUEST, self.manifest, self.lookahead)
         member = Membership(
-            REQUEST,
-            self.plan,
+            JobChannelSpec(REQUEST, routes_of(self.manifest, self.plan), grace_s=8.0, tape=tape),
             self.manifest,
             place.node,
             self.addresses,
-            grace_s=8.0,
-            tape=tape,
         )
         worker = self.worker
         if worker is None:
@@ -151,9 +147,7 @@ class Ring:
             mailbox=member.mailbox,
             worker=JobWorker(worker, self.manifest, {}),
             ledger=Ledger(":memory:"),
-            publish=self.published,
-            refuse=self.published,
-            commit=commit,
+            ports=JobPorts(self.published, self.published, commit),
             statements=statements,
             record=record,
         )

@@ -60,7 +60,7 @@ async def broken(market):
 async def test_a_close_that_comes_before_its_rows_costs_no_stage_its_pay(folder, tmp_path, policy):  # noqa: F811
     claimed, roots = [], []
     for n, early in enumerate((False, True)):
-        market = short(folder, tmp_path / str(n), policy, max_tokens=40)
+        market = short(folder, tmp_path / str(n), policy, params={"max_tokens": 40})
         if early:
             for stage in list(market.runs.values())[1:]:
                 for chunk, units in enumerate((UNITS, 1, 1)):

@@ -99,76 +99,97 @@ class Drawn:
         return self._random.choice(values)
 
 
-def _calls() -> Iterator[Callable[[Drawn], tuple[str, list[Any], dict[str, Any]]]]:
-    """Ways to call an operator, some with arguments by name."""
+Call = Callable[["Drawn"], tuple[str, list[Any], dict[str, Any]]]
+"""One way to call an operator: its name, arguments, and arguments by name."""
 
-    def of(operator: str, args: Callable[[Drawn], list[Any]], **named: Callable[[Drawn], Any]) -> Any:
-        return lambda d: (f"aten.{operator}", args(d), {name: draw(d) for name, draw in named.items()})
 
-    def dtype(d: Drawn) -> torch.dtype:
-        return d.one_of(torch.int64, torch.int64, torch.float32, torch.bfloat16, torch.uint8, torch.bool)
+def _call(operator: str, args: Callable[[Drawn], list[Any]], **named: Callable[[Drawn], Any]) -> Call:
+    return lambda d: (f"aten.{operator}", args(d), {name: draw(d) for name, draw in named.items()})
 
+
+def _dtype(d: Drawn) -> torch.dtype:
+    return d.one_of(torch.int64, torch.int64, torch.float32, torch.bfloat16, torch.uint8, torch.bool)
+
+
+def _arithmetic() -> Iterator[Call]:
+    """Of elements, rows and matrices."""
     for name in ("neg", "relu", "clone", "t", "zeros_like", "tril"):
-        yield of(f"{name}.default", lambda d: [d.tensor()])
-    yield of("_to_copy.default", lambda d: [d.tensor()], dtype=dtype)
+        yield _call(f"{name}.default", lambda d: [d.tensor()])
+    yield _call("_to_copy.default", lambda d: [d.tensor()], dtype=_dtype)
     for name in ("add.Tensor", "mul.Tensor", "maximum.default", "matmul.default", "mm.default", "bmm.default"):
-        yield of(name, lambda d: [d.tensor(), d.tensor()])
-    yield of("add.Tensor", lambda d: [d.tensor(), d.tensor()])
-    yield of("mul.Scalar", lambda d: [d.tensor(), d.one_of(2, S, B)])
-    yield of("where.self", lambda d: [d.tensor(), d.tensor(), d.tensor()])
-    yield of("addmm.default", lambda d: [d.tensor(), d.tensor(), d.tensor()])
-    yield of("linear.default", lambda d: [d.tensor(), d.one_of(W, W, BIAS, d.tensor())])
-    yield of("linear.default", lambda d: [d.tensor(), W], bias=lambda d: d.one_of(BIAS, d.tensor()))
-    yield of("scaled_dot_product_attention.default", lambda d: [d.tensor(2), d.tensor(2), d.tensor(2)])
-    yield of("layer_norm.default", lambda d: [d.tensor(), [WIDTH]])
+        yield _call(name, lambda d: [d.tensor(), d.tensor()])
+    yield _call("add.Tensor", lambda d: [d.tensor(), d.tensor()])
+    yield _call("mul.Scalar", lambda d: [d.tensor(), d.one_of(2, S, B)])
+    yield _call("where.self", lambda d: [d.tensor(), d.tensor(), d.tensor()])
+    yield _call("addmm.default", lambda d: [d.tensor(), d.tensor(), d.tensor()])
+    yield _call("linear.default", lambda d: [d.tensor(), d.one_of(W, W, BIAS, d.tensor())])
+    yield _call("linear.default", lambda d: [d.tensor(), W], bias=lambda d: d.one_of(BIAS, d.tensor()))
+    yield _call("scaled_dot_product_attention.default", lambda d: [d.tensor(2), d.tensor(2), d.tensor(2)])
+    yield _call("layer_norm.default", lambda d: [d.tensor(), [WIDTH]])
+
+
+def _reductions() -> Iterator[Call]:
+    """Over an axis."""
     for name in ("sum.dim_IntList", "amax.default", "mean.dim"):
-        yield of(name, lambda d: [d.tensor(), [d.dim()], d.one_of(True, False)])
-    yield of("sum.dim_IntList", lambda d: [d.tensor(), [d.dim()]])
-    yield of("argmax.default", lambda d: [d.tensor(), d.dim()])
+        yield _call(name, lambda d: [d.tensor(), [d.dim()], d.one_of(True, False)])
+    yield _call("sum.dim_IntList", lambda d: [d.tensor(), [d.dim()]])
+    yield _call("argmax.default", lambda d: [d.tensor(), d.dim()])
     for name in ("softmax.int", "cumsum.default"):
-        yield of(name, lambda d: [d.tensor(), d.dim()])
+        yield _call(name, lambda d: [d.tensor(), d.dim()])
+
+
+def _shapes() -> Iterator[Call]:
+    """The same elements in another shape, or some of them."""
     for name in ("view.default", "reshape.default", "expand.default"):
-        yield of(name, lambda d: [d.tensor(), d.sizes()])
-    yield of("view.default", lambda d: [d.tensor(), [B, *d.sizes(2)]])
-    yield of("expand.default", lambda d: [d.tensor(), [B, *d.sizes(2)]])
-    yield of("repeat.default", lambda d: [d.tensor(), d.sizes()])
-    yield of("conv1d.default", lambda d: [d.tensor(2), d.tensor(2)])
-    yield of("permute.default", lambda d: [d.tensor(), d.one_of([1, 0], [2, 0, 1], [0, 2, 1])])
-    yield of("transpose.int", lambda d: [d.tensor(), d.dim(), d.dim()])
-    yield of("transpose.int", lambda d: [d.tensor()], dim0=Drawn.dim, dim1=Drawn.dim)
+        yield _call(name, lambda d: [d.tensor(), d.sizes()])
+    yield _call("view.default", lambda d: [d.tensor(), [B, *d.sizes(2)]])
+    yield _call("expand.default", lambda d: [d.tensor(), [B, *d.sizes(2)]])
+    yield _call("repeat.default", lambda d: [d.tensor(), d.sizes()])
+    yield _call("conv1d.default", lambda d: [d.tensor(2), d.tensor(2)])
+    yield _call("permute.default", lambda d: [d.tensor(), d.one_of([1, 0], [2, 0, 1], [0, 2, 1])])
+    yield _call("transpose.int", lambda d: [d.tensor(), d.dim(), d.dim()])
+    yield _call("transpose.int", lambda d: [d.tensor()], dim0=Drawn.dim, dim1=Drawn.dim)
     for name in ("unsqueeze.default", "squeeze.dim", "unbind.int"):
-        yield of(name, lambda d: [d.tensor(), d.dim()])
-        yield of(name, lambda d: [d.tensor(), d.dim()])
-    yield of("select.int", lambda d: [d.tensor(), d.dim(), d.one_of(0, 1, -1)])
-    yield of("select.int", lambda d: [d.tensor(), 1, 0])
-    yield of("slice.Tensor", lambda d: [d.tensor(), d.dim(), d.one_of(None, 0, 1, B), d.one_of(d.size(), 2**63 - 1)])
-    yield of("cat.default", lambda d: [[d.tensor(), d.tensor()], d.dim()])
-    yield of("stack.default", lambda d: [[d.tensor(), d.tensor()], d.dim()])
-    yield of("flatten.using_ints", lambda d: [d.tensor(), d.dim(), d.dim()])
-    yield of("split.Tensor", lambda d: [d.tensor(), d.one_of(1, 2), d.dim()])
+        yield _call(name, lambda d: [d.tensor(), d.dim()])
+        yield _call(name, lambda d: [d.tensor(), d.dim()])
+    yield _call("select.int", lambda d: [d.tensor(), d.dim(), d.one_of(0, 1, -1)])
+    yield _call("select.int", lambda d: [d.tensor(), 1, 0])
+    yield _call("slice.Tensor", lambda d: [d.tensor(), d.dim(), d.one_of(None, 0, 1, B), d.one_of(d.size(), 2**63 - 1)])
+    yield _call("cat.default", lambda d: [[d.tensor(), d.tensor()], d.dim()])
+    yield _call("stack.default", lambda d: [[d.tensor(), d.tensor()], d.dim()])
+    yield _call("flatten.using_ints", lambda d: [d.tensor(), d.dim(), d.dim()])
+    yield _call("split.Tensor", lambda d: [d.tensor(), d.one_of(1, 2), d.dim()])
     yield lambda d: ("py.getitem", [d.pieces(), d.one_of(0, 1)], {})
-    yield of("constant_pad_nd.default", lambda d: [d.tensor(), [d.one_of(0, 1, -1) for _ in range(d.one_of(2, 4))]])
-    yield of("flip.default", lambda d: [d.tensor(), [d.dim()]])
-    yield of("embedding.default", lambda d: [d.tensor(2), d.integers()])
+    yield _call("constant_pad_nd.default", lambda d: [d.tensor(), [d.one_of(0, 1, -1) for _ in range(d.one_of(2, 4))]])
+    yield _call("flip.default", lambda d: [d.tensor(), [d.dim()]])
+
+
+def _lookups() -> Iterator[Call]:
+    """By indices that are drawn, too."""
+    yield _call("embedding.default", lambda d: [d.tensor(2), d.integers()])
     for _ in range(3):
-        yield of("index.Tensor", lambda d: [d.tensor(), [d.one_of(None, d.integers()), d.integers()]])
-        yield of("index.Tensor", lambda d: [d.tensor(), [d.integers()]])
-    yield of("index_select.default", lambda d: [d.tensor(), d.dim(), d.integers()])
-    yield of("gather.default", lambda d: [d.tensor(), d.dim(), d.integers()])
+        yield _call("index.Tensor", lambda d: [d.tensor(), [d.one_of(None, d.integers()), d.integers()]])
+        yield _call("index.Tensor", lambda d: [d.tensor(), [d.integers()]])
+    yield _call("index_select.default", lambda d: [d.tensor(), d.dim(), d.integers()])
+    yield _call("gather.default", lambda d: [d.tensor(), d.dim(), d.integers()])
+
+
+def _creations() -> Iterator[Call]:
+    """Of nothing but sizes, and sums of these."""
     for _ in range(2):
-        yield of("arange.default", lambda d: [d.one_of(B, B, S, 2)])
-    yield of("arange.default", lambda d: [d.one_of(B, S)], dtype=dtype)
-    yield of("arange.start", lambda d: [d.one_of(0, B, 1), d.one_of(B, S, 4)])
+        yield _call("arange.default", lambda d: [d.one_of(B, B, S, 2)])
+    yield _call("arange.default", lambda d: [d.one_of(B, S)], dtype=_dtype)
+    yield _call("arange.start", lambda d: [d.one_of(0, B, 1), d.one_of(B, S, 4)])
     for name in ("zeros.default", "ones.default"):
-        yield of(name, lambda d: [d.sizes()])
-        yield of(name, lambda d: [d.sizes()], dtype=lambda d: torch.int64)
-    yield of("new_ones.default", lambda d: [d.tensor(), d.sizes()])
-    yield of("new_full.default", lambda d: [d.tensor(), d.sizes()], fill_value=Drawn.size)
+        yield _call(name, lambda d: [d.sizes()])
+        yield _call(name, lambda d: [d.sizes()], dtype=lambda d: torch.int64)
+    yield _call("new_ones.default", lambda d: [d.tensor(), d.sizes()])
+    yield _call("new_full.default", lambda d: [d.tensor(), d.sizes()], fill_value=Drawn.size)
     for name in ("sub", "mul"):
         yield lambda d, name=name: (f"py.{name}", [d.one_of(S, B, 2), d.one_of(1, 2, B)], {})
 
 
-CALLS = list(_calls())
+CALLS = [*_arithmetic(), *_reductions(), *_shapes(), *_lookups(), *_creations()]
 
 
 def check(one: Program) -> int:

@@ -134,12 +134,12 @@ async def computed(
     *,
     certificates=None,
     patience_s=5.0,
-    provider=STAGE,
-    task="stage.0",
+    computes=(STAGE, "stage.0"),
     worker=None,
     ticket=TICKET,
     unknown=(),
 ):
+    provider, task = computes
     sample = Sample(provider=provider.public, request=ID, task=task, chunk=1, attempt=0, root=HASH, verifiers=())
     async with nodes(driver, stage) as (node, addresses):
         inputs = await gather(
@@ -218,7 +218,7 @@ async def test_the_customers_frames_are_the_drivers_to_show_and_sealed():
     for prompt in (NotFound("frames", "gone"), frames_of([Frame("prompt", 0, (array(8),))]), frames_of([])):
         driver = honest_driver(ticket=TICKET.to_json().encode(), prompt=prompt)
         with pytest.raises(Withheld):
-            await computed(driver, stage, provider=DRIVER, task="driver")
+            await computed(driver, stage, computes=(DRIVER, "driver"))
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.5}, {"max_tokens": 3}])

@@ -11,7 +11,7 @@ from nodewire.nostr.event import parse
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.encoding.address import SpliceAddress
-from nodewire.wire import Node
+from nodewire.wire import LinkPolicy, Node
 from nodewire.wire.nat.relay_client import message
 from nodewire.wire.nat.relay_server import Splicer
 from nodewire.wire.nat.rendezvous import Reach
@@ -43,7 +43,8 @@ class Meetings:
     async def node(self, keys: Keys | None = None, *, private: bool = True, here=(), **options) -> Node:
         keys = keys or Keys.generate()
         pool = await self.pool(keys)
-        node = Node(keys, **options)
+        policy = {name: options.pop(name) for name in LinkPolicy.__slots__ if name in options}
+        node = Node(keys, policy=LinkPolicy(**policy), **options)
         self.stack.push_async_callback(node.close)
         node.ladder = Reach(node, keys, pool, here=here, allow_private=private)
         return node

@@ -10,12 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.errors import LinkLost, from_dict
+from nodewire.wire.job.channel_spec import JobChannelSpec
+from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
 from tests.protocol.documents import PROVIDERS, manifest, plan
 from tests.wire.wire_net import job_id, until
 
 CASES = json.loads((Path(__file__).parent.parent / "vectors" / "recovery1.json").read_text())["link"]
 PEER = PROVIDERS[1].public
+CHANNEL = JobChannelSpec(job_id("job"), routes_of(manifest(), plan()), grace_s=5.0)
 
 
 class Asked:
@@ -39,7 +42,7 @@ class Asked:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["rule"])
 async def test_what_a_lost_link_does(case):
     node = Asked([loss["presence"] for loss in case["losses"]])
-    member = Membership(job_id("job"), plan(), manifest(), node, {PEER: ["127.0.0.1:1"]}, grace_s=5.0, tape=None)
+    member = Membership(CHANNEL, manifest(), node, {PEER: ["127.0.0.1:1"]})
     following = asyncio.create_task(member.follow_losses())
     for left in range(len(case["losses"]) - 1, -1, -1):
         assert not node.ended
@@ -63,7 +66,7 @@ async def test_a_member_without_an_address_is_waited_for_and_not_dialled(held):
     """It ends the job only if it is lost and does not come back."""
     node = Asked([held])
     node.keep = lambda *_: pytest.fail("dialled")
-    member = Membership(job_id("job"), plan(), manifest(), node, {PEER: ()}, grace_s=5.0, tape=None)
+    member = Membership(CHANNEL, manifest(), node, {PEER: ()})
     await member.link(PEER)
     following = asyncio.create_task(member.follow_losses())
     node.lost(PEER, LinkLost(PEER, "closed"))

@@ -11,7 +11,7 @@ import pytest
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.job.plan import tensor_key
 from nodewire.protocol.tensors.frame import Array
-from nodewire.wire import Link, Node, Patience
+from nodewire.wire import Link, LinkPolicy, Node, Patience
 from nodewire.wire.framing import frames
 from nodewire.wire.framing.frames import DataHeader
 from nodewire.wire.shm import SameHost
@@ -36,7 +36,8 @@ class Net:
         if self.folder is not None and "transport" not in options:
             options.setdefault("beside", SameHost(keys, self.folder))
             options.setdefault("patience", Patience(again_s=30.0))  # a busy machine goes no other way
-        node = Node(keys, **options)
+        policy = {name: options.pop(name) for name in LinkPolicy.__slots__ if name in options}
+        node = Node(keys, policy=LinkPolicy(**policy), **options)
         self.nodes.append(node)
         self.addresses[node.public] = await node.listen("127.0.0.1")
         return node

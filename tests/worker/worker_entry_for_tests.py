@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -138,7 +139,11 @@ class Echo:
         self.open_sessions.discard(session)
 
     def receive(self, session, frame):
-        meta = frame.meta
+        self._misbehave(frame.meta)
+        frames = self._answer(session, frame)
+        return [Frame(frame.edge, frame.seq, frame.tensors, {"sum": len(frame.tensors)})] if frames is None else frames
+
+    def _misbehave(self, meta):
         match meta.get("do"):
             case "raise":
                 raise ValueError("seven is not even")
@@ -150,16 +155,23 @@ class Echo:
                 time.sleep(3600)
             case "sleep":
                 time.sleep(meta["ms"] / 1_000)
-            case "hoard":
+            case "hoard" | "hoard python" as what:
+                make = bytearray if what == "hoard python" else partial(torch.ones, dtype=torch.uint8)
                 for _ in range(meta.get("times", 1)):
-                    self.hoard.append(torch.ones(int(meta["bytes"]), dtype=torch.uint8))
-            case "hoard python":
-                for _ in range(meta.get("times", 1)):
-                    self.hoard.append(bytearray(int(meta["bytes"])))
+                    self.hoard.append(make(int(meta["bytes"])))
             case "let go":
                 self.hoard.clear()
             case "print":
                 print("hello from the worker\x1b[31m", flush=True)
+            case "start a thread":
+                thread = threading.Thread(target=lambda: None)
+                thread.start()
+                thread.join()
+
+    def _answer(self, session, frame):
+        """Frames other than an echo; None: the echo."""
+        meta = frame.meta
+        match meta.get("do"):
             case "repeat":
                 return [Frame(frame.edge, n, frame.tensors) for n in range(int(meta["times"]))]
             case "grow":
@@ -176,17 +188,18 @@ class Echo:
                 return [Frame(frame.edge, 0, (), dict(os.environ))]
             case "weights":
                 return [Frame(frame.edge, 0, (), {"bytes": b"".join(p.read_bytes() for p in self.weights)})]
-            case "start a thread":
-                thread = threading.Thread(target=lambda: None)
-                thread.start()
-                thread.join()
             case "probe":
-                try:
-                    PROBES[meta["what"]](meta.get("path"))
-                except OSError as error:
-                    return [Frame(frame.edge, 0, (), {"refused": error.errno})]
-                return [Frame(frame.edge, 0, (), {"refused": None})]
-        return [Frame(frame.edge, frame.seq, frame.tensors, {"sum": len(frame.tensors)})]
+                return [Frame(frame.edge, 0, (), {"refused": refusal(meta)})]
+        return None
+
+
+def refusal(meta):
+    """The number of the error that a probe meets; None: it is let through."""
+    try:
+        PROBES[meta["what"]](meta.get("path"))
+    except OSError as error:
+        return error.errno
+    return None
 
 
 def load(engine, program, weights, limits):

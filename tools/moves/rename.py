@@ -146,65 +146,86 @@ class Renamer:
     def members(self, found: Owners, receivers: dict[str, str]) -> set[str]:
         """Rename methods. What of `receivers` was there."""
         words = {word for of_class in self.names.methods.values() for word in of_class}
-        there = set()
+        there: set[str] = set()
         for node in ast.walk(self.source.tree):
             if isinstance(node, ast.Attribute) and node.attr in words:
-                end_line, end = node.end_lineno or 0, node.end_col_offset or 0
-                span = (end_line, end - len(node.attr.encode()), end_line, end)
-                known = found.members.get((end_line, end), set())
-                text = ast.unparse(node)
-                if span in self.meant:
-                    continue
-                if text in receivers:
-                    there.add(text)
-                    new = receivers[text]
-                    if new != node.attr:
-                        self.changes[span] = new
-                elif len(known) == 1:
-                    (only,) = known
-                    if only is not None:
-                        self.changes[span] = only
-                else:
-                    line = self.source.text.split("\n")[end_line - 1].strip()
-                    said = f" {sorted(map(str, known))}" if known else ""
-                    self.report.unclear.append(f"{self.source.path}:{end_line}: {text}{said}: {line[:100]}")
+                there |= self._attribute(node, found, receivers)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in words:
-                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-                new = found.definitions.get(node.lineno) or found.definitions.get(first)
-                if f"def {node.name}" in receivers:
-                    there.add(f"def {node.name}")
-                    new = receivers[f"def {node.name}"]
-                if new is not None:
-                    line = self.source.text.split("\n")[node.lineno - 1].encode()
-                    start = line.index(node.name.encode(), line.index(b"def ") + 3)
-                    self.changes[node.lineno, start, node.lineno, start + len(node.name.encode())] = new
+                there |= self._definition(node, found, receivers)
             elif isinstance(node, ast.Call):
-                for one in node.keywords:
-                    text = f"{ast.unparse(node.func)}({one.arg}=)"
-                    if text in receivers:
-                        there.add(text)
-                        end = one.col_offset + len(str(one.arg).encode())
-                        self.changes[one.lineno, one.col_offset, one.lineno, end] = receivers[text]
+                there |= self._keywords(node, receivers)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and repr(node.value) in receivers:
                 there.add(repr(node.value))
                 end = node.col_offset + 1 + len(node.value.encode())
                 self.changes[node.lineno, node.col_offset + 1, node.lineno, end] = receivers[repr(node.value)]
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " import " in node.value:
-                for line in node.value.splitlines():
-                    named = re.match(r"\s*from ([\w.]+) import (.+)", line)
-                    for name in re.findall(r"\w+", named[2]) if named else ():
-                        if self.tree.canonical((named[1], name)) in self.names.symbols:
-                            self.report.unclear.append(f"{self.source.path}:{node.lineno}: code in a string: {name}")
+                self._tell_of_code(node.lineno, node.value)
             elif isinstance(node, ast.Constant) and node.value in words:
-                end_line, end = node.end_lineno or 0, node.end_col_offset or 0
-                known = found.strings.get((end_line, end))
-                if known is not None and known != {None}:
-                    name = str(node.value).encode()
-                    if len(known) == 1:
-                        self.changes[end_line, end - 1 - len(name), end_line, end - 1] = str(next(iter(known)))
-                    else:
-                        self.report.unclear.append(f"{self.source.path}:{end_line}: the string {node.value!r}")
+                self._string(node, found)
         return there
+
+    def _attribute(self, node: ast.Attribute, found: Owners, receivers: dict[str, str]) -> set[str]:
+        end_line, end = node.end_lineno or 0, node.end_col_offset or 0
+        span = (end_line, end - len(node.attr.encode()), end_line, end)
+        known = found.members.get((end_line, end), set())
+        text = ast.unparse(node)
+        if span in self.meant:
+            return set()
+        if text in receivers:
+            if receivers[text] != node.attr:
+                self.changes[span] = receivers[text]
+            return {text}
+        if len(known) == 1:
+            (only,) = known
+            if only is not None:
+                self.changes[span] = only
+        else:
+            line = self.source.text.split("\n")[end_line - 1].strip()
+            said = f" {sorted(map(str, known))}" if known else ""
+            self.report.unclear.append(f"{self.source.path}:{end_line}: {text}{said}: {line[:100]}")
+        return set()
+
+    def _definition(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, found: Owners, receivers: dict[str, str]
+    ) -> set[str]:
+        first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        text = f"def {node.name}"
+        is_told = text in receivers
+        new = receivers[text] if is_told else found.definitions.get(node.lineno) or found.definitions.get(first)
+        if new is not None:
+            line = self.source.text.split("\n")[node.lineno - 1].encode()
+            start = line.index(node.name.encode(), line.index(b"def ") + 3)
+            self.changes[node.lineno, start, node.lineno, start + len(node.name.encode())] = new
+        return {text} if is_told else set()
+
+    def _keywords(self, node: ast.Call, receivers: dict[str, str]) -> set[str]:
+        there = set()
+        for one in node.keywords:
+            text = f"{ast.unparse(node.func)}({one.arg}=)"
+            if text in receivers:
+                there.add(text)
+                end = one.col_offset + len(str(one.arg).encode())
+                self.changes[one.lineno, one.col_offset, one.lineno, end] = receivers[text]
+        return there
+
+    def _tell_of_code(self, number: int, text: str) -> None:
+        """Names that are imported by code in a string."""
+        for line in text.splitlines():
+            named = re.match(r"\s*from ([\w.]+) import (.+)", line)
+            for name in re.findall(r"\w+", named[2]) if named else ():
+                if self.tree.canonical((named[1], name)) in self.names.symbols:
+                    self.report.unclear.append(f"{self.source.path}:{number}: code in a string: {name}")
+
+    def _string(self, node: ast.Constant, found: Owners) -> None:
+        """A method's name in a string, as of a patch."""
+        end_line, end = node.end_lineno or 0, node.end_col_offset or 0
+        known = found.strings.get((end_line, end))
+        if known is not None and known != {None}:
+            name = str(node.value).encode()
+            if len(known) == 1:
+                self.changes[end_line, end - 1 - len(name), end_line, end - 1] = str(next(iter(known)))
+            else:
+                self.report.unclear.append(f"{self.source.path}:{end_line}: the string {node.value!r}")
 
     def prose(self) -> None:
         """Docstrings and comments."""

@@ -230,12 +230,15 @@ class Tree:
         elif isinstance(node, ast.Call) and len(node.args) > 1:
             yield from self._patched(source, node, scopes)
         elif isinstance(node, ast.Assign) and any(ast.unparse(target) == "__all__" for target in node.targets):
-            for one in ast.walk(node.value):
-                if isinstance(one, ast.Constant) and isinstance(one.value, str):
-                    name = ast.Name(one.value, ast.Load())
-                    found = self.resolve(source, name, scopes)
-                    if found is not None:
-                        yield _within(one, 0, one.value), one.value, found
+            yield from self._exported(source, node, scopes)
+
+    def _exported(self, source: Source, node: ast.Assign, scopes: list[Scope]) -> Iterator[tuple[Span, str, Symbol]]:
+        """`__all__`."""
+        for one in ast.walk(node.value):
+            if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                found = self.resolve(source, ast.Name(one.value, ast.Load()), scopes)
+                if found is not None:
+                    yield _within(one, 0, one.value), one.value, found
 
     def _string(
         self, source: Source, node: ast.Constant, scopes: list[Scope], is_type: bool

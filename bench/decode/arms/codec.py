@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nodewire.kind import Limits
 from nodewire.llm import entry
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.local.reference import Whole
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.tensors.frame import MXINT8, Frame, bytes_of
@@ -70,7 +70,9 @@ def prefilled(*, quick: bool) -> dict[str, Any]:
     texts = _texts(whole, QUICK_TEXTS if quick else TEXTS, QUICK_WINDOW if quick else WINDOW)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="nodewire-decode-") as folder:
-        made = split_decoder(DECODER, parse_size(DECODER_TARGET), Path(folder), slots=1, dtype=DECODER_DTYPE)
+        made = split_decoder(
+            DECODER, parse_size(DECODER_TARGET), Path(folder), slots=1, options=DecoderOptions(dtype=DECODER_DTYPE)
+        )
         stages = [
             entry.load(t.engine, made.blobs[t.program.sha256].read_bytes(), _paths(made.blobs, t), Limits(2**30))
             for t in made.manifest.tasks

@@ -28,7 +28,7 @@ from nodewire.errors import NodewireError
 from nodewire.kind import Actor, Limits
 from nodewire.llm import entry
 from nodewire.llm.checkpoint.loader import filler, open_weights
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.driver import Driver
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.programs.programs import DriverProgram
@@ -245,13 +245,18 @@ def _ring(directory: Path, out: Path, chance: Random, *, lend: bool) -> Ring:
         middle = (low + high) // 2
         try:
             many = (
-                len(split_decoder(directory, middle, out, slots=AT_ONCE, lend=lend, dtype="float32").manifest.tasks) - 1
+                len(
+                    split_decoder(
+                        directory, middle, out, slots=AT_ONCE, options=DecoderOptions(dtype="float32", lend=lend)
+                    ).manifest.tasks
+                )
+                - 1
                 > STAGES
             )
         except NodewireError:
             many = True
         low, high = (middle, high) if many else (low, middle)
-    made = split_decoder(directory, high, out, slots=AT_ONCE, lend=lend, dtype="float32")
+    made = split_decoder(directory, high, out, slots=AT_ONCE, options=DecoderOptions(dtype="float32", lend=lend))
     return Ring(made.manifest, made.blobs, chance)
 
 

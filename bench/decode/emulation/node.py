@@ -25,7 +25,7 @@ from bench.network.transition_node import lines, say
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.tensors.frame import Array, Frame, Meta
-from nodewire.wire import JobChannelSpec, JobMailbox, Node, Patience, Route
+from nodewire.wire import JobChannelSpec, JobMailbox, LinkPolicy, Node, Patience, Route
 
 WIDTH = 512
 ROW_BYTES = 2 * WIDTH
@@ -168,7 +168,7 @@ async def main() -> None:
     say(keys.public)
     known = json.loads(await heard.readline())
     index, ring = known["index"], known["ring"]
-    node = Node(keys, patience=Patience(silence_s=SILENCE_S))
+    node = Node(keys, policy=LinkPolicy(patience=Patience(silence_s=SILENCE_S)))
     host, port = ring[index][1].split(":")
     await node.listen(host, int(port))
     say("listening")

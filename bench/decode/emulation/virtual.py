@@ -48,46 +48,63 @@ def _ways_ms(relayed: bool) -> float:
 def simulate(runs: Sequence[Run], stage_ms: float, *, relayed: bool = False, batches: bool = False) -> None:
     """Let every session come to its end. `relayed`: the last stage's rows come back the way they went."""
     stages = [Stage(stage_ms, batches=batches) for _ in WAYS_MS[1:]]
-    last_ms = sum(WAYS_MS[:-1]) if relayed else WAYS_MS[-1]
-    number = count()
-    events: list[tuple[float, int, int, Moving | None]] = []
-    """When, in which order, at which stage (-1: before the first), and what comes there; None: what it computed."""
+    _Ring(runs, stages, sum(WAYS_MS[:-1]) if relayed else WAYS_MS[-1]).turn()
 
-    def happens(at_ms: float, where: int, what: Moving | None) -> None:
-        heapq.heappush(events, (at_ms, next(number), where, what))
 
-    def begin(where: int, now_ms: float) -> None:
-        took_ms = stages[where].begin()
+class _Ring:
+    """Sessions' frames on their way around `stages`, by when they come where. `last_ms`: from the last one home."""
+
+    def __init__(self, runs: Sequence[Run], stages: Sequence[Stage], last_ms: float) -> None:
+        self._runs, self._stages, self._last_ms = runs, stages, last_ms
+        self._left = len(runs)
+        self._number = count()
+        self._events: list[tuple[float, int, int, Moving | None]] = []
+        """When, in which order, at which stage, and what comes there; None: what it computed."""
+
+    def turn(self) -> None:
+        """Until every session has all its tokens."""
+        for session, run in enumerate(self._runs):
+            run.came_ms.append(run.begins_ms)
+            self._send(session, run.driver.start(run.begins_ms), run.begins_ms)
+        while self._left:
+            now_ms, _, where, what = heapq.heappop(self._events)
+            if what is None:
+                self._end(where, now_ms)
+            elif where == len(self._stages):
+                self._come_home(what, now_ms)
+            else:
+                self._stages[where].come(what)
+                if not self._stages[where].computing:
+                    self._begin(where, now_ms)
+
+    def _push(self, at_ms: float, where: int, what: Moving | None) -> None:
+        heapq.heappush(self._events, (at_ms, next(self._number), where, what))
+
+    def _send(self, session: int, frames: Sequence[Sent], now_ms: float) -> None:
+        for one in frames:
+            self._push(now_ms + WAYS_MS[0], 0, Moving(session, one, one.tokens))
+
+    def _begin(self, where: int, now_ms: float) -> None:
+        took_ms = self._stages[where].begin()
         if took_ms is not None:
-            happens(now_ms + took_ms, where, None)
+            self._push(now_ms + took_ms, where, None)
 
-    left = len(runs)
-    for session, run in enumerate(runs):
-        run.came_ms.append(run.begins_ms)
-        for sent in run.driver.start(run.begins_ms):
-            happens(run.begins_ms + WAYS_MS[0], 0, Moving(session, sent, sent.tokens))
-    while left:
-        now_ms, _, where, what = heapq.heappop(events)
-        if where == len(stages):
-            assert what is not None
-            run = runs[what.session]
-            if len(run.came_ms) >= run.tokens:
-                continue
-            frames = run.driver.returned(Back(what.sent.seq, tuple(map(token_of, what.xs))), now_ms)
-            run.came_ms += [now_ms] * (len(run.driver.tokens) - len(run.came_ms))
-            left -= len(run.came_ms) >= run.tokens
-            for one in frames:
-                happens(now_ms + WAYS_MS[0], 0, Moving(what.session, one, one.tokens))
-        elif what is not None:
-            stages[where].come(what)
-            if not stages[where].computing:
-                begin(where, now_ms)
-        else:
-            for one in stages[where].end():
-                way_ms = WAYS_MS[where + 1] if where + 1 < len(stages) else last_ms
-                happens(now_ms + way_ms, where + 1, one)
-            stages[where].computing = []
-            begin(where, now_ms)
+    def _end(self, where: int, now_ms: float) -> None:
+        stage = self._stages[where]
+        for one in stage.end():
+            way_ms = WAYS_MS[where + 1] if where + 1 < len(self._stages) else self._last_ms
+            self._push(now_ms + way_ms, where + 1, one)
+        stage.computing = []
+        self._begin(where, now_ms)
+
+    def _come_home(self, what: Moving, now_ms: float) -> None:
+        run = self._runs[what.session]
+        if len(run.came_ms) >= run.tokens:
+            return
+        frames = run.driver.returned(Back(what.sent.seq, tuple(map(token_of, what.xs))), now_ms)
+        run.came_ms += [now_ms] * (len(run.driver.tokens) - len(run.came_ms))
+        self._left -= len(run.came_ms) >= run.tokens
+        self._send(what.session, frames, now_ms)
 
 
 def alone(run: Run, stage_ms: float, *, relayed: bool = False) -> None:

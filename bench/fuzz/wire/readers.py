@@ -20,7 +20,7 @@ from bench.fuzz.wire.streams import BESIDE, CLOSED, JOB, OTHERS, PRODUCED
 from nodewire.errors import NodewireError, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.wire import JobChannelSpec, JobMailbox, Link, Node, Patience, Route
+from nodewire.wire import JobChannelSpec, JobMailbox, Link, LinkPolicy, Node, Patience, Route
 from nodewire.wire.evidence.pull import Want
 from nodewire.wire.framing import frames
 from nodewire.wire.framing.decoder import Decoder, FrameMemory
@@ -226,7 +226,10 @@ class Reader:
         link_manager.MAX_ORIGIN_BYTES = 2**50  # all cases come from one address
         self.doors = Doors()
         self.node = Node(
-            Keys(b"\x01" * 32), transport=self.doors, patience=STILL, holder=_nothing_is_kept, survey_s=3_600.0
+            Keys(b"\x01" * 32),
+            policy=LinkPolicy(patience=STILL, transport=self.doors),
+            holder=_nothing_is_kept,
+            survey_s=3_600.0,
         )
         self.producer = Peer(Keys(b"\x02" * 32), self.node, self.doors)
         self.other = Peer(Keys(b"\x03" * 32), self.node, self.doors)

@@ -24,7 +24,7 @@ from bench.fuzz.wire.readers import Fault
 from nodewire.errors import BadPeer, NodewireError
 from nodewire.net import host_port
 from nodewire.nostr.keys import Keys
-from nodewire.wire import Node, Patience
+from nodewire.wire import LinkPolicy, Node, Patience
 from nodewire.wire.framing import frames
 from nodewire.wire.link import link_manager
 from nodewire.wire.shm import SameHost, handshake, mapping
@@ -44,8 +44,8 @@ class Doors:
         self._keys = Keys.generate()
         self._dialler = Keys.generate()
         self.same_host = SameHost(self._keys, folder)
-        self.node = Node(self._keys, patience=_PATIENCE, beside=self.same_host)
-        self.dialling = Node(self._dialler, patience=_PATIENCE)
+        self.node = Node(self._keys, policy=LinkPolicy(patience=_PATIENCE, beside=self.same_host))
+        self.dialling = Node(self._dialler, policy=LinkPolicy(patience=_PATIENCE))
         self._folder = folder
         self._shown = identity.make(self._dialler, time.time())
         self._address = ("", 0)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 async def trail_of(role: AnyRole, id_: str) -> dict[str, Any]:
     """The public record of a job: checks of its plan, findings, and the trail's lines."""
     from nodewire.nostr.nips.nip01 import Filter
+    from nodewire.plan.audit import EpochEvidence
     from nodewire.plan.audit import audit as rederive
     from nodewire.protocol.committee import beacon, quorum_certificate
     from nodewire.protocol.job import request as job
@@ -55,9 +56,7 @@ async def trail_of(role: AnyRole, id_: str) -> dict[str, Any]:
                 customer=request.customer,
                 manifest=manifest,
                 committee=market.committee,
-                certificate=proof,
-                partials=[beacon.parse(partial) for partial in request.signed_partials()],
-                snapshot_blob=blob,
+                evidence=EpochEvidence(proof, [beacon.parse(partial) for partial in request.signed_partials()], blob),
                 busy=busy,
             )
             findings = [{"path": f.path, "expected": f.expected, "found": f.found} for f in found]

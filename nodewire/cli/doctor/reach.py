@@ -21,6 +21,7 @@ from nodewire.net import host_port
 from nodewire.net.address_policy import are_private, is_dialled
 from nodewire.protocol.market.relay_ad import LEAST_PORT
 from nodewire.store.state_lock import is_held
+from nodewire.wire.link.link_manager import LinkPolicy
 
 if TYPE_CHECKING:
     from nodewire.nostr.keys import Keys
@@ -192,7 +193,7 @@ async def _answering(role: ProviderConfig, keys: Keys) -> AsyncIterator[None]:
     """Somebody listens for this role as long as this is entered: its daemon, or else we."""
     from nodewire.wire.node import Node
 
-    node = Node(keys, admit=lambda peer: False)
+    node = Node(keys, policy=LinkPolicy(admit=lambda peer: False))
     try:
         with suppress(OSError):  # the daemon has it, or what does is another check's matter
             await node.listen(*parsed(role.wire.listen))

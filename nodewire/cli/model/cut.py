@@ -97,11 +97,11 @@ def cut(folder: Path, asked: CutOptions, out: Path | None, say: Say = lambda _: 
 
         return split_encoder(folder, target, out, slots=slots, name=name)
     from nodewire.graph.registration.directory_splitter import split_directory
-    from nodewire.graph.registration.register import SMALLER
+    from nodewire.graph.registration.register import SMALLER, TaskOptions
 
-    groups, most = asked.expert_groups, asked.most
+    options = TaskOptions(slots=slots, expert_groups=asked.expert_groups)
     try:
-        return split_directory(folder, target, out, slots=slots, name=name, expert_groups=groups, most=most, say=say)
+        return split_directory(folder, target, out, name=name, options=options, most=asked.most, say=say)
     except OverMemory as error:
         if not error.reason.endswith(SMALLER):
             raise
@@ -123,7 +123,7 @@ def _remedy(architecture: str, field: str) -> str:
 
 
 def _decoder(folder: Path, asked: CutOptions, out: Path | None) -> Registration:
-    from nodewire.llm.checkpoint.splitter import split_decoder
+    from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 
     made = split_decoder(
         folder,
@@ -132,10 +132,7 @@ def _decoder(folder: Path, asked: CutOptions, out: Path | None) -> Registration:
         slots=asked.slots,
         split=asked.split,
         name=asked.name,
-        context=asked.context,
-        dtype=asked.dtype,
-        kv=asked.kv,
-        lend=asked.lend,
+        options=DecoderOptions(context=asked.context, dtype=asked.dtype, kv=asked.kv, lend=asked.lend),
     )
     return _with_chat(made, folder, out)
 

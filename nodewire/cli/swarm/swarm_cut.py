@@ -72,7 +72,7 @@ async def _in_process(swarm: Swarm, kept: list[str], model: Path, folder: Path) 
 
 def _cut(asked: dict[str, Any]) -> None:
     from nodewire.chat.folder import chat_template
-    from nodewire.llm.checkpoint.splitter import split_decoder
+    from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
     from nodewire.weights.blob_folder import BlobFolder
 
     swarm, model, out = Swarm.parse(asked["swarm"]), Path(asked["model"]), Path(asked["out"])
@@ -84,8 +84,7 @@ def _cut(asked: dict[str, Any]) -> None:
         split=swarm.borders or len(swarm.nodes),
         kept=asked["kept"],
         name=swarm.name,
-        context=swarm.context,
-        dtype=swarm.dtype,
+        options=DecoderOptions(context=swarm.context, dtype=swarm.dtype),
     )
     manifest = made.manifest
     if (template := chat_template(model)) is not None:

@@ -26,7 +26,9 @@ from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.plan import LOCAL
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
 
 GRACE_S = 10.0
@@ -86,13 +88,15 @@ class JobAttempt:
         generates, lookahead = manifest.mode == "generate", self.plan.terms.lookahead
         self._record = Record(session.spool, request.id, manifest, lookahead) if generates else None
         self._member = Membership(
-            request.id,
-            self.plan,
+            JobChannelSpec(
+                request.id,
+                routes_of(manifest, self.plan),
+                grace_s=GRACE_S,
+                tape=self._record or session.spool,
+            ),
             manifest,
             session.node,
             {public: ad.wire for public, ad in drawn.ads.items()},
-            grace_s=GRACE_S,
-            tape=self._record or session.spool,
             noticed=self._give_time,
         )
         self._mailbox = self._member.mailbox

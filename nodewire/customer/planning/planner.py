@@ -12,7 +12,7 @@ from nodewire.errors import NoProvider, OverBudget
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.pay.bond.settlement import job_share_ppm
-from nodewire.plan.assign import Busy, assign
+from nodewire.plan.assign import Busy, CertifiedEpoch, assign
 from nodewire.plan.codec import Link, Predict, Wish, codecs, predicted
 from nodewire.protocol.job.plan import MAX_EXCLUDED, Plan, Terms
 from nodewire.protocol.market.ad import Ad
@@ -152,9 +152,7 @@ async def draw(
             _planned,
             manifest,
             snapshot,
-            body=epoch.body,
-            beacon=epoch.beacon,
-            committee=market.committee,
+            epoch=CertifiedEpoch(market.committee, epoch.body, epoch.beacon),
             customer=customer,
             busy=busy,
             k=k,

@@ -101,23 +101,14 @@ class Interpreter:
             result = op.call(*args, **kwargs)
         except (BadTask, BadInput):
             raise
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise OverMemory(step.node.name, f"{op.name}: the device has no memory left") from error
         except Exception as error:  # whatever torch raises: its meta kernels are written in Python, and assert
-            first = (str(error).splitlines() or [""])[0]
-            if _is_out_of_memory(first):  # torch's CPU allocator and oneDNN have no error class of their own
-                raise OverMemory(step.node.name, f"{op.name}: the device has no memory left") from error
-            raise BadTask(step.node.name, f"{op.name}: {type(error).__name__}: {first[:160]}") from error
+            raise _fault(step.node, op, error) from error
         if op.name in RELAID and self.device.type == "meta":
             result = as_on_cpu(op, op.bound(args, kwargs), result)
-        kind = type(result)
-        if kind is tuple:
+        if type(result) is tuple:
             result = list(result)
-        elif kind is int and abs(result) > MAX_INT:
-            raise BadTask(step.node.name, "a size beyond 64 bits")
-        elif kind is torch.Tensor and not result.numel() and min(result.shape, default=0) < 0:
-            # Where another size is 0 some kernels make a negative one.
-            raise BadTask(step.node.name, f"{op.name} of a negative size: {list(result.shape)}")
+        else:
+            _check_size(step.node, op, result)
         if after is not None:
             after(step.node, op, op.bound(args, kwargs), result, step.last_used)
         return result
@@ -139,6 +130,25 @@ def is_guarded(op: Op) -> bool:
     )
 
 
+def _fault(node: Node, op: Op, error: Exception) -> BadTask | OverMemory:
+    """What torch's `error` in an operator says of the task, or of the device's memory."""
+    first = (str(error).splitlines() or [""])[0]
+    # torch's CPU allocator and oneDNN have no error class of their own
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or _is_out_of_memory(first):
+        return OverMemory(node.name, f"{op.name}: the device has no memory left")
+    return BadTask(node.name, f"{op.name}: {type(error).__name__}: {first[:160]}")
+
+
+def _check_size(node: Node, op: Op, result: Value) -> None:
+    """A whole number fits in 64 bits, and a tensor has no negative size."""
+    kind = type(result)
+    if kind is int and abs(result) > MAX_INT:
+        raise BadTask(node.name, "a size beyond 64 bits")
+    if kind is torch.Tensor and not result.numel() and min(result.shape, default=0) < 0:
+        # Where another size is 0 some kernels make a negative one.
+        raise BadTask(node.name, f"{op.name} of a negative size: {list(result.shape)}")
+
+
 def check_values(node: Node, op: Op, given: Mapping[str, Value]) -> None:
     """What must hold for arguments before a kernel sees them, beyond what torch's meta device checks.
 
@@ -150,16 +160,8 @@ def check_values(node: Node, op: Op, given: Mapping[str, Value]) -> None:
         _check_python(node, op, given)
     elif op.name == BATCH_NORM:
         _check_batch_norm(node, given)
-    elif op.name in SAME_FLOAT:
-        tensors = [v for k, v in given.items() if isinstance(v, torch.Tensor) and k != "attn_mask"]
-        if len({t.dtype for t in tensors}) > 1 or not all(t.is_floating_point() for t in tensors):
-            raise BadTask(node.name, f"{op.name} of {', '.join(str(t.dtype)[6:] for t in tensors)}")
-    elif op.name in BITWISE:
-        if any((isinstance(v, torch.Tensor) and v.is_floating_point()) or isinstance(v, float) for v in given.values()):
-            raise BadTask(node.name, f"{op.name} of floats")
-    elif op.name in REMAINDERS:
-        if not any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in given.values()):
-            raise BadTask(node.name, f"{op.name} of whole numbers")
+    elif op.name in SAME_FLOAT or op.name in BITWISE or op.name in REMAINDERS:
+        _check_dtypes(node, op, given)
     elif op.name in INDEXING:
         _check_indices(node, op, given)
     elif op.name == POW:
@@ -170,6 +172,19 @@ def check_values(node: Node, op: Op, given: Mapping[str, Value]) -> None:
         dim = given.get("dim", 0)
         if type(size) is not int or size < 1 or tensor.shape[dim] > MAX_LIST * size:
             raise BadTask(node.name, f"{op.name} into more than {MAX_LIST} pieces")
+
+
+def _check_dtypes(node: Node, op: Op, given: Mapping[str, Value]) -> None:
+    """That the operator has a kernel for these dtypes: one float for all, no float, or a float among them."""
+    if op.name in SAME_FLOAT:
+        tensors = [v for k, v in given.items() if isinstance(v, torch.Tensor) and k != "attn_mask"]
+        if len({t.dtype for t in tensors}) > 1 or not all(t.is_floating_point() for t in tensors):
+            raise BadTask(node.name, f"{op.name} of {', '.join(str(t.dtype)[6:] for t in tensors)}")
+    elif op.name in BITWISE:
+        if any((isinstance(v, torch.Tensor) and v.is_floating_point()) or isinstance(v, float) for v in given.values()):
+            raise BadTask(node.name, f"{op.name} of floats")
+    elif not any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in given.values()):
+        raise BadTask(node.name, f"{op.name} of whole numbers")
 
 
 def _check_python(node: Node, op: Op, given: Mapping[str, Value]) -> None:

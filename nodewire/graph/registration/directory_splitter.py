@@ -17,7 +17,7 @@ from nodewire.graph.families.builder import BuiltModel, build
 from nodewire.graph.families.checkpoint import Checkpoint
 from nodewire.graph.families.inputs import LARGEST, Largest
 from nodewire.graph.registration import parity
-from nodewire.graph.registration.register import split, volume
+from nodewire.graph.registration.register import USUAL, TaskOptions, split, volume
 from nodewire.graph.registration.streamed_weights import StreamedWeights
 from nodewire.graph.trace.reader import TracedModel
 from nodewire.graph.trace.trace import trace
@@ -32,9 +32,8 @@ def split_directory(
     out: Path | None,
     *,
     name: str,
-    slots: int = 4,
+    options: TaskOptions = USUAL,
     largest: Largest = LARGEST,
-    expert_groups: int = 1,
     most: Mapping[str, int] | None = None,
     say: Say = lambda _: None,
 ) -> Registration:
@@ -42,7 +41,8 @@ def split_directory(
 
     Without `out` it is a dry run, which needs of the directory no more than config.json.
 
-    `expert_groups` as `register` has it; `most` by size, as in {"batch": 8}, is what one call may hold together.
+    The license is the directory's, whatever the options say; `most` by size, as in {"batch": 8}, is what one call may
+    hold together.
 
     Raises:
         NotFound, BadInput, Unsupported, BadConfig: the directory does not hold a model of a known architecture, or
@@ -65,9 +65,7 @@ def split_directory(
         target_bytes,
         out,
         name=name,
-        slots=slots,
-        license=encoder_directory.license_of(directory),
-        expert_groups=expert_groups,
+        options=replace(options, license=encoder_directory.license_of(directory)),
         say=say,
     )
     if out is None or parts is None:

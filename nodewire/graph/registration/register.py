@@ -9,7 +9,7 @@ made = nodewire.register(model, [{"x": torch.zeros(1, 64)}, {"x": torch.zeros(8,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,33 @@ class _Labels(Schema):
     license: Label
 
 
+@dataclass(frozen=True, slots=True)
+class CallShape:
+    """What examples do not show of the calls that are to be."""
+
+    axes: Axes | None = None
+    """Names of sizes that vary: {"ids": ("batch", "length")}."""
+    most: Mapping[str, int] | None = None
+    """Larger sizes, {"length": 512}; they are admitted as far as the target allows."""
+    outputs: Sequence[str] | None = None
+    """What is picked from what the model returns, by path."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """What is asked of a model's tasks beside their size."""
+
+    slots: int = 4
+    """Calls that a task may have at a time."""
+    license: str = ""
+    expert_groups: int = 1
+    """The experts of a mixture are cut into so many tasks, or into as many as the target asks, if those are more."""
+
+
+SHOWN = CallShape()
+USUAL = TaskOptions()
+
+
 def register(
     model: torch.nn.Module,
     examples: Any,
@@ -53,23 +80,17 @@ def register(
     target_vram: int | str,
     out: Path | str | None = None,
     name: str,
-    axes: Axes | None = None,
-    most: Mapping[str, int] | None = None,
-    outputs: Sequence[str] | None = None,
-    slots: int = 4,
-    license: str = "",
-    expert_groups: int = 1,
+    calls: CallShape = SHOWN,
+    options: TaskOptions = USUAL,
     dry_run: bool = False,
 ) -> Registration:
     """Split `model` into tasks of at most `target_vram` (bytes, or "12GB") each; write manifest and blobs into `out`.
 
     `nodewire register OUT` publishes them. `examples` is what the model is called with: a tensor, a tuple, keywords as
     a mapping, (args, kwargs), or an iterator or list of several. Sizes that differ between them vary in calls, up to
-    the largest shown; every example is a call that the tasks admit. `axes` names sizes that vary where the examples do
-    not show it ({"ids": ("batch", "length")}), `most` admits larger ones ({"length": 512}), as far as the target
-    allows. `outputs` picks from what the model returns, by path. The model must be in evaluation mode; its weights may
-    lie anywhere, and the whole of them is never copied. The experts of a mixture are cut into `expert_groups` tasks, or
-    into as many as the target asks, if those are more. The registration's report says what bounded each cut.
+    the largest shown; every example is a call that the tasks admit. `calls` says what the examples do not show. The
+    model must be in evaluation mode; its weights may lie anywhere, and the whole of them is never copied. The
+    registration's report says what bounded each cut.
 
     The tasks are then run beside the model, on the largest example and on another call made of it.
 
@@ -87,12 +108,12 @@ def register(
         target_bytes = parse_size(target_vram)
     except ValueError as error:
         raise BadInput("target_vram", str(error)) from error
-    _Labels.from_document({"name": name, "license": license})
+    _Labels.from_document({"name": name, "license": options.license})
     if out is None and not dry_run:
         raise BadInput("out", "the folder that gets manifest and blobs; only a dry run does without")
     shown = several(examples)
-    said = signature(model, shown, axes, most)
-    traced = trace(model, said, volume(said), outputs=outputs)
+    said = signature(model, shown, calls.axes, calls.most)
+    traced = trace(model, said, volume(said), outputs=calls.outputs)
     made = split(
         traced,
         said,
@@ -100,16 +121,14 @@ def register(
         target_bytes,
         None if dry_run or out is None else Path(out),
         name=name,
-        slots=slots,
-        license=license,
-        expert_groups=expert_groups,
+        options=options,
     )
     if dry_run or out is None:
         return made
-    itself = parity.eager(model, said, outputs)
-    calls = list(parity.others(said, [tensors_of(model, one) for one in shown]))
-    parity.check_again(itself, calls[0])
-    made = replace(made, report=(*made.report, parity.compare(made, itself, calls)))
+    itself = parity.eager(model, said, calls.outputs)
+    tried = list(parity.others(said, [tensors_of(model, one) for one in shown]))
+    parity.check_again(itself, tried[0])
+    made = replace(made, report=(*made.report, parity.compare(made, itself, tried)))
     (Path(out) / MANIFEST).write_bytes(made.manifest.pack())
     return made
 
@@ -122,14 +141,12 @@ def split(
     out: Path | None,
     *,
     name: str,
-    slots: int,
-    license: str,
-    expert_groups: int = 1,
+    options: TaskOptions,
     say: Say = lambda _: None,
 ) -> Registration:
     """A traced model as a manifest of mode "run" and its blobs; without `out` and `parts` as `write_run` has it. Raises
     as `register`."""
-    whole = normalized(traced, slots)
+    whole, expert_groups = normalized(traced, options.slots), options.expert_groups
     if expert_groups < 1:
         raise BadInput("expert_groups", f"{expert_groups}, at least 1")
     if expert_groups > 1 and not mixtures(whole, traced.shapes):
@@ -152,7 +169,7 @@ def split(
             f"{where} ({error.field})" if where else error.field,
             f"{error.reason}, for {sizes}{f': {SMALLER}' if said.least > 1 else ''}",
         ) from None
-    return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.paths, say=say)
+    return write_run(done, parts, target_bytes, out, name=name, license=options.license, modules=traced.paths, say=say)
 
 
 def normalized(traced: TracedModel, slots: int = 1) -> Program:

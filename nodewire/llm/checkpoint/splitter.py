@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,26 @@ CONTEXT = 8_192
 """A session's positions, unless more are asked for or the model has fewer."""
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    """How a decoder's tasks compute."""
+
+    context: int | None = None
+    """Positions of a session: 8,192 or the model's own, unless given."""
+    chunk: int = 64
+    """Positions that are paid together."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """That of the arithmetic: the checkpoint's, as `Checkpoint.arithmetic` has it, unless given."""
+    kv: Literal["int8"] | None = None
+    """That of keys and values: as the arithmetic's, unless given."""
+    lend: bool = False
+    """Whether the first stage has the embedding and the last one the head: the driver needs neither, ids go around the
+    ring, and generations are greedy."""
+
+
+USUAL = DecoderOptions()
+
+
 def split_decoder(
     directory: Path,
     target_bytes: int | None,
@@ -39,24 +60,15 @@ def split_decoder(
     split: Sequence[Border] | int = (),
     kept: Collection[str] | None = None,
     name: str | None = None,
-    context: int | None = None,
-    chunk: int = 64,
-    dtype: Literal["float32", "bfloat16"] | None = None,
-    kv: Literal["int8"] | None = None,
-    lend: bool = False,
-    license: str = "",
+    options: DecoderOptions = USUAL,
 ) -> Registration:
     """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each with pages for `slots`
-    sessions of `context` positions (8,192 or the model's own, unless given), which any that fit share.
+    sessions, which any that fit share.
 
     Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
-    `dtype` is that of the arithmetic (the checkpoint's, as `Checkpoint.arithmetic` has it, unless given), `kv` that of
-    keys and values (as the arithmetic's, unless given).
     With a `split` the stages are these layers, each given by its first and its last, or so many, as even as can be:
     then there need be no target.
     `kept`: of all others than these tasks the weights are only hashed, not written.
-    With `lend` the first stage has the embedding and the last one the head: the driver needs neither, ids go around the
-    ring, and generations are greedy.
     Without `out` it is a dry run, which needs of the directory no more than config.json; a tokenizer that is not there
     counts for nothing.
 
@@ -67,61 +79,87 @@ def split_decoder(
     """
     checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config
-    dtype = dtype or checkpoint.arithmetic
-    if kv is not None and dtype == "float32":
+    dtype = options.dtype or checkpoint.arithmetic
+    if options.kv is not None and dtype == "float32":
         raise BadInput(
             "kv", "8 bits are for arithmetic in bfloat16: what two nodes round apart is beyond float32's tolerance"
         )
     checkpoint = checkpoint.for_arithmetic(dtype)
-    positions = min(context or CONTEXT, config.max_position_embeddings)
-
-    needs = Needs(config, slots, positions, dtype, kv, lend, len(checkpoint.tokenizer))
-    driver_bytes, stage_bytes = needs.driver, needs.stage
+    positions = min(options.context or CONTEXT, config.max_position_embeddings)
+    needs = Needs(config, slots, positions, dtype, options.kv, options.lend, len(checkpoint.tokenizer))
     cuts = _cuts(split, config.num_hidden_layers, target_bytes, needs)
     blobs = blobs_in(out)
-
-    def weights_of(task: str, pieces: Iterable[Piece]) -> tuple[dict[str, object], BlobRef]:
-        return _weights(checkpoint, pieces, blobs, is_kept=kept is None or task in kept)
-
-    common = {"config": config, "dtype": dtype, "slots": slots, "positions": positions}
     if out is not None:
         Detokenizer(checkpoint.tokenizer)  # one that customers cannot read would be sold to nobody
-    tokenizer = blobs.blob(checkpoint.tokenizer)
-    ids = {"lends": True} if lend else {}
-    tensors, weights = ({}, None) if lend else weights_of("driver", end_tensors(config))
-    program = DriverProgram.from_document(
-        _plain(common)
-        | ids
-        | {
-            "chunk": chunk,
-            "edge_prompt": "prompt",
-            "edge_return": "return",
-            "edge_hidden": "hidden.0",
-            "edge_tokens": "tokens",
-            "tokenizer": tokenizer.document(),
-            "tensors": tensors,
-        }
+    writer = _TaskWriter(checkpoint, needs, blobs, kept, target_bytes)
+    tasks = [writer.driver(options.chunk), *(writer.stage(index, *cut) for index, cut in enumerate(cuts))]
+    manifest = Manifest(
+        name=_name(name or directory.resolve().name),
+        mode="generate",
+        context=positions,
+        chunk=options.chunk,
+        tasks=tuple(tasks),
+        edges=_edges(len(cuts), config, positions, dtype, lend=options.lend),
     )
-    has = "" if lend else "embedding, " if config.tie_word_embeddings else "embedding, head, "
-    limit = f"{has}tokenizer: {driver_bytes.words}"
-    tasks = [
-        Task(
+    of = f" of {_mb(target_bytes)}" if target_bytes is not None else ""
+    report = tuple(f"{task.name}: {_mb(task.memory_bytes)}{of} MB; {task.limit}" for task in tasks)
+    if options.context is None and positions < config.max_position_embeddings:
+        report += (f"sessions have {positions} of the model's {config.max_position_embeddings} positions",)
+    report += (checkpoint.note,) if checkpoint.note else ()
+    fits = needs.fits(*(() if target_bytes is None else (target_bytes,))) if out is None else ()
+    return Registration(manifest, blobs.paths, report, _sizes(needs, cuts), checkpoint.lacks, fits)
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskWriter:
+    """Writes a decoder's tasks: their weights, their programs, and what the manifest says of them."""
+
+    checkpoint: Checkpoint
+    needs: Needs
+    blobs: BlobFolder | BlobSizes
+    kept: Collection[str] | None
+    """As `split_decoder` has it."""
+    target_bytes: int | None
+
+    def driver(self, chunk: int) -> Task:
+        needs, config, lend = self.needs, self.needs.config, self.needs.lend
+        tokenizer = self.blobs.blob(self.checkpoint.tokenizer)
+        ids = {"lends": True} if lend else {}
+        tensors, weights = ({}, None) if lend else self._weights("driver", end_tensors(config))
+        program = DriverProgram.from_document(
+            self._common()
+            | ids
+            | {
+                "chunk": chunk,
+                "edge_prompt": "prompt",
+                "edge_return": "return",
+                "edge_hidden": "hidden.0",
+                "edge_tokens": "tokens",
+                "tokenizer": tokenizer.document(),
+                "tensors": tensors,
+            }
+        )
+        has = "" if lend else "embedding, " if config.tie_word_embeddings else "embedding, head, "
+        limit = f"{has}tokenizer: {needs.driver.words}"
+        return Task(
             name="driver",
             engine="decoder.driver",
-            program=blobs.blob(program.pack()),
+            program=self.blobs.blob(program.pack()),
             weights=(tokenizer,) if weights is None else (weights, tokenizer),
-            memory_bytes=driver_bytes.total,
-            slots=slots,
+            memory_bytes=needs.driver.total,
+            slots=needs.slots,
             flops=0 if lend else memory_estimate.head_flops(config),
             limit=limit[:128],
         )
-    ]
-    for index, (first, last) in enumerate(cuts):
+
+    def stage(self, index: int, first: int, last: int) -> Task:
+        """That of layers [first, last)."""
+        needs, config, kv = self.needs, self.needs.config, self.needs.kv
         closes, ends = last == config.num_hidden_layers, needs.ends(first, last)
         pieces = chain(end_tensors(config, ends), stage_tensors(config, first, last))
-        tensors, weights = weights_of(f"stage.{index}", pieces)
-        stage = StageProgram.from_document(
-            _plain(common)
+        tensors, weights = self._weights(f"stage.{index}", pieces)
+        program = StageProgram.from_document(
+            self._common()
             | {
                 "first": first,
                 "last": last,
@@ -135,42 +173,38 @@ def split_decoder(
             }
             | ({} if kv is None else {"kv": kv})
         )
-        need = stage_bytes(first, last)
-        tasks.append(
-            Task(
-                name=f"stage.{index}",
-                engine="decoder.stage",
-                program=blobs.blob(stage.pack()),
-                weights=(weights,),
-                memory_bytes=need.total,
-                slots=slots,
-                flops=memory_estimate.stage_flops(config, first, last, positions=positions)
-                + (memory_estimate.head_flops(config) if ends.head else 0),
-                limit=_limit(config, first, last, need, stage_bytes, target_bytes)[:128],
-                page_bytes=memory_estimate.page_bytes(config, last - first, dtype=dtype, kv=kv),
-            )
+        need = needs.stage(first, last)
+        return Task(
+            name=f"stage.{index}",
+            engine="decoder.stage",
+            program=self.blobs.blob(program.pack()),
+            weights=(weights,),
+            memory_bytes=need.total,
+            slots=needs.slots,
+            flops=memory_estimate.stage_flops(config, first, last, positions=needs.positions)
+            + (memory_estimate.head_flops(config) if ends.head else 0),
+            limit=_limit(config, first, last, need, needs.stage, self.target_bytes)[:128],
+            page_bytes=memory_estimate.page_bytes(config, last - first, dtype=needs.dtype, kv=kv),
         )
-    manifest = Manifest(
-        name=_name(name or directory.resolve().name),
-        mode="generate",
-        license=license,
-        context=positions,
-        chunk=chunk,
-        tasks=tuple(tasks),
-        edges=_edges(len(cuts), config, positions, dtype, lend=lend),
-    )
-    of = f" of {_mb(target_bytes)}" if target_bytes is not None else ""
-    report = tuple(f"{task.name}: {_mb(task.memory_bytes)}{of} MB; {task.limit}" for task in tasks)
-    if context is None and positions < config.max_position_embeddings:
-        report += (f"sessions have {positions} of the model's {config.max_position_embeddings} positions",)
-    report += (checkpoint.note,) if checkpoint.note else ()
-    parts = [
-        ("driver", driver_bytes, ()),
-        *((f"stage.{k}", stage_bytes(*cut), (_layers(*cut),)) for k, cut in enumerate(cuts)),
+
+    def _common(self) -> dict[str, object]:
+        """What all of the decoder's programs say."""
+        needs = self.needs
+        said = {"config": needs.config, "dtype": needs.dtype, "slots": needs.slots, "positions": needs.positions}
+        return _plain(said)
+
+    def _weights(self, task: str, pieces: Iterable[Piece]) -> tuple[dict[str, object], BlobRef]:
+        is_kept = self.kept is None or task in self.kept
+        return _weights(self.checkpoint, pieces, self.blobs, is_kept=is_kept)
+
+
+def _sizes(needs: Needs, cuts: Sequence[tuple[int, int]]) -> dict[str, TaskSize]:
+    """By task, what it needs."""
+    parts: list[tuple[str, Footprint, tuple[str, ...]]] = [
+        ("driver", needs.driver, ()),
+        *((f"stage.{k}", needs.stage(*cut), (_layers(*cut),)) for k, cut in enumerate(cuts)),
     ]
-    task_sizes = {name: TaskSize(need.weights, need.total - need.weights, holds=holds) for name, need, holds in parts}
-    fits = needs.fits(*(() if target_bytes is None else (target_bytes,))) if out is None else ()
-    return Registration(manifest, blobs.paths, report, task_sizes, checkpoint.lacks, fits)
+    return {name: TaskSize(need.weights, need.total - need.weights, holds=holds) for name, need, holds in parts}
 
 
 def _cuts(split: Sequence[Border] | int, layers: int, target_bytes: int | None, needs: Needs) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ one position at a time), so that the split model and the unsplit one agree to th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -100,6 +101,16 @@ def _mlp(weights: Mapping[str, Any], gate: Gate) -> Mlp:
     return Mlp(weights["gate_up"], weights["down"], gate, weights.get("gate_up_bias"), weights.get("down_bias"))
 
 
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """In what and where layers are computed. `alone`: of a model that this process decodes for itself
+    (quant/kernel_choice.py)."""
+
+    dtype: torch.dtype
+    device: torch.device
+    alone: bool = False
+
+
 class Layers:
     """Layers [first, last) of a decoder, run in blocks of `block` positions so that long prompts need no more memory.
 
@@ -114,12 +125,10 @@ class Layers:
         *,
         positions: int,
         block: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        arithmetic: Arithmetic,
         fill: Fill,
-        alone: bool = False,
     ) -> None:
-        """`alone`: of a model that this process decodes for itself (quant/kernel_choice.py)."""
+        dtype, device, alone = arithmetic.dtype, arithmetic.device, arithmetic.alone
         self.config, self.block, self.item = config, block, dtype.itemsize
         self.layers = [
             Layer(config, first + place, place, dtype, device, fill, alone=alone) for place in range(last - first)

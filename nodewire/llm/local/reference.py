@@ -19,7 +19,7 @@ from nodewire.llm.checkpoint.loader import filler
 from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.kv.sequence_cache import Lanes
 from nodewire.llm.layers.embedding_head import Vocabulary
-from nodewire.llm.layers.layers import Layers
+from nodewire.llm.layers.layers import Arithmetic, Layers
 from nodewire.llm.local.arithmetic import arithmetic_here
 from nodewire.llm.programs.needs import BLOCK
 from nodewire.llm.tokens.grammar import Grammars
@@ -65,7 +65,13 @@ class Whole:
         fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, count))))
         self.vocabulary = Vocabulary(config, kind, where, fill)
         self._layers = Layers(
-            config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill, alone=alone
+            config,
+            0,
+            count,
+            positions=self.positions,
+            block=BLOCK,
+            arithmetic=Arithmetic(dtype=kind, device=where, alone=alone),
+            fill=fill,
         )
         self._grammars = Grammars(self.tokenizer, config.vocab_size, config.eos_token_id)
         self._lanes = Lanes(config, count, 1, self.positions, kind, where)

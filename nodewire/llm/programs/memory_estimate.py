@@ -60,22 +60,30 @@ class Footprint:
         return " + ".join(f"{word} {size / 1e6:.1f}" for word, size in parts.items() if size)
 
 
+@dataclass(frozen=True, slots=True)
+class LaneSpec:
+    """What a stage has room for: `slots` sessions of `positions`, a `block` of which is computed at once. `kv` is as
+    programs say it."""
+
+    slots: int
+    positions: int
+    block: int
+    dtype: str
+    kv: str | None = None
+
+
 def stage(
     config: DecoderConfig,
     first: int,
     last: int,
-    *,
-    slots: int,
-    positions: int,
-    block: int,
-    dtype: str,
-    kv: str | None = None,
+    lanes: LaneSpec,
     ends: Ends = NEITHER,
 ) -> Footprint:
-    """A stage of layers [first, last), with all of their experts, and pages for `slots` lanes of `positions`, `kv` as
-    programs say it; and with `ends`, if it has any."""
+    """A stage of layers [first, last), with all of their experts, and pages for its `lanes`; and with `ends`, if it has
+    any."""
+    positions, dtype, kv = lanes.positions, lanes.dtype, lanes.kv
     item = ITEM_BYTES[dtype]
-    block = min(block, positions)
+    block = min(lanes.block, positions)
     numbers = _numbers(config)
     quantized = [one for layer in range(first, last) for one in _quantized(config, layer)]
     each, fixed = quant_memory.while_multiplying(quantized, item)
@@ -94,7 +102,7 @@ def stage(
     plain, exact = plain + plain_ends, exact + exact_ends
     return Footprint(
         weights=plain * item + exact * _EXACT_BYTES + sum(_in_blocks(config, item)[first:last]),
-        caches=slots * pages_of(positions) * page_bytes(config, last - first, dtype=dtype, kv=kv) + tables,
+        caches=lanes.slots * pages_of(positions) * page_bytes(config, last - first, dtype=dtype, kv=kv) + tables,
         work=max(work, _loading(config, item), quant_memory.while_loading(quantized)) + _LOAD_BYTES,
     )
 

@@ -53,12 +53,8 @@ class Needs:
             self.config,
             first,
             last,
-            slots=self.slots,
-            positions=self.positions,
-            block=BLOCK,
-            dtype=self.dtype,
-            kv=self.kv,
-            ends=self.ends(first, last),
+            memory_estimate.LaneSpec(self.slots, self.positions, BLOCK, self.dtype, self.kv),
+            self.ends(first, last),
         )
 
     def slot_bytes(self, layers: int) -> int:

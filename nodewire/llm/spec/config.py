@@ -357,35 +357,45 @@ class DecoderConfig(Schema):
             raise ValueError("head_dim: the heads together are wider than 131072")
         if any(token >= self.vocab_size for token in self.eos_token_id):
             raise ValueError("eos_token_id: out of the vocabulary")
+        self._check_rotation()
+        self._check_windows()
+        if (self.hidden_act == "clamped_swiglu") != (self.swiglu_limit is not None):
+            raise ValueError("swiglu_limit: is a clamped_swiglu's")
+        self._check_parts()
+        self._check_quantization()
+        return self
+
+    def _check_rotation(self) -> None:
         if self.rotary > self.head_dim:
             raise ValueError("rotary_dim: more than head_dim")
         if isinstance(self.rope_scaling, LongRope):
             for factors in (self.rope_scaling.short_factor, self.rope_scaling.long_factor):
                 if len(factors) != self.rotary // 2:
                     raise ValueError(f"rope_scaling: {len(factors)} factors for {self.rotary // 2} pairs of dimensions")
+
+    def _check_windows(self) -> None:
         if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(f"layer_types: {len(self.layer_types)} of {self.num_hidden_layers} layers")
         if ("sliding_attention" in self.layer_types) != (self.sliding_window is not None):
             raise ValueError("sliding_window: given without a sliding layer, or the other way round")
         if self.rope_local_base_freq is not None and self.sliding_window is None:
             raise ValueError("rope_local_base_freq: without a sliding layer")
-        if (self.hidden_act == "clamped_swiglu") != (self.swiglu_limit is not None):
-            raise ValueError("swiglu_limit: is a clamped_swiglu's")
-        self._check_parts()
-        if self.quantization is not None:
-            if self.family == "meta" or (self.family in REORDERED and self.quantization.scheme == "nvfp4"):
-                raise ValueError(
-                    f"quantization: none such of {self.family}, whose rows are stored in another order: take it "
-                    "unquantized"
-                )
-            if self.experts is not None and self.experts.stored == "mxfp4":
-                raise ValueError("quantization: of what is stored as mxfp4")
-            if self.quantization.scheme == "nvfp4" and (self.quantization.group_size, self.quantization.back_off) != (
-                16,
-                0,
-            ):
-                raise ValueError("quantization: nvfp4 has blocks of 16")
-        return self
+
+    def _check_quantization(self) -> None:
+        quantization = self.quantization
+        if quantization is None:
+            return
+        if self.family == "meta" or (self.family in REORDERED and quantization.scheme == "nvfp4"):
+            raise ValueError(
+                f"quantization: none such of {self.family}, whose rows are stored in another order: take it unquantized"
+            )
+        if self.experts is not None and self.experts.stored == "mxfp4":
+            raise ValueError("quantization: of what is stored as mxfp4")
+        if quantization.scheme == "nvfp4" and (quantization.group_size, quantization.back_off) != (
+            16,
+            0,
+        ):
+            raise ValueError("quantization: nvfp4 has blocks of 16")
 
     def _check_parts(self) -> None:
         """Raises ValueError: parts of layers that do not go together."""

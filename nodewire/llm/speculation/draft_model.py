@@ -18,7 +18,7 @@ from nodewire.llm.families import end_tensors, stage_tensors
 from nodewire.llm.kv import static_buffers
 from nodewire.llm.kv.sequence_cache import Lane, Lanes
 from nodewire.llm.layers.embedding_head import Vocabulary
-from nodewire.llm.layers.layers import Layers
+from nodewire.llm.layers.layers import Arithmetic, Layers
 from nodewire.llm.programs import memory_estimate as footprint
 from nodewire.llm.programs.memory_estimate import Footprint
 from nodewire.llm.programs.programs import DriverProgram
@@ -63,7 +63,7 @@ class Draft:
         """What it will take beside the driver, which computes nothing meanwhile, but keeps what it has."""
         config, dtype = self._checkpoint.config, self._program.dtype
         count, positions = config.num_hidden_layers, self._positions
-        layers = footprint.stage(config, 0, count, slots=self._lanes, positions=positions, block=BLOCK, dtype=dtype)
+        layers = footprint.stage(config, 0, count, footprint.LaneSpec(self._lanes, positions, BLOCK, dtype))
         text = len(self._checkpoint.tokenizer) if self._compares else 0
         ends = footprint.driver(config, positions=positions, dtype=dtype, tokenizer_bytes=text)
         work = layers.work + ends.work + (READING_BYTES if self._checkpoint.is_drawn else 0)
@@ -123,7 +123,9 @@ def _loaded(
     count = config.num_hidden_layers
     fill = filler(checkpoint.pick(chain(end_tensors(config), stage_tensors(config, 0, count))))
     vocabulary = Vocabulary(config, dtype, device, fill)
-    layers = Layers(config, 0, count, positions=positions, block=BLOCK, dtype=dtype, device=device, fill=fill)
+    layers = Layers(
+        config, 0, count, positions=positions, block=BLOCK, arithmetic=Arithmetic(dtype=dtype, device=device), fill=fill
+    )
     pool = Lanes(config, count, lanes, positions, dtype, device, beyond=graphing is not None)
     graphs = graphing(layers, pool, _around(vocabulary, device)) if graphing is not None else None
     return [_Decoder(vocabulary, layers, pool.open(), graphs) for _ in range(lanes)]

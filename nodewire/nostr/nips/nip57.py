@@ -64,26 +64,34 @@ class Invoice:
 # Zap requests
 
 
+@dataclass(frozen=True, slots=True)
+class ZapTarget:
+    """Who is zapped, by which LNURL, and for what: an event's id, an address of events."""
+
+    recipient: str
+    lnurl: str | None = None
+    event: str | None = None
+    address: str | None = None
+
+
 def build_request(
     keys: Keys,
+    target: ZapTarget,
     *,
-    recipient: str,
     amount_msat: int,
     relays: Iterable[str],
     created_at: int,
-    lnurl: str | None = None,
-    event: str | None = None,
-    address: str | None = None,
     content: str = "",
     others: Iterable[Sequence[str]] = (),
 ) -> Event:
-    """A zap request by `keys`, for the callback of `recipient`'s LNURL. It passes `check_request` or is not built.
+    """A zap request by `keys`, for the callback of the recipient's LNURL. It passes `check_request` or is not built.
 
     Raises:
         BadZap: a clause of Appendix D does not hold.
     """
-    tags: list[Sequence[str]] = [["relays", *relays], ["amount", str(amount_msat)], ["p", recipient]]
-    tags += [[name, value] for name, value in (("lnurl", lnurl), ("e", event), ("a", address)) if value is not None]
+    tags: list[Sequence[str]] = [["relays", *relays], ["amount", str(amount_msat)], ["p", target.recipient]]
+    named = (("lnurl", target.lnurl), ("e", target.event), ("a", target.address))
+    tags += [[name, value] for name, value in named if value is not None]
     request = sign(keys, REQUEST, created_at=created_at, content=content, tags=[*tags, *others])
     check_request(request, amount_msat=amount_msat)
     return request
@@ -169,6 +177,19 @@ def build_receipt(keys: Keys, request: str, *, bolt11: str, paid_at_s: int, prei
     return sign(keys, RECEIPT, created_at=paid_at_s, tags=tags)
 
 
+def _check_copies(receipt: Event, request: ZapRequest) -> None:
+    """Check that the receipt's tags are those of the request that it answers."""
+    if receipt.values("p") != [request.recipient]:
+        raise BadZap("p", "the zap is for somebody else")
+    for name, wanted, required in (
+        ("P", request.sender, False),
+        ("e", request.event, True),
+        ("a", request.address, True),
+    ):
+        if (receipt.tag(name) is not None or required) and receipt.tag(name) != wanted:
+            raise BadZap(name, "not as the request has it")
+
+
 def check_receipt(
     receipt: Event,
     invoice: Invoice,
@@ -207,15 +228,9 @@ def check_receipt(
     request = parse_request(description, amount_msat=invoice.amount_msat, receipt_signer=receipt.pubkey)
     if hashlib.sha256(description.encode()).hexdigest() != invoice.description_hash:
         raise BadZap("description_hash", "the invoice is for another description")
-    if receipt.values("p") != [request.recipient] or request.recipient != recipient:
+    if request.recipient != recipient:
         raise BadZap("p", "the zap is for somebody else")
-    for name, wanted, required in (
-        ("P", request.sender, False),
-        ("e", request.event, True),
-        ("a", request.address, True),
-    ):
-        if (receipt.tag(name) is not None or required) and receipt.tag(name) != wanted:
-            raise BadZap(name, "not as the request has it")
+    _check_copies(receipt, request)
     preimage = receipt.tag("preimage")
     if preimage is not None and not _is_preimage(preimage, invoice.payment_hash):
         raise BadZap("preimage", "does not match the payment hash")

@@ -53,7 +53,6 @@ from nodewire.oracle.journal import Journal
 from nodewire.plan.epoch import Epochs
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import oracle_round, quorum_certificate
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.job.chunk import Leaf, Opening
 from nodewire.protocol.verification import sample as verification
 from nodewire.protocol.verification import verdict
@@ -125,7 +124,6 @@ class Court:
     def __init__(
         self,
         keys: Keys,
-        committee: Committee,
         relays: Relays,
         market: Market,
         docket: Docket,
@@ -134,6 +132,7 @@ class Court:
         clock: Clock,
         convict: Callable[[str], None] = lambda culprit: None,
     ) -> None:
+        committee = market.committee
         self._keys, self._committee, self._digest = keys, committee, committee.digest()
         self._relays, self._evidence = relays, evidence
         self._journal, self._clock, self._convict = journal, clock, convict

@@ -61,6 +61,23 @@ def _with_pull(key: str, state: State, actions: tuple[Action, ...]) -> Step:
     return state, (*actions, *more)
 
 
+def _without_check(case: Case, verifier: str, state: State) -> Step | None:
+    """While the opening of the `verifier` that decides is lacking; None: the oracle goes on without it."""
+    is_silent = verifier in case.asked and verifier not in case.waiting
+    has_reserve = len(case.deciding) > 1
+    if is_silent and has_reserve and state.epoch >= case.epoch + LAST_EPOCHS:  # it takes nobody's place
+        return state.with_case(replace(case, silent=case.silent | {verifier})), ()
+    if state.epoch < case.epoch + OPEN_EPOCHS:
+        return state, ()
+    return join(case, state)  # it has shown it to others
+
+
+def _is_confirmed(case: Case, checked: Opening, theirs: Opening) -> bool:
+    """Whether the verifier's opening lets the provider's pass, with no work of the oracle's own."""
+    is_clear = not (case.inspected and is_suspect(checked.leaves, theirs.leaves))
+    return not case.audited and is_clear and _outcome(case, checked, theirs) == "pass"
+
+
 def _compared(case: Case, state: State) -> Step:
     """With the provider's opening at hand."""
     theirs, sample = case.theirs, case.sample
@@ -68,19 +85,11 @@ def _compared(case: Case, state: State) -> Step:
     if FRAMES in case.asked and case.frames is None:  # nothing is compared anew meanwhile
         return _ask_frames(case, state)
     if case.verifier is not None:
-        verifier = case.verifier[0]
-        is_silent = case.checked is None and verifier in case.asked and verifier not in case.waiting
-        has_reserve = len(case.deciding) > 1
-        if is_silent and has_reserve and state.epoch >= case.epoch + LAST_EPOCHS:  # it takes nobody's place
-            return state.with_case(replace(case, silent=case.silent | {verifier})), ()
         if case.checked is None:
-            if state.epoch < case.epoch + OPEN_EPOCHS:
-                return state, ()
-            if (joined := join(case, state)) is not None:  # it has shown it to others
-                return joined
-        if case.checked is not None and not case.disputed:
-            is_clear = not (case.inspected and is_suspect(case.checked.leaves, theirs.leaves))
-            if not case.audited and is_clear and _outcome(case, case.checked, theirs) == "pass":
+            if (step := _without_check(case, case.verifier[0], state)) is not None:
+                return step
+        elif not case.disputed:
+            if _is_confirmed(case, case.checked, theirs):
                 return _found("pass", case, case.checked, state)
             case = replace(case, disputed=True)
             state = state.with_case(case)

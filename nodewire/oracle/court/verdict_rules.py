@@ -99,18 +99,31 @@ def apply(what: Input, state: State) -> Step:
             state, keys = frames_shown(what, state), (key,)
         case VoteCame(event):
             state, actions, keys = vote_came(event, state)
-        case VoteRecord(ballot, verdict):
-            key = sample_of(ballot)
-            if (case := state.cases.get(key)) is not None and ballot == key:
-                state = state.with_case(replace(case, said=True, verdict=verdict))
-            elif case is not None:
-                state = state.with_case(replace(case, said_again=True, second=verdict))
-            keys = (key,)
+        case VoteRecord(ballot):
+            state, keys = _with_record(what, state), (sample_of(ballot),)
         case VerdictCame(certificate):
             state, actions = verdict_came(certificate, state)
         case UnfoundedComplaint(complaint):
             state, actions = unfounded(what, state)
             keys = (complaint.key,)
+    state, more = _considered(keys, state)
+    return state, actions + more
+
+
+def _with_record(record: VoteRecord, state: State) -> State:
+    """The state that knows what this oracle has said, in the first ballot or the second."""
+    key = sample_of(record.key)
+    case = state.cases.get(key)
+    if case is None:
+        return state
+    if record.key == key:
+        return state.with_case(replace(case, said=True, verdict=record.verdict))
+    return state.with_case(replace(case, said_again=True, second=record.verdict))
+
+
+def _considered(keys: Iterable[str], state: State) -> Step:
+    """Go on with each case of `keys` that is open, one after the other."""
+    actions: tuple[Action, ...] = ()
     for key in keys:
         if key in state.cases:
             state, more = _consider(state.cases[key], state)

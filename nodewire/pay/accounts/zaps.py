@@ -62,12 +62,10 @@ def build_request(
     """The signed request to zap `key.payee` for one chunk of a job. Raises BadZap."""
     return nip57.build_request(
         keys,
-        recipient=key.payee,
+        nip57.ZapTarget(key.payee, lnurl=lnurl, event=key.job),
         amount_msat=amount_msat,
         relays=relays,
         created_at=created_at,
-        lnurl=lnurl,
-        event=key.job,
         others=[["chunk", str(key.chunk)], ["attempt", str(key.attempt)]],
     )
 

@@ -23,6 +23,7 @@ from nodewire.errors import BadInvoice, TooLarge
 MAX_CHARS = 2_048  # a plain invoice has about 300, one with route hints under 1,000
 MAX_MSAT = 10**14 - 1  # bolt11 2.2 shortens multiples of 1,000 BTC once too often
 MAX_EXPIRY_S = 366 * 86_400
+_MIN_FINAL_CLTV_EXPIRY = 144  # blocks; nothing here is ever settled on a chain
 NETWORKS = ("bc", "tb", "tbs", "bcrt")
 REGTEST = "bcrt"
 
@@ -134,7 +135,6 @@ def issue(
     expiry_s: int,
     description: str | None = None,
     description_hash: str | None = None,
-    min_final_cltv_expiry: int = 144,
 ) -> Invoice:
     """A new invoice signed with a node's `secret` (32 bytes); exactly one of description and its hash.
 
@@ -154,7 +154,7 @@ def issue(
     fields: dict[str, object] = {"payment_hash": payment_hash, "payment_secret": os.urandom(32).hex()}
     fields |= {"description": description} if description is not None else {"description_hash": description_hash}
     fields |= {
-        "min_final_cltv_expiry": min_final_cltv_expiry,
+        "min_final_cltv_expiry": _MIN_FINAL_CLTV_EXPIRY,
         "expire_time": expiry_s,
         "features": {"var_onion_optin": "required", "payment_secret": "required"},
     }

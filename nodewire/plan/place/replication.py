@@ -254,6 +254,15 @@ def _given(shop: _Shop, room: Mapping[Slot, int], start: Held) -> Held:
     return held
 
 
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A slice of `slot` goes from the task `giver` to the neediest one, which may give a slice of `back` for it."""
+
+    slot: Slot
+    giver: int
+    back: Slot | None = None
+
+
 def _improved(shop: _Shop, held: Held) -> Held:
     """Until nothing helps the neediest task: a slice of another goes over to it, or two tasks swap slices."""
     held, served = dict(held), _served(shop, held)
@@ -268,33 +277,47 @@ def _improved(shop: _Shop, held: Held) -> Held:
         served[b] += shop.rates[slot][b]
 
     for _ in range(_MOST_MOVES):
-        least = min(served)
-        needy = served.index(least)
-        best = least + _LEAST
-        move: tuple[Slot, int, Slot | None] | None = None
-        for slot, a in held:
-            rates = shop.rates[slot]
-            if a != needy and rates[needy] > 0:
-                value = min(served[a] - rates[a], least + rates[needy])
-                if value > best:
-                    best, move = value, (slot, a, None)
-        if move is None and is_small:
-            own = [slot for slot, task in held if task == needy]
-            for slot, a in held:
-                rates = shop.rates[slot]
-                for other in own if a != needy and rates[needy] > 0 else ():
-                    theirs = shop.rates[other]
-                    if theirs[a] > 0:
-                        value = min(served[a] - rates[a] + theirs[a], least + rates[needy] - theirs[needy])
-                        if value > best:
-                            best, move = value, (slot, a, other)
-        if move is None:
+        needy = served.index(min(served))
+        exchange = _best_gift(shop, held, served, needy)
+        if exchange is None and is_small:
+            exchange = _best_swap(shop, held, served, needy)
+        if exchange is None:
             return held
-        slot, a, back = move
-        give(slot, a, needy)
-        if back is not None:
-            give(back, needy, a)
+        give(exchange.slot, exchange.giver, needy)
+        if exchange.back is not None:
+            give(exchange.back, needy, exchange.giver)
     return held
+
+
+def _best_gift(shop: _Shop, held: Held, served: Sequence[float], needy: int) -> _Exchange | None:
+    """The slice whose change of task leaves the worse off of both the most; None: none helps."""
+    least = served[needy]
+    best = least + _LEAST
+    found: _Exchange | None = None
+    for slot, a in held:
+        rates = shop.rates[slot]
+        if a != needy and rates[needy] > 0:
+            value = min(served[a] - rates[a], least + rates[needy])
+            if value > best:
+                best, found = value, _Exchange(slot, a)
+    return found
+
+
+def _best_swap(shop: _Shop, held: Held, served: Sequence[float], needy: int) -> _Exchange | None:
+    """As `_best_gift`, where the neediest task gives one of its own slices back."""
+    least = served[needy]
+    best = least + _LEAST
+    found: _Exchange | None = None
+    own = [slot for slot, task in held if task == needy]
+    for slot, a in held:
+        rates = shop.rates[slot]
+        for other in own if a != needy and rates[needy] > 0 else ():
+            theirs = shop.rates[other]
+            if theirs[a] > 0:
+                value = min(served[a] - rates[a] + theirs[a], least + rates[needy] - theirs[needy])
+                if value > best:
+                    best, found = value, _Exchange(slot, a, other)
+    return found
 
 
 def _dealt(shop: _Shop, held: Held, cut: Mapping[tuple[int, int], int]) -> Replication:

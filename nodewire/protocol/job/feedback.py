@@ -84,6 +84,20 @@ class Feedback:
     """Bits that a request is to carry, with the error `work-required`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Remarks:
+    """What is said beside a status, as `Feedback` has it. `text` is public: nothing of the job's content goes there."""
+
+    text: str = ""
+    ciphertext: str = ""
+    edge: str = ""
+    by: str = ""
+    work: int = 0
+
+
+NONE = Remarks()
+
+
 def build(
     keys: Keys,
     request: str,
@@ -91,16 +105,12 @@ def build(
     status: Status,
     *,
     created_at: int,
-    text: str = "",
     due: Due | None = None,
     kind: int = kinds.INFERENCE,
-    ciphertext: str = "",
-    edge: str = "",
-    by: str = "",
-    work: int = 0,
+    remarks: Remarks = NONE,
 ) -> Event:
-    """The feedback event on a request of `kind`; `text` is public, so nothing of the job's content goes there."""
-    said = [["e", request], ["p", customer], ["k", str(kind)], ["status", status, text[:200]]]
+    """The feedback event on a request of `kind`."""
+    said = [["e", request], ["p", customer], ["k", str(kind)], ["status", status, remarks.text[:200]]]
     if due is not None:
         said.append(["amount", str(due.amount_msat)])
         said.append(["chunk", str(due.chunk), str(due.attempt), str(due.units), due.root])
@@ -108,10 +118,10 @@ def build(
             said.append(["cached", str(due.cached)])
         if (close := due.close) is not None:
             said.append(["close", close.sig, str(int(close.end)), str(close.positions or 0)])
-    said += [[name, value] for name, value in (("edge", edge), ("by", by)) if value]
-    if work:
-        said.append(["work", str(work)])
-    return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, content=ciphertext, tags=said)
+    said += [[name, value] for name, value in (("edge", remarks.edge), ("by", remarks.by)) if value]
+    if remarks.work:
+        said.append(["work", str(remarks.work)])
+    return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, content=remarks.ciphertext, tags=said)
 
 
 def parse(event: Event) -> Feedback:

@@ -83,18 +83,12 @@ def tags_and_content(
     return tags, content.decode()
 
 
-def parse(event: Event) -> Request:
-    """The request in `event`, whose signature has been checked by the caller.
-
-    Raises:
-        BadEvent, BadTag, BadPlan, BadVersion, TooLarge: with the field at fault.
-    """
-    if event.kind != kinds.INFERENCE:
-        raise BadEvent("kind", f"{event.kind} is not a job request")
-    if len(event.content) > Plan.MAX_BYTES * 2:
-        raise TooLarge("content", f"{len(event.content)} bytes, at most {Plan.MAX_BYTES * 2}")
+def _parse_content(text: str) -> tuple[Plan, list[object]]:
+    """The plan, and the beacon partials as they stand in a request's content."""
+    if len(text) > Plan.MAX_BYTES * 2:
+        raise TooLarge("content", f"{len(text)} bytes, at most {Plan.MAX_BYTES * 2}")
     try:
-        content = orjson.loads(event.content)
+        content = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadEvent("content", "not JSON") from error
     if not isinstance(content, dict) or set(content) != {"v", "plan", "partials"}:
@@ -103,7 +97,18 @@ def parse(event: Event) -> Request:
     partials = content["partials"]
     if not isinstance(partials, list) or len(partials) > MAX_PARTIALS:
         raise BadEvent("content.partials", f"not a list of at most {MAX_PARTIALS}")
-    plan = Plan.from_document(content["plan"])
+    return Plan.from_document(content["plan"]), partials
+
+
+def parse(event: Event) -> Request:
+    """The request in `event`, whose signature has been checked by the caller.
+
+    Raises:
+        BadEvent, BadTag, BadPlan, BadVersion, TooLarge: with the field at fault.
+    """
+    if event.kind != kinds.INFERENCE:
+        raise BadEvent("kind", f"{event.kind} is not a job request")
+    plan, partials = _parse_content(event.content)
     if plan.customer != event.pubkey:
         raise BadEvent("content.plan.customer", "not the author of the request")
     address = event.tag("a") or ""

@@ -265,29 +265,28 @@ def derive(
     parsed: Mapping[str, Beat | Ad] | None = None,
 ) -> Snapshot:
     """The snapshot of `epoch` from verified events, by the rules above. Malformed events are passed over."""
-    return whole(derived(committee, epoch, beats, ads, bonds=bonds, judged=judged, previous=previous, parsed=parsed))
+    return whole(derived(committee, epoch, beats, (*ads, *bonds), judged=judged, previous=previous, parsed=parsed))
 
 
 def derived(
     committee: Committee,
     epoch: int,
     beats: Sequence[Event],
-    ads: Iterable[Event],
+    cited: Iterable[Event],
     *,
-    bonds: Iterable[Event] = (),
     judged: Iterable[ReputationVerdict] = (),
     previous: Snapshot | None = None,
     parsed: Mapping[str, Beat | Ad] | None = None,
     refuse: Callable[[NotAllowed], None] = lambda refused: None,
 ) -> Sliced[Snapshot]:
-    """The same as `derive`, in slices.
+    """The same as `derive`, in slices. `cited`: ads and bond statements, in any order.
 
     `parsed` has, by event id, what was read of these events before: to read it again is most of the work. `refuse` gets
     each observation that counts for nothing: a stranger's, or one that nobody drew.
     """
     parsed = parsed or {}
     texts, digest = _Texts(), committee.digest()
-    by_id = {event.id: event for event in (*ads, *bonds) if event.kind in (_ad.KIND, _bond.KIND)}
+    by_id = {event.id: event for event in cited if event.kind in (_ad.KIND, _bond.KIND)}
     if previous is not None and previous.epoch < epoch - REMEMBERED_EPOCHS:
         previous = None
     seen = {node.pubkey: node.epochs for node in previous.nodes} if previous else {}

@@ -87,6 +87,13 @@ class Verdict(Schema):
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
+        self._check_blame()
+        self._check_doubt()
+        self._check_amounts()
+        return self
+
+    def _check_blame(self) -> None:
+        """Whom the verdict names did what it is named for."""
         agreed = dict(self.verifiers)
         if len(agreed) != len(self.verifiers) or self.provider in agreed:
             raise ValueError("verifiers: one stands twice, or is the provider")
@@ -98,6 +105,9 @@ class Verdict(Schema):
             raise ValueError("accomplices: no verifier that disagreed with a fail")
         if len(set(self.accomplices)) != len(self.accomplices):
             raise ValueError("accomplices: one stands twice")
+
+    def _check_doubt(self) -> None:
+        """Who contradicted itself is convicted of that alone, and nobody is of work that is not known."""
         if self.equivocated is not None:
             if self.outcome != "unsure" or self.culprit in ("", self.provider):
                 raise ValueError("equivocated: convicts the producer of an input, and says nothing of the work")
@@ -107,13 +117,15 @@ class Verdict(Schema):
                 raise ValueError("equivocated: a later chunk is no input of this one")
         elif self.outcome in ("withheld", "unsure") and self.culprit:
             raise ValueError("culprit: nobody is convicted in doubt")
+
+    def _check_amounts(self) -> None:
+        """A price stands for what passed, a claim for what was withheld."""
         if bool(self.claimed) != bool(self.claimed_msat):
             raise ValueError("claimed_msat: a claim without an amount, or an amount without a claim")
         if self.price_msat and self.outcome != "pass":
             raise ValueError("price_msat: only what passed counts by its price")
         if self.claimed and (self.outcome != "withheld" or self.verifiers):
             raise ValueError("claimed: what was never committed to was withheld, and nobody verified it")
-        return self
 
     @property
     def key(self) -> str:

@@ -15,7 +15,7 @@ from nodewire.nostr.event_transport import EventTransport
 from nodewire.nostr.nips import nip13
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.plan.assign import Busy, assign
+from nodewire.plan.assign import Busy, CertifiedEpoch, assign
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import beacon
 from nodewire.protocol.job import feedback
@@ -176,9 +176,7 @@ class CertifiedPlanner:
         return assign(
             manifest,
             snapshot,
-            body=body,
-            beacon=value,
-            committee=self._market.committee,
+            epoch=CertifiedEpoch(self._market.committee, body, value),
             terms=plan.terms,
             customer=plan.customer,
             k=plan.k,

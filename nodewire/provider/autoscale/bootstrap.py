@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from nodewire.config import ProviderConfig
 from nodewire.errors import OverMemory
@@ -18,6 +19,17 @@ from nodewire.provider.tasks.registry import Specializations
 from nodewire.store.bounded_cache import BoundedBlobs
 
 
+@dataclass(frozen=True, slots=True)
+class InstalledKinds:
+    """Job kinds, and what computes their tasks here."""
+
+    kinds: Mapping[int, JobKind]
+    workers_on: Callable[[AsyncExitStack], MakeWorker]
+    """What makes workers that end with a stack."""
+    speeds: Mapping[str, Mapping[str, int]]
+    """By a manifest's digest and a task's name, as they were measured here."""
+
+
 async def open_following(
     stack: AsyncExitStack,
     config: ProviderConfig,
@@ -25,9 +37,7 @@ async def open_following(
     pool: Pool,
     market: Market,
     held: Specializations,
-    kinds: Mapping[int, JobKind],
-    workers_on: Callable[[AsyncExitStack], MakeWorker],
-    profiled: Mapping[str, Mapping[str, int]],
+    installed: InstalledKinds,
 ) -> Follower:
     """The follower, which is not running yet; `held` has what is served anyway.
 
@@ -43,23 +53,25 @@ async def open_following(
     kept = BoundedBlobs(market.blobs, config.state / "followed-blobs.db", wanted.disk)
     stack.callback(kept.close)
     windows = Windows(
-        kinds,
-        workers_on,
+        installed.kinds,
+        installed.workers_on,
         market.blobs,
         kept,
         config.blobs,
         disk_bytes=wanted.disk,
         slots=wanted.slots,
-        measured=profiled,
+        measured=installed.speeds,
     )
     stack.push_async_callback(windows.close)
-    candidates = Candidates(market, pool, wanted.manifests, kinds.keys(), {one.digest for one in held.offered})
+    candidates = Candidates(
+        market, pool, wanted.manifests, installed.kinds.keys(), {one.digest for one in held.offered}
+    )
     budget = WindowLimits(
         window_bytes=min(memory, workers),
         memory_bytes=memory,
         task_bytes=config.worker.memory,
         least_msat=wanted.least_msat,
         price_ppm=wanted.price_ppm,
+        pace=Settings(rest=wanted.rest, patience=wanted.patience),
     )
-    settings = Settings(rest=wanted.rest, patience=wanted.patience)
-    return Follower(public, market, candidates, windows, held, config.state, budget, settings)
+    return Follower(public, market, candidates, windows, held, config.state, budget)

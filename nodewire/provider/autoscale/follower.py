@@ -60,6 +60,7 @@ class WindowLimits:
     """Of a single task: what one worker process may take."""
     least_msat: int
     price_ppm: int
+    pace: Settings
 
 
 class Follower:
@@ -74,12 +75,11 @@ class Follower:
         held: Specializations,
         state: Path,
         budget: WindowLimits,
-        settings: Settings,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
         self._public, self._market = public, market
         self._candidates, self._windows, self._held = candidates, windows, held
-        self._folder, self._budget, self._settings = state, budget, settings
+        self._folder, self._budget = state, budget
         self._clock_s = clock_s
         self._state = FollowState()
         self._now: LoadedWindow | None = None
@@ -150,7 +150,7 @@ class Follower:
         others = holders(snapshot, models, self._public)
         before = replace(self._state, held=self._window(models))
         chance = Random(f"{self._public} {epoch}")  # noqa: S311 - others derive the same
-        found = follow(models, others, self._budget.window_bytes, before, epoch, chance, self._settings)
+        found = follow(models, others, self._budget.window_bytes, before, epoch, chance, self._budget.pace)
         goes = found.held is not None and found.held != before.held
         return (
             models,

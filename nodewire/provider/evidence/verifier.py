@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from nodewire.core.bounded_dict import BoundedDict
@@ -65,6 +66,20 @@ MAX_INPUT_BYTES = 2 * MAX_BYTES
 _KEPT_REQUESTS = 1_024
 
 
+@dataclass(frozen=True, slots=True)
+class VerifierPorts:
+    """What a verifier calls at its node."""
+
+    commit: Callable[[Sequence[ChunkRoot], int], Awaitable[None]]
+    """Takes roots into the next commitment, and the last epoch that may certify them."""
+    keep: Callable[[Opening], None]
+    """Takes an opening, to be shown to oracles."""
+    publish: Callable[[Event], Awaitable[None]]
+    is_paid: Callable[[Request, int, int, int], Awaitable[bool]]
+    """Whether a chunk's verification share came before an epoch's draw, if it is the job's unit of that number
+    (`pay.bond.bond_holder`)."""
+
+
 class JobVerifier:
     """`await run()` until cancelled."""
 
@@ -77,23 +92,17 @@ class JobVerifier:
         node: Node,
         job_kinds: Mapping[int, JobKind],
         held: Specializations,
-        commit: Callable[[Sequence[ChunkRoot], int], Awaitable[None]],
-        keep: Callable[[Opening], None],
-        publish: Callable[[Event], Awaitable[None]],
-        is_paid: Callable[[Request, int, int, int], Awaitable[bool]],
+        ports: VerifierPorts,
     ) -> None:
-        """`commit` takes roots into the next commitment, and the last epoch that may certify them; `keep` an opening,
-        to be shown to oracles. `is_paid` says whether a chunk's verification share came before an epoch's draw, if it
-        is the job's unit of that number (`pay.bond.bond_holder`)."""
         self._keys = keys
         self._market = market
         self._committee = market.committee
         self._relays = relays
         self._held = held
-        self._commit = commit
-        self._keep = keep
-        self._publish = publish
-        self._is_paid = is_paid
+        self._commit = ports.commit
+        self._keep = ports.keep
+        self._publish = ports.publish
+        self._is_paid = ports.is_paid
         self._requests = BoundedDict[str, Request](_KEPT_REQUESTS)
         self._inquiry = Inquiry(market, relays, self, node, job_kinds, self._loaded)
         self._known = BoundedDict[str, int](4 * MAX_WAITING)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nodewire.core.job_task_group import JobTaskGroup, typed_fault
@@ -67,6 +68,18 @@ class JobMailbox(Mailbox, Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class JobPorts:
+    """What a job calls at the provider that runs it."""
+
+    publish: Publish
+    refuse: Publish
+    """Publishes the error of a job that has not begun."""
+    commit: Commit
+    begin: Callable[[], None] = lambda: None
+    """Told before the first chunk is computed; it raises Busy where that may not be."""
+
+
 class JobRun:
     """Runs this provider's tasks of one job, from its first frame to its last payment. A desk for the job's kind."""
 
@@ -78,16 +91,11 @@ class JobRun:
         mailbox: JobMailbox,
         worker: JobWorker,
         ledger: Ledger,
-        publish: Publish,
-        refuse: Publish,
-        commit: Commit,
+        ports: JobPorts,
         statements: Statements | None = None,
         record: Record | None = None,
-        begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """`statements`: of a job that may be judged. `record`: a generation's tape.
-        `begin`: told before the first chunk is computed; it raises Busy where that may not be.
-        `refuse`: publishes the error of a job that has not begun."""
+        """`statements`: of a job that may be judged. `record`: a generation's tape."""
         self._context = context
         self.credit = Credit(patience_s=context.patience_s)
         self._kind = kind
@@ -96,8 +104,8 @@ class JobRun:
         self._worker = worker
         mailbox.turn_us = worker.times.turn_us
         self._ledger = ledger
-        self._telling = JobPublisher(context, publish, refuse)
-        self._may_begin = begin
+        self._telling = JobPublisher(context, ports.publish, ports.refuse)
+        self._may_begin = ports.begin
         self._is_withdrawn = False
         narrowed = codings(manifest, request.plan.terms.codecs)
         self._job = Job(request.id, manifest, context.tasks, context.params, narrowed, request.plan.terms.lookahead)
@@ -110,7 +118,7 @@ class JobRun:
             context,
             ledger,
             self.credit,
-            commit=commit,
+            commit=ports.commit,
             telling=self._telling,
             stating=self._stating,
             prompts=worker.prompts,

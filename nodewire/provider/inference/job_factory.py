@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nodewire.errors import LinkLost, NodewireError, NotAllowed
@@ -13,7 +14,7 @@ from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.provider.admission.cancellations import Withdrawals
 from nodewire.provider.admission.checks import Admission, AdmittedJob
-from nodewire.provider.inference.job import JobRun
+from nodewire.provider.inference.job import JobPorts, JobRun
 from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.inference.job_publisher import Publish
 from nodewire.provider.inference.proof import Proof
@@ -25,7 +26,9 @@ from nodewire.provider.tasks.loader import ServedManifest
 from nodewire.provider.tasks.prefix_cache import Prefixes, whose
 from nodewire.public_record import PublicRecord
 from nodewire.wire.evidence.spool import Spool
+from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
 from nodewire.wire.node import Node
 
@@ -35,36 +38,37 @@ GRACE_S = 5.0
 """How long a job waits for a neighbour that is lost to be heard of again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResources:
+    """What all jobs at one provider use."""
+
+    keys: Keys
+    record: PublicRecord
+    node: Node
+    ledger: Ledger
+    admission: Admission
+    withdrawals: Withdrawals
+    spool: Spool
+    proof: Proof
+    patience_s: int
+    prefixes: Prefixes = "own"
+    """For whom beginnings of prompts are kept."""
+
+
 class JobFactory:
     """At one provider. `open` makes what one job needs; nothing computes before `OpenJob.serve`."""
 
-    def __init__(
-        self,
-        *,
-        keys: Keys,
-        record: PublicRecord,
-        node: Node,
-        ledger: Ledger,
-        admission: Admission,
-        withdrawals: Withdrawals,
-        spool: Spool,
-        proof: Proof,
-        patience_s: int,
-        prefixes: Prefixes,
-        publish: Publish,
-        refuse: Publish,
-        figures: Figures,
-    ) -> None:
-        self._keys = keys
-        self._record = record
-        self._node = node
-        self._ledger = ledger
-        self._admission = admission
-        self._withdrawals = withdrawals
-        self._spool = spool
-        self._proof = proof
-        self._patience_s = patience_s
-        self._prefixes = prefixes
+    def __init__(self, resources: JobResources, *, publish: Publish, refuse: Publish, figures: Figures) -> None:
+        self._keys = resources.keys
+        self._record = resources.record
+        self._node = resources.node
+        self._ledger = resources.ledger
+        self._admission = resources.admission
+        self._withdrawals = resources.withdrawals
+        self._spool = resources.spool
+        self._proof = resources.proof
+        self._patience_s = resources.patience_s
+        self._prefixes = resources.prefixes
         self._publish = publish
         self._refuse = refuse
         self._figures = figures
@@ -80,13 +84,9 @@ class JobFactory:
         statements = Statements(self._keys, request, manifest, self._spool) if is_judged else None
         tape, generates = statements or self._spool, manifest.mode == "generate"
         record = Record(tape, request.id, manifest, plan.terms.lookahead) if generates else None
+        cached_ppm = ads[self._keys.public].cached_ppm
         context = JobContext(
-            self._keys,
-            request,
-            manifest,
-            job.params,
-            patience_s=self._patience_s,
-            cached_ppm=ads[self._keys.public].cached_ppm,
+            self._keys, request, manifest, job.params, patience_s=self._patience_s, cached_ppm=cached_ppm
         )
         worker = JobWorker(
             served.worker,
@@ -101,16 +101,14 @@ class JobFactory:
             self._figures.chunks += 1
             await self._proof.commit(plan, roots)
 
-        member = Membership(
+        channel = JobChannelSpec(
             request.id,
-            plan,
-            manifest,
-            self._node,
-            {public: ad.wire for public, ad in ads.items()},
+            routes_of(manifest, plan),
             grace_s=GRACE_S,
             tape=record or tape,
             keep_inputs=record is None,  # which is given them when they are computed
         )
+        member = Membership(channel, manifest, self._node, {public: ad.wire for public, ad in ads.items()})
         try:
             if self._withdrawals.has(request.customer, request.id):
                 raise NotAllowed("job", "withdrawn by the customer")
@@ -120,12 +118,14 @@ class JobFactory:
                 mailbox=member.mailbox,
                 worker=worker,
                 ledger=self._ledger,
-                publish=self._publish,
-                commit=commit,
+                ports=JobPorts(
+                    publish=self._publish,
+                    refuse=self._refuse,
+                    commit=commit,
+                    begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
+                ),
                 statements=statements,
                 record=record,
-                refuse=self._refuse,
-                begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
             )
         except BaseException:
             member.mailbox.close()

@@ -53,10 +53,7 @@ class JobPublisher:
             self._request.customer,
             status,
             created_at=int(time.time()),
-            text=text,
-            edge=edge,
-            by=by,
-            ciphertext=ciphertext,
+            remarks=feedback.Remarks(text=text, ciphertext=ciphertext, edge=edge, by=by),
         )
         await (self.publish if self.has_begun else self._refuse)(event)
 

@@ -12,31 +12,23 @@ from nodewire.core.job_task_group import typed_fault
 from nodewire.errors import BadInput, Busy, NodeFailed, NodewireError, WorkRequired
 from nodewire.nostr.event import Event
 from nodewire.nostr.event_transport import EventTransport
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip59
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback
 from nodewire.protocol.job.request import Request, Ticket
 from nodewire.protocol.model.manifest import Manifest
-from nodewire.provider.admission.cancellations import Withdrawals
-from nodewire.provider.admission.checks import Admission, AdmittedJob, feedback_for
+from nodewire.provider.admission.checks import AdmittedJob, feedback_for
 from nodewire.provider.admission.refusals import Refusals, is_answered
 from nodewire.provider.admission.request_matcher import WAITING_S, RequestMatcher
 from nodewire.provider.inference.job import JobRun
-from nodewire.provider.inference.job_factory import JobFactory
-from nodewire.provider.inference.proof import Proof
+from nodewire.provider.inference.job_factory import JobFactory, JobResources
 from nodewire.provider.job_counters import Figures
 from nodewire.provider.outage import Outage
 from nodewire.provider.tasks.loader import ServedManifest
-from nodewire.provider.tasks.prefix_cache import Prefixes
 from nodewire.provider.tasks.registry import Specializations
-from nodewire.public_record import PublicRecord
 from nodewire.training.protocol.round import is_ticket as is_round_ticket
-from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
 
@@ -52,48 +44,25 @@ class Provider:
 
     def __init__(
         self,
+        resources: JobResources,
         *,
-        keys: Keys,
         relays: EventTransport,
-        record: PublicRecord,
-        node: Node,
-        ledger: Ledger,
         held: Specializations,
-        admission: Admission,
-        withdrawals: Withdrawals,
-        spool: Spool,
-        proof: Proof,
-        patience_s: int,
         outage: Outage,
-        prefixes: Prefixes = "own",
         beside: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """`prefixes`: for whom beginnings of prompts are kept. `beside`: what runs as long as it serves."""
-        self._keys = keys
+        """`beside`: what runs as long as it serves."""
+        self._keys = resources.keys
         self._relays = relays
         self._held = held
-        self._admission = admission
-        self._withdrawals = withdrawals
-        self._proof = proof
+        self._admission = resources.admission
+        self._withdrawals = resources.withdrawals
+        self._proof = resources.proof
         self._outage = outage
-        self._services = (*beside, self._follow, proof.run, outage.run)
+        self._services = (*beside, self._follow, self._proof.run, outage.run)
         self.figures = Figures()
         self._refusals = Refusals(self._publish, self.figures)
-        self._factory = JobFactory(
-            keys=keys,
-            record=record,
-            node=node,
-            ledger=ledger,
-            admission=admission,
-            withdrawals=withdrawals,
-            spool=spool,
-            proof=proof,
-            patience_s=patience_s,
-            prefixes=prefixes,
-            publish=self._publish,
-            refuse=self._refusals.tell,
-            figures=self.figures,
-        )
+        self._factory = JobFactory(resources, publish=self._publish, refuse=self._refusals.tell, figures=self.figures)
         self._matcher = RequestMatcher[tuple[Event, Request, Manifest]]()
         self._jobs: dict[str, JobRun] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -239,5 +208,7 @@ class Provider:
         work = error.bits if isinstance(error, WorkRequired) else 0
         now_s = int(time.time())
         await self._refusals.tell(
-            feedback.build(self._keys, request, customer, status, created_at=now_s, text=text, work=work)
+            feedback.build(
+                self._keys, request, customer, status, created_at=now_s, remarks=feedback.Remarks(text=text, work=work)
+            )
         )

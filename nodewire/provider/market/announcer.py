@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from nodewire.config import ProviderConfig
 from nodewire.errors import NodewireError
@@ -72,6 +73,18 @@ def name_of(config: ProviderConfig, public: str) -> str:
     return config.name or f"nodewire-{public[:8]}"
 
 
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What a heartbeat says of the node and of others."""
+
+    where: Callable[[], Coordinates]
+    """This node's network coordinates now."""
+    profile: PublishedProfile = UNPROFILED
+    """What was measured here."""
+    observed: Callable[[], tuple[str, tuple[Observation, ...]] | None] = lambda: None
+    """What was found of others, and the digest of the body that drew them."""
+
+
 class Announcer:
     """Publishes the ad whenever what is offered changes, and beats. While nothing is offered it says nothing new."""
 
@@ -83,12 +96,9 @@ class Announcer:
         ad: Callable[[Iterable[ServedManifest]], Ad],
         held: Specializations,
         bonding: BondKeeper,
-        where: Callable[[], Coordinates],
-        profile: PublishedProfile = UNPROFILED,
-        observed: Callable[[], tuple[str, tuple[Observation, ...]] | None] = lambda: None,
+        measured: Measurements,
     ) -> None:
-        """`ad` of what is offered, without its bond; `where`: this node's network coordinates now; `profile`: what was
-        measured here; `observed`: what was found of others, and the digest of the body that drew them."""
+        """`ad` of what is offered, without its bond."""
         self._keys = keys
         self._pool = pool
         self._market = market
@@ -98,9 +108,9 @@ class Announcer:
         """What the ad that stands offers."""
         self._said_s = 0
         self._bonding = bonding
-        self._where = where
-        self._profile = profile
-        self._observed = observed
+        self._where = measured.where
+        self._profile = measured.profile
+        self._observed = measured.observed
         self._beaten_s = 0
 
     async def run(self) -> None:

@@ -196,10 +196,11 @@ class PaidRun(Generic[Job]):
             request.customer,
             status,
             created_at=int(time.time()),
-            text=text,
+            remarks=feedback.Remarks(
+                text=text, ciphertext=nip44.encrypt(ciphertext, self._conversation) if ciphertext else ""
+            ),
             due=due,
             kind=request.kind,
-            ciphertext=nip44.encrypt(ciphertext, self._conversation) if ciphertext else "",
         )
         await self._publish(event)
 

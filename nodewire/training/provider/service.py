@@ -373,7 +373,9 @@ class TrainingService:
         status, text = feedback_for(error)
         now_s = int(time.time())
         await self._refusals.tell(
-            feedback.build(self._keys, request, customer, status, created_at=now_s, text=text, kind=kind)
+            feedback.build(
+                self._keys, request, customer, status, created_at=now_s, remarks=feedback.Remarks(text=text), kind=kind
+            )
         )
 
     async def _publish(self, event: Event) -> None:

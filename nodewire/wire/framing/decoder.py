@@ -181,6 +181,12 @@ class Decoder:
                 if not assembly.is_expected:
                     self._receiver.stray(stray_bytes(0, payload_bytes))
                 self._expect(kind, stream, payload_bytes)
+            case _:
+                self._begin_signal(kind, stream, header, payload_bytes)
+
+    def _begin_signal(self, kind: int, stream: int, header: memoryview, payload_bytes: int) -> None:
+        """What carries no tensors: documents, credit, filler, pings and pongs."""
+        match kind:
             case Type.CONTROL:
                 self._receiver.stray(stray_bytes(payload_bytes, 0))
                 self._document = bytearray(payload_bytes)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -46,6 +47,25 @@ class Ladder(Protocol):
     async def link(self, peer: str, splices: Sequence[SpliceAddress]) -> Link: ...
 
 
+@dataclass(frozen=True, slots=True)
+class LinkPolicy:
+    """Who may link to a node, and by which ways and clock its links are made.
+
+    `admit(public key)` says who may link; however many others there are, `judges` may. `beside` is a way to peers that
+    is tried before their addresses.
+    """
+
+    admit: Callable[[str], bool] = lambda peer: True
+    judges: Collection[str] = frozenset()
+    patience: Patience = field(default_factory=Patience)
+    transport: Transport = field(default_factory=TcpTls)
+    beside: Beside | None = None
+    unix_s: Callable[[], float] = time.time
+
+
+ANYBODY = LinkPolicy()
+
+
 class Links:
     """`open` are those that are, by public key; `opened` is told each. `ladder`, once set, knows the ways to peers that
     no address leads to."""
@@ -55,13 +75,7 @@ class Links:
         keys: Keys,
         owner: Owner,
         opened: Callable[[Link], None],
-        *,
-        admit: Callable[[str], bool],
-        judges: Collection[str],
-        patience: Patience,
-        transport: Transport | None,
-        beside: Beside | None,
-        unix_s: Callable[[], float] = time.time,
+        policy: LinkPolicy,
     ) -> None:
         """As `Node`; `owner` is that of every link."""
         self.public = keys.public
@@ -77,12 +91,12 @@ class Links:
         self._keys = keys
         self._owner = owner
         self._opened = opened
-        self._admit = admit
-        self._judges = judges
-        self._patience = patience
-        self._transport = transport or TcpTls()
-        self._beside = beside
-        self._unix_s = unix_s
+        self._admit = policy.admit
+        self._judges = policy.judges
+        self._patience = policy.patience
+        self._transport = policy.transport
+        self._beside = policy.beside
+        self._unix_s = policy.unix_s
         self._shown: Identity | None = None
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[None]] = set()

@@ -21,6 +21,7 @@ import hashlib
 import os
 import ssl
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -28,6 +29,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID, SignatureAlgorithmOID
 
 from nodewire.errors import BadInput, BadPeer, BadVersion
@@ -112,6 +114,36 @@ def build(keys: Keys, private: ec.EllipticCurvePrivateKey, now_s: float, lifetim
     )
 
 
+def _self_signed_key(
+    der: bytes, certificate: x509.Certificate, public: CertificatePublicKeyTypes, algorithm: x509.ObjectIdentifier
+) -> ec.EllipticCurvePublicKey:
+    """The P-256 key of a certificate that is signed by it, and in one spelling alone."""
+    if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
+        raise BadPeer("certificate", "its key is not on P-256")
+    if algorithm != SignatureAlgorithmOID.ECDSA_WITH_SHA256:
+        raise BadPeer("certificate", "not signed by ECDSA with SHA-256")
+    if len(certificate.signature) > _MAX_SIGNATURE_BYTES:
+        raise BadPeer("certificate", "its signature is none of P-256")
+    if not der.endswith(bytes((3, len(certificate.signature) + 1, 0)) + certificate.signature):
+        raise BadPeer("certificate", "its signature is not a whole number of bytes")  # the parser lets that pass
+    try:
+        public.verify(certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature as error:
+        raise BadPeer("certificate", "does not sign itself") from error
+    return public
+
+
+def _voucher(extensions: Sequence[x509.Extension[x509.ExtensionType]]) -> bytes:
+    """The value of the one extension there is, which names a Nostr key and carries its signature."""
+    if len(extensions) != 1 or extensions[0].oid != OID:
+        raise BadPeer("extension", "not exactly the one that names a Nostr key")
+    value = extensions[0].value
+    raw = value.value if isinstance(value, x509.UnrecognizedExtension) else b""
+    if len(raw) != _VALUE_BYTES or not raw.startswith(_HEAD) or raw[36:38] != _MIDDLE:
+        raise BadPeer("extension", "not SEQUENCE { OCTET STRING (32), OCTET STRING (64) }")
+    return raw
+
+
 def check_certificate(der: bytes | None, expected: str, now_s: float) -> None:
     """Check that the certificate `der` is a live one of the Nostr key `expected` (64 hex digits).
 
@@ -128,30 +160,14 @@ def check_certificate(der: bytes | None, expected: str, now_s: float) -> None:
         algorithm = certificate.signature_algorithm_oid
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension) as error:
         raise BadPeer("certificate", "not an X.509 certificate that this software reads") from error
-    if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
-        raise BadPeer("certificate", "its key is not on P-256")
-    if algorithm != SignatureAlgorithmOID.ECDSA_WITH_SHA256:
-        raise BadPeer("certificate", "not signed by ECDSA with SHA-256")
-    if len(certificate.signature) > _MAX_SIGNATURE_BYTES:
-        raise BadPeer("certificate", "its signature is none of P-256")
-    if not der.endswith(bytes((3, len(certificate.signature) + 1, 0)) + certificate.signature):
-        raise BadPeer("certificate", "its signature is not a whole number of bytes")  # the parser lets that pass
-    try:
-        public.verify(certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature as error:
-        raise BadPeer("certificate", "does not sign itself") from error
+    key = _self_signed_key(der, certificate, public, algorithm)
     if not not_before.timestamp() <= now_s <= not_after.timestamp():
         raise BadPeer("dates", "the certificate is not valid now")
-    if len(extensions) != 1 or extensions[0].oid != OID:
-        raise BadPeer("extension", "not exactly the one that names a Nostr key")
-    value = extensions[0].value
-    raw = value.value if isinstance(value, x509.UnrecognizedExtension) else b""
-    if len(raw) != _VALUE_BYTES or not raw.startswith(_HEAD) or raw[36:38] != _MIDDLE:
-        raise BadPeer("extension", "not SEQUENCE { OCTET STRING (32), OCTET STRING (64) }")
+    raw = _voucher(extensions)
     npub = raw[4:36].hex()
     if npub != expected:
         raise BadPeer("npub", f"{npub} answers, {expected} was expected")
-    if not nostr_keys.verify(npub, _digest(public, not_after), raw[38:]):
+    if not nostr_keys.verify(npub, _digest(key, not_after), raw[38:]):
         raise BadPeer("signature", "the Nostr key does not vouch for this certificate and expiry")
 
 

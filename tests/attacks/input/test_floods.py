@@ -40,6 +40,7 @@ from nodewire.provider.admission.free_chunks import MOST_OF_ORIGIN, FreeChunks
 from nodewire.provider.evidence.server import EvidenceServer
 from nodewire.provider.evidence.store import KeptWork
 from nodewire.provider.inference import service
+from nodewire.provider.inference.job_factory import JobResources
 from nodewire.provider.inference.proof import CommitteeProof
 from nodewire.provider.inference.service import Provider
 from nodewire.provider.outage import Outage
@@ -87,24 +88,26 @@ def provider(tmp_path) -> Provider:
     held = Specializations([served])  # type: ignore[list-item]
     admission = Admission(PROVIDER.public, CertifiedPlanner(trading, pool), ledger, held.manifest, 0)  # type: ignore[arg-type]
     return Provider(
-        keys=PROVIDER,
-        relays=pool,  # type: ignore[arg-type]
-        record=trading,
-        node=None,  # type: ignore[arg-type]
-        ledger=ledger,
-        held=held,
-        admission=admission,
-        withdrawals=Withdrawals(),
-        spool=(spool := Spool(tmp_path / "spool", 10**6)),
-        proof=CommitteeProof(
-            PROVIDER.public,
-            KeptWork(":memory:"),
-            EvidenceServer(PROVIDER, document, spool, None),  # type: ignore[arg-type]
-            None,  # type: ignore[arg-type]
-            spool,
-            document,
+        JobResources(
+            keys=PROVIDER,
+            record=trading,
+            node=None,  # type: ignore[arg-type]
+            ledger=ledger,
+            admission=admission,
+            withdrawals=Withdrawals(),
+            spool=(spool := Spool(tmp_path / "spool", 10**6)),
+            proof=CommitteeProof(
+                PROVIDER.public,
+                KeptWork(":memory:"),
+                EvidenceServer(PROVIDER, document, spool, None),  # type: ignore[arg-type]
+                None,  # type: ignore[arg-type]
+                spool,
+                document,
+            ),
+            patience_s=30,
         ),
-        patience_s=30,
+        relays=pool,  # type: ignore[arg-type]
+        held=held,
         outage=Outage([], lambda: None),
     )
 

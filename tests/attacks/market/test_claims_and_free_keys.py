@@ -39,9 +39,8 @@ def _snapshot(nodes):
 
 
 def _plans(snapshot, count, **terms):
-    inputs = WORLD.inputs(generous(**terms))
     for i in range(count):
-        inputs["beacon"] = digest(f"beacon {i}")
+        inputs = WORLD.inputs(generous(**terms), beacon=digest(f"beacon {i}"))
         yield assign(WORLD.manifest, snapshot, manifest_digest=WORLD.digest, **inputs)
 
 

@@ -102,7 +102,7 @@ async def test_a_hundred_stalls_by_free_keys_save_no_cheat(tmp_path):
         for number, (seat, shown) in enumerate(zip(SEATS, evidence, strict=True)):
             journal = Journal(tmp_path / f"{number}.db")
             stack.callback(journal.close)
-            courts.append(Court(seat.keys, COMMITTEE, relay, market, docket, shown, journal, clock))
+            courts.append(Court(seat.keys, relay, market, docket, shown, journal, clock))
         tasks = [asyncio.create_task(court._tick()) for court in courts]
         tasks += [asyncio.create_task(court._listen(said)) for court in courts for said in court._filters()]
         try:

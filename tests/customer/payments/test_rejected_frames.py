@@ -45,7 +45,8 @@ NOW = {"driver": DRIVER, "stage.0": FIRST, "stage.1": SECOND}
 
 def says(who: int, code: str = "bad-frame", **more: str) -> Feedback:
     keys = documents.PROVIDERS[who]
-    made = feedback.build(keys, REQUEST, documents.CUSTOMER.public, "error", created_at=1, text=code, **more)
+    remarks = feedback.Remarks(text=code, **more)
+    made = feedback.build(keys, REQUEST, documents.CUSTOMER.public, "error", created_at=1, remarks=remarks)
     return feedback.parse(made)
 
 
@@ -447,7 +448,12 @@ async def test_a_node_that_failed_of_itself_is_excluded_though_its_neighbour_pas
     monkeypatch.setattr("nodewire.customer.job.attempt.WORD_S", 5.0)
     keys = documents.PROVIDERS[2]
     said = feedback.build(
-        keys, one.request.id, documents.CUSTOMER.public, "error", created_at=1, text="node-failed", ciphertext=""
+        keys,
+        one.request.id,
+        documents.CUSTOMER.public,
+        "error",
+        created_at=1,
+        remarks=feedback.Remarks(text="node-failed", ciphertext=""),
     )
     asking = asyncio.create_task(one.find_absent(word(NodeFailed, DRIVER)))
     await asyncio.sleep(0)
@@ -474,7 +480,9 @@ async def test_a_refusal_by_a_node_that_cannot_serve_says_so_and_one_for_room_do
     made, background = heard
     keys = documents.PROVIDERS[1]
     for text, is_out in (("node-failed", True), ("busy", False)):
-        said = feedback.build(keys, REQUEST, documents.CUSTOMER.public, "busy", created_at=1, text=text)
+        said = feedback.build(
+            keys, REQUEST, documents.CUSTOMER.public, "busy", created_at=1, remarks=feedback.Remarks(text=text)
+        )
         background.fault = None
         made._feedback(feedback.parse(said))
         assert (background.fault.is_out, background.fault.provider) == (is_out, FIRST)

@@ -13,6 +13,7 @@ from nodewire.graph.families.builder import build
 from nodewire.graph.families.checkpoint import Checkpoint
 from nodewire.graph.families.inputs import IMAGES, SEQUENCE, Largest
 from nodewire.graph.registration.directory_splitter import split_directory
+from nodewire.graph.registration.register import TaskOptions
 from nodewire.graph.trace.examples import BATCH
 from nodewire.taskgraph import batch_axis
 from nodewire.taskgraph.program import GraphProgram
@@ -91,7 +92,9 @@ def test_shards_and_experts_that_a_checkpoint_keeps_apart_are_read_from_where_th
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert any(".experts.0." in name for name in stored_tensors(tmp_path))
     target = max(task.memory_bytes for task in found.made.manifest.tasks)
-    again = split_directory(tmp_path, target, tmp_path / "blobs", name="mixtral", slots=1, largest=LARGEST)
+    again = split_directory(
+        tmp_path, target, tmp_path / "blobs", name="mixtral", options=TaskOptions(slots=1), largest=LARGEST
+    )
     held = [
         {
             name: tensor

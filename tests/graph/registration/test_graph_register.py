@@ -9,6 +9,7 @@ from torch import nn
 import nodewire
 from bench.tools.task_chain import Carved
 from nodewire.errors import BadInput, OverMemory, Unsupported
+from nodewire.graph.registration.register import CallShape
 
 TARGET = 500_000
 
@@ -69,7 +70,12 @@ def tower():
 def made(tower, tmp_path_factory):
     examples = (((batch(rows, length),), {"shift": 0.25}) for rows, length in ((2, 8), (4, 20)))
     return nodewire.register(
-        tower, examples, target_vram=TARGET, out=tmp_path_factory.mktemp("blobs"), name="tower", most={"batch": 6}
+        tower,
+        examples,
+        target_vram=TARGET,
+        out=tmp_path_factory.mktemp("blobs"),
+        name="tower",
+        calls=CallShape(most={"batch": 6}),
     )
 
 
@@ -106,7 +112,12 @@ def test_the_report_says_what_bounded_each_cut(made):
 def test_calls_are_as_large_as_the_target_has_room_for(tmp_path):
     examples, target = [torch.zeros(1, 64), torch.zeros(2, 64)], 5_000_000
     made = nodewire.register(
-        Block(64).eval(), examples, target_vram=target, out=tmp_path, name="block", most={"batch": 2**14}
+        Block(64).eval(),
+        examples,
+        target_vram=target,
+        out=tmp_path,
+        name="block",
+        calls=CallShape(most={"batch": 2**14}),
     )
     assert target < 2 * max(task.memory_bytes for task in made.manifest.tasks) <= 2 * target
     assert "batch: together at most" in made.report[1]

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from nodewire.kind import Limits
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.local.reference import Whole, generate
 from nodewire.llm.tokens.sampling_params import Sampling
 from tests.llm.llm_models import PLAIN, ROOMY, Ring, make_model
@@ -32,7 +32,7 @@ def test_transformers_the_reference_and_the_ring_say_the_same_tokens(model, prom
     ends = [i for i, token in enumerate(expected) if token in whole.config.eos_token_id]
     expected = expected[: ends[0] + 1] if ends else expected
     assert list(whole.tokens(prompt, Sampling(80))) == expected
-    registration = split_decoder(model, 1_500_000, tmp_path, slots=1, dtype="float32")
+    registration = split_decoder(model, 1_500_000, tmp_path, slots=1, options=DecoderOptions(dtype="float32"))
     assert len(registration.manifest.tasks) >= 4
     ids, text, _ = Ring(registration).generate(prompt, max_tokens=80)
     assert ids == expected
@@ -76,7 +76,7 @@ def test_shards_with_an_index_are_one_model(plain, registration, tmp_path):
 
 
 def test_bfloat16_arithmetic_runs_around_the_ring_as_in_the_reference(plain, tmp_path):
-    registration = split_decoder(plain, 1_500_000, tmp_path, slots=1, dtype="bfloat16")
+    registration = split_decoder(plain, 1_500_000, tmp_path, slots=1, options=DecoderOptions(dtype="bfloat16"))
     ids, _, _ = Ring(registration, Limits(memory_bytes=1_500_000)).generate(PROMPT, max_tokens=30)
     assert ids == list(Whole(plain, dtype="bfloat16").tokens(PROMPT, Sampling(30)))
     assert ROOMY.threads == 1

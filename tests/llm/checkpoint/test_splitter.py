@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from nodewire.errors import BadInput, BadTask, NotFound, OverMemory, TooLarge
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.families import parse_config
 from nodewire.llm.programs.cuts import plan_cuts
 from nodewire.llm.programs.memory_estimate import Footprint
@@ -115,7 +115,9 @@ def test_what_is_no_split_is_refused(text):
 
 
 def test_a_shorter_context_and_another_name_are_taken(plain, tmp_path):
-    manifest = split_decoder(plain, 2_000_000, tmp_path, slots=1, context=64, name="My Model/7B", chunk=16).manifest
+    manifest = split_decoder(
+        plain, 2_000_000, tmp_path, slots=1, options=DecoderOptions(context=64, chunk=16), name="My Model/7B"
+    ).manifest
     assert (manifest.name, manifest.context, manifest.chunk) == ("my-model-7b", 64, 16)
 
 

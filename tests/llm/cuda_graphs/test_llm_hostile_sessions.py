@@ -10,7 +10,7 @@ import torch
 
 from nodewire.errors import BadFrame, NodewireError, NotAllowed
 from nodewire.llm.checkpoint.loader import open_weights
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.cuda_graphs import runner as graphs_room
 from nodewire.llm.cuda_graphs.fx_capture import FxCapture
 from nodewire.llm.cuda_graphs.runner import graphing
@@ -26,7 +26,7 @@ TEXT = "the quick brown fox jumps over the lazy dog the quick brown"
 
 def stage_of(directory, out, *, captures: bool) -> Stage:
     """Three slots of all layers."""
-    made = split_decoder(directory, 2**30, out, slots=3, context=CONTEXT)
+    made = split_decoder(directory, 2**30, out, slots=3, options=DecoderOptions(context=CONTEXT))
     _, task = made.manifest.tasks
     program = StageProgram.unpack(made.blobs[task.program.sha256].read_bytes())
     weights = open_weights(made.blobs[task.weights[0].sha256], program.tensors)

@@ -14,7 +14,7 @@ from bench.tasks.tiny_decoders import FAMILIES
 from nodewire.config import WorkerConfig
 from nodewire.llm import entry
 from nodewire.llm.checkpoint.loader import open_weights
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.cuda_graphs import runner as graphs_room
 from nodewire.llm.cuda_graphs.capture import CudaGraphs
 from nodewire.llm.cuda_graphs.fx_capture import FxCapture
@@ -24,7 +24,7 @@ from nodewire.llm.kv.batch_view import Branches, Chain, together
 from nodewire.llm.kv.sequence_cache import Lanes
 from nodewire.llm.kv.speculative_tree import Tree
 from nodewire.llm.layers.experts import AllAtOnce, Mixture
-from nodewire.llm.layers.layers import Layers
+from nodewire.llm.layers.layers import Arithmetic, Layers
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.programs.programs import DriverProgram, StageProgram
 from nodewire.llm.quant.checkpoint_writer import quantize
@@ -41,8 +41,9 @@ MIXES = {"num_experts", "num_local_experts", "n_routed_experts"}
 class Sides:
     """One model in two stages, `captured` and `plain`, that are told the same."""
 
-    def __init__(self, folder, out, *, slots=2, room_bytes=2**30, capture=None, device="cpu", **cut):
-        made = split_decoder(folder, 2**30, out, slots=slots, context=CONTEXT, **cut)
+    def __init__(self, folder, out, *, slots=2, room_bytes=2**30, capture=None, device="cpu", dtype=None, kv=None):
+        options = DecoderOptions(context=CONTEXT, dtype=dtype, kv=kv)
+        made = split_decoder(folder, 2**30, out, slots=slots, options=options)
         _, task = made.manifest.tasks
         program = StageProgram.unpack(made.blobs[task.program.sha256].read_bytes())
         where, how = made.blobs[task.weights[0].sha256], graphing(capture or FxCapture(), room_bytes)
@@ -264,7 +265,7 @@ def test_what_another_session_left_is_not_read(plain, tmp_path):
 
 def test_a_draft_models_steps_are_captured(plain, tmp_path):
     """Ids in, logits out; texts that go on, and texts that differ from what came before."""
-    made = split_decoder(plain, 2**30, tmp_path, slots=2, context=CONTEXT)
+    made = split_decoder(plain, 2**30, tmp_path, slots=2, options=DecoderOptions(context=CONTEXT))
     program = DriverProgram.unpack(made.blobs[made.manifest.tasks[0].program.sha256].read_bytes())
     spoken = (plain / "tokenizer.json").read_bytes()
     draft, cpu, chance = Draft(plain, program, spoken), torch.device("cpu"), Random(2)
@@ -334,8 +335,8 @@ def test_no_operation_mixes_devices(made, name):
     config, device = whole.config, torch.device("meta")
     with OneDevice(), torch.inference_mode():
         layers = Layers(
-            config, 0, config.num_hidden_layers, positions=CONTEXT, block=64, dtype=torch.bfloat16, device=device,
-            fill=lambda name, target, first=0: None,
+            config, 0, config.num_hidden_layers, positions=CONTEXT, block=64,
+            arithmetic=Arithmetic(torch.bfloat16, device), fill=lambda name, target, first=0: None,
         )  # fmt: skip
         lanes = Lanes(config, config.num_hidden_layers, 2, CONTEXT, torch.bfloat16, device, beyond=True)
         lane, other = lanes.open(), lanes.open()

@@ -67,17 +67,15 @@ def assert_same(ours, theirs, gaps):
     assert len(ours) == len(theirs) or ours[-1] == 0
 
 
-def split(directory, out, **how):
+def split(directory, out):
     """In as many stages as there can be."""
     checkpoint = open_checkpoint(directory)
     config, data = checkpoint.config, len(checkpoint.tokenizer)
     sizes = {"positions": config.max_position_embeddings, "dtype": "float32"}
-    needs = [
-        memory_estimate.stage(config, n, n + 1, slots=1, block=64, **sizes).total
-        for n in range(config.num_hidden_layers)
-    ]
+    lanes = memory_estimate.LaneSpec(slots=1, block=64, **sizes)
+    needs = [memory_estimate.stage(config, n, n + 1, lanes).total for n in range(config.num_hidden_layers)]
     target = max(*needs, memory_estimate.driver(config, tokenizer_bytes=data, **sizes).total)
-    registration = split_decoder(directory, target, out, slots=1, **how)
+    registration = split_decoder(directory, target, out, slots=1)
     assert len(registration.manifest.tasks) >= 3
     return registration
 

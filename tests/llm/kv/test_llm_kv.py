@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nodewire.errors import BadInput, BadTask
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.entry import load
 from nodewire.llm.programs import memory_estimate
 from nodewire.llm.programs.needs import BLOCK
@@ -32,7 +32,9 @@ def stage_of(plain, tmp_path):
     """A stage of all layers in bfloat16, or its reference; `slots` sessions."""
 
     def make(kv, engine="decoder.stage", slots=2):
-        made = split_decoder(plain, 2**30, tmp_path, slots=slots, context=POSITIONS, dtype="bfloat16", kv=kv)
+        made = split_decoder(
+            plain, 2**30, tmp_path, slots=slots, options=DecoderOptions(context=POSITIONS, dtype="bfloat16", kv=kv)
+        )
         _, task = made.manifest.tasks
         program = made.blobs[task.program.sha256].read_bytes()
         return load(engine, program, [made.blobs[blob.sha256] for blob in task.weights], ROOMY)
@@ -133,7 +135,7 @@ def test_a_reference_keeps_them_as_it_computes(stage_of):
 
 def test_8_bits_are_refused_where_judges_compare_finer(plain, stage_of, tmp_path):
     with pytest.raises(BadInput, match=r"^kv: .*bfloat16"):
-        split_decoder(plain, 2**30, tmp_path / "out", slots=1, kv="int8")
+        split_decoder(plain, 2**30, tmp_path / "out", slots=1, options=DecoderOptions(kv="int8"))
     document = stage_of("int8").program.document()
     with pytest.raises(BadTask, match="kv"):
         StageProgram.from_document({**document, "dtype": "float32"})

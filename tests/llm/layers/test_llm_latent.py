@@ -8,7 +8,7 @@ import torch
 from bench.tasks.tiny_decoders import FAMILIES, classes, make_family
 from nodewire.errors import BadTask
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.families import parse_config
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.programs import memory_estimate
@@ -31,7 +31,7 @@ def test_a_position_takes_one_latent_and_one_key_of_a_layer(made, name, tmp_path
     page = memory_estimate.page_bytes(config, config.num_hidden_layers, dtype="float32")
     assert page == config.num_hidden_layers * PAGE * (32 + 8) * 4
     assert sum(cells.nbytes for cells in stage._lanes.cells) == 2 * 3 * page
-    task = split_decoder(made(name), 2**30, None, slots=2, context=192).manifest.tasks[1]
+    task = split_decoder(made(name), 2**30, None, slots=2, options=DecoderOptions(context=192)).manifest.tasks[1]
     assert task.page_bytes == page
 
 
@@ -66,7 +66,9 @@ def test_a_prompt_that_is_found_again_is_what_was_computed(made, name, tmp_path)
 
 def test_latents_in_8_bits_say_about_the_same(made, tmp_path):
     folder = made("deepseek_v2, lite")
-    narrow = split_decoder(folder, 2**30, tmp_path, slots=1, context=192, dtype="bfloat16", kv="int8", split=2)
+    narrow = split_decoder(
+        folder, 2**30, tmp_path, slots=1, options=DecoderOptions(context=192, dtype="bfloat16", kv="int8"), split=2
+    )
     ids, _, _ = Ring(narrow, ROOMY).generate(PROMPT, max_tokens=8)
     assert ids[0] == next(Whole(folder, dtype="bfloat16").tokens(PROMPT, Sampling(1)))
 

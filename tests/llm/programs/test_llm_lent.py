@@ -8,7 +8,7 @@ import torch
 from bench.decode.emulation.known_text import Knowing
 from bench.tasks.tiny_decoders import make_family
 from nodewire.errors import BadFrame, BadManifest, BadTask, NodewireError, Unsupported
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.entry import load
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.programs.programs import DriverProgram, StageProgram
@@ -26,7 +26,7 @@ FAMILIES = ("mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "m
 
 @pytest.fixture(scope="module")
 def lent(plain, tmp_path_factory):
-    found = split_decoder(plain, 1_600_000, tmp_path_factory.mktemp("lent"), slots=2, lend=True)
+    found = split_decoder(plain, 1_600_000, tmp_path_factory.mktemp("lent"), slots=2, options=DecoderOptions(lend=True))
     assert len(found.manifest.tasks) >= 3
     return found
 
@@ -42,7 +42,7 @@ def last(registration):
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
 def test_the_tokens_are_those_of_the_whole_model(model, prompt, tmp_path):
-    made = split_decoder(model, 1_700_000, tmp_path, slots=1, lend=True)
+    made = split_decoder(model, 1_700_000, tmp_path, slots=1, options=DecoderOptions(lend=True))
     whole = Whole(model, dtype=program(made, made.manifest.driver.name, DriverProgram).dtype)
     expected = list(whole.tokens(prompt, Sampling(60)))
     ids, text, _ = Ring(made).generate(prompt, max_tokens=60)
@@ -55,7 +55,9 @@ def test_of_every_family(made, family, tmp_path):
     folder = made(family)
     expected = list(Whole(folder).tokens(PROMPT, Sampling(30)))
     for stages in (1, 2):
-        cut = split_decoder(folder, None, tmp_path / str(stages), slots=1, split=stages, lend=True)
+        cut = split_decoder(
+            folder, None, tmp_path / str(stages), slots=1, split=stages, options=DecoderOptions(lend=True)
+        )
         assert Ring(cut).generate(PROMPT, max_tokens=30)[0] == expected
 
 
@@ -183,7 +185,7 @@ def test_a_frame_without_rows_is_answered_so(lent):
 
 
 def test_a_prompt_that_begins_alike_is_found_again(plain, tmp_path):
-    whole = split_decoder(plain, None, tmp_path, slots=2, split=1, lend=True)
+    whole = split_decoder(plain, None, tmp_path, slots=2, split=1, options=DecoderOptions(lend=True))
     stage, answers = Ring(whole).actors["stage.0"], []
     for session in ("first", "second"):
         stage.open(session, {"prefixes": "mia"})
@@ -219,7 +221,7 @@ def test_a_driver_that_lends_has_no_tensors_of_its_own(registration):
 def test_every_task_stays_within_its_stated_memory(tmp_path, dtype, tied):
     shape = MANY_HEADS | {"max_position_embeddings": 1024, "tie_word_embeddings": tied}
     folder = make_model(tmp_path / "model", shape, torch.bfloat16)
-    made = split_decoder(folder, 40_000_000, tmp_path / "out", slots=2, dtype=dtype, lend=True)
+    made = split_decoder(folder, 40_000_000, tmp_path / "out", slots=2, options=DecoderOptions(dtype=dtype, lend=True))
     kind, positions = getattr(torch, dtype), 1024
     (stage,) = (task for task in made.manifest.tasks if task.name != "driver")
     ids = torch.randint(0, 299, (1, positions, 1))
@@ -250,5 +252,5 @@ def test_quantized_ones_too(tmp_path):
     folder = make_family(tmp_path / "plain", "qwen2", torch.bfloat16, hidden_size=128, intermediate_size=256)
     quantize(folder, tmp_path / "int8", "int8")
     expected = list(Whole(tmp_path / "int8").tokens(PROMPT, Sampling(20)))
-    made = split_decoder(tmp_path / "int8", None, tmp_path / "out", slots=1, split=2, lend=True)
+    made = split_decoder(tmp_path / "int8", None, tmp_path / "out", slots=1, split=2, options=DecoderOptions(lend=True))
     assert Ring(made).generate(PROMPT, max_tokens=20)[0] == expected

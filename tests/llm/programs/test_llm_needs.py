@@ -10,7 +10,7 @@ import torch
 
 from nodewire.errors import OverMemory
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
-from nodewire.llm.checkpoint.splitter import CONTEXT, split_decoder
+from nodewire.llm.checkpoint.splitter import CONTEXT, DecoderOptions, split_decoder
 from nodewire.llm.local import arithmetic
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.programs.needs import Needs
@@ -86,9 +86,12 @@ def test_a_change_that_is_proposed_is_one_that_fits(folder, name, target):
 def test_where_nothing_is_small_enough_the_refusal_names_the_change_that_would_do(folder):
     directory = folder("phi-3.5-mini")
     with pytest.raises(OverMemory, match=r"^layer 0: .*; a target of \d+ would do; --context \d+ would fit$") as caught:
-        split_decoder(directory, 6 * GB, None, slots=4, context=131_072)
+        split_decoder(directory, 6 * GB, None, slots=4, options=DecoderOptions(context=131_072))
     context = int(caught.value.reason.split()[-3])
-    assert split_decoder(directory, 6 * GB, None, slots=4, context=context).manifest.context == context
+    assert (
+        split_decoder(directory, 6 * GB, None, slots=4, options=DecoderOptions(context=context)).manifest.context
+        == context
+    )
 
 
 def test_what_targets_have_room_for_is_what_would_be_cut(folder):
@@ -102,7 +105,7 @@ def test_what_targets_have_room_for_is_what_would_be_cut(folder):
         stages = [task.name for task in cut.tasks[1:]]
         assert max(cut.bytes_at(name, fit.sessions) for name in stages) <= target
         assert max(cut.bytes_at(name, fit.sessions + 1) for name in stages) > target
-    long = split_decoder(directory, 24 * GB, None, slots=4, context=131_072)
+    long = split_decoder(directory, 24 * GB, None, slots=4, options=DecoderOptions(context=131_072))
     small = long.fits[0]
     assert (small.target_bytes, small.tasks, small.change) == (4 * GB, 0, "--context 65536")
 
@@ -119,7 +122,7 @@ def test_a_registration_computes_in_what_most_weights_are_stored_in(tmp_path):
         (made[stored],) = sent
     assert made == {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float32"}
     directory = tmp_path / str(torch.bfloat16)
-    wide = split_decoder(directory, None, None, slots=1, split=1, dtype="float32").manifest
+    wide = split_decoder(directory, None, None, slots=1, split=1, options=DecoderOptions(dtype="float32")).manifest
     narrow = split_decoder(directory, None, None, slots=1, split=1).manifest
     assert wide.tasks[1].page_bytes == 2 * narrow.tasks[1].page_bytes
     assert wide.tasks[1].memory_bytes > narrow.tasks[1].memory_bytes
@@ -149,7 +152,7 @@ def test_the_context_is_8192_unless_more_is_asked_for_or_the_model_has_less(fold
         (2_048, 9_999, 2_048),
     ):
         (directory / "config.json").write_text(json.dumps(said | {"max_position_embeddings": own}))
-        made = split_decoder(directory, 24 * GB, None, slots=1, context=asked)
+        made = split_decoder(directory, 24 * GB, None, slots=1, options=DecoderOptions(context=asked))
         assert made.manifest.context == context
         told = f"sessions have {context} of the model's {own} positions"
         assert (told in made.report) == (asked is None and context < own)

@@ -14,7 +14,7 @@ from nodewire.core import extras
 from nodewire.errors import BadInput, BadTask, NodewireError, NotFound, Unsupported
 from nodewire.gguf.model import open_model
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.local.speculative import Alone
 from nodewire.llm.quant.blocks import unpacked, widened
@@ -89,11 +89,13 @@ def test_a_part_of_a_tensor_is_that_part_of_it(tmp_path):
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_1"])
 def test_a_file_is_cut_into_a_ring_that_says_what_it_says_whole(tmp_path, kind):
     path, _ = made(tmp_path, "llama, yarn", kind)
-    registration = split_decoder(path, None, tmp_path / "blobs", slots=1, split=3, dtype="float32")
+    registration = split_decoder(
+        path, None, tmp_path / "blobs", slots=1, split=3, options=DecoderOptions(dtype="float32")
+    )
     whole, ring = Whole(path, dtype="float32"), Ring(registration, ROOMY)
     tokens = list(whole.tokens(PROMPT, Sampling(max_tokens=24)))
     assert ring.generate(PROMPT, max_tokens=24, temperature=0)[0] == tokens
-    foreseen = split_decoder(path, None, None, slots=1, split=3, dtype="float32")
+    foreseen = split_decoder(path, None, None, slots=1, split=3, options=DecoderOptions(dtype="float32"))
     assert [task.memory_bytes for task in foreseen.manifest.tasks] == [
         task.memory_bytes for task in registration.manifest.tasks
     ]
@@ -112,7 +114,7 @@ def test_what_is_widened_is_widened_to_what_is_computed_in(tmp_path):
     path, _ = made(tmp_path, "llama, yarn", "Q4_1")
     sizes = {}
     for dtype in ("float32", "bfloat16"):
-        made_ = split_decoder(path, None, tmp_path / dtype, slots=1, split=1, dtype=dtype)
+        made_ = split_decoder(path, None, tmp_path / dtype, slots=1, split=1, options=DecoderOptions(dtype=dtype))
         sizes[dtype] = sum(blob.bytes for blob in made_.manifest.tasks[1].weights)
     assert 1.9 < sizes["float32"] / sizes["bfloat16"] < 2.0
 

@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.tasks.tiny_decoders import make_family
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.entry import load
 from nodewire.llm.quant.checkpoint_writer import quantize
 from nodewire.protocol.tensors.frame import Frame
@@ -112,9 +112,10 @@ def test_so_does_one_that_keeps_keys_and_values_in_8_bits(tmp_path):
     assert_covered(directory, "bfloat16", tmp_path, kv="int8")
 
 
-def assert_covered(directory, dtype, tmp_path, **cut):
+def assert_covered(directory, dtype, tmp_path, kv=None):
     """What loading and serving the longest prompt takes is what the manifest says, or somewhat less."""
-    registration = split_decoder(directory, 20_000_000, tmp_path / "out", slots=2, dtype=dtype, **cut)
+    options = DecoderOptions(dtype=dtype, kv=kv)
+    registration = split_decoder(directory, 20_000_000, tmp_path / "out", slots=2, options=options)
     for task in registration.manifest.tasks[1:]:
         program = registration.blobs[task.program.sha256].read_bytes()
         weights = [registration.blobs[blob.sha256] for blob in task.weights]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from bench.tasks.tiny_decoders import FAMILIES, make_family
 from nodewire.errors import BadInput, BadTask, Unsupported
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.families import modules_of
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.quant.blocks import rounded, unpacked, widened
@@ -158,7 +158,9 @@ def test_what_cannot_be_quantized_says_what_to_do(plain, tmp_path):
     for scheme in ("w8a8", "w4a8"):
         quantize(plain, tmp_path / scheme, scheme)
         with pytest.raises(BadTask, match="tolerance"):
-            split_decoder(tmp_path / scheme, 20_000_000, tmp_path / "blobs", slots=1, dtype="float32")
+            split_decoder(
+                tmp_path / scheme, 20_000_000, tmp_path / "blobs", slots=1, options=DecoderOptions(dtype="float32")
+            )
 
 
 def test_a_file_cut_short_leaves_nothing_behind(plain, tmp_path):

@@ -1,6 +1,8 @@
 """What is in flight never changes what is said, whatever is guessed, however frames are cut and returns delayed."""
 
 import random
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +14,20 @@ from tests.llm.speculative_driver import FakeRing, Liar, decode, plain
 PROMPT = (3, 1, 4, 1, 5)
 
 
-def run(count, *, lookahead, tree, right, width=1, rows=1, eager=lambda: 1, skips=True, worth=None, seed=0):
+class Guesses(NamedTuple):
+    """Which are right, by position, and how many there are of each."""
+
+    right: Callable[[int], bool]
+    width: int = 1
+    seed: int = 0
+
+
+def run(count, guesses, *, lookahead, tree, rows=1, eager=lambda: 1, skips=True, worth=lambda *_: True):
     text = plain(PROMPT, count)
-    liar = Liar([*PROMPT, *text], right, width, seed)
+    liar = Liar([*PROMPT, *text], *guesses)
     flight = Flight(len(PROMPT), PROMPT[-1], lookahead, tree=tree, chunk=7)
     ring = FakeRing(PROMPT, count, eager, skips=skips)
-    more = {} if worth is None else {"worth": worth}
-    assert decode(flight, ring, PROMPT, count, liar.expand, rows=rows, **more) == text
+    assert decode(flight, ring, PROMPT, count, liar.expand, rows=rows, worth=worth) == text
     return flight, ring
 
 
@@ -34,7 +43,7 @@ RIGHT = {
 @pytest.mark.parametrize("right", RIGHT.values(), ids=RIGHT)
 def test_thousands_of_tokens_are_those_of_plain_decoding(tree, right):
     for count, lookahead, rows in ((2_000, 3, 1), (500, 16, 4), (100, 64, 64)):
-        run(count, lookahead=lookahead, tree=tree, right=right, width=3, rows=rows)
+        run(count, Guesses(right, 3), lookahead=lookahead, tree=tree, rows=rows)
 
 
 @settings(max_examples=200, deadline=None)
@@ -44,20 +53,18 @@ def test_any_pattern_of_right_and_wrong_guesses_is_lossless(data):
     chance = random.Random(data.draw(st.integers(0, 2**32)))
     run(
         data.draw(st.integers(1, 120)),
+        Guesses(lambda at: pattern[at % len(pattern)], data.draw(st.integers(1, 5)), data.draw(st.integers(0, 9))),
         lookahead=data.draw(st.integers(1, 64)),
         tree=data.draw(st.booleans()),
-        right=lambda at: pattern[at % len(pattern)],
-        width=data.draw(st.integers(1, 5)),
         rows=data.draw(st.integers(1, 64)),
         eager=lambda: chance.randrange(9),
         skips=data.draw(st.booleans()),
-        seed=data.draw(st.integers(0, 9)),
     )
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_what_is_remembered_does_not_grow_with_the_text(tree):
-    flight, ring = run(700, lookahead=32, tree=tree, right=lambda at: at % 5 != 0, width=3, rows=4)
+    flight, ring = run(700, Guesses(lambda at: at % 5 != 0, 3), lookahead=32, tree=tree, rows=4)
     assert ring.lane.most_cells <= 2 * 32
     assert len(flight._cells) <= 2 * 32 and len(flight._sent) <= 2 * 32
     depth, node = 0, flight.head
@@ -112,7 +119,7 @@ def test_stages_keep_the_rows_of_a_chunk_before_they_are_sent_any_behind_it(data
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_what_is_dead_before_it_is_computed_is_cancelled_in_band(tree):
-    _, ring = run(200, lookahead=12, tree=tree, right=lambda at: False, eager=lambda: 0)
+    _, ring = run(200, Guesses(lambda at: False), lookahead=12, tree=tree, eager=lambda: 0)
     assert ring.skipped > 100
 
 
@@ -132,12 +139,12 @@ def test_a_chain_that_is_wrong_is_rewound():
 
 
 def test_without_lookahead_frames_are_those_of_a_plain_loop():
-    flight, ring = run(50, lookahead=1, tree=False, right=lambda at: True)
+    flight, ring = run(50, Guesses(lambda at: True), lookahead=1, tree=False)
     assert (flight._seq, flight.epoch, ring.rows) == (50, 0, 49)
 
 
 def test_guesses_that_are_not_worth_it_are_not_sent():
     _, ring = run(
-        100, lookahead=64, tree=True, right=lambda at: True, width=3, worth=lambda chance, expected, rows: chance > 0.7
+        100, Guesses(lambda at: True, 3), lookahead=64, tree=True, worth=lambda chance, expected, rows: chance > 0.7
     )
     assert ring.rows == 99

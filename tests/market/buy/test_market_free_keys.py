@@ -11,7 +11,7 @@ import pytest
 from nodewire.config import CustomerConfig
 from nodewire.market import open_market
 from nodewire.nostr.keys import Keys
-from nodewire.plan.assign import assign
+from nodewire.plan.assign import CertifiedEpoch, assign
 from nodewire.protocol.job.plan import Terms
 from nodewire.protocol.market import ad as ads
 from nodewire.protocol.market import heartbeat as beats
@@ -88,9 +88,9 @@ async def test_free_keys_in_every_snapshot_cost_no_generation(market):
         snapshot, manifest = await seen.snapshot(epoch.body.snapshot), await seen.manifest(market.decoder["address"])
         held = 0
         for i in range(PLANS):
-            inputs = {"body": epoch.body, "beacon": f"{i:064x}", "committee": seen.committee}
+            drawn = CertifiedEpoch(seen.committee, epoch.body, f"{i:064x}")
             terms = Terms(max_chunk_msat=10**9, max_total_msat=10**9)
-            plan = assign(manifest, snapshot, terms=terms, customer=Keys.generate().public, **inputs)
+            plan = assign(manifest, snapshot, epoch=drawn, terms=terms, customer=Keys.generate().public)
             assert len({*plan.providers()} & keys) <= 1
             held += bool({*plan.providers()} & keys)
         assert held <= PLANS * 0.05 + 3 * (PLANS * 0.05 * 0.95) ** 0.5

@@ -24,13 +24,10 @@ RELAYS = ("wss://one.example.com", "wss://two.example.com")
 
 REQUEST = nip57.build_request(
     SENDER,
-    recipient=RECIPIENT.public,
+    nip57.ZapTarget(RECIPIENT.public, lnurl=LNURL, event=JOB, address=f"31990:{RECIPIENT.public}:llama"),
     amount_msat=AMOUNT_MSAT,
     relays=RELAYS,
     created_at=NOW_S,
-    lnurl=LNURL,
-    event=JOB,
-    address=f"31990:{RECIPIENT.public}:llama",
     content="chunk 3",
     others=[["chunk", "3"]],
 )
@@ -71,7 +68,7 @@ def test_a_request_says_what_it_was_built_from():
 @given(st.integers(1, nip57.MAX_MSAT), st.lists(texts, max_size=4), texts)
 def test_whatever_is_asked_for_survives_the_request(amount_msat, relays, content):
     built = nip57.build_request(
-        SENDER, recipient=RECIPIENT.public, amount_msat=amount_msat, relays=relays, created_at=1, content=content
+        SENDER, nip57.ZapTarget(RECIPIENT.public), amount_msat=amount_msat, relays=relays, created_at=1, content=content
     )
     zap = nip57.parse_request(built.to_json(), amount_msat=amount_msat)
     assert (zap.amount_msat, list(zap.relays), zap.content) == (amount_msat, relays, content)
@@ -126,9 +123,9 @@ def test_a_request_that_is_not_signed_or_no_event_is_refused(text, field):
 
 def test_a_request_that_breaks_a_clause_is_not_built():
     with pytest.raises(BadZap, match="p"):
-        nip57.build_request(SENDER, recipient="npub1", amount_msat=1, relays=[], created_at=1)
+        nip57.build_request(SENDER, nip57.ZapTarget("npub1"), amount_msat=1, relays=[], created_at=1)
     with pytest.raises(BadZap, match="amount"):
-        nip57.build_request(SENDER, recipient=RECIPIENT.public, amount_msat=0, relays=[], created_at=1)
+        nip57.build_request(SENDER, nip57.ZapTarget(RECIPIENT.public), amount_msat=0, relays=[], created_at=1)
 
 
 def test_a_receipt_answers_its_request():
@@ -138,17 +135,9 @@ def test_a_receipt_answers_its_request():
     assert RECEIPT.tag("description") == DESCRIPTION
 
 
-def other_request(**changes):
-    request = nip57.build_request(
-        SENDER,
-        **{
-            "recipient": RECIPIENT.public,
-            "amount_msat": AMOUNT_MSAT,
-            "relays": RELAYS,
-            "created_at": NOW_S,
-            **changes,
-        },
-    ).to_json()
+def other_request(recipient=RECIPIENT, amount_msat=AMOUNT_MSAT):
+    target = nip57.ZapTarget(recipient.public)
+    request = nip57.build_request(SENDER, target, amount_msat=amount_msat, relays=RELAYS, created_at=NOW_S).to_json()
     hashed = hashlib.sha256(request.encode()).hexdigest()
     return (
         nip57.build_receipt(SERVER, request, bolt11=BOLT11, paid_at_s=NOW_S),
@@ -156,7 +145,7 @@ def other_request(**changes):
     )
 
 
-FOR_ANOTHER, FOR_ANOTHER_INVOICE = other_request(recipient=STRANGER.public)
+FOR_ANOTHER, FOR_ANOTHER_INVOICE = other_request(recipient=STRANGER)
 OF_MORE, OF_MORE_INVOICE = other_request(amount_msat=AMOUNT_MSAT + 1)
 
 

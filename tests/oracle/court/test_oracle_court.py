@@ -131,7 +131,6 @@ class Market4:
                 market = Market(self.relay, self.shelf, self.committee)
                 court = Court(
                     seat.keys,
-                    self.committee,
                     self.relay,
                     market,
                     Docket(market, self.relay),

@@ -61,7 +61,7 @@ async def court_of(tmp_path):
         def made(evidence):
             journal = Journal(tmp_path / "journal.db")
             market, docket = SimpleNamespace(committee=COMMITTEE), SimpleNamespace(snapshots=dict)
-            court = Court(SEAT.keys, COMMITTEE, Relay(), market, docket, evidence, journal, Clock())
+            court = Court(SEAT.keys, Relay(), market, docket, evidence, journal, Clock())
             stack.callback(journal.close)
 
             async def ended():

@@ -622,7 +622,7 @@ async def test_a_zap_for_somebody_else_or_for_no_chunk_gets_no_invoice(world):
         CUSTOMER, Key(REQUEST.id, PROVIDER.public, 0, 0), 5, relays=bm.RELAYS, lnurl=None, created_at=9
     )
     plain = nip57.build_request(
-        CUSTOMER, recipient=bm.HOLDER.public, amount_msat=5, relays=bm.RELAYS, created_at=9, event=REQUEST.id
+        CUSTOMER, nip57.ZapTarget(bm.HOLDER.public, event=REQUEST.id), amount_msat=5, relays=bm.RELAYS, created_at=9
     )
     for request in (other, plain):
         with pytest.raises(BadZap):

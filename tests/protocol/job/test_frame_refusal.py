@@ -57,7 +57,8 @@ def test_what_the_customer_computes_itself_is_its_own_and_who_feeds_itself_is_to
 
 def test_feedback_says_which_edge_and_whose_word_it_is_and_only_in_errors():
     def said(status, **more):
-        made = feedback.build(documents.PROVIDERS[0], "ab" * 32, SECOND, status, created_at=1, **more)
+        remarks = feedback.Remarks(**more)
+        made = feedback.build(documents.PROVIDERS[0], "ab" * 32, SECOND, status, created_at=1, remarks=remarks)
         return feedback.parse(made)
 
     found = said("error", text="bad-frame", edge="hidden.1", by=FIRST)

@@ -130,7 +130,9 @@ def test_malformed_close_in_a_claim_is_refused(said):
 
 @pytest.mark.parametrize("status", ["processing", "partial", "success", "error", "busy"])
 def test_other_feedback_asks_for_nothing(status):
-    said = feedback.parse(feedback.build(PROVIDER, HASH, ME.public, status, created_at=5, text="x"))
+    said = feedback.parse(
+        feedback.build(PROVIDER, HASH, ME.public, status, created_at=5, remarks=feedback.Remarks(text="x"))
+    )
     assert (said.status, said.text, said.due) == (status, "x", None)
 
 

@@ -74,7 +74,7 @@ def test_what_strangers_and_undrawn_nodes_say_is_refused_by_field():
     beats = [one.beat(EPOCH, observed=tuple(said) if one is not TARGET else ()) for one in EVERYBODY]
     bonds, refused = [one.bond for one in EVERYBODY if one.bond], []
     ads = [one.ad for one in EVERYBODY]
-    whole(snapshot.derived(COMMITTEE, EPOCH, beats, ads, bonds=bonds, previous=BEFORE, refuse=refused.append))
+    whole(snapshot.derived(COMMITTEE, EPOCH, beats, [*ads, *bonds], previous=BEFORE, refuse=refused.append))
     assert len(refused) == len(STRANGERS)
     assert {error.field for error in refused} == {"observed"}
     with pytest.raises(NotAllowed, match="nobody drew"):

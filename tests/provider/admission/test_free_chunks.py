@@ -185,7 +185,7 @@ def test_what_is_remembered_is_bounded(clock, monkeypatch):
 
 
 def test_the_bits_travel_with_the_refusal_and_with_nothing_else():
-    said = {"created_at": 0, "work": 12}
-    refusal = feedback.build(KEYS, "ab" * 32, "cd" * 32, "error", text=WorkRequired.code, **said)
+    said = feedback.Remarks(text=WorkRequired.code, work=12)
+    refusal = feedback.build(KEYS, "ab" * 32, "cd" * 32, "error", created_at=0, remarks=said)
     assert (feedback.parse(refusal).work, feedback.parse(refusal).text) == (12, "work-required")
-    assert feedback.parse(feedback.build(KEYS, "ab" * 32, "cd" * 32, "busy", **said)).work == 0
+    assert feedback.parse(feedback.build(KEYS, "ab" * 32, "cd" * 32, "busy", created_at=0, remarks=said)).work == 0

@@ -182,10 +182,10 @@ async def following(sky, folder, *, memory=4 * MB, window=2 * MB, disk=10**9, **
         measured = {DIGEST: dict.fromkeys(TASKS, 1_000)}
         windows = Windows(kinds, make, blobs, kept, folder / "blobs", disk_bytes=disk, slots=2, measured=measured)
         stack.push_async_callback(windows.close)
-        budget = WindowLimits(window, memory, 3 * MB, least_msat=7, price_ppm=500_000)
-        rules = Settings(**{"rest": 1, "patience": 1, **settings})
+        pace = Settings(**{"rest": 1, "patience": 1, **settings})
+        budget = WindowLimits(window, memory, 3 * MB, least_msat=7, price_ppm=500_000, pace=pace)
         candidates = Candidates(sky, None, [ADDRESS], kinds.keys(), ())
-        follower = Follower(ME, sky, candidates, windows, held, folder, budget, rules, clock_s=sky.clock_s)
+        follower = Follower(ME, sky, candidates, windows, held, folder, budget, clock_s=sky.clock_s)
         tasks = [asyncio.create_task(one) for one in (follower.run(), announce())]
         try:
             yield Running(follower, held, workers)

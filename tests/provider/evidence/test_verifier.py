@@ -14,7 +14,7 @@ from nodewire.plan.sample import draw
 from nodewire.protocol.verification import sample as verification
 from nodewire.protocol.verification.sample import JobSamples
 from nodewire.provider.evidence import verifier as module
-from nodewire.provider.evidence.verifier import JobVerifier
+from nodewire.provider.evidence.verifier import JobVerifier, VerifierPorts
 from nodewire.provider.tasks.registry import Specializations
 from tests.customer.public_record import PROVIDERS, PublicRecord
 from tests.plan.test_sample import BEACON, COMMITTEE, node
@@ -79,7 +79,7 @@ async def following(record, monkeypatch, works=None):
     monkeypatch.setattr(JobVerifier, "_verify", verify)
     verifying = JobVerifier(
         keys=ME, market=record, relays=record, node=None, job_kinds={}, held=Specializations(),
-        commit=None, keep=None, publish=None, is_paid=None,
+        ports=VerifierPorts(commit=None, keep=None, publish=None, is_paid=None),
     )  # fmt: skip
     running = asyncio.create_task(verifying.run())
     try:
@@ -248,7 +248,7 @@ async def test_nobody_computes_for_a_customer_who_does_not_pay_for_it(record, mo
     monkeypatch.setattr(module.asyncio, "sleep", _brief(asyncio.sleep))
     verifying = JobVerifier(
         keys=ME, market=record, relays=record, node=None, job_kinds={}, held=Specializations(),
-        commit=None, keep=None, publish=None, is_paid=payments,
+        ports=VerifierPorts(commit=None, keep=None, publish=None, is_paid=payments),
     )  # fmt: skip
     monkeypatch.setattr(JobVerifier, "_epoch", lambda self: record.number)
     (sample, *_) = await record.drawn()

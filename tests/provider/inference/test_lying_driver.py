@@ -166,7 +166,7 @@ async def test_of_a_sampled_job_with_a_death_what_the_liar_committed_to_fails_an
     lookahead,
 ):
     """Computed once more, as verifiers do: from what each keeps as the input that was signed to it."""
-    ring = WithALiar(folder, tmp_path / "ring", truth, policy="sampled", chance=0.8, lookahead=lookahead)
+    ring = WithALiar(folder, tmp_path / "ring", truth, policy="sampled", lookahead=lookahead)
     ring.liar = ring.plan.assignment("stage.1").provider
     ring.positions = range(truth.prompt, truth.prompt + 16)
     async with ring:

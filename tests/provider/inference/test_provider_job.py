@@ -42,7 +42,7 @@ from nodewire.protocol.market.cached_price import WHOLE_PPM
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.provider.evidence.committer import Committer
 from nodewire.provider.evidence.store import KeptWork
-from nodewire.provider.inference.job import JobRun
+from nodewire.provider.inference.job import JobPorts, JobRun
 from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.inference.statements import Statements
 from nodewire.provider.tasks.job_worker import JobWorker
@@ -123,6 +123,18 @@ class Loaded(dict):
         return self._actors[super().__getitem__(name)]
 
 
+@dataclass(frozen=True)
+class Prefixes:
+    """Whose beginnings of prompts the nodes keep, in actors of an earlier job, and what they cost who comes again."""
+
+    actors: dict | None = None
+    whose: str = ""
+    cached_ppm: int = WHOLE_PPM
+
+
+NOBODYS = Prefixes()
+
+
 def make_market(
     folder,
     tmp_path,
@@ -130,15 +142,12 @@ def make_market(
     driver="provider",
     lookahead=1,
     chunk=64,
-    max_tokens=150,
     params=None,
-    actors=None,
-    cached_ppm=WHOLE_PPM,
-    **finding,
+    prefixes=NOBODYS,
 ):
     """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
     registration = split_decoder(folder, 1_100_000, tmp_path, slots=1, name="tiny")
-    manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), actors or load(registration)
+    manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), prefixes.actors or load(registration)
     providers = [Keys(bytes([i + 1]) * 32) for i in range(len(manifest.tasks))]
     plan = Plan(
         manifest=manifest.digest(),
@@ -163,7 +172,7 @@ def make_market(
     )
     request = Request(REQUEST, CUSTOMER.public, 1, 8843, plan, "", HASH, (), 10**9, (), HASH)
     market = Market(manifest, Hub(ends(manifest, plan)), plan, actors, registration=registration)
-    params = KIND.check(manifest, {"max_tokens": max_tokens, **(params or {})})
+    params = KIND.check(manifest, {"max_tokens": 150, **(params or {})})
 
     async def publish(event):
         market.events.append(event)
@@ -177,14 +186,12 @@ def make_market(
         record = Record(statements or spool, REQUEST, manifest, lookahead)
         mailbox = Recorded(market.hub, keys.public, record)
         market.runs[keys.public] = JobRun(
-            JobContext(keys, request, manifest, params, cached_ppm=cached_ppm),
+            JobContext(keys, request, manifest, params, cached_ppm=prefixes.cached_ppm),
             kind=KIND,
             mailbox=mailbox,
-            worker=JobWorker(Direct(Loaded(manifest, actors)), manifest, {}, **finding),
+            worker=JobWorker(Direct(Loaded(manifest, actors)), manifest, {}, whose=prefixes.whose),
             ledger=Ledger(":memory:"),
-            publish=publish,
-            refuse=publish,
-            commit=commit,
+            ports=JobPorts(publish, publish, commit),
             statements=statements,
             record=record,
         )
@@ -234,8 +241,8 @@ async def test_a_prompt_that_a_stage_has_had_costs_what_the_ad_says_and_gives_th
     actors, found = None, []
     jobs = (CUSTOMER.public, CUSTOMER.public, "somebody else", "")
     for number, whose in enumerate(jobs):
-        finding = {"actors": actors, "whose": whose, "cached_ppm": 300_000}
-        market = make_market(folder, tmp_path, max_tokens=3, params={"positions": 80}, **finding)
+        prefixes = Prefixes(actors, whose, 300_000)
+        market = make_market(folder, tmp_path, params={"max_tokens": 3, "positions": 80}, prefixes=prefixes)
         actors = market.actors
         found.append((await served(market, prompt), list(market.committed)))
         for task, run in zip(market.manifest.tasks, market.runs.values(), strict=True):

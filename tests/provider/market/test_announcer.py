@@ -15,7 +15,7 @@ from nodewire.protocol.market import ad_profile
 from nodewire.protocol.market import heartbeat as beats
 from nodewire.protocol.market.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.market.ad_profile import PublishedProfile, PublishedTask
-from nodewire.provider.market.announcer import Announcer
+from nodewire.provider.market.announcer import Announcer, Measurements
 from nodewire.provider.tasks.loader import ServedManifest
 from nodewire.provider.tasks.registry import Specializations
 from tests.plan.markets import ring
@@ -73,7 +73,7 @@ async def announcing(held, profile=ad_profile.UNPROFILED):
     pool, digest = Pool(), COMMITTEE.digest()
     market = SimpleNamespace(committee=COMMITTEE, committee_digest=digest, last_body=lambda: digest)
     bonding = SimpleNamespace(is_due=False, amount_msat=0)
-    announcer = Announcer(ME, pool, market, describe, held, bonding, lambda: (0, 0, 0), profile)
+    announcer = Announcer(ME, pool, market, describe, held, bonding, Measurements(lambda: (0, 0, 0), profile))
     running = asyncio.create_task(announcer.run())
     try:
         yield pool

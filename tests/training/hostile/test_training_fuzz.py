@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.fuzz.fuzz_train import NAMES, read_apart, targets
+from bench.fuzz.fuzz_train import NAMES, read_apart
+from bench.fuzz.training_targets import targets
 from nodewire.errors import BadData, BadVersion
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys

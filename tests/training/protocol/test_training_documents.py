@@ -259,7 +259,13 @@ def test_the_largest_delivery_fits_an_event():
 def test_feedback_names_the_kind_of_its_request_and_may_carry_a_ciphertext():
     said = feedback.parse(
         feedback.build(
-            PROVIDER, HASH, ME.public, "partial", created_at=5, kind=kinds.DILOCO, ciphertext="only for the customer"
+            PROVIDER,
+            HASH,
+            ME.public,
+            "partial",
+            created_at=5,
+            kind=kinds.DILOCO,
+            remarks=feedback.Remarks(ciphertext="only for the customer"),
         )
     )
     assert (said.kind, said.ciphertext) == (8841, "only for the customer")

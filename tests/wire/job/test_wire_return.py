@@ -13,6 +13,8 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.tensors.frame import Frame
 from nodewire.wire import Spool, job_member
 from nodewire.wire.framing import frames
+from nodewire.wire.job.channel_spec import JobChannelSpec
+from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
 from tests.faults.cut import Way
 from tests.protocol.documents import CUSTOMER, PROVIDERS, manifest, plan
@@ -78,9 +80,11 @@ class Generation:
     def join(self, keys):
         self.spools.append(Spool(self.path / keys.public, 2**30))
         member = self.members[keys.public] = Membership(
-            JOB, plan(), manifest(), self.nodes[keys.public], self.addresses,
-            grace_s=10.0, tape=self.spools[-1],
-        )  # fmt: skip
+            JobChannelSpec(JOB, routes_of(manifest(), plan()), tape=self.spools[-1]),
+            manifest(),
+            self.nodes[keys.public],
+            self.addresses,
+        )
         self.spawn(member.follow_losses())
 
     def spawn(self, work):
@@ -211,7 +215,8 @@ async def test_a_node_that_says_it_holds_the_job_and_is_silent_in_it_is_given_up
     """Its word brings it time, and not the job's whole life."""
     customer, spool = await net.node(CUSTOMER), Spool(tmp_path, 2**20)
     await net.proven(customer, DRIVER)
-    member = Membership(JOB, plan(), manifest(), customer, {}, grace_s=2.0, tape=spool)
+    channel = JobChannelSpec(JOB, routes_of(manifest(), plan()), grace_s=2.0, tape=spool)
+    member = Membership(channel, manifest(), customer, {})
     following = asyncio.create_task(member.follow_losses())
     customer.peers[DRIVER.public].abort(LinkLost(DRIVER.public, "cut"))
     raw, asked = await net.proven(customer, DRIVER), []

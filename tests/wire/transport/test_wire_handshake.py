@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from nodewire.errors import BadInput, BadPeer, LinkLost, NotAllowed, TimedOut
 from nodewire.nostr.keys import Keys
-from nodewire.wire import JobChannelSpec, Node, Route
+from nodewire.wire import JobChannelSpec, LinkPolicy, Node, Route
 from nodewire.wire.framing import frames
 from nodewire.wire.link.link_manager import MAX_HALF_OPEN
 from nodewire.wire.transport import identity
@@ -338,7 +338,7 @@ async def test_a_second_connection_beside_a_living_link_is_refused(net):
 
 async def test_a_certificate_is_renewed_before_it_expires(net):
     now = time.time()
-    node = Node(Keys.generate(), unix_s=lambda: now)
+    node = Node(Keys.generate(), policy=LinkPolicy(unix_s=lambda: now))
     first = node._links.identity()
     assert node._links.identity() is first
     now += identity.LIFETIME_S - 3_600

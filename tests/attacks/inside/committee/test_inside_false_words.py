@@ -72,7 +72,6 @@ def test_reports_for_and_against_change_nothing_at_any_oracle():
     nothing, market = SimpleNamespace(snapshots=dict), SimpleNamespace(committee=COMMITTEE)
     court = Court(
         SEATS[0].keys,
-        COMMITTEE,
         nothing,
         market,
         nothing,

@@ -7,6 +7,7 @@ import asyncio
 from nodewire.nostr.keys import Keys
 from nodewire.wire.evidence.pull import MAX_PULLS, Want, pull_document
 from nodewire.wire.link import link_manager as wire
+from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.node import Node
 from tests.protocol.committee.actors import keys
 
@@ -44,7 +45,7 @@ async def test_strangers_that_ask_without_end_do_not_keep_an_oracle_waiting():
         return b"the opening"
 
     async with Net() as net:
-        provider = net.node(holder=holder, judges=[oracle.public for oracle in ORACLES])
+        provider = net.node(holder=holder, policy=LinkPolicy(judges={oracle.public for oracle in ORACLES}))
         where = [await provider.listen("127.0.0.1")]
         waiting = []
         for _ in range(MAX_PULLS // 2 + 1):
@@ -73,7 +74,7 @@ async def test_strangers_that_hold_every_link_leave_one_to_an_oracle(monkeypatch
         return b"the opening"
 
     async with Net() as net:
-        provider = net.node(holder=holder, judges=[oracle.public for oracle in ORACLES])
+        provider = net.node(holder=holder, policy=LinkPolicy(judges={oracle.public for oracle in ORACLES}))
         where = [await provider.listen("127.0.0.1")]
         for _ in range(4):
             await net.node().link(provider.public, where)

@@ -40,7 +40,7 @@ def court():
     evidence = SimpleNamespace(can_recompute=True)
     nothing, market = SimpleNamespace(snapshots=dict), SimpleNamespace(committee=COMMITTEE)
     clock = SimpleNamespace(time_s=lambda: GENESIS_S + 0.0)
-    made = Court(HONEST.keys, COMMITTEE, nothing, market, nothing, evidence, nothing, clock)
+    made = Court(HONEST.keys, nothing, market, nothing, evidence, nothing, clock)
     made._feed(EpochDraw(EPOCH, digest("body"), (SAMPLE,), {SAMPLE.request: MANIFEST}, {}))
     assert made.state.to_publish  # it is not the leader, and waits whether that says it
     return made

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from nodewire.errors import BadInput, BadTask, NotFound
 from nodewire.llm.checkpoint.checkpoint import open_checkpoint
-from nodewire.llm.checkpoint.splitter import split_decoder
+from nodewire.llm.checkpoint.splitter import DecoderOptions, split_decoder
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.tokens.meta_tokenizer import converted
 from nodewire.llm.tokens.sampling_params import Sampling
@@ -86,7 +86,9 @@ def test_the_two_layouts_say_the_same(tmp_path, how):
     expected, whole = (Whole(one, context=256, dtype="float32") for one in (theirs, ours))
     assert torch.equal(expected.logits(PROMPT), whole.logits(PROMPT))
     tokens = list(whole.tokens(PROMPT, Sampling(40)))
-    registration = split_decoder(ours, 1_600_000, tmp_path / "out", slots=1, context=256, dtype="float32")
+    registration = split_decoder(
+        ours, 1_600_000, tmp_path / "out", slots=1, options=DecoderOptions(context=256, dtype="float32")
+    )
     assert len(registration.manifest.tasks) >= 3
     ids, _, _ = Ring(registration).generate(PROMPT, max_tokens=40)
     assert ids == tokens
@@ -95,11 +97,11 @@ def test_the_two_layouts_say_the_same(tmp_path, how):
 def test_a_dry_run_needs_params_json_alone_if_it_says_how_large_the_vocabulary_is(tmp_path):
     theirs = make_model(tmp_path / "theirs", PLAIN, torch.bfloat16)
     ours = in_metas_layout(theirs, tmp_path / "ours")
-    real = split_decoder(ours, 1_600_000, tmp_path / "out", slots=1, name="one", context=256)
+    real = split_decoder(ours, 1_600_000, tmp_path / "out", slots=1, name="one", options=DecoderOptions(context=256))
     weights, params = ours / "consolidated.safetensors", json.loads((ours / "params.json").read_text())
 
     def dry():
-        made = split_decoder(ours, 1_600_000, None, slots=1, name="one", context=256)
+        made = split_decoder(ours, 1_600_000, None, slots=1, name="one", options=DecoderOptions(context=256))
         assert [task.program for task in made.manifest.tasks] == [task.program for task in real.manifest.tasks]
         assert (made.manifest.edges, made.upload_bytes) == (real.manifest.edges, real.upload_bytes)
         return made.lacks
@@ -114,7 +116,7 @@ def test_a_dry_run_needs_params_json_alone_if_it_says_how_large_the_vocabulary_i
     with pytest.raises(BadInput, match="safetensors"):
         open_checkpoint(ours)
     (ours / "tokenizer.json").unlink()
-    bare = split_decoder(ours, 1_600_000, None, slots=1, name="one", context=256)
+    bare = split_decoder(ours, 1_600_000, None, slots=1, name="one", options=DecoderOptions(context=256))
     assert bare.lacks == (weights.name, "tokenizer.model")
     programs = ([task.program for task in made.manifest.tasks[1:]] for made in (bare, real))
     assert next(programs) == next(programs) != []
