@@ -258,6 +258,21 @@ class Recipe(Schema):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        self._family_fits()
+        self._adapter_fits()
+        self._compression_fits()
+        for what, value, most in (
+            ("samples", self.steps * self.batch, MAX_SAMPLES),
+            ("parameters", self.parameters(), MAX_PARAMETERS),
+            ("memory_bytes", self.memory_bytes(), MAX_MEMORY_BYTES),
+            ("flops_per_round", self.flops_per_round(), MAX_ROUND_FLOPS),
+        ):
+            if value > most:
+                raise ValueError(f"{what}: {value}, at most {most}")
+        return self
+
+    def _family_fits(self) -> None:
+        """Loss and data are such as the family is trained with."""
         family, layout = self.family, self.data.layout
         losses: tuple[str, ...]
         layouts: tuple[str, ...]
@@ -278,8 +293,10 @@ class Recipe(Schema):
             raise ValueError("data.window: arrays have none")
         if self.loss == "contrastive" and self.batch < 2:
             raise ValueError("batch: one pair has nothing to be told from")
-        self._adapter_fits()
-        if self.outer.stored == "bf16" and not isinstance(family, Decoder):
+
+    def _compression_fits(self) -> None:
+        """What is stored, and the fragments that rounds send, are such as the model has."""
+        if self.outer.stored == "bf16" and not isinstance(self.family, Decoder):
             raise ValueError(f"outer.stored: {self.family.name} is stored as float32")
         if self.compression.fragments > self.rounds:
             raise ValueError("compression.fragments: more than rounds")
@@ -287,15 +304,6 @@ class Recipe(Schema):
             raise ValueError("late: of a round of another fragment nothing can count")
         if self.stretches() > self.trained():
             raise ValueError("compression.fragments: more than there are numbers")
-        for what, value, most in (
-            ("samples", self.steps * self.batch, MAX_SAMPLES),
-            ("parameters", self.parameters(), MAX_PARAMETERS),
-            ("memory_bytes", self.memory_bytes(), MAX_MEMORY_BYTES),
-            ("flops_per_round", self.flops_per_round(), MAX_ROUND_FLOPS),
-        ):
-            if value > most:
-                raise ValueError(f"{what}: {value}, at most {most}")
-        return self
 
     def _adapter_fits(self) -> None:
         if self.adapter is None:
