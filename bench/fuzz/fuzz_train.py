@@ -120,10 +120,8 @@ def targets() -> dict[str, Target]:
         key="01" * 32, sha256=hash_, bytes=5_000, samples=640, losses=(1, 2, 3), states=(hash_,) * 4
     )
     commitment = opening.commitment(other.public, request.id, 3, 0)
-    result = delivery.build(
-        other, 8841, request.id, me.public, commitment=commitment, blob=blob, amount_msat=750, ciphertext="x",
-        created_at=at,
-    )  # fmt: skip
+    goods = delivery.Goods(commitment, blob, 750, "x")
+    result = delivery.build(other, 8841, request.id, me.public, goods, created_at=at)
     shown = [audit.SnapshotCiphertext(segment=n, blob=blob, key="03" * 32, sha256=hash_) for n in range(3)]
     due = feedback.Due(0, 0, 1, 250, hash_)
     say_due = feedback.build(other, request.id, me.public, "payment-required", created_at=at, due=due, kind=8841)

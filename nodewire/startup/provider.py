@@ -61,6 +61,7 @@ from nodewire.provider.tasks.registry import Specializations
 from nodewire.store.state_lock import held
 from nodewire.store.sweep import sweeping
 from nodewire.training.fedstr.service import Fedstr
+from nodewire.training.provider.node import TrainerNode
 from nodewire.training.provider.service import TrainingService
 from nodewire.training.provider_bootstrap import open_training
 from nodewire.wire.evidence.spool import Spool
@@ -114,8 +115,9 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         here += shown
         ready |= said
     if config.train is not None:
+        trainer = TrainerNode(keys, pool, market.blobs, ledger, config.patience_s)
         training, fedstr, training_workers = await open_training(
-            stack, config, config.train, keys=keys, pool=pool, blobs=market.blobs, ledger=ledger, till=till, lnurl=lnurl
+            stack, config, config.train, trainer, till=till, lnurl=lnurl
         )
         halves += [training, *([fedstr] if fedstr else [])]
         here.append(metrics.Bench(training.free, training.outage if halves[0] is training else None))

@@ -18,7 +18,7 @@ from nodewire.training.customer.driver import Rounds
 from nodewire.training.customer.machine.journal import Journal
 from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.machine.transitions import apply
-from nodewire.training.customer.market.context import Course, OnChange
+from nodewire.training.customer.market.context import Course, OnChange, TrainingOrder
 from nodewire.training.customer.market.coordinator_client import Coordinator
 from nodewire.training.customer.market.round_request import Requests
 from nodewire.training.customer.market.session import open_session
@@ -54,19 +54,16 @@ async def train(
     config: CustomerConfig,
     recipe: Recipe,
     data: Path,
+    order: TrainingOrder,
     *,
-    shards: int,
-    budget_msat: int,
-    buys_steps: bool = False,
     on_begin: Callable[[Course], None] | None = None,
     on_change: OnChange | None = None,
     start: Path | None = None,
     model: Path | None = None,
 ) -> TrainingResult:
-    """Buy all of a recipe's rounds on `shards` shards of the data in a file or folder.
+    """Buy all of a recipe's rounds on the shards of the data in a file or folder.
 
     Args:
-        buys_steps: whether outer steps are bought, too (8842), as far as the budget has room for them.
         on_begin: told before anything happens, when earlier runs stand in the course's journal.
         start: the folder (or safetensors file) with what the recipe cites: weights, and tokenizer.json.
         model: a folder where what was trained is written as Hugging Face lays it out, adapters merged; may be missing.
@@ -83,7 +80,7 @@ async def train(
     check_supported(recipe)
     kind = kind_of(recipe)
     async with AsyncExitStack() as stack:
-        folder = _made(folder_of(config, recipe, shards), data)
+        folder = _made(folder_of(config, recipe, order.shards), data)
         stack.enter_context(alone(folder))
         journal = Journal(folder / "journal.db")
         stack.callback(journal.close)
@@ -102,19 +99,8 @@ async def train(
         worker = LastingWorker(started)
         stack.push_async_callback(worker.stop)
         coordinator = Coordinator(worker, session.blobs, folder)
-        await coordinator.open(recipe.pack(), data, shards, start)
-        course = Course(
-            session,
-            recipe,
-            kind.request,
-            journal,
-            coordinator,
-            requests,
-            shards=shards,
-            budget_msat=budget_msat,
-            buys_steps=buys_steps,
-            on_change=on_change,
-        )
+        await coordinator.open(recipe.pack(), data, order.shards, start)
+        course = Course(session, recipe, kind.request, journal, coordinator, requests, order, on_change=on_change)
         if on_begin is not None:
             on_begin(course)
         state = await Rounds(course).run()

@@ -133,11 +133,10 @@ def quote(
     servers: int,
     state: State | None = None,
     buys_steps: bool = False,
-    fees: Fees = _FEES,
 ) -> Quote:
     """What `recipe` would take on so many shards of `data`; `state` is where an earlier run stands.
 
-    `servers` is on how many blob servers everything is put; `buys_steps` as `api.train` has it.
+    `servers` is on how many blob servers everything is put; `buys_steps` as `TrainingOrder` has it.
 
     Raises:
         BadData: too few rows for so many shards.
@@ -166,13 +165,13 @@ def quote(
     # What is under way has been asked for: what it costs is committed already.
     open_ = sum(work.status not in ("idle", "missed") for work in state.works)
     to_come_msat = left * round_msat - (round_msat * open_ // shards if left else 0)
-    fees_msat = left * sum(offer.shards * fees.most(offer.price_msat) for offer in offers)
+    fees_msat = left * sum(offer.shards * _FEES.most(offer.price_msat) for offer in offers)
     # A deposit is paid before the first round, and before every shard that somebody takes beside one of the same round.
     for offer in offers:
         if offer.deposit_msat:
             more = max(0, offer.shards - 1)
-            fees_msat += fees.most(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
-    step_msat, step_fees_msat = _step(recipe, shards, allowed, fees) if buys_steps and round_msat else (0, 0)
+            fees_msat += _FEES.most(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
+    step_msat, step_fees_msat = _step(recipe, shards, allowed) if buys_steps and round_msat else (0, 0)
     steps = max(0, left - (state.outer.status != "idle"))
     return Quote(
         recipe=recipe.name,
@@ -204,7 +203,7 @@ def quote(
     )
 
 
-def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer], fees: Fees) -> tuple[int, int]:
+def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer]) -> tuple[int, int]:
     """What an outer step of so many results costs where it is bought, and the most that routing may; nothing if nobody
     sells it, for then it is made here."""
     if shards > MAX_INPUTS:
@@ -216,7 +215,7 @@ def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer], fees: Fees
     price_msat = ad.price_msat(need.gflop)
     deposit_msat = ad.deposit_msat(price_msat)
     parts = (deposit_msat, price_msat - deposit_msat)
-    return price_msat, sum(fees.most(part) for part in parts if part)
+    return price_msat, sum(_FEES.most(part) for part in parts if part)
 
 
 def _dealt(need: Need, shards: int, market: Mapping[str, Trainer]) -> Counter[str]:
@@ -228,10 +227,7 @@ def _dealt(need: Need, shards: int, market: Mapping[str, Trainer]) -> Counter[st
             market,
             busy=Counter(),
             before={},
-            excluded=frozenset(),
             record=Record(),
-            measured_us={},
-            each_us={},
         )
         if not turn:
             break

@@ -50,6 +50,19 @@ class Claim:
     """The digest of what is carried on; None in recipes that carry nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoundInputs:
+    """What a provider was given for a shard's round."""
+
+    theta: State
+    """What everybody had at the round's beginning."""
+    shard: Shard
+    steps: int
+    """Of the whole round."""
+    begun: CarriedState | None = None
+    """What the provider carried into the round (`carried_state.shown`)."""
+
+
 def count(recipe: Recipe, steps: int) -> int:
     """Segments of a round of so many steps; the last one may be shorter."""
     return -(-steps // recipe.audit.segment)
@@ -85,25 +98,19 @@ def shown(data: bytes, like: Snapshot, step: int, digest: bytes) -> Snapshot:
 def recomputed(
     trainer: Trainer,
     claim: Claim,
-    theta: State,
-    shard: Shard,
-    steps: int,
+    inputs: RoundInputs,
     segment: int,
     reveal: Callable[[int], bytes | None],
     packed: bytes,
-    begun: CarriedState | None = None,
 ) -> float:
     """How far a claimed segment is from what comes out here: 0 where bits agree, about 1 where nothing was done.
 
     The last segment is followed by the packing, which is compared like a state.
 
     Args:
-        theta: what everybody had at the round's beginning.
-        steps: of the whole round.
         reveal: the bytes (`show`) of snapshot number i as its provider sends them; asked only for those that are
             needed, which on equal machines is the one before the segment.
         packed: the update as it was delivered.
-        begun: what its provider carried into the round (`carried_state.shown`).
 
     Raises:
         Withheld: the provider does not show a snapshot.
@@ -112,7 +119,8 @@ def recomputed(
     if not 0 <= segment < len(claim.states):
         raise BadInput("segment", f"{segment} of {len(claim.states)}")
     recipe, last = trainer.recipe, len(claim.states) - 1
-    beginning, every = trainer.beginning(carried.beginning(theta, begun)), recipe.audit.segment
+    theta, shard, steps = inputs.theta, inputs.shard, inputs.steps
+    beginning, every = trainer.beginning(carried.beginning(theta, inputs.begun)), recipe.audit.segment
 
     def theirs(i: int) -> Snapshot:
         data = reveal(i)
@@ -133,7 +141,7 @@ def recomputed(
     if end is not mine:
         off = max(off, apart(recipe, start, mine, end))
     if segment == last:
-        off = max(off, packing_off(recipe, claim, theta, end, packed, begun))
+        off = max(off, packing_off(recipe, claim, theta, end, packed, inputs.begun))
     return off
 
 

@@ -254,28 +254,29 @@ def check_ticket(ticket: OuterTicket, request: OuterRequest, recipe_digest: str,
     return step
 
 
-def build(
-    keys: Keys,
-    request: str,
-    customer: str,
-    *,
-    commitment: str,
-    theta: BlobRef,
-    momenta: BlobRef | None,
-    amount_msat: int,
-    ciphertext: str,
-    created_at: int,
-) -> Event:
-    """The result of a request; `ciphertext` is NIP-44 of an OuterDelivered."""
+@dataclass(frozen=True, slots=True)
+class StepGoods:
+    """What is delivered for a request, and what is still to be paid for it."""
+
+    commitment: str
+    theta: BlobRef
+    momenta: BlobRef | None
+    amount_msat: int
+    ciphertext: str
+    """NIP-44 of OuterDeliveryDetails."""
+
+
+def build(keys: Keys, request: str, customer: str, goods: StepGoods, *, created_at: int) -> Event:
+    """The result of a request."""
     said = [
         ["e", request],
         ["p", customer],
-        ["x", commitment],
-        *(["i", blob.sha256, "blob", str(blob.bytes)] for blob in (theta, momenta) if blob is not None),
-        ["amount", str(amount_msat)],
+        ["x", goods.commitment],
+        *(["i", blob.sha256, "blob", str(blob.bytes)] for blob in (goods.theta, goods.momenta) if blob is not None),
+        ["amount", str(goods.amount_msat)],
         ["encrypted"],
     ]
-    return _event.sign(keys, kinds.result_of(kinds.OUTER), created_at=created_at, content=ciphertext, tags=said)
+    return _event.sign(keys, kinds.result_of(kinds.OUTER), created_at=created_at, content=goods.ciphertext, tags=said)
 
 
 def parse_result(event: Event) -> OuterDelivery:

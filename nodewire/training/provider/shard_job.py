@@ -8,7 +8,6 @@ import logging
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Unpack
 
 from nodewire.errors import Busy, NodewireError, NotAllowed, NotFound, WorkerFailed
 from nodewire.kind import TaskSession, Worker
@@ -22,7 +21,7 @@ from nodewire.training.protocol import audit, round_close
 from nodewire.training.protocol import result as delivery
 from nodewire.training.protocol.audit import AuditAnswer, AuditRequest, SnapshotCiphertext
 from nodewire.training.protocol.recipe import NOTHING
-from nodewire.training.protocol.result import DeliveryDetails, Progress
+from nodewire.training.protocol.result import DeliveryDetails, Goods, Progress
 from nodewire.training.protocol.round_close import CloseEvent
 from nodewire.training.provider.admission import AdmittedShard
 from nodewire.training.provider.carried_store import CarriedFiles
@@ -52,10 +51,8 @@ class ShardRun(PaidRun[AdmittedShard]):
 
     task = TASK
 
-    def __init__(
-        self, job: AdmittedShard, carried: CarriedFiles, made: MadeResults, **open_: Unpack[RunResources]
-    ) -> None:
-        super().__init__(job, **open_)
+    def __init__(self, job: AdmittedShard, resources: RunResources, carried: CarriedFiles, made: MadeResults) -> None:
+        super().__init__(job, resources)
         self._carried = carried
         self._made = made
         self._said_s = 0.0
@@ -288,17 +285,10 @@ class ShardRun(PaidRun[AdmittedShard]):
         self._check_time()
         self._owe_balance()
         committed = made.commitment(self._keys.public, request.id, request.round.round, job.assigned.index)
+        ciphertext = nip44.encrypt(made.to_json(), self._conversation)
+        goods = Goods(committed, blob, job.assigned.balance_msat, ciphertext, result)
         event = delivery.build(
-            self._keys,
-            request.kind,
-            request.id,
-            request.customer,
-            commitment=committed,
-            blob=blob,
-            amount_msat=job.assigned.balance_msat,
-            ciphertext=nip44.encrypt(made.to_json(), self._conversation),
-            created_at=int(time.time()),
-            result=result,
+            self._keys, request.kind, request.id, request.customer, goods, created_at=int(time.time())
         )
         if result is not None and event.tag(inline_blob.TAG) is None:  # there was no room for it
             await self._blobs.put(result)

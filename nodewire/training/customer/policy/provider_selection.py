@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from nodewire.errors import NodewireError
@@ -40,6 +40,34 @@ class Need:
     memory_bytes: int
     blob_bytes: int
     gflop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What is known of how fast trainers are, by public key."""
+
+    measured_us: Mapping[str, float] = field(default_factory=dict)
+    """Of those who have delivered, what a step took."""
+    each_us: Mapping[str, float] = field(default_factory=dict)
+    """Of all, what a step takes, as far as can be known."""
+    late: Collection[str] = ()
+    """Who would miss the deadline, as far as can be known; they are asked when nobody else is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Who is not asked, or not before others."""
+
+    failed: frozenset[str] = frozenset()
+    """Who has failed in this round, or may not train any more."""
+    silent: frozenset[str] = frozenset()
+    """Who has not answered lately (`unresponsive`); they are asked where all others together get no shard."""
+    is_last_resort: bool = True
+    """Whether they are asked then; not while somebody is at a shard who may be free later."""
+
+
+NOBODY = Exclusion()
+UNKNOWN_SPEEDS = Speeds()
 
 
 def need_of(recipe: Recipe, kind: int, *, shard_bytes: int, weights_bytes: int, gflop: int) -> Need:
@@ -92,13 +120,9 @@ def deal(
     *,
     busy: Counter[str],
     before: Mapping[int, str],
-    excluded: frozenset[str],
     record: Record,
-    measured_us: Mapping[str, float],
-    each_us: Mapping[str, float],
-    late: Collection[str] = (),
-    silent: frozenset[str] = frozenset(),
-    is_last_resort: bool = True,
+    speeds: Speeds = UNKNOWN_SPEEDS,
+    exclusion: Exclusion = NOBODY,
 ) -> dict[int, str]:
     """A provider for every shard, as far as some have room: the one that had it before, or whose useful results are
     expected to cost least (`expected_cost`), the faster of equals.
@@ -108,12 +132,10 @@ def deal(
 
     Args:
         busy: how many shards each is at already.
-        excluded: who has failed in this round, or may not train any more.
-        measured_us: of those who have delivered, what a step took; `each_us`: of all, as far as can be known.
-        late: who would miss the deadline, as far as can be known; they are asked when nobody else is left.
-        silent: who has not answered lately (`unresponsive`); they are asked where all others together get no shard.
-        is_last_resort: whether they are asked then; not while somebody is at a shard who may be free later.
+        before: who had each shard in the round before.
     """
+    measured_us, each_us, late = speeds.measured_us, speeds.each_us, speeds.late
+    silent = exclusion.silent
     dealt: dict[int, str] = {}
     taken = Counter(busy)
     usual_us = median(measured_us.values()) if measured_us else 0.0
@@ -130,9 +152,9 @@ def deal(
 
     def is_free(public: str, need: Need) -> bool:
         ad = market[public]
-        return public not in excluded and taken[public] < ad.concurrency and not why_not(ad, need)
+        return public not in exclusion.failed and taken[public] < ad.concurrency and not why_not(ad, need)
 
-    if silent and is_last_resort:
+    if silent and exclusion.is_last_resort:
         others = [public for public in market if public not in silent]
         if not any(is_free(public, need) for need in needs.values() for public in others):
             silent = frozenset()

@@ -411,9 +411,8 @@ class CoordinatorActor:
         for segment in map(int, str(frame.meta["drawn"]).split(",")):
             try:
                 begun = self._begun(frame, shown.get(len(claim.states)))
-                off = segments.recomputed(
-                    self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed, begun
-                )
+                inputs = segments.RoundInputs(theta, shard, result.steps, begun)
+                off = segments.recomputed(self._trainer, claim, inputs, segment, shown.get, result.packed)
             except NodewireError as error:
                 judgement = validation.malformed(error)
             else:
