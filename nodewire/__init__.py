@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from nodewire.customer.api import CallListener as CallListener
     from nodewire.customer.api import Customer as Customer
     from nodewire.customer.tokens.token_chunk import Piece as Piece
     from nodewire.errors import NodewireError as NodewireError
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CallListener": "nodewire.customer.api",
     "Customer": "nodewire.customer.api",
     "NodewireError": "nodewire.errors",
     "Piece": "nodewire.customer.tokens.token_chunk",
     "Terms": "nodewire.protocol.job.plan",
     "register": "nodewire.graph.registration.register",
 }
-__all__ = ["Customer", "NodewireError", "Piece", "Terms", "__version__", "register"]
+__all__ = ["CallListener", "Customer", "NodewireError", "Piece", "Terms", "__version__", "register"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 
 from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.customer.job import control_messages
 from nodewire.customer.job.durations import JobTimes
+from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.presence import Presence
 from nodewire.customer.job.provider_events import WORD_S, Answers
 from nodewire.customer.job.session import LocalMailbox, Session, signing_of
@@ -19,12 +20,10 @@ from nodewire.customer.payments.rejected_frames import FrameRejection, is_one_wo
 from nodewire.customer.payments.verification_share import Shares
 from nodewire.customer.planning.planner import Draw
 from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
-from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
 from nodewire.protocol.job.chunk import AHEAD, chunk_of
 from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.plan import LOCAL
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.wire.job.plain_record import Record
 from nodewire.wire.job_member import Membership
@@ -39,15 +38,13 @@ class JobAttempt:
     def __init__(
         self,
         session: Session,
-        kind: JobKind,
-        manifest: Manifest,
-        params: Params,
-        inputs: Sequence[Frame[Array]],
+        order: JobOrder,
         tickets: Tickets,
         drawn: Draw,
         request: Event,
         timing: JobTimes,
     ) -> None:
+        manifest, purse = order.manifest, session.purse
         self.drawn, self.request, self.plan = drawn, request, drawn.plan
         self.background = JobTaskGroup()
         self.payments = JobPayments(
@@ -55,20 +52,14 @@ class JobAttempt:
             self.plan,
             manifest,
             drawn.ads,
-            session.payer,
-            session.relays,
-            session.network,
-            most_units=most_units(manifest, inputs),
-            private_endpoints=session.private_endpoints,
+            purse,
+            most_units=most_units(manifest, order.inputs),
         )
         self.shares = Shares(
             request.id,
             self.plan,
-            session.payer,
+            purse,
             session.holder,
-            relays=session.relays,
-            network=session.network,
-            private_endpoints=session.private_endpoints,
             grows=manifest.mode == "generate",
         )
         self._claims = Claims(self.payments, self.background)
@@ -96,8 +87,8 @@ class JobAttempt:
         self._mailbox = self._member.mailbox
         local = any(a.provider == LOCAL for a in self.plan.tasks)
         self._local = LocalMailbox(self._mailbox, manifest, self.plan) if local else None
-        self._session, self._kind, self._manifest, self._params = session, kind, manifest, params
-        self._inputs, self._tickets, self._timing = inputs, tickets, timing
+        self._session, self._order, self._manifest = session, order, manifest
+        self._tickets, self._timing = tickets, timing
         self.sharing: asyncio.Task[None] | None = None
         """What pays the verification shares as chunks come."""
         self._delivered = -1
@@ -137,11 +128,9 @@ class JobAttempt:
         spawn(self._unless_told(self._send()))
         if self._local is not None:
             serving = session.serve_locally(
-                self._kind,
+                self._order,
                 self.request.id,
-                self._manifest,
                 self.plan,
-                self._params,
                 self._local,
                 self.payments.closed,
                 signing,
@@ -222,7 +211,7 @@ class JobAttempt:
         Nobody works further ahead of its payment, so nothing is later for it; and no task has more to keep for a
         neighbour that is slower than the room which every task has. No output is late while its inputs are on the way.
         """
-        for frame in self._inputs:
+        for frame in self._order.inputs:
             while chunk_of(self._manifest, frame.seq) > self._delivered + AHEAD:
                 self._moved.clear()
                 await self._moved.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nodewire.core.job_task_group import typed_fault
@@ -12,6 +13,7 @@ from nodewire.customer.job import request as requesting
 from nodewire.customer.job import settlement
 from nodewire.customer.job.attempt import JobAttempt
 from nodewire.customer.job.durations import JobTimes
+from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.provider_events import Answers, MoreWork, ProviderRefusal
 from nodewire.customer.job.session import Session
 from nodewire.customer.job.tickets import Tickets
@@ -19,7 +21,7 @@ from nodewire.customer.payments.job_payments import JobPayments, least_msat
 from nodewire.customer.payments.verification_share import Shares
 from nodewire.customer.planning.planner import MAX_POW_BITS, PATIENCE_EPOCHS
 from nodewire.errors import BadFrame, NodewireError, NoProvider
-from nodewire.kind import JobKind, Params
+from nodewire.kind import Params
 from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Debt
 from nodewire.plan.assign import Busy
@@ -38,19 +40,15 @@ MAX_WORKED = 4
 class Purchase:
     """Buys one job: `async with Purchase(...) as bought: async for output in bought.outputs(): ...`.
 
-    `inputs` are the frames for the manifest's edges from the customer; outputs are what `accept` makes of the frames on
-    its edges to the customer. After the last output the block's end pays what is still due and publishes receipts.
+    Outputs are what `accept` makes of the frames on the manifest's edges to the customer. After the last output the
+    block's end pays what is still due and publishes receipts.
     """
 
     def __init__(
         self,
         session: Session,
-        kind: JobKind,
-        manifest_address: str,
-        manifest: Manifest,
+        order: JobOrder,
         terms: Terms,
-        params: Params,
-        inputs: Sequence[Frame[Array]],
         accept: Callable[[Frame[Array]], Any] = lambda frame: frame,
         *,
         patience: int = PATIENCE_EPOCHS,
@@ -59,19 +57,16 @@ class Purchase:
         """`accept` makes of a frame what `outputs` gives. It raises BadFrame for one that is not worth its money.
         `patience`: for how many further epochs a plan is tried when a task has no provider. `wish`: for edges that the
         terms do not name."""
-        self.manifest = manifest
+        self.manifest = order.manifest
         self.timing = JobTimes()
         self.receipts: list[Event] = []
         self.beside = False
         """Whether it is to overtake another job of the same generation, which goes on."""
         self._session = session
-        self._kind = kind
-        self._address = manifest_address
-        self._params = kind.check(manifest, params)
-        self.most_units = _most_units(manifest, self._params)
+        self._order = replace(order, params=order.kind.check(order.manifest, order.params))
+        self.most_units = _most_units(order.manifest, self._order.params)
         self._terms = session.planner.terms(terms, self.most_units)
-        self._inputs = inputs
-        self._tickets = Tickets(session.keys, self._params, inputs)
+        self._tickets = Tickets(session.keys, self._order.params, order.inputs)
         self._accept = accept
         self._patience = patience
         self._wish = wish
@@ -89,7 +84,7 @@ class Purchase:
 
     @property
     def inputs(self) -> Sequence[Frame[Array]]:
-        return self._inputs
+        return self._order.inputs
 
     @property
     def plan(self) -> Plan:
@@ -267,28 +262,25 @@ class Purchase:
         """Draw a plan, publish the request, send the tickets and the inputs."""
         self._session.settler.begin()
         async with self._session.payer.funds() as funds:
-            await self._session.prepare(self._kind, self.manifest, self._terms.local(self.manifest))
+            await self._session.prepare(self._order.kind, self.manifest, self._terms.local(self.manifest))
             drawn = await self._session.planner.draw(
                 self.manifest, self._terms, busy=self._busy, wish=self._wish, patience=self._patience
             )
-            await funds.check(least_msat(drawn.plan, self.manifest, self._inputs))
+            await funds.check(least_msat(drawn.plan, self.manifest, self.inputs))
         self.timing.planned = time.monotonic()
         if self._running is not None:
             self._earlier.append(self._running)
         request = await requesting.signed(
             self._session.keys,
             drawn,
-            manifest_address=self._address,
+            manifest_address=self._order.address,
             relays=self._session.relays,
             ticket=self._tickets.seal(),
             bits=max(drawn.pow_bits, *self._bits, 0),
         )
         self._running = JobAttempt(
             self._session,
-            self._kind,
-            self.manifest,
-            self._params,
-            self._inputs,
+            self._order,
             self._tickets,
             drawn,
             request,

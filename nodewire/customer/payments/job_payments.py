@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from nodewire.customer.payments.purse import Purse
 from nodewire.customer.payments.rejected_frames import FrameRejection
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key
-from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
 from nodewire.pay.lightning.invoices import Invoice
@@ -79,25 +79,18 @@ class JobPayments:
         plan: Plan,
         manifest: Manifest,
         ads: Mapping[str, Ad],
-        payer: Payer,
-        relays: tuple[str, ...],
-        network: str,
+        purse: Purse,
         *,
         most_units: int,
-        private_endpoints: bool,
     ) -> None:
-        """`most_units`: what chunk 0 may count at most, from the size of the input. `private_endpoints`: whether
-        LNURL endpoints on loopback and private networks, over plain http, may be asked."""
+        """`most_units`: what chunk 0 may count at most, from the size of the input."""
         self.paid: dict[tuple[str, int], ZapPayment] = {}
         self.failed: list[NodewireError] = []
         self._request = request
         self._plan = plan
         self._ads = ads
-        self._payer = payer
-        self._relays = relays
-        self._network = network
+        self._purse = purse
         self._most_units = most_units
-        self._private_endpoints = private_endpoints
         self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
         """By chunk, the units that the driver's first close says; None where every call is one."""
         self._driver = plan.node_of(manifest.driver.name) if manifest.mode == "generate" else ""
@@ -227,13 +220,16 @@ class JobPayments:
         ad = self._ads[said.provider]
         key = Key(self._request, said.provider, due.chunk, due.attempt)
         fetch = lnurl.over_lnurl(
-            ad.lnurl, nostr_pubkey=said.provider, network=self._network, allow_private=self._private_endpoints
+            ad.lnurl,
+            nostr_pubkey=said.provider,
+            network=self._purse.network,
+            allow_private=self._purse.private_endpoints,
         )
-        debt = await self._payer.pay(
+        debt = await self._purse.payer.pay(
             key,
             due.amount_msat,
             _blaming(said.provider, fetch),
-            relays=self._relays,
+            relays=self._purse.relays,
             lnurl=lnurl.encode(ad.lnurl),
             budget=JobBudget(
                 self._plan.terms.max_total_msat - self._owed_to_others(said.provider, due.units > closed),
