@@ -213,19 +213,24 @@ class Customer:
             async with aclosing(made.verify()) as pieces:
                 async for piece in pieces:
                     yield piece
-        done = {
+        done = await self._generated(made)
+        if transcribe:
+            done["transcript"] = (await transcribed(made)).document()
+        self._tell(done, listener.ended)
+
+    async def _generated(self, made: Generation) -> dict[str, Any]:
+        """What was bought, and what came of it."""
+        likely = {"logprobs": [list(map(asdict, rows)) for rows in made.likely]} if "logprobs" in made.params else {}
+        return {
             **together([self._finished(b.purchase) for b in (*made.jobs[:-1], *made.lost, made.jobs[-1])]),
             "begun_anew": made.begun_anew,
             "moves": [asdict(move) for move in made.moves],
             "ids": made.ids,
             "text": "".join(made.texts),
             "repaired": made.repaired,
-            **({"logprobs": [list(map(asdict, rows)) for rows in made.likely]} if "logprobs" in checked else {}),
+            **likely,
             **await self._judgement(made.jobs),
         }
-        if transcribe:
-            done["transcript"] = (await transcribed(made)).document()
-        self._tell(done, listener.ended)
 
     async def embed(
         self,

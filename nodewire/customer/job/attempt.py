@@ -45,41 +45,24 @@ class JobAttempt:
         timing: JobTimes,
     ) -> None:
         manifest, purse = order.manifest, session.purse
+        wires = {public: ad.wire for public, ad in drawn.ads.items()}
         self.drawn, self.request, self.plan = drawn, request, drawn.plan
         self.background = JobTaskGroup()
-        self.payments = JobPayments(
-            request.id,
-            self.plan,
-            manifest,
-            drawn.ads,
-            purse,
-            most_units=most_units(manifest, order.inputs),
-        )
-        self.shares = Shares(
-            request.id,
-            self.plan,
-            purse,
-            session.holder,
-            grows=manifest.mode == "generate",
-        )
+        most = most_units(manifest, order.inputs)
+        self.payments = JobPayments(request.id, self.plan, manifest, drawn.ads, purse, most_units=most)
+        generates, lookahead = manifest.mode == "generate", self.plan.terms.lookahead
+        self.shares = Shares(request.id, self.plan, purse, session.holder, grows=generates)
         self._claims = Claims(self.payments, self.background)
         self.answers = Answers(
-            session.keys,
-            request.id,
-            self.plan,
-            manifest,
-            self._claims,
-            self.background,
-            network=session.network,
+            session.keys, request.id, self.plan, manifest, self._claims, self.background, network=session.network
         )
-        generates, lookahead = manifest.mode == "generate", self.plan.terms.lookahead
         self._record = Record(session.spool, request.id, manifest, lookahead) if generates else None
         self._member = Membership(
             request.id,
             self.plan,
             manifest,
             session.node,
-            {public: ad.wire for public, ad in drawn.ads.items()},
+            wires,
             grace_s=GRACE_S,
             tape=self._record or session.spool,
             noticed=self._give_time,
@@ -98,7 +81,7 @@ class JobAttempt:
         """Of the output that is waited for now, if one is."""
         self._patient_until = 0.0
         """No output is late before that (the loop's time)."""
-        self._presence = Presence(session.node, {public: ad.wire for public, ad in drawn.ads.items()})
+        self._presence = Presence(session.node, wires)
         self._named: set[str] = set()
         """Who is said to be why the job ended."""
         self.is_open = True

@@ -103,19 +103,25 @@ async def train(
         course = Course(session, recipe, kind.request, journal, coordinator, requests, order, on_change=on_change)
         if on_begin is not None:
             on_begin(course)
-        state = await Rounds(course).run()
+        await Rounds(course).run()
         if model is not None:
             files.write(model, await coordinator.model())
-        spent = [session.ledger.spent(job=request) for request in state.requests]
-        return TrainingResult(
-            requests.job,
-            await coordinator.weights(),
-            state,
-            sum(one.paid_msat for one in spent),
-            sum(one.fees_msat for one in spent),
-            History.replay(journal.events(), session.keys),
-            await transcribe(course, journal.fact("salt", "")),
-        )
+        return await _result(course)
+
+
+async def _result(course: Course) -> TrainingResult:
+    """What came of a course that is over."""
+    session, journal, state = course.session, course.journal, course.state
+    spent = [session.ledger.spent(job=request) for request in state.requests]
+    return TrainingResult(
+        course.requests.job,
+        await course.coordinator.weights(),
+        state,
+        sum(one.paid_msat for one in spent),
+        sum(one.fees_msat for one in spent),
+        History.replay(journal.events(), session.keys),
+        await transcribe(course, journal.fact("salt", "")),
+    )
 
 
 def kind_of(recipe: Recipe) -> TrainingKind:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -153,24 +153,13 @@ def quote(
     allowed = {public: ad for public, ad in market.items() if public not in state.banned}
     dealt = _dealt(need, shards, allowed)
     turns = {public: -(-dealt[public] // ad.concurrency) for public, ad in market.items()}
-    offers = tuple(
-        sorted(
-            (_offer(public, ad, need, dealt[public]) for public, ad in market.items()),
-            key=lambda offer: (-offer.shards, bool(offer.refusal), offer.price_msat, offer.name),
-        )
-    )
+    offers = _offers(market, need, dealt)
     round_msat = sum(offer.shards * offer.price_msat for offer in offers)
     deposit_msat = sum(offer.shards * offer.deposit_msat for offer in offers)
     left = recipe.rounds - state.round
     # What is under way has been asked for: what it costs is committed already.
     open_ = sum(work.status not in ("idle", "missed") for work in state.works)
     to_come_msat = left * round_msat - (round_msat * open_ // shards if left else 0)
-    fees_msat = left * sum(offer.shards * _FEES.most(offer.price_msat) for offer in offers)
-    # A deposit is paid before the first round, and before every shard that somebody takes beside one of the same round.
-    for offer in offers:
-        if offer.deposit_msat:
-            more = max(0, offer.shards - 1)
-            fees_msat += _FEES.most(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
     step_msat, step_fees_msat = _step(recipe, shards, allowed) if buys_steps and round_msat else (0, 0)
     steps = max(0, left - (state.outer.status != "idle"))
     return Quote(
@@ -196,11 +185,28 @@ def quote(
         deposit_msat=0 if state.round else deposit_msat,
         paid_msat=state.committed_msat,
         total_msat=state.committed_msat + to_come_msat + steps * step_msat,
-        fees_msat=fees_msat + steps * step_fees_msat,
+        fees_msat=_fees_msat(offers, left, state) + steps * step_fees_msat,
         seconds=left * max((offer.seconds * turns[offer.public] for offer in offers), default=0.0),
         step_msat=step_msat,
         steps_msat=steps * step_msat,
     )
+
+
+def _offers(market: Mapping[str, Trainer], need: Need, dealt: Mapping[str, int]) -> tuple[Offer, ...]:
+    """Of all, those first who would get shards."""
+    offers = (_offer(public, ad, need, dealt.get(public, 0)) for public, ad in market.items())
+    return tuple(sorted(offers, key=lambda offer: (-offer.shards, bool(offer.refusal), offer.price_msat, offer.name)))
+
+
+def _fees_msat(offers: Sequence[Offer], left: int, state: State) -> int:
+    """The most that routing may cost in the rounds that are left."""
+    fees_msat = left * sum(offer.shards * _FEES.most(offer.price_msat) for offer in offers)
+    # A deposit is paid before the first round, and before every shard that somebody takes beside one of the same round.
+    for offer in offers:
+        if offer.deposit_msat:
+            more = max(0, offer.shards - 1)
+            fees_msat += _FEES.most(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
+    return fees_msat
 
 
 def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer]) -> tuple[int, int]:
