@@ -174,54 +174,19 @@ async def provider(
     """
     folder = market.folder / name
     folder.mkdir(exist_ok=True)
-    keys = Keys.from_file(folder / "key")
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(Pool([market.relay], keys=keys))
-        blobs = await stack.enter_async_context(Blobs([market.blossom], folder / "blobs", keys=keys))
-        ledger = Ledger(folder / "ledger.db")
-        stack.callback(ledger.close)
-        wallet = await market.wallet(name)
-        stack.push_async_callback(wallet.close)
-
-        async def publish(event: Event, relays: tuple[str, ...]) -> None:
-            await pool.publish(event)
-
-        till = Till(keys, wallet, ledger, publish)
-        sock = listening_socket("lnurl.listen", f"127.0.0.1:{market.ports.get(name, 0)}")
-        market.ports[name] = sock.getsockname()[1]
-        endpoint = lnurl_server.Endpoint(
-            "nodewire", f"http://127.0.0.1:{sock.getsockname()[1]}", keys.public, till.quote
-        )
-        await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
-        fields = {
-            "name": name,
-            "kinds": (8840, 8841),
-            "families": ("mlp",),
-            "msat_per_pflop": 1,
-            "least_msat": LEAST_MSAT,
-            "gflops": 10,
-            "memory_bytes": 10**9,
-            "most_bytes": 10**8,
-            "concurrency": 1,
-            "deposit_ppm": DEPOSIT_PPM,
-            "lnurl": endpoint.pay_url,
-        }
-        ad = Trainer(**{**fields, **changes})
-        workers = [Local(conduct) for _ in range(ad.concurrency)]
-        empty = folder / "empty"
-        empty.touch()
-        for worker in workers:
-            for task in ("trainer", "outer"):
-                await worker.load(task, task, empty, [])
+        node = await _node(stack, market, folder, patience_s)
+        till = await _till(stack, market, name, node)
+        ad = trainer(name, **{"lnurl": await _pay_url(stack, market, name, till, node.keys), **changes})
         kept = KeptShards(folder / "shards.db")
         stack.callback(kept.close)
-        node = TrainerNode(keys, pool, blobs, ledger, patience_s)
+        kinds = {8840: FEDAVG, 8841: DILOCO, 8842: OUTER}
         training = TrainingService(
             node=node,
             ad=ad,
-            admission=TrainingAdmission(keys.public, ad, {8840: FEDAVG, 8841: DILOCO, 8842: OUTER}, ledger),
+            admission=TrainingAdmission(node.keys.public, ad, kinds, node.ledger),
             kept=kept,
-            workers=workers,
+            workers=await _workers(conduct, ad.concurrency, folder),
             folder=folder,
             checks=checks,
         )
@@ -247,12 +212,67 @@ async def provider(
 
         running = [asyncio.create_task(till.run(settled)), *(asyncio.create_task(half.run()) for half in halves)]
         try:
-            yield keys
+            yield node.keys
         finally:
             left = [*running, *(task for half in halves for task in half._tasks)]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
+
+
+def trainer(name: str, **changes: Any) -> Trainer:
+    """The ad of that name."""
+    fields = {
+        "name": name,
+        "kinds": (8840, 8841),
+        "families": ("mlp",),
+        "msat_per_pflop": 1,
+        "least_msat": LEAST_MSAT,
+        "gflops": 10,
+        "memory_bytes": 10**9,
+        "most_bytes": 10**8,
+        "concurrency": 1,
+        "deposit_ppm": DEPOSIT_PPM,
+    }
+    return Trainer(**{**fields, **changes})
+
+
+async def _node(stack: AsyncExitStack, market: Market, folder: Path, patience_s: float) -> TrainerNode:
+    keys = Keys.from_file(folder / "key")
+    pool = await stack.enter_async_context(Pool([market.relay], keys=keys))
+    blobs = await stack.enter_async_context(Blobs([market.blossom], folder / "blobs", keys=keys))
+    ledger = Ledger(folder / "ledger.db")
+    stack.callback(ledger.close)
+    return TrainerNode(keys, pool, blobs, ledger, patience_s)
+
+
+async def _till(stack: AsyncExitStack, market: Market, name: str, node: TrainerNode) -> Till:
+    wallet = await market.wallet(name)
+    stack.push_async_callback(wallet.close)
+
+    async def publish(event: Event, relays: tuple[str, ...]) -> None:
+        await node.pool.publish(event)
+
+    return Till(node.keys, wallet, node.ledger, publish)
+
+
+async def _pay_url(stack: AsyncExitStack, market: Market, name: str, till: Till, keys: Keys) -> str:
+    """Of an endpoint that serves until the stack is left; of one provider the port stays the same."""
+    sock = listening_socket("lnurl.listen", f"127.0.0.1:{market.ports.get(name, 0)}")
+    market.ports[name] = sock.getsockname()[1]
+    endpoint = lnurl_server.Endpoint("nodewire", f"http://127.0.0.1:{market.ports[name]}", keys.public, till.quote)
+    await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
+    return endpoint.pay_url
+
+
+async def _workers(conduct: Conduct, count: int, folder: Path) -> list[Local]:
+    """Workers with both tasks loaded."""
+    workers, empty = [Local(conduct) for _ in range(count)], folder / "empty"
+    empty.touch()
+    for worker in workers:
+        for task in ("trainer", "outer"):
+            await worker.load(task, task, empty, [])
+    return workers
 
 
 def _watched(publish, published):
