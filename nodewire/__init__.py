@@ -15,26 +15,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from nodewire.customer.api import CallListener as CallListener
     from nodewire.customer.api import Customer as Customer
     from nodewire.customer.tokens.token_chunk import Piece as Piece
     from nodewire.errors import NodewireError as NodewireError
-    from nodewire.graph.registration.register import CallShape as CallShape
-    from nodewire.graph.registration.register import TaskOptions as TaskOptions
     from nodewire.graph.registration.register import register as register
     from nodewire.protocol.job.plan import Terms as Terms
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CallShape": "nodewire.graph.registration.register",
+    "CallListener": "nodewire.customer.api",
     "Customer": "nodewire.customer.api",
     "NodewireError": "nodewire.errors",
     "Piece": "nodewire.customer.tokens.token_chunk",
-    "TaskOptions": "nodewire.graph.registration.register",
     "Terms": "nodewire.protocol.job.plan",
     "register": "nodewire.graph.registration.register",
 }
-__all__ = ["CallShape", "Customer", "NodewireError", "Piece", "TaskOptions", "Terms", "__version__", "register"]
+__all__ = ["CallListener", "Customer", "NodewireError", "Piece", "Terms", "__version__", "register"]
 
 
 def __getattr__(name: str) -> Any:

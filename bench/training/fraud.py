@@ -114,9 +114,8 @@ def audited(trainer: Trainer, made: Mapping[str, Any], theta: State, shard: Shar
     worst = 0.0
     for segment in made["drawn"]:
         try:
-            off = segments.recomputed(
-                trainer, made["claim"], theta, shard, SEGMENTS, segment, made["shown"].get, made["packed"]
-            )
+            inputs = segments.RoundInputs(theta, shard, SEGMENTS)
+            off = segments.recomputed(trainer, made["claim"], inputs, segment, made["shown"].get, made["packed"])
         except NodewireError:
             return False, float("inf")
         worst = max(worst, off)

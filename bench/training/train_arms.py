@@ -110,6 +110,7 @@ def market(recipe: Recipe, data: Path, k: int, config: Path, daemons: Sequence[i
     from nodewire.training.customer.api import train
     from nodewire.training.customer.machine import events as happened
     from nodewire.training.customer.machine.state import State
+    from nodewire.training.customer.market.context import TrainingOrder
 
     times: dict[str, float] = {}
     rounds: list[float] = []
@@ -127,7 +128,8 @@ def market(recipe: Recipe, data: Path, k: int, config: Path, daemons: Sequence[i
                 )
 
     async def run() -> Any:
-        return await train(CustomerConfig.load(config), recipe, data, shards=k, budget_msat=10**9, on_change=on_change)
+        order = TrainingOrder(shards=k, budget_msat=10**9)
+        return await train(CustomerConfig.load(config), recipe, data, order, on_change=on_change)
 
     done = uvloop.run(run())
     between = [after - before for before, after in zip([0.0, *rounds], rounds, strict=False)]

@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,6 +51,21 @@ from nodewire.swarm.member import SwarmCustomer
 MAX_PROMPT_BYTES = 1_000_000
 Begun = Callable[[Purchase], None]
 Ended = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CallListener:
+    """Who is told of one call while it goes on: by that, of several under way, each is told from the others."""
+
+    begun: Begun | None = None
+    """Told every purchase before it is made."""
+    ended: Ended | None = None
+    """Told what `Customer.last` is when the call has ended."""
+    moved: Callable[[Migration], None] = lambda move: None
+    """Told of every move to other providers, which only generations make."""
+
+
+NO_LISTENER = CallListener()
 _USE = {
     "generate": "`nodewire generate` continues a prompt with it",
     "embed": "it takes texts (--text, `nodewire embed`), or tensors if it is registered with --as-tensors",
@@ -66,7 +81,7 @@ class Customer:
     def __init__(self, config: CustomerConfig | SwarmCustomer, *, is_buyer: bool = True) -> None:
         self.last: dict[str, Any] = {}
         """What the last finished job was and cost: request id, plan, payments, timing. Of several that are under way at
-        once each tells its own to the `ended` that it was given."""
+        once each tells its own to its listener's `ended`."""
         self.terms = Terms(
             max_chunk_msat=config.max_chunk_msat, max_total_msat=config.max_total_msat, lookahead=config.lookahead
         )
@@ -123,12 +138,13 @@ class Customer:
 
     async def find_model(self, model: str) -> ModelAt:
         """The address and version of what is called `model`, an address or a name: as `ModelNames.find` has it. Every
-        method finds its `model` so, and asks relays for a name in each call: who makes many finds its address once.
+        method finds its `model` so, and asks relays for a name in each call: who makes many finds it once.
 
         Raises:
             BadInput: it is no name and no address.
             Ambiguous: it may be several models; `candidates` has their addresses.
             NotFound: nobody has such a model.
+
         """
         return ModelAt(model) if self.session.models is None else await self.session.models.find(model)
 
@@ -139,40 +155,37 @@ class Customer:
 
     async def generate(
         self,
-        model: str,
+        model: str | ModelAt,
         prompt: str,
         *,
         terms: Terms | None = None,
         wait: bool = False,
         edge_codec: EdgeCodec | None = None,
-        begun: Begun | None = None,
-        ended: Ended | None = None,
-        digest: str | None = None,
         transcribe: bool = False,
         resplit_msat: int | None = None,
-        moved: Callable[[Migration], None] = lambda move: None,
+        listener: CallListener = NO_LISTENER,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
-        """Continue `prompt` on the model that is called `model`; `params` are those of kind 8843 (max_tokens ...).
+        """Continue `prompt` on the model that is called `model`, or that was found; `params` are those of kind 8843
+        (max_tokens ...).
 
         With `wait` (and terms whose `verify` is "sampled") it ends when the committee has judged what was sampled of
         it. Tokens from a chunk that failed on are bought again, from others; `last` has the text as it is then, and in
         `repaired` from which tokens on the pieces that came late replace what came before.
 
         `edge_codec` has tensors between providers narrowed, which is lossy: to bf16 or int8 on every edge, or where it
-        pays (auto). `terms.codecs` says it edge by edge. `begun` is told every purchase that it takes before it is
-        made, `ended` what `last` is then: who has several calls under way knows by that which is whose. `digest`: of
-        the version of the manifest that it must be. `transcribe`: `last` has a signed transcript, too (a document of
-        nodewire.protocol.job.transcript). `resplit_msat`: what it may cost to move to quicker rings on the way, in
-        place of the configuration's; `moved` is told of each move, and `last["moves"]` has them all.
+        pays (auto). `terms.codecs` says it edge by edge. `transcribe`: `last` has a signed transcript, too (a document
+        of nodewire.protocol.job.transcript). `resplit_msat`: what it may cost to move to quicker rings on the way, in
+        place of the configuration's; `last["moves"]` has all moves.
 
         Raises:
             BadInput: a parameter or the prompt is out of range.
             Ambiguous, NotFound: as `find_model`.
             NoQuorum, NoProvider, OverBudget, TimedOut, LinkLost ...: nothing, or no more, was bought.
+
         """
         _check(prompt)
-        address, manifest = await self._manifest(model, "generate", digest)
+        address, manifest = await self._manifest(model, "generate")
         kind = self._kind(manifest)
         checked = dict(kind.check(manifest, params))
         terms = terms or self.terms
@@ -185,10 +198,10 @@ class Customer:
             prompt,
             terms,
             checked,
-            begun=self._telling(begun),
+            begun=self._telling(listener.begun),
             edge_codec=edge_codec,
             resplit_msat=self._resplit(terms, resplit_msat),
-            moved=moved,
+            moved=listener.moved,
         )
         try:
             async with aclosing(made.stream()) as pieces:  # who leaves in the middle has it settled before going on
@@ -202,57 +215,60 @@ class Customer:
             async with aclosing(made.verify()) as pieces:
                 async for piece in pieces:
                     yield piece
-        done = {
+        done = await self._generated(made)
+        if transcribe:
+            done["transcript"] = (await transcribed(made)).document()
+        self._tell(done, listener.ended)
+
+    async def _generated(self, made: Generation) -> dict[str, Any]:
+        """What was bought, and what came of it."""
+        likely = {"logprobs": [list(map(asdict, rows)) for rows in made.likely]} if "logprobs" in made.params else {}
+        return {
             **together([self._finished(b.purchase) for b in (*made.jobs[:-1], *made.lost, made.jobs[-1])]),
             "begun_anew": made.begun_anew,
             "moves": [asdict(move) for move in made.moves],
             "ids": made.ids,
             "text": "".join(made.texts),
             "repaired": made.repaired,
-            **({"logprobs": [list(map(asdict, rows)) for rows in made.likely]} if "logprobs" in checked else {}),
+            **likely,
             **await self._judgement(made.jobs),
         }
-        if transcribe:
-            done["transcript"] = (await transcribed(made)).document()
-        self._tell(done, ended)
 
     async def embed(
         self,
-        model: str,
+        model: str | ModelAt,
         texts: Sequence[str],
         *,
         terms: Terms | None = None,
         wait: bool = False,
         edge_codec: EdgeCodec | None = None,
-        begun: Begun | None = None,
-        ended: Ended | None = None,
-        digest: str | None = None,
+        listener: CallListener = NO_LISTENER,
     ) -> np.ndarray:
         """The vectors of `texts`, float32 [len(texts), width].
 
         With `wait` (and terms whose `verify` is "sampled") it returns when the committee has judged what was sampled
         of it; if that failed, all of it has been bought again from others (`last["repaired"]` says how often).
-        `edge_codec`, `begun`, `ended`, `digest`, and what it raises, as `generate`. `last["tokens"]` is how many the
+        `edge_codec`, `listener`, and what it raises, as `generate`. `last["tokens"]` is how many the
         texts are, by the driver's word.
         """
-        address, manifest = await self._manifest(model, "embed", digest)
+        address, manifest = await self._manifest(model, "embed")
         made = Embedding(
             self.session,
             self._kind(manifest),
             address,
             manifest,
             terms or self.terms,
-            self._telling(begun),
+            self._telling(listener.begun),
             edge_codec,
             texts,
         )
         await made.buy()
-        self._tell({**await self._finish([made], wait=wait), "tokens": made.tokens}, ended)
+        self._tell({**await self._finish([made], wait=wait), "tokens": made.tokens}, listener.ended)
         return made.vectors()
 
     async def run(
         self,
-        model: str,
+        model: str | ModelAt,
         inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
         terms: Terms | None = None,
@@ -269,6 +285,7 @@ class Customer:
         Raises:
             BadInput, TooLarge: a name, dtype, shape or integer is not what the model takes; nothing was bought.
             NoQuorum, NoProvider, OverBudget, TimedOut, LinkLost ...: as `generate`.
+
         """
         address, manifest = await self._manifest(model, "run")
         one = isinstance(inputs, Mapping)
@@ -294,16 +311,17 @@ class Customer:
         found = [like(call, whole) for call, whole in zip(given, outputs, strict=True)]
         return found[0] if one else found
 
-    async def chat_template(self, model: str, digest: str | None = None) -> ChatTemplate | None:
+    async def chat_template(self, model: str | ModelAt) -> ChatTemplate | None:
         """How messages become a prompt for the model that is called `model`; None if its author has not said.
 
         `nodewire.chat.renderer` makes the prompt, which is generated from with `special_tokens=False`.
 
         Raises:
             NotFound, BadHash, BadManifest ...: there is no such manifest, or what it cites is not to be had.
+
         """
         record = self.session.record
-        _, manifest = await self._manifest(model, "generate", digest)
+        _, manifest = await self._manifest(model, "generate")
         cited = manifest.chat
         if cited is None:
             return None
@@ -368,10 +386,10 @@ class Customer:
             self._texts[digest] = await ModelText.load(manifest, self.session.record)
         return self._texts[digest]
 
-    async def _manifest(self, model: str, mode: str, digest: str | None = None) -> tuple[str, Manifest]:
+    async def _manifest(self, model: str | ModelAt, mode: str) -> tuple[str, Manifest]:
         """The address and the manifest of a model."""
-        found = await self.find_model(model)
-        manifest = await self.session.record.manifest(found.address, digest or found.digest)
+        found = model if isinstance(model, ModelAt) else await self.find_model(model)
+        manifest = await self.session.record.manifest(found.address, found.digest)
         if manifest.mode != mode:
             raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}: {_USE[manifest.mode]}")
         return found.address, manifest

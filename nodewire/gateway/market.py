@@ -8,9 +8,10 @@ from contextlib import aclosing
 from typing import Any
 
 from nodewire.core.bounded_dict import BoundedDict
-from nodewire.customer.api import Customer
+from nodewire.customer.api import CallListener, Customer
 from nodewire.customer.job.job import Purchase
 from nodewire.customer.job.session import PlannedJob
+from nodewire.customer.models.names import ModelAt
 from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.gateway.config import ModelConfig
 from nodewire.gateway.port import Announced, Offer, Vectors
@@ -49,7 +50,7 @@ class CustomerMarket:
         manifest = await market.manifest(found.address, model.digest or found.digest)
         digest, chat = manifest.digest(), None
         if manifest.chat is not None:
-            chat = await self._customer.chat_template(found.address, digest)
+            chat = await self._customer.chat_template(ModelAt(found.address, digest))
         offer = Offer(
             digest,
             found.address,
@@ -104,12 +105,10 @@ class CustomerOrder:
 
     async def generate(self, prompt: str, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         made = self._customer.generate(
-            self._offer.address,
+            ModelAt(self._offer.address, self._offer.digest),
             prompt,
             terms=self._terms,
-            begun=self._begun,
-            digest=self._offer.digest,
-            moved=lambda move: self._moves.append(str(move.outcome)),
+            listener=CallListener(self._begun, moved=lambda move: self._moves.append(str(move.outcome))),
             **params,
         )
         try:
@@ -123,12 +122,10 @@ class CustomerOrder:
         done: dict[str, Any] = {}
         try:
             rows = await self._customer.embed(
-                self._offer.address,
+                ModelAt(self._offer.address, self._offer.digest),
                 texts,
                 terms=self._terms,
-                begun=self._begun,
-                ended=done.update,
-                digest=self._offer.digest,
+                listener=CallListener(self._begun, done.update),
             )
             yield Vectors(rows, int(done["tokens"]))
         finally:

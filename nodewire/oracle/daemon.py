@@ -110,6 +110,7 @@ class Oracle:
         journal: its record of what it has said; must outlive restarts.
         counts: whether what a certified verdict says of a provider may be listed (`oracle.court.shares`).
         readers: who else reads here what the committee certifies.
+
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Oracle:
 
         Raises:
             ExceptionGroup of LinkLost: every relay has ended the subscription; a supervisor starts the oracle again.
+
         """
         with tenured():
             await self._run()

@@ -89,6 +89,7 @@ class Busy:
         Raises:
             BadEvent, BadTag: it is no feedback.
             BadPlan: it is no refusal, or one of another customer's job.
+
         """
         said = feedback.parse(event)
         if said.status != "busy" or said.customer != customer:
@@ -135,6 +136,7 @@ def assign(
         OverBudget: every choice costs more than the terms allow.
         BadInput: snapshot, body and committee do not belong together, or k or busy is out of range.
         BadPlan: the terms narrow an edge that cannot be, or have a model sampled that answers tokens.
+
     """
     body, beacon, committee = epoch.body, epoch.beacon, epoch.committee
     if not (snapshot.committee == body.committee == committee.digest() and snapshot.epoch == body.epoch):

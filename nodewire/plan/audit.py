@@ -56,8 +56,14 @@ def audit(
     """What is wrong with `plan`, carried by a request of `customer`; an empty list if it is the one that follows.
 
     Args:
+        plan: as the request carries it.
+        customer: the request's author, a public key.
+        manifest: of the model that the plan names.
+        committee: on whose word the plan stands.
         evidence: of the plan's epoch.
         busy: the verified feedback events that the plan cites, in any order.
+        manifest_digest: of `manifest`, if it is known already.
+
     """
     certificate = evidence.certificate
     findings = list(_citations(plan, customer, manifest_digest or manifest.digest(), committee, certificate))

@@ -62,6 +62,7 @@ from nodewire.provider.tasks.registry import Specializations
 from nodewire.store.state_lock import held
 from nodewire.store.sweep import sweeping
 from nodewire.training.fedstr.service import Fedstr
+from nodewire.training.provider.node import TrainerNode
 from nodewire.training.provider.service import TrainingService
 from nodewire.training.provider_bootstrap import open_training
 from nodewire.wire.evidence.spool import Spool
@@ -88,6 +89,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         NotAllowed, PaymentFailed: the bond was asked back or slashed, or is larger than the wallet.
         BadConfig: the wallet's service does not know the token, or a device or congestion control is not there.
         Busy: another daemon works in its state folder.
+
     """
     congestion.check(config.wire.congestion)
     await devices.check(config.worker.device)
@@ -116,8 +118,9 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         here += shown
         ready |= said
     if config.train is not None:
+        trainer = TrainerNode(keys, pool, market.blobs, ledger, config.patience_s)
         training, fedstr, training_workers = await open_training(
-            stack, config, config.train, keys=keys, pool=pool, blobs=market.blobs, ledger=ledger, till=till, lnurl=lnurl
+            stack, config, config.train, trainer, till=till, lnurl=lnurl
         )
         halves += [training, *([fedstr] if fedstr else [])]
         here.append(metrics.Bench(training.free, training.outage if halves[0] is training else None))
@@ -181,7 +184,8 @@ async def _open_inference(
     lnurl: str,
 ) -> tuple[Provider, dict[str, Any], list[Collector], list[LastingWorker]]:
     """What serves the tasks in [[serve]] and those that it follows demand to, what its ready line says of them, what it
-    shows Prometheus, and its workers, of which there may be others later."""
+    shows Prometheus, and its workers, of which there may be others later.
+    """
     job_kinds = installed()
     made = list[LastingWorker]()
 

@@ -8,16 +8,14 @@ from contextlib import AsyncExitStack
 from nodewire.config import ProviderConfig, TrainConfig
 from nodewire.errors import BadConfig
 from nodewire.kind import installed_training
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.till import Till
 from nodewire.protocol import kinds
 from nodewire.provider.outage import disk_check, ledger_check, worker_check
-from nodewire.store.blobs import Blobs
+from nodewire.training.fedstr.job import Transfer
 from nodewire.training.fedstr.service import Fedstr
 from nodewire.training.protocol.trainer_ad import Trainer
 from nodewire.training.provider.admission import TrainingAdmission
+from nodewire.training.provider.node import TrainerNode
 from nodewire.training.provider.outer_job import OUTER_TASK
 from nodewire.training.provider.service import TrainingService
 from nodewire.training.provider.shard_job import TASK
@@ -30,11 +28,8 @@ async def open_training(
     stack: AsyncExitStack,
     config: ProviderConfig,
     train: TrainConfig,
+    node: TrainerNode,
     *,
-    keys: Keys,
-    pool: Pool,
-    blobs: Blobs,
-    ledger: Ledger,
     till: Till,
     lnurl: str,
 ) -> tuple[TrainingService, Fedstr | None, list[LastingWorker]]:
@@ -45,6 +40,7 @@ async def open_training(
     Raises:
         BadConfig: no installed package serves a kind of round that the configuration names.
         WorkerFailed, OverMemory: a worker cannot be started.
+
     """
     job_kinds = installed_training()
     entries = {job_kinds[kind].worker_entry for kind in train.kinds if kind in job_kinds}
@@ -61,36 +57,27 @@ async def open_training(
     await asyncio.gather(*(worker.load(task, task, program, []) for worker in workers for task in tasks))
     kept = KeptShards(folder / "shards.db")
     stack.callback(kept.close)
-    ad = _describe(config, train, keys.public, lnurl)
-    admission = TrainingAdmission(keys.public, ad, job_kinds, ledger)
+    ad = _describe(config, train, node.keys.public, lnurl)
+    admission = TrainingAdmission(node.keys.public, ad, job_kinds, node.ledger)
     training = TrainingService(
-        keys=keys,
-        pool=pool,
-        blobs=blobs,
-        ledger=ledger,
+        node=node,
         ad=ad,
         admission=admission,
         kept=kept,
         workers=workers,
         folder=folder,
-        patience_s=config.patience_s,
-        checks=[disk_check(folder), ledger_check(ledger), worker_check(lambda: [w.revived() for w in workers])],
+        checks=[disk_check(folder), ledger_check(node.ledger), worker_check(lambda: [w.revived() for w in workers])],
     )
     if not train.fedstr:
         return training, None, workers
     fedstr = Fedstr(
-        keys=keys,
-        pool=pool,
-        blobs=blobs,
-        ledger=ledger,
+        node=node,
         till=till,
         ad=ad,
         admission=admission,
         free=training.free,
         folder=folder / "fedstr",
-        patience_s=config.patience_s,
-        servers=config.blossom,
-        allow_private=train.private_endpoints,
+        transfer=Transfer(config.blossom, train.private_endpoints),
         outage=training.outage,
     )
     return training, fedstr, workers

@@ -27,7 +27,8 @@ class CallRules:
     block: int
     """How many positions are computed at once, longer frames are cut; 0 where none are."""
     joined_frames: JoinedFrames | None
-    """Of a task whose calls are made of the frames of several edges."""
+    """Of a task whose calls are made of the frames of several edges.
+        """
 
 
 class ProcessSession:
@@ -70,6 +71,7 @@ class ProcessSession:
             NotFound: it has been closed.
             WorkerFailed: the process has died.
             NodewireError: as the task raises.
+
         """
         if self._closing is not None:
             raise NotFound("session", "closed")

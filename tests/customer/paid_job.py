@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 from nodewire.customer.payments.job_payments import JobPayments
+from nodewire.customer.payments.purse import Purse
 from nodewire.protocol.job.feedback import Due, Feedback
 from tests.protocol import documents
 
@@ -28,9 +29,8 @@ def job(mode="generate", requested_s=0):
     payer, plan = Payer(), documents.plan()
     ads = {one: SimpleNamespace(lnurl="https://wallet.example/pay") for one in plan.providers()}
     manifest = SimpleNamespace(mode=mode, chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
-    payments = JobPayments(
-        REQUEST, plan, manifest, ads, payer, (), "bcrt", most_units=8, requested_s=requested_s, private_endpoints=False
-    )  # fmt: skip
+    purse = Purse(payer, (), "bcrt", False)
+    payments = JobPayments(REQUEST, plan, manifest, ads, purse, most_units=8, requested_s=requested_s)
     return payments, payer
 
 

@@ -7,7 +7,6 @@ from torch import nn
 import nodewire
 from bench.tools.task_chain import Carved
 from nodewire.errors import BadInput, BadTask
-from nodewire.graph.registration.register import CallShape, TaskOptions
 
 ROWS = [torch.randn(2, 8), torch.randn(5, 8)]
 
@@ -87,7 +86,7 @@ def test_inputs_may_be_called_as_sizes_are(tmp_path):
 @pytest.mark.parametrize("axis", ["some", "x", "Rows", "a b"])
 def test_a_size_that_cannot_be_called_so_is_refused(tmp_path, axis):
     with pytest.raises(BadInput, match=r"^axes: .* cannot name a size"):
-        register(tmp_path, Named("a"), [{"x": x} for x in ROWS], calls=CallShape(axes={"x": (axis, None)}))
+        register(tmp_path, Named("a"), [{"x": x} for x in ROWS], axes={"x": (axis, None)})
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_a_size_that_cannot_be_called_so_is_refused(tmp_path, axis):
 )
 def test_labels_that_no_manifest_takes_are_refused_before_anything_is_traced(tmp_path, monkeypatch, field, label):
     monkeypatch.setattr("nodewire.graph.registration.register.trace", None)
-    said = {"name": label} if field == "name" else {"options": TaskOptions(license=label)}
+    said = {"name": label} if field == "name" else {"license": label}
     with pytest.raises(BadInput, match=f"^{field}: "):
         register(tmp_path / "out", Named("a"), ROWS, **said)
     assert not (tmp_path / "out").exists()

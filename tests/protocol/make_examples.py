@@ -247,14 +247,8 @@ def _training() -> Mapping[str, Any]:
         states=(digest("state 1"), digest("state 2")),
     )
     commitment = delivered.commitment(STAGE.public, request.id, 0, 0)
-    come = delivery.build(
-        *(STAGE, kinds.FEDAVG, request.id, CUSTOMER.public),
-        commitment=commitment,
-        blob=_blob("update ciphertext"),
-        amount_msat=750,
-        ciphertext=_sealed(STAGE, delivered.to_json()),
-        created_at=AT_S + 20,
-    )
+    goods = delivery.Goods(commitment, _blob("update ciphertext"), 750, _sealed(STAGE, delivered.to_json()))
+    come = delivery.build(STAGE, kinds.FEDAVG, request.id, CUSTOMER.public, goods, created_at=AT_S + 20)
     counted = round_close.CountedResult(
         request=request.id, provider=STAGE.public, index=0, result=come.id, commitment=commitment
     )

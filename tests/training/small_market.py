@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,19 @@ from nodewire.training.customer import files
 from nodewire.training.customer.driver import Rounds
 from nodewire.training.customer.machine.journal import Journal
 from nodewire.training.customer.machine.state import State
-from nodewire.training.customer.market.context import Course, OnChange
+from nodewire.training.customer.market.context import Course, OnChange, TrainingOrder
 from nodewire.training.customer.market.coordinator_client import Coordinator
 from nodewire.training.customer.market.round_request import Requests
 from nodewire.training.customer.market.session import TrainingSession
 from nodewire.training.customer.transcript import transcribe
 from nodewire.training.engine import state
+from nodewire.training.fedstr.job import Transfer
 from nodewire.training.fedstr.service import Fedstr
 from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.trainer_ad import Trainer
 from nodewire.training.protocol.transcript import Transcript
 from nodewire.training.provider.admission import TrainingAdmission
+from nodewire.training.provider.node import TrainerNode
 from nodewire.training.provider.service import TrainingService
 from nodewire.training.provider.store import KeptShards
 from simnet import http
@@ -53,23 +56,32 @@ from tests.sessions import SessionOf
 LEAST_MSAT, DEPOSIT_PPM = 7_001, 250_000
 DEPOSIT_MSAT = 1_751
 OPENING_MSAT = 10_000_000
+BUDGET_MSAT = 10**6
+ON_TWO_SHARDS = TrainingOrder(2, BUDGET_MSAT)
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """How a worker differs from an honest one. `alter` makes a cheat: it gets every answer's edge and frames; so does
+    `feed`, which gets what comes in: a session's parameters at "open", and frames. `hold` makes a slow one: it gets the
+    edge."""
+
+    alter: Callable[[str, Any], Any] | None = None
+    hold: Callable[[str], Awaitable[None]] | None = None
+    feed: Callable[[str, Any], Any] | None = None
+
+
+HONEST = Conduct()
 
 
 class Local:
     """A worker where it stands. `receive` gives way to others, as a call to a process does."""
 
-    def __init__(
-        self,
-        alter: Callable[[str, Any], Any] | None = None,
-        hold: Callable[[str], Awaitable[None]] | None = None,
-        feed: Callable[[str, Any], Any] | None = None,
-    ) -> None:
-        """`alter` makes a cheat: it gets every answer's edge and frames; so does `feed`, which gets what comes in: a
-        session's parameters at "open", and frames. `hold` makes a slow one: it gets the edge."""
+    def __init__(self, conduct: Conduct = HONEST) -> None:
         self.actors: dict[str, Any] = {}
-        self._alter = alter
-        self._feed = feed or (lambda edge, given: given)
-        self._hold = hold
+        self._alter = conduct.alter
+        self._feed = conduct.feed or (lambda edge, given: given)
+        self._hold = conduct.hold
 
     async def load(self, task, engine, program, weights, slots=0):
         self.actors[task] = training_worker.load(engine, program.read_bytes(), weights, Limits(10**9))
@@ -147,10 +159,8 @@ async def opened(folder: Path) -> AsyncIterator[Market]:
 async def provider(
     market: Market,
     name: str,
+    conduct: Conduct = HONEST,
     *,
-    alter: Callable[[str, Any], Any] | None = None,
-    feed: Callable[[str, Any], Any] | None = None,
-    hold: Callable[[str], Awaitable[None]] | None = None,
     published: Callable[[Event], None] | None = None,
     patience_s: float = 20.0,
     fedstr: bool = False,
@@ -164,76 +174,32 @@ async def provider(
     """
     folder = market.folder / name
     folder.mkdir(exist_ok=True)
-    keys = Keys.from_file(folder / "key")
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(Pool([market.relay], keys=keys))
-        blobs = await stack.enter_async_context(Blobs([market.blossom], folder / "blobs", keys=keys))
-        ledger = Ledger(folder / "ledger.db")
-        stack.callback(ledger.close)
-        wallet = await market.wallet(name)
-        stack.push_async_callback(wallet.close)
-
-        async def publish(event: Event, relays: tuple[str, ...]) -> None:
-            await pool.publish(event)
-
-        till = Till(keys, wallet, ledger, publish)
-        sock = listening_socket("lnurl.listen", f"127.0.0.1:{market.ports.get(name, 0)}")
-        market.ports[name] = sock.getsockname()[1]
-        endpoint = lnurl_server.Endpoint(
-            "nodewire", f"http://127.0.0.1:{sock.getsockname()[1]}", keys.public, till.quote
-        )
-        await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
-        fields = {
-            "name": name,
-            "kinds": (8840, 8841),
-            "families": ("mlp",),
-            "msat_per_pflop": 1,
-            "least_msat": LEAST_MSAT,
-            "gflops": 10,
-            "memory_bytes": 10**9,
-            "most_bytes": 10**8,
-            "concurrency": 1,
-            "deposit_ppm": DEPOSIT_PPM,
-            "lnurl": endpoint.pay_url,
-        }
-        ad = Trainer(**{**fields, **changes})
-        workers = [Local(alter, hold, feed) for _ in range(ad.concurrency)]
-        empty = folder / "empty"
-        empty.touch()
-        for worker in workers:
-            for task in ("trainer", "outer"):
-                await worker.load(task, task, empty, [])
+        node = await _node(stack, market, folder, patience_s)
+        till = await _till(stack, market, name, node)
+        ad = trainer(name, **{"lnurl": await _pay_url(stack, market, name, till, node.keys), **changes})
         kept = KeptShards(folder / "shards.db")
         stack.callback(kept.close)
+        kinds = {8840: FEDAVG, 8841: DILOCO, 8842: OUTER}
         training = TrainingService(
-            keys=keys,
-            pool=pool,
-            blobs=blobs,
-            ledger=ledger,
+            node=node,
             ad=ad,
-            admission=TrainingAdmission(keys.public, ad, {8840: FEDAVG, 8841: DILOCO, 8842: OUTER}, ledger),
+            admission=TrainingAdmission(node.keys.public, ad, kinds, node.ledger),
             kept=kept,
-            workers=workers,
+            workers=await _workers(conduct, ad.concurrency, folder),
             folder=folder,
-            patience_s=patience_s,
             checks=checks,
         )
         halves: list[TrainingService | Fedstr] = [training]
         if fedstr:
             beside = Fedstr(
-                keys=keys,
-                pool=pool,
-                blobs=blobs,
-                ledger=ledger,
+                node=node,
                 till=till,
                 ad=ad,
                 admission=training._admission,
                 free=training.free,
                 folder=folder / "fedstr",
-                patience_s=patience_s,
-                servers=(market.blossom,),
-                allow_private=allow_private,
-                fetch_s=5.0,
+                transfer=Transfer((market.blossom,), allow_private, fetch_s=5.0),
             )
             halves.append(beside)
         if published is not None:
@@ -246,12 +212,67 @@ async def provider(
 
         running = [asyncio.create_task(till.run(settled)), *(asyncio.create_task(half.run()) for half in halves)]
         try:
-            yield keys
+            yield node.keys
         finally:
             left = [*running, *(task for half in halves for task in half._tasks)]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
+
+
+def trainer(name: str, **changes: Any) -> Trainer:
+    """The ad of that name."""
+    fields = {
+        "name": name,
+        "kinds": (8840, 8841),
+        "families": ("mlp",),
+        "msat_per_pflop": 1,
+        "least_msat": LEAST_MSAT,
+        "gflops": 10,
+        "memory_bytes": 10**9,
+        "most_bytes": 10**8,
+        "concurrency": 1,
+        "deposit_ppm": DEPOSIT_PPM,
+    }
+    return Trainer(**{**fields, **changes})
+
+
+async def _node(stack: AsyncExitStack, market: Market, folder: Path, patience_s: float) -> TrainerNode:
+    keys = Keys.from_file(folder / "key")
+    pool = await stack.enter_async_context(Pool([market.relay], keys=keys))
+    blobs = await stack.enter_async_context(Blobs([market.blossom], folder / "blobs", keys=keys))
+    ledger = Ledger(folder / "ledger.db")
+    stack.callback(ledger.close)
+    return TrainerNode(keys, pool, blobs, ledger, patience_s)
+
+
+async def _till(stack: AsyncExitStack, market: Market, name: str, node: TrainerNode) -> Till:
+    wallet = await market.wallet(name)
+    stack.push_async_callback(wallet.close)
+
+    async def publish(event: Event, relays: tuple[str, ...]) -> None:
+        await node.pool.publish(event)
+
+    return Till(node.keys, wallet, node.ledger, publish)
+
+
+async def _pay_url(stack: AsyncExitStack, market: Market, name: str, till: Till, keys: Keys) -> str:
+    """Of an endpoint that serves until the stack is left; of one provider the port stays the same."""
+    sock = listening_socket("lnurl.listen", f"127.0.0.1:{market.ports.get(name, 0)}")
+    market.ports[name] = sock.getsockname()[1]
+    endpoint = lnurl_server.Endpoint("nodewire", f"http://127.0.0.1:{market.ports[name]}", keys.public, till.quote)
+    await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
+    return endpoint.pay_url
+
+
+async def _workers(conduct: Conduct, count: int, folder: Path) -> list[Local]:
+    """Workers with both tasks loaded."""
+    workers, empty = [Local(conduct) for _ in range(count)], folder / "empty"
+    empty.touch()
+    for worker in workers:
+        for task in ("trainer", "outer"):
+            await worker.load(task, task, empty, [])
+    return workers
 
 
 def _watched(publish, published):
@@ -266,10 +287,8 @@ async def train(
     market: Market,
     name: str,
     recipe: Recipe,
+    order: TrainingOrder = ON_TWO_SHARDS,
     *,
-    shards: int = 2,
-    budget_msat: int = 10**6,
-    buys_steps: bool = False,
     on_change: OnChange | None = None,
     data: Path | None = None,
     start: Path | None = None,
@@ -304,19 +323,8 @@ async def train(
         kind = FEDAVG.request if recipe.outer.method == "average" else DILOCO.request
         requests = Requests(keys, recipe, kind, journal.fact("salt", "5a" * 32), config.relays)
         coordinator = Coordinator(Local(), blobs, folder)
-        await coordinator.open(recipe.pack(), data or market.data, shards, start)
-        course = Course(
-            session,
-            recipe,
-            kind,
-            journal,
-            coordinator,
-            requests,
-            shards=shards,
-            budget_msat=budget_msat,
-            buys_steps=buys_steps,
-            on_change=on_change,
-        )
+        await coordinator.open(recipe.pack(), data or market.data, order.shards, start)
+        course = Course(session, recipe, kind, journal, coordinator, requests, order, on_change=on_change)
         done = await Rounds(course).run()
         market.transcript = await transcribe(course, journal.fact("salt", ""))
         if model is not None:

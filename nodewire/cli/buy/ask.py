@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 import typer
@@ -44,6 +45,28 @@ if TYPE_CHECKING:
 
 _LOOKAHEAD = 8
 """With a draft, if nobody says more or less."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A text to continue or, in a `chat`, to answer. `show`: its answer is streamed to the terminal."""
+
+    text: str
+    params: dict[str, Any]
+    """As kind 8843 has them."""
+    chat: bool
+    show: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """How a model runs on this machine. `dtype` None: as its files have it; `draft`: the folder of a model that
+    guesses.
+    """
+
+    dtype: Literal["float32", "bfloat16"] | None
+    threads: int
+    draft: Path | None
 
 
 def generate(
@@ -108,56 +131,81 @@ def generate(
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
         only_here("--local", resplit=resplit, **whom)
-        if transcript is not None:
-            raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
+        _check_unsigned(transcript)
         local = model_folder(local)
     if swarm is not None:
         no_market(config=config, model=model, local=local, budget=budget, verify=verify, wait=wait)
         no_market(transcript=transcript, resplit=resplit, **whom)
     else:
         only_swarm(split=split, key=key, state=state)
-    if draft is not None and local is None:
-        raise BadInput("--draft", "is for --local: elsewhere who drives has its own")
-    if dtype and local is None:
-        raise BadInput("--dtype", "is for --local: elsewhere the registration says it")
+    if local is None:
+        _check_no_engine(draft, dtype)
     if lookahead is not None and local is None and swarm is None:
         raise BadInput("--lookahead", "is for --swarm and --local: of a market the configuration says it")
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if not text:
-        raise BadInput("prompt", "is empty; nothing was bought")
-    params: dict[str, Any] = {"max_tokens": max_tokens}
-    params |= drawn(temperature, top_p, top_k, min_p, repetition, seed)
-    if stop:
-        params["stop"] = stop
-    if json_schema is not None:
-        params["json_schema"] = _text(json_schema)
-    if logprobs is not None:
-        params["logprobs"] = logprobs
+    text = _prompt(prompt)
+    params = {"max_tokens": max_tokens, **drawn(temperature, top_p, top_k, min_p, repetition, seed)}
+    params |= _limits(stop, json_schema, logprobs)
+    question = _Question(text, params, chat, show=not json)
     if local is not None:
         params |= {"lookahead": lookahead} if lookahead is not None else {}
-        how = {"dtype": dtype_of(dtype), "threads": threads}
-        done = _generate_here(local, text, params, how, chat=chat, draft=draft, stream=not json)
+        done = _generate_here(local, question, _Engine(dtype_of(dtype), threads, draft))
     elif swarm is not None:
         member = customer_of(swarm, split, key, state, lookahead)
         asked = PurchaseOptions.from_options("", edge_codec, verify=False, wait=False)
-        done = uvloop.run(_generate(member, member.file.swarm.address, text, params, asked, chat=chat, show=not json))
+        done = uvloop.run(_generate(member, member.file.swarm.address, question, asked))
         if not json:
             _show_speed(done)
     else:
         config, customer = needs(config, model)
         customer = from_whom(customer, driver, trusted, ends, exclude, region)
         asked = PurchaseOptions.from_options(budget, edge_codec, verify=verify, wait=wait)
-        params |= {"transcribe": True} if transcript is not None else {}
         params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}
-        done = uvloop.run(_generate(customer, model, text, params, asked, chat=chat, show=not json))
-        if transcript is not None:
-            transcript.write_bytes(orjson.dumps(done.pop("transcript"), option=orjson.OPT_INDENT_2))
+        done = _generate_with_transcript(customer, model, question, asked, transcript)
         if not json:
             _show_bill(done, config, streamed=True, sampled=asked.verify)
     if report is not None:
         report.write_bytes(orjson.dumps(done, option=orjson.OPT_INDENT_2))
     if json:
         print_json(done)
+
+
+def _check_unsigned(transcript: Path | None) -> None:
+    """Raises BadInput: a transcript of what is computed here is asked for."""
+    if transcript is not None:
+        raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
+
+
+def _check_no_engine(draft: Path | None, dtype: str) -> None:
+    """Raises BadInput: it is said how the model runs here, but it runs elsewhere."""
+    if draft is not None:
+        raise BadInput("--draft", "is for --local: elsewhere who drives has its own")
+    if dtype:
+        raise BadInput("--dtype", "is for --local: elsewhere the registration says it")
+
+
+def _prompt(said: str) -> str:
+    """The text to continue. Raises BadInput: it is empty."""
+    text = sys.stdin.read() if said == "-" else said
+    if not text:
+        raise BadInput("prompt", "is empty; nothing was bought")
+    return text
+
+
+def _limits(stop: list[str] | None, json_schema: Path | None, logprobs: int | None) -> dict[str, Any]:
+    """The parameters that say where a text ends, what it may be, and what is told of its tokens; those that are given.
+
+    Raises:
+        BadInput: the schema's file cannot be read.
+
+    """
+    params: dict[str, Any] = {}
+    if stop:
+        params["stop"] = stop
+    if json_schema is not None:
+        params["json_schema"] = _text(json_schema)
+    if logprobs is not None:
+        params["logprobs"] = logprobs
+    return params
 
 
 def embed(
@@ -205,26 +253,32 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(embed)
 
 
+def _generate_with_transcript(
+    customer: CustomerConfig, model: str, question: _Question, asked: PurchaseOptions, transcript: Path | None
+) -> dict[str, Any]:
+    """Buy it; its signed record goes into that file, if there is one."""
+    if transcript is None:
+        return uvloop.run(_generate(customer, model, question, asked))
+    recorded = replace(question, params={**question.params, "transcribe": True})
+    done = uvloop.run(_generate(customer, model, recorded, asked))
+    transcript.write_bytes(orjson.dumps(done.pop("transcript"), option=orjson.OPT_INDENT_2))
+    return done
+
+
 async def _generate(
-    config: CustomerConfig | SwarmCustomer,
-    model: str,
-    prompt: str,
-    params: dict[str, Any],
-    asked: PurchaseOptions,
-    *,
-    chat: bool,
-    show: bool,
+    config: CustomerConfig | SwarmCustomer, model: str, question: _Question, asked: PurchaseOptions
 ) -> dict[str, Any]:
     from nodewire.cli.buy.job_view import GrowingText
 
-    async with buying(config, show=show) as customer:
-        text = GrowingText("" if chat else prompt)
-        if chat:
+    async with buying(config, show=question.show) as customer:
+        prompt, params = question.text, question.params
+        text = GrowingText("" if question.chat else prompt)
+        if question.chat:
             prompt, params = await _asked(prompt, params, await customer.chat_template(model))
         try:
             async with aclosing(customer.generate(model, prompt, **asked.arguments(customer), **params)) as pieces:
                 async for piece in pieces:
-                    if show:
+                    if question.show:
                         text.add(piece.text)
         finally:
             text.end()
@@ -253,25 +307,17 @@ async def _asked(message: str, params: dict[str, Any], template: ChatTemplate | 
     return prompt, {**params, "special_tokens": False}
 
 
-def _generate_here(
-    folder: Path,
-    prompt: str,
-    params: dict[str, Any],
-    how: dict[str, Any],
-    *,
-    chat: bool,
-    draft: Path | None,
-    stream: bool,
-) -> dict[str, Any]:
+def _generate_here(folder: Path, question: _Question, engine: _Engine) -> dict[str, Any]:
     from nodewire.cli.buy.job_view import GrowingText
 
-    shown = GrowingText("" if chat else prompt) if stream else None
-    if chat:
+    prompt, params = question.text, question.params
+    shown = GrowingText("" if question.chat else prompt) if question.show else None
+    if question.chat:
         from nodewire.chat.folder import chat_template
 
         prompt, params = uvloop.run(_asked(prompt, params, chat_template(folder)))
-    with loading(f"loading {escape(str(folder))}") if stream else nullcontext():
-        steps = _steps(folder, prompt, params, how, draft)
+    with loading(f"loading {escape(str(folder))}") if question.show else nullcontext():
+        steps = _steps(folder, prompt, params, engine)
     ids: list[int] = []
     texts: list[str] = []
     moments: list[float] = []
@@ -293,7 +339,7 @@ def _generate_here(
             shown.end()
     rate = (len(moments) - 1) / (moments[-1] - moments[0]) if len(moments) > 1 else 0.0
     first_ms = round((moments[0] - started) * 1000, 1) if moments else 0.0
-    if stream:
+    if question.show:
         notes.print(f"[dim]{counted(len(ids), 'token')} · {rate:.1f} tokens/s · first after {first_ms:.0f} ms[/]")
     return {
         "ids": ids,
@@ -305,19 +351,19 @@ def _generate_here(
 
 
 def _steps(
-    folder: Path, prompt: str, params: dict[str, Any], how: dict[str, Any], draft: Path | None
+    folder: Path, prompt: str, params: dict[str, Any], engine: _Engine
 ) -> Callable[[Callable[[str], None]], Iterator[tuple[int, str]]]:
     """What makes the steps of a generation here: by the plain loop, or as a ring's driver, with guesses."""
-    if draft is None and params.get("lookahead", 1) == 1:
+    if engine.draft is None and params.get("lookahead", 1) == 1:
         from nodewire.llm.local.reference import Whole
         from nodewire.llm.tokens.sampling_params import parse_params
 
-        whole = Whole(folder, alone=True, **how)
+        whole = Whole(folder, alone=True, dtype=engine.dtype, threads=engine.threads)
         sampling = parse_params(params, whole.positions)
         return lambda told: whole.steps(prompt, sampling, told)
     from nodewire.llm.local.speculative import Alone
 
-    alone = Alone(folder, draft=draft, **how)
+    alone = Alone(folder, draft=engine.draft, dtype=engine.dtype, threads=engine.threads)
     return lambda told: alone.steps(prompt, {"lookahead": _LOOKAHEAD, **params}, told)
 
 

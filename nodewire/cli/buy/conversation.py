@@ -17,8 +17,10 @@ from nodewire.chat.folder import template_file
 from nodewire.chat.renderer import Renderer
 from nodewire.cli.buy.job_view import ObservableCustomer
 from nodewire.config import CustomerConfig
+from nodewire.customer.api import CallListener
 from nodewire.customer.job.job import Purchase
 from nodewire.customer.job.summary import spent
+from nodewire.customer.models.names import ModelAt
 from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import BadInput, OverBudget
 from nodewire.plan.assign import link_us
@@ -92,6 +94,7 @@ class Talk(ABC):
         Raises:
             NodewireError: nothing came; the question is not part of the history then. (What breaks off later, too,
                 but for a budget: then what came is an answer.)
+
         """
         question = {"role": "user", "content": text}
         prompt = await self.renderer.render(self.template, [*self.messages, question])
@@ -176,7 +179,7 @@ class Conversation(Talk):
         renderer = Renderer()
         stack.push_async_callback(renderer.close)
         found = await customer.find_model(model)
-        known = template_for(template, await customer.chat_template(found.address, found.digest))
+        known = template_for(template, await customer.chat_template(found))
         return cls(
             customer=customer,
             renderer=renderer,
@@ -197,12 +200,10 @@ class Conversation(Talk):
         params = {**self.params, "special_tokens": False}
         try:
             pieces = self.customer.generate(
-                self.address,
+                ModelAt(self.address, self.digest),
                 prompt,
                 terms=terms,
-                begun=purchases.append,
-                moved=lambda move: made.moves.append(asdict(move)),
-                digest=self.digest,
+                listener=CallListener(purchases.append, moved=lambda move: made.moves.append(asdict(move))),
                 **params,
             )
             async with aclosing(pieces):
@@ -215,7 +216,8 @@ class Conversation(Talk):
 
     async def ring(self) -> list[dict[str, Any]]:
         """Who computed what of the last answer, at what price, and how far each is from the one after (by coordinates;
-        from this machine as its link was measured). Times are one way."""
+        from this machine as its link was measured). Times are one way.
+        """
         if self.last is None:
             return []
         plan, health = self.last.plan, self.customer.session.node.survey.health

@@ -66,38 +66,8 @@ def add_to(app: typer.Typer) -> None:
 
 async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str, CheckResult]]:
     """What each check found, shown as soon as those before it are; they are made at once, but those of the network."""
-    checks: list[Check] = [("Python", _python), ("packages", _packages)]
     role = load_role(config) if config is not None else None
-    if isinstance(role, ProviderConfig) or find_spec("torch") is not None:
-        level = role.worker.sandbox if role is not None and role.worker is not None else "full"
-        checks.append(("worker sandbox", partial(_sandbox, level)))
-    if role is not None:
-        checks += [(f"relay {url}", partial(_relay, url)) for url in role.relays]
-        checks += [(f"blob store {url}", partial(_store, url)) for url in role.blossom]
-        network = asyncio.Lock()  # they share ports
-        checks += [(what, partial(_after, network, check)) for what, check in doctor_network.checks(role)]
-        if not isinstance(role, CustomerConfig) and role.metrics.listen:
-            checks.append((f"metrics at {role.metrics.listen}", partial(_metrics, role.metrics.listen, role.state)))
-        checks.append((f"disk at {role.state}", partial(disk.check, role)))
-        checks.append(("committee and epochs", partial(_committee, role)))
-        if not isinstance(role, OracleConfig) and role.names:
-            checks.append(("[names]", partial(_names, role)))
-        if isinstance(role, ProviderConfig):
-            checks.append(("[worker] device", partial(_device, role.worker.device)))
-            for number, one in enumerate(role.serve, start=1):
-                checks.append((f"[[serve]] number {number}", partial(_serve, role, one)))
-            if len(role.serve) > 1:
-                checks.append(("[worker] memory", partial(_serve_all, role)))
-            if role.specialize is not None:
-                checks.append(("specialize", partial(_follows, role)))
-            if role.train is not None:
-                checks.append(("[train]", partial(_train, role.worker, role.train, _machine_bytes())))
-        if not isinstance(role, OracleConfig) and role.worker.draft is not None:
-            checks.append(("[worker] draft", partial(_draft, role.worker.draft)))
-        if not isinstance(role, OracleConfig) or role.bonds is not None:
-            checks.append(("wallet", partial(_wallet, role)))
-        if isinstance(role, ProviderConfig) and role.bond.amount_msat:
-            checks.append(("bond", partial(_bond, role)))
+    checks = [*_machine_checks(role), *(_role_checks(role) if role is not None else ())]
     rows = []
     async with asyncio.TaskGroup() as group:
         under_way = [(what, group.create_task(_finding(check))) for what, check in checks]
@@ -108,6 +78,66 @@ async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str
                 mark = "[green]✓" if found.ok else "[red]✗"
                 console.print(f"{mark}[/] {one_line(what)}  [dim]{one_line(found.said)}[/]", soft_wrap=True)
     return rows
+
+
+def _machine_checks(role: AnyRole | None) -> list[Check]:
+    """Of what every role needs of this machine."""
+    checks: list[Check] = [("Python", _python), ("packages", _packages)]
+    if isinstance(role, ProviderConfig) or find_spec("torch") is not None:
+        level = role.worker.sandbox if role is not None and role.worker is not None else "full"
+        checks.append(("worker sandbox", partial(_sandbox, level)))
+    return checks
+
+
+def _role_checks(role: AnyRole) -> list[Check]:
+    """Of everything that a role's file names."""
+    return [*_network_checks(role), *_market_checks(role), *_worker_checks(role), *_money_checks(role)]
+
+
+def _network_checks(role: AnyRole) -> list[Check]:
+    checks: list[Check] = [(f"relay {url}", partial(_relay, url)) for url in role.relays]
+    checks += [(f"blob store {url}", partial(_store, url)) for url in role.blossom]
+    network = asyncio.Lock()  # they share ports
+    checks += [(what, partial(_after, network, check)) for what, check in doctor_network.checks(role)]
+    if not isinstance(role, CustomerConfig) and role.metrics.listen:
+        checks.append((f"metrics at {role.metrics.listen}", partial(_metrics, role.metrics.listen, role.state)))
+    return checks
+
+
+def _market_checks(role: AnyRole) -> list[Check]:
+    """Of the disk, which keeps what the market says, and of the committee and the people who say it."""
+    checks: list[Check] = [(f"disk at {role.state}", partial(disk.check, role))]
+    checks.append(("committee and epochs", partial(_committee, role)))
+    if not isinstance(role, OracleConfig) and role.names:
+        checks.append(("[names]", partial(_names, role)))
+    return checks
+
+
+def _worker_checks(role: AnyRole) -> list[Check]:
+    """Of what is computed: models and tasks that are served, a training, a draft."""
+    checks: list[Check] = []
+    if isinstance(role, ProviderConfig):
+        checks.append(("[worker] device", partial(_device, role.worker.device)))
+        for number, one in enumerate(role.serve, start=1):
+            checks.append((f"[[serve]] number {number}", partial(_serve, role, one)))
+        if len(role.serve) > 1:
+            checks.append(("[worker] memory", partial(_serve_all, role)))
+        if role.specialize is not None:
+            checks.append(("specialize", partial(_follows, role)))
+        if role.train is not None:
+            checks.append(("[train]", partial(_train, role.worker, role.train, _machine_bytes())))
+    if not isinstance(role, OracleConfig) and role.worker.draft is not None:
+        checks.append(("[worker] draft", partial(_draft, role.worker.draft)))
+    return checks
+
+
+def _money_checks(role: AnyRole) -> list[Check]:
+    checks: list[Check] = []
+    if not isinstance(role, OracleConfig) or role.bonds is not None:
+        checks.append(("wallet", partial(_wallet, role)))
+    if isinstance(role, ProviderConfig) and role.bond.amount_msat:
+        checks.append(("bond", partial(_bond, role)))
+    return checks
 
 
 async def _after(turn: asyncio.Lock, check: Callable[[], Awaitable[CheckResult | str]]) -> CheckResult | str:

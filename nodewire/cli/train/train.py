@@ -287,6 +287,7 @@ async def _train(ask: _Ask, *, show: bool) -> TrainingResult:
     from nodewire.cli.train.quote import show_quote
     from nodewire.cli.train.view import TrainingView
     from nodewire.training.customer.api import train as buy
+    from nodewire.training.customer.market.context import TrainingOrder
 
     with naming(ask.customer.relays):
         quote = await _quoted(ask.customer, ask.recipe, ask.data, ask.shards, buys_steps=ask.buys_steps, wait_s=FIND_S)
@@ -301,9 +302,7 @@ async def _train(ask: _Ask, *, show: bool) -> TrainingResult:
                     ask.customer,
                     ask.recipe,
                     ask.data,
-                    shards=ask.shards,
-                    budget_msat=ask.budget_msat,
-                    buys_steps=ask.buys_steps,
+                    TrainingOrder(ask.shards, ask.budget_msat, ask.buys_steps),
                     start=ask.start,
                     model=ask.model,
                     on_begin=view.begin,

@@ -53,6 +53,7 @@ class TrainingView:
     Args:
         names: the trainers' names in their ads, by public key.
         seconds: what all rounds take by the trainers' claims, until one has been measured.
+
     """
 
     def __init__(
@@ -169,43 +170,56 @@ class TrainingView:
 
     def _say(self, event: happened.Event | Progress | PaymentWait, provider: str) -> None:
         """A line for what happened; above the live view only what went wrong."""
+        line = self._trouble(event, provider)
+        if line is None and self._live is None:
+            line = self._news(event, provider)
+        if line is not None:
+            self._print(line)
+
+    def _trouble(self, event: happened.Event | Progress | PaymentWait, provider: str) -> str | None:
+        """What went wrong, in a line; None if nothing did."""
         who = self._name(provider)
         match event:
             case happened.ResultJudgement(request, _, False, reason, _):
-                self._print(f"{self._place(request, provider)}: {who} [red]rejected[/]: {one_line(reason)}")
+                return f"{self._place(request, provider)}: {who} [red]rejected[/]: {one_line(reason)}"
             case happened.AuditOutcome(request, _, False, reason):
                 place = self._place(request, provider)
-                self._print(f"{place}: {who} [red]failed its audit[/]: {one_line(reason)}; it is not paid")
+                return f"{place}: {who} [red]failed its audit[/]: {one_line(reason)}; it is not paid"
             case happened.ShardLoss(request, _, reason):
-                self._print(f"{self._place(request, provider)}: {who} [yellow]lost[/]: {one_line(reason)}")
+                return f"{self._place(request, provider)}: {who} [yellow]lost[/]: {one_line(reason)}"
             case happened.StepRollback(round_, failed):
                 whose = " and ".join(dict.fromkeys(self._name(provider) for _, provider in failed))
-                self._print(f"[yellow]round {round_ + 1} is made again[/]: the work of {whose} failed its audit")
+                return f"[yellow]round {round_ + 1} is made again[/]: the work of {whose} failed its audit"
             case happened.ResultTimeout(request, _, reason):
-                self._print(f"{self._place(request, provider)}: {who} [yellow]not waited for[/]: {one_line(reason)}")
+                return f"{self._place(request, provider)}: {who} [yellow]not waited for[/]: {one_line(reason)}"
             case PaymentWait(owed, most_s):
                 whom = ", ".join(f"{self._name(public)} to take {sats(owed_msat)}" for public, owed_msat in owed)
-                self._print(f"[yellow]waiting[/] up to {most_s:.0f} s for {whom} that it is owed; then it stays owed")
-            case _ if self._live is not None:
-                return
+                return f"[yellow]waiting[/] up to {most_s:.0f} s for {whom} that it is owed; then it stays owed"
+        return None
+
+    def _news(self, event: happened.Event | Progress | PaymentWait, provider: str) -> str | None:
+        """How far it is, in a line; None if that is the same."""
+        who = self._name(provider)
+        match event:
             case happened.RequestPublication(round_, _, _, rows):
                 asked = ", ".join(f"{self._name(row.provider)} for shard {row.index}" for row in rows)
-                self._print(f"[dim]round {round_ + 1} of {self.state.rounds}: asked {asked}[/]")
+                return f"[dim]round {round_ + 1} of {self.state.rounds}: asked {asked}[/]"
             case happened.StepPublication():
-                self._print(f"[dim]round {event.round + 1}: asked {who} for the outer step[/]")
+                return f"[dim]round {event.round + 1}: asked {who} for the outer step[/]"
             case happened.LocalStepChoice(round_, reason):
-                self._print(f"[dim]round {round_ + 1}: the outer step is made here, {one_line(reason)}[/]")
+                return f"[dim]round {round_ + 1}: the outer step is made here, {one_line(reason)}[/]"
             case happened.ResultJudgement(request, _, True, _, _):
-                self._print(f"{self._place(request, provider)}: {who} [green]accepted[/]")
+                return f"{self._place(request, provider)}: {who} [green]accepted[/]"
             case happened.AuditOutcome(request, _, True, _):
-                self._print(f"[dim]{self._place(request, provider)}: {who} audited ok[/]")
+                return f"[dim]{self._place(request, provider)}: {who} audited ok[/]"
             case happened.StepCompletion(round_, loss, _):
                 spent = sats(self.history.paid_msat + self.history.fees_msat)
-                self._print(f"[bold]round {round_ + 1}[/] held-out loss {loss / 1_000_000:.4f}, {spent} spent")
+                return f"[bold]round {round_ + 1}[/] held-out loss {loss / 1_000_000:.4f}, {spent} spent"
             case Progress():
                 on = [str(work.index) for work in self.state.works if work.provider == provider]
                 place = f"round {self.state.round + 1}" + (f", shard {' and '.join(on)}" if on else "")
-                self._print(f"[dim]{place}: {who} step {event.step}, loss {event.loss / 1_000_000:.4f}[/]")
+                return f"[dim]{place}: {who} step {event.step}, loss {event.loss / 1_000_000:.4f}[/]"
+        return None
 
     def _place(self, request: str, provider: str) -> str:
         """Which work it is: "round 3, shard 0"."""

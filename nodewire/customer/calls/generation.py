@@ -11,6 +11,7 @@ import numpy as np
 
 from nodewire.customer.audit.verdict_watcher import JobVerification
 from nodewire.customer.job.job import Purchase
+from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.purchased_job import MAX_REPAIRS, PurchasedJob, judge
 from nodewire.customer.job.retry_policy import SecondChances, may_begin, without
 from nodewire.customer.job.session import Session
@@ -190,12 +191,8 @@ class Generation:
         reader = TokenReader(self.text, params, self.ids, most_positions(self.manifest, inputs))
         return Purchase(
             self.session,
-            self.kind,
-            self.address,
-            self.manifest,
+            JobOrder(self.kind, self.address, self.manifest, params, inputs),
             terms,
-            params,
-            inputs,
             reader.piece,
             patience=patience,
             wish=self._wish(most),

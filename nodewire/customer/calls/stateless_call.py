@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from nodewire.customer.audit.verdict_watcher import JobVerification
 from nodewire.customer.job.job import Purchase
+from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.purchased_job import MAX_REPAIRS, PurchasedJob, judge
 from nodewire.customer.job.retry_policy import SecondChances, may_begin, without
 from nodewire.customer.job.session import Session
@@ -73,12 +74,8 @@ class StatelessCall(ABC):
             self.forget()
             made = Purchase(
                 self.session,
-                self.kind,
-                self.address,
-                self.manifest,
+                JobOrder(self.kind, self.address, self.manifest, {}, frames),
                 self.terms,
-                {},
-                frames,
                 self.add_output,
                 patience=PATIENCE_EPOCHS if failure is None else 1,
                 wish=Wish(self.edge_codec, self.positions()) if self.edge_codec is not None else None,

@@ -23,6 +23,7 @@ async def transcribed(made: Generation) -> GenerationTranscript:
 
     Raises:
         NotFound, BadHash ...: a plan's snapshot is not to be had any more.
+
     """
     jobs = tuple([await _part(made.session, made.manifest, bought) for bought in made.jobs])
     keys = made.session.keys
@@ -61,7 +62,8 @@ async def _part(session: Session, manifest: Manifest, bought: PurchasedJob) -> P
 
 def _roots(plan: Plan, said: Iterable[tuple[str, ChunkRoot]], paid: Iterable[ZapPayment]) -> tuple[TaskRoot, ...]:
     """What providers say that they committed to. What is not what one was paid for stands for nothing: its chunk is
-    as one without roots."""
+    as one without roots.
+    """
     order = {one.task: n for n, one in enumerate(plan.tasks)}
     claims = {(one.provider, one.due.chunk): one.due.root for one in paid}
     of_chunk: dict[tuple[str, int], list[ChunkRoot]] = {}

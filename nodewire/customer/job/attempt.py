@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 
 from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.customer.job import control_messages
 from nodewire.customer.job.durations import JobTimes
+from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.presence import Presence
 from nodewire.customer.job.provider_events import WORD_S, Answers
 from nodewire.customer.job.session import LocalMailbox, Session, signing_of
@@ -19,12 +20,10 @@ from nodewire.customer.payments.rejected_frames import FrameRejection, is_one_wo
 from nodewire.customer.payments.verification_share import Shares
 from nodewire.customer.planning.planner import Draw
 from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
-from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
 from nodewire.protocol.job.chunk import AHEAD, chunk_of
 from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.plan import LOCAL
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.plain_record import Record
@@ -41,39 +40,27 @@ class JobAttempt:
     def __init__(
         self,
         session: Session,
-        kind: JobKind,
-        manifest: Manifest,
-        params: Params,
-        inputs: Sequence[Frame[Array]],
+        order: JobOrder,
         tickets: Tickets,
         drawn: Draw,
         request: Event,
         timing: JobTimes,
     ) -> None:
+        manifest, purse = order.manifest, session.purse
+        wires = {public: ad.wire for public, ad in drawn.ads.items()}
         self.drawn, self.request, self.plan = drawn, request, drawn.plan
         self.background = JobTaskGroup()
+        generates, lookahead = manifest.mode == "generate", self.plan.terms.lookahead
         self.payments = JobPayments(
             request.id,
             self.plan,
             manifest,
             drawn.ads,
-            session.payer,
-            session.relays,
-            session.network,
-            most_units=most_units(manifest, inputs),
+            purse,
+            most_units=most_units(manifest, order.inputs),
             requested_s=request.created_at,
-            private_endpoints=session.private_endpoints,
         )
-        self.shares = Shares(
-            request.id,
-            self.plan,
-            session.payer,
-            session.holder,
-            relays=session.relays,
-            network=session.network,
-            private_endpoints=session.private_endpoints,
-            grows=manifest.mode == "generate",
-        )
+        self.shares = Shares(request.id, self.plan, purse, session.holder, grows=generates)
         self._claims = Claims(self.payments, self.background)
         self.answers = Answers(
             session.keys,
@@ -83,9 +70,8 @@ class JobAttempt:
             self._claims,
             self.background,
             network=session.network,
-            chunks=most_chunks(manifest, inputs),
+            chunks=most_chunks(manifest, order.inputs),
         )
-        generates, lookahead = manifest.mode == "generate", self.plan.terms.lookahead
         self._record = Record(session.spool, request.id, manifest, lookahead) if generates else None
         self._member = Membership(
             JobChannelSpec(
@@ -96,14 +82,14 @@ class JobAttempt:
             ),
             manifest,
             session.node,
-            {public: ad.wire for public, ad in drawn.ads.items()},
+            wires,
             noticed=self._give_time,
         )
         self._mailbox = self._member.mailbox
         local = any(a.provider == LOCAL for a in self.plan.tasks)
         self._local = LocalMailbox(self._mailbox, manifest, self.plan) if local else None
-        self._session, self._kind, self._manifest, self._params = session, kind, manifest, params
-        self._inputs, self._tickets, self._timing = inputs, tickets, timing
+        self._session, self._order, self._manifest = session, order, manifest
+        self._tickets, self._timing = tickets, timing
         self.sharing: asyncio.Task[None] | None = None
         """What pays the verification shares as chunks come."""
         self._delivered = -1
@@ -113,7 +99,7 @@ class JobAttempt:
         """Of the output that is waited for now, if one is."""
         self._patient_until = 0.0
         """No output is late before that (the loop's time)."""
-        self._presence = Presence(session.node, {public: ad.wire for public, ad in drawn.ads.items()})
+        self._presence = Presence(session.node, wires)
         self._named: set[str] = set()
         """Who is said to be why the job ended."""
         self.is_open = True
@@ -143,11 +129,9 @@ class JobAttempt:
         spawn(self._unless_told(self._send()))
         if self._local is not None:
             serving = session.serve_locally(
-                self._kind,
+                self._order,
                 self.request.id,
-                self._manifest,
                 self.plan,
-                self._params,
                 self._local,
                 self.payments.closed,
                 signing,
@@ -163,6 +147,7 @@ class JobAttempt:
         Raises:
             TimedOut: none came in time.
             NodewireError: what ended the job.
+
         """
         try:
             until = max(asyncio.get_running_loop().time() + deadline_s, self._patient_until)
@@ -191,7 +176,8 @@ class JobAttempt:
 
     async def _meant(self, error: NodewireError) -> NodewireError | None:
         """What has ended the job as who ended it signs it, for a neighbour may only be passing it on; None if it is the
-        error itself, `by` whom is known then."""
+        error itself, `by` whom is known then.
+        """
         if isinstance(error, FrameRejection):
             return None
         if not error.by:
@@ -228,7 +214,7 @@ class JobAttempt:
         Nobody works further ahead of its payment, so nothing is later for it; and no task has more to keep for a
         neighbour that is slower than the room which every task has. No output is late while its inputs are on the way.
         """
-        for frame in self._inputs:
+        for frame in self._order.inputs:
             while chunk_of(self._manifest, frame.seq) > self._delivered + AHEAD:
                 self._moved.clear()
                 await self._moved.wait()
@@ -267,7 +253,8 @@ class JobAttempt:
 
     async def _failed(self, error: NodeFailed) -> set[str]:
         """Providers whose own fault ended the job. A neighbour may only pass it on, so their own word is waited for;
-        what it says of another is no such word."""
+        what it says of another is no such word.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(WORD_S if error.by else 0):
                 await self.answers.own_word()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nodewire.core.job_task_group import typed_fault
@@ -12,6 +13,7 @@ from nodewire.customer.job import request as requesting
 from nodewire.customer.job import settlement
 from nodewire.customer.job.attempt import JobAttempt
 from nodewire.customer.job.durations import JobTimes
+from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.provider_events import Answers, MoreWork, ProviderRefusal
 from nodewire.customer.job.session import Session
 from nodewire.customer.job.tickets import Tickets
@@ -19,7 +21,7 @@ from nodewire.customer.payments.job_payments import JobPayments, least_msat
 from nodewire.customer.payments.verification_share import Shares
 from nodewire.customer.planning.planner import MAX_POW_BITS, PATIENCE_EPOCHS
 from nodewire.errors import BadFrame, NodewireError, NoProvider
-from nodewire.kind import JobKind, Params
+from nodewire.kind import Params
 from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Debt
 from nodewire.plan.assign import Busy
@@ -38,19 +40,15 @@ MAX_WORKED = 4
 class Purchase:
     """Buys one job: `async with Purchase(...) as bought: async for output in bought.outputs(): ...`.
 
-    `inputs` are the frames for the manifest's edges from the customer; outputs are what `accept` makes of the frames on
-    its edges to the customer. After the last output the block's end pays what is still due and publishes receipts.
+    Outputs are what `accept` makes of the frames on the manifest's edges to the customer. After the last output the
+    block's end pays what is still due and publishes receipts.
     """
 
     def __init__(
         self,
         session: Session,
-        kind: JobKind,
-        manifest_address: str,
-        manifest: Manifest,
+        order: JobOrder,
         terms: Terms,
-        params: Params,
-        inputs: Sequence[Frame[Array]],
         accept: Callable[[Frame[Array]], Any] = lambda frame: frame,
         *,
         patience: int = PATIENCE_EPOCHS,
@@ -58,20 +56,18 @@ class Purchase:
     ) -> None:
         """`accept` makes of a frame what `outputs` gives. It raises BadFrame for one that is not worth its money.
         `patience`: for how many further epochs a plan is tried when a task has no provider. `wish`: for edges that the
-        terms do not name."""
-        self.manifest = manifest
+        terms do not name.
+        """
+        self.manifest = order.manifest
         self.timing = JobTimes()
         self.receipts: list[Event] = []
         self.beside = False
         """Whether it is to overtake another job of the same generation, which goes on."""
         self._session = session
-        self._kind = kind
-        self._address = manifest_address
-        self._params = kind.check(manifest, params)
-        self.most_units = _most_units(manifest, self._params)
+        self._order = replace(order, params=order.kind.check(order.manifest, order.params))
+        self.most_units = _most_units(order.manifest, self._order.params)
         self._terms = session.planner.terms(terms, self.most_units)
-        self._inputs = inputs
-        self._tickets = Tickets(session.keys, self._params, inputs)
+        self._tickets = Tickets(session.keys, self._order.params, order.inputs)
         self._accept = accept
         self._patience = patience
         self._wish = wish
@@ -89,7 +85,7 @@ class Purchase:
 
     @property
     def inputs(self) -> Sequence[Frame[Array]]:
-        return self._inputs
+        return self._order.inputs
 
     @property
     def plan(self) -> Plan:
@@ -122,7 +118,8 @@ class Purchase:
     @property
     def spent_msat(self) -> int:
         """Paid so far, to providers and for verification, and what is owed of jobs that broke off: whoever waits with
-        its claim is paid, too."""
+        its claim is paid, too.
+        """
         if self._running is None:
             return 0
         broke_off = self._earlier if self._paying is None else (*self._earlier, self._running)
@@ -189,6 +186,7 @@ class Purchase:
             LinkLost: a provider's link broke.
             Rejected: a provider's frame is not what it must be, as this customer or another provider says.
             NodewireError: a provider reported the error.
+
         """
         open_edges = {edge.name for edge in self.manifest.edges if edge.target == CUSTOMER}
         whole = _Whole(1 if self.manifest.mode == "generate" else len(open_edges))
@@ -219,7 +217,8 @@ class Purchase:
 
     def _checked(self, frame: Frame[Array]) -> tuple[int, Any]:
         """A frame's chunk, and the output that it is. Raises Rejected: it is no output, or says another chunk; its
-        producer knew before it sent it."""
+        producer knew before it sent it.
+        """
         chunk = chunk_of(self.manifest, frame.seq)
         try:
             output = self._accept(frame)
@@ -241,6 +240,7 @@ class Purchase:
         Raises:
             Refused: the job has begun.
             NoProvider: as many plans as there may be were refused.
+
         """
         if self._has_begun():
             raise refusal
@@ -255,7 +255,8 @@ class Purchase:
 
     async def _work(self, more: MoreWork) -> None:
         """Begin anew with the work that a provider asks for. Raises MoreWork: it asks for too much, too often, or too
-        late."""
+        late.
+        """
         done = max(self._bits, default=0)
         if self._has_begun() or len(self._bits) >= MAX_WORKED or not done < more.bits <= MAX_POW_BITS:
             raise more
@@ -272,27 +273,24 @@ class Purchase:
         left_msat = max(0, self._terms.max_total_msat - cost_msat)
         terms = self._terms.model_copy(update={"max_total_msat": left_msat})
         async with self._session.payer.funds() as funds:
-            await self._session.prepare(self._kind, self.manifest, self._terms.local(self.manifest))
+            await self._session.prepare(self._order.kind, self.manifest, self._terms.local(self.manifest))
             drawn = await self._session.planner.draw(
                 self.manifest, terms, busy=self._busy, wish=self._wish, patience=self._patience
             )
-            await funds.check(least_msat(drawn.plan, self.manifest, self._inputs))
+            await funds.check(least_msat(drawn.plan, self.manifest, self.inputs))
         self.timing.planned = time.monotonic()
         self._earlier = refused
         request = await requesting.signed(
             self._session.keys,
             drawn,
-            manifest_address=self._address,
+            manifest_address=self._order.address,
             relays=self._session.relays,
             ticket=self._tickets.seal(),
             bits=max(drawn.pow_bits, *self._bits, 0),
         )
         self._running = JobAttempt(
             self._session,
-            self._kind,
-            self.manifest,
-            self._params,
-            self._inputs,
+            self._order,
             self._tickets,
             drawn,
             request,

@@ -9,13 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nodewire.customer.job.order import JobOrder
 from nodewire.customer.models.names import ModelNames
 from nodewire.customer.payments.debt_collector import Settler
+from nodewire.customer.payments.purse import Purse
 from nodewire.customer.payments.receipt_finalizer import Closings
 from nodewire.customer.payments.refunds import Refunds
 from nodewire.customer.planning.planner import Planner
 from nodewire.errors import BadFrame, LinkLost, NodewireError, NotAllowed, first_of
-from nodewire.kind import Inbox, Job, JobKind, MakeWorker, Params, Worker
+from nodewire.kind import Inbox, Job, JobKind, MakeWorker, Worker
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.event_transport import EventTransport
@@ -96,6 +98,10 @@ class Session:
     """Words to the providers of jobs that are given up, and payments of those that broke off."""
 
     @property
+    def purse(self) -> Purse:
+        return Purse(self.payer, self.relays, self.network, self.private_endpoints)
+
+    @property
     def market(self) -> Market:
         """What a committee certifies. Raises NotAllowed: there is none here."""
         if not isinstance(self.record, Market):
@@ -138,11 +144,9 @@ class Session:
 
     async def serve_locally(
         self,
-        kind: JobKind,
+        order: JobOrder,
         request: str,
-        manifest: Manifest,
         plan: Plan,
-        params: Params,
         mailbox: LocalMailbox,
         on_close: OnClose,
         signing: OutputSigner | None,
@@ -154,14 +158,15 @@ class Session:
 
         Raises:
             NodewireError: a task refused its input, the worker failed, or a provider cannot be reached.
+
         """
-        tasks = plan.tasks_of(LOCAL)
-        worker = await self._worker(kind, manifest, tasks)
+        manifest, tasks = order.manifest, plan.tasks_of(LOCAL)
+        worker = await self._worker(order.kind, manifest, tasks)
         desk = _LocalDesk(self.keys, request, manifest, plan, mailbox, on_close, signing, record)
         try:
             narrowed = codings(manifest, plan.terms.codecs)
-            job = Job(request, manifest, tasks, params, narrowed, plan.terms.lookahead)
-            await kind.serve(job, mailbox, worker, desk)
+            job = Job(request, manifest, tasks, order.params, narrowed, plan.terms.lookahead)
+            await order.kind.serve(job, mailbox, worker, desk)
             await desk.wait_sent()
         except ExceptionGroup as group:
             raise first_of(group) from group
@@ -235,7 +240,8 @@ def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan) -> Outp
 
 class _LocalDesk:
     """The customer's own tasks earn nothing; a local driver still closes the chunks of a generation, and in a job that
-    may be judged the customer signs what they put out: who computes on it is judged by that."""
+    may be judged the customer signs what they put out: who computes on it is judged by that.
+    """
 
     def __init__(
         self,

@@ -47,7 +47,8 @@ async def settle(
 ) -> set[str]:
     """Wait for the last payments and the providers' receipts. `sharing` is what has paid the shares until now.
 
-    Returns the providers that were waited for in vain: they asked for no payment, or gave no result or receipt."""
+    Returns the providers that were waited for in vain: they asked for no payment, or gave no result or receipt.
+    """
     try:
         async with asyncio.timeout(SETTLE_S):
             await payments.settled(last_chunk)

@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from nodewire.customer.payments.purse import Purse
 from nodewire.customer.payments.rejected_frames import FrameRejection
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key
-from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
 from nodewire.pay.lightning.invoices import Invoice
@@ -90,27 +90,20 @@ class JobPayments:
         plan: Plan,
         manifest: Manifest,
         ads: Mapping[str, Ad],
-        payer: Payer,
-        relays: tuple[str, ...],
-        network: str,
+        purse: Purse,
         *,
         most_units: int,
         requested_s: int,
-        private_endpoints: bool,
     ) -> None:
-        """`most_units`: what chunk 0 may count at most, from the size of the input. `requested_s`: when (unix).
-        `private_endpoints`: whether LNURL endpoints on loopback and private networks, over plain http, may be asked."""
+        """`most_units`: what chunk 0 may count at most, from the size of the input. `requested_s`: when (unix)."""
         self.paid: dict[tuple[str, int], ZapPayment] = {}
         self.failed: list[NodewireError] = []
         self._request = request
         self._plan = plan
         self._ads = ads
-        self._payer = payer
-        self._relays = relays
-        self._network = network
+        self._purse = purse
         self._most_units = most_units
         self._requested_s = requested_s
-        self._private_endpoints = private_endpoints
         self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
         """By chunk, the units that the driver's first close says; None where every call is one."""
         self._driver = plan.node_of(manifest.driver.name) if manifest.mode == "generate" else ""
@@ -131,7 +124,8 @@ class JobPayments:
 
     def count_owed(self) -> int:
         """How many chunks are owed, all that were before them included: of a generation those that its driver closed,
-        else those that have come."""
+        else those that have come.
+        """
         closed = self._closed
         return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
 
@@ -157,7 +151,8 @@ class JobPayments:
 
     async def close(self) -> None:
         """No more output is taken, whatever has come: of a generation all that is closed may be paid (see
-        `count_owed`)."""
+        `count_owed`).
+        """
         async with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -181,6 +176,7 @@ class JobPayments:
         Raises:
             BadInput: it is by nobody in this job, or the chunk cannot be done: work on it begins when the one `AHEAD`
                 before it has been paid.
+
         """
         if said.provider not in self._plan.providers() or said.request != self._request:
             raise BadInput("payment-required", "not by a provider of this job")
@@ -202,6 +198,7 @@ class JobPayments:
                 nothing is paid.
             Rejected: it is paid, for another count than the driver's first word.
             OverBudget, PaymentFailed, BadInvoice, BadZap, LinkLost, TimedOut: see `Payer.pay`.
+
         """
         try:
             await self._asked(said)
@@ -242,13 +239,16 @@ class JobPayments:
         ad = self._ads[said.provider]
         key = Key(self._request, said.provider, due.chunk, due.attempt)
         fetch = lnurl.over_lnurl(
-            ad.lnurl, nostr_pubkey=said.provider, network=self._network, allow_private=self._private_endpoints
+            ad.lnurl,
+            nostr_pubkey=said.provider,
+            network=self._purse.network,
+            allow_private=self._purse.private_endpoints,
         )
-        debt = await self._payer.pay(
+        debt = await self._purse.payer.pay(
             key,
             due.amount_msat,
             _blaming(said.provider, fetch),
-            relays=self._relays,
+            relays=self._purse.relays,
             lnurl=lnurl.encode(ad.lnurl),
             budget=JobBudget(
                 self._plan.terms.max_total_msat - self._owed_to_others(said.provider, due.units > closed),
@@ -290,7 +290,8 @@ class JobPayments:
 
     async def claims_settled(self, gone: Collection[str]) -> None:
         """Return when every claim for a chunk that has come is paid, or a payment failed; those of who is `gone` are
-        not waited for."""
+        not waited for.
+        """
         async with self._changed:
             await self._changed.wait_for(lambda: self.failed or not self._unpaid_claims(gone))
 
@@ -350,7 +351,8 @@ class JobPayments:
 
     def _owed_to_others(self, provider: str, is_more: bool) -> int:
         """The budget that stays with others where a provider claims more than the driver's first close: in msat, the
-        price by that close of all chunks that they have not been paid."""
+        price by that close of all chunks that they have not been paid.
+        """
         if not is_more or self._closed is None:
             return 0
         others = {(p, n) for n in self._closed for p in self._charging() - {provider}} - self.paid.keys()

@@ -6,9 +6,9 @@ import logging
 from itertools import count
 
 from nodewire.customer.payments.job_payments import JobPayments
+from nodewire.customer.payments.purse import Purse
 from nodewire.errors import NodewireError
 from nodewire.pay.accounts.debts import Debt, Key
-from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
@@ -24,12 +24,9 @@ class Shares:
         self,
         request: str,
         plan: Plan,
-        payer: Payer,
+        purse: Purse,
         holder: BondHolder | None,
         *,
-        relays: tuple[str, ...],
-        network: str,
-        private_endpoints: bool,
         grows: bool,
     ) -> None:
         """`grows`: of a generation shares grow with the context."""
@@ -37,11 +34,8 @@ class Shares:
         """By chunk."""
         self.share_msat = share_msat(plan)
         self._request = request
-        self._payer = payer
+        self._purse = purse
         self._holder = holder
-        self._relays = relays
-        self._network = network
-        self._private_endpoints = private_endpoints
         self._next = 0
         self._plan, self._grows = plan, grows
         self._units = 0
@@ -64,14 +58,15 @@ class Shares:
     async def _pay(self, chunk: int, units: int) -> None:
         assert self._holder is not None  # where something is verified
         amount_msat = share_msat(self._plan, units, self._units + 1) if self._grows else units * self.share_msat
+        purse = self._purse
         try:
             holder = await self._holder.holder()
             fetch = lnurl.over_lnurl(
-                holder.lnurl, nostr_pubkey=holder.public, network=self._network, allow_private=self._private_endpoints
+                holder.lnurl, nostr_pubkey=holder.public, network=purse.network, allow_private=purse.private_endpoints
             )
             key = Key(self._request, holder.public, chunk)
             encoded = lnurl.encode(holder.lnurl)
-            self.paid[chunk] = await self._payer.pay(key, amount_msat, fetch, relays=self._relays, lnurl=encoded)
+            self.paid[chunk] = await purse.payer.pay(key, amount_msat, fetch, relays=purse.relays, lnurl=encoded)
         except NodewireError as error:
             log.warning("the verification share of chunk %d: %s", chunk, error)
         # Not before: a payment that is cancelled is asked for again, as it was.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from nodewire.nostr.event import Event
 from nodewire.pay.bond.settlement import job_share_ppm
 from nodewire.plan.assign import Busy, CertifiedEpoch, assign
 from nodewire.plan.codec import Link, Predict, Wish, codecs, predicted
+from nodewire.plan.epoch import Epoch
 from nodewire.protocol.job.plan import MAX_EXCLUDED, Plan, Terms
 from nodewire.protocol.market.ad import Ad
 from nodewire.protocol.market.snapshot import Node, Snapshot
@@ -64,7 +65,7 @@ class Planner(Protocol):
 
 
 class MarketPlanner:
-    """Draws by what a committee certified, as `draw` (a Planner)."""
+    """Draws by what a committee certified (a Planner)."""
 
     def __init__(self, market: Market, customer: str, health: Mapping[str, Health]) -> None:
         """`health` of this customer's own links, by public key of the other end."""
@@ -82,19 +83,59 @@ class MarketPlanner:
     async def draw(
         self, manifest: Manifest, terms: Terms, *, busy: Sequence[Busy], wish: Wish | None, patience: int
     ) -> Draw:
-        return await draw(
-            self._market,
+        """The plan that the newest epoch gives after those that `busy` have refused. What a `wish` narrows comes into
+        its terms, beside the edges that `terms` name themselves, by what is known of links. Who has failed lately is
+        left out where there is a plan without them.
+
+        Raises:
+            NoQuorum: no epoch was certified in time.
+            NoProvider: a task has no live provider under these terms.
+            OverBudget: one chunk would cost more than the terms allow, or than the whole job may.
+            BadPlan: the terms narrow an edge that cannot be.
+
+        """
+        epoch = await self._market.epoch(timeout_s=EPOCH_S)
+        last, digest = epoch.body.epoch + patience, manifest.digest()
+        while True:
+            snapshot = await self._market.snapshot(epoch.body.snapshot)
+            try:
+                plan, ads = self._planned(manifest, terms, epoch, snapshot, busy)
+                break
+            except NoProvider:
+                # A provider that has just come, or come back, is in the next snapshots.
+                if epoch.body.epoch >= last:
+                    if not any(held.manifest == digest for node in snapshot.nodes for held in node.held):
+                        raise NoProvider("model", f"no provider serves {manifest.name} yet") from None
+                    raise
+                epoch = await self._market.epoch(timeout_s=EPOCH_S, after=epoch.body.epoch)
+        _check_budget(plan, terms)
+        if wish is not None:
+            wished = {**codecs(plan, manifest, snapshot, wish, known(self._health)), **plan.terms.codecs}
+            plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"codecs": wished})})
+        return Draw(plan, epoch.certificate.id, epoch.partials, ads, _holders(snapshot, plan))
+
+    def _planned(
+        self, manifest: Manifest, terms: Terms, epoch: Epoch, snapshot: Snapshot, busy: Sequence[Busy]
+    ) -> tuple[Plan, dict[str, Ad]]:
+        """The plan of an epoch and its members' ads, without those who have failed lately, or else with them. Raises as
+        `assign`.
+        """
+        avoiding = _avoiding(terms, self._gone.now(snapshot))
+        under = partial(
+            _planned,
             manifest,
-            terms,
-            self._customer,
+            snapshot,
+            epoch=CertifiedEpoch(self._market.committee, epoch.body, epoch.beacon),
+            customer=self._customer,
             busy=busy,
             k=len(busy),
-            wish=wish,
-            predict=known(self._health),
-            gone=self._gone.now,
-            timeout_s=EPOCH_S,
-            patience=patience,
         )
+        try:
+            return under(avoiding)
+        except (NoProvider, OverBudget):
+            if avoiding == terms:
+                raise
+            return under(terms)
 
     def missed(self, providers: Iterable[str]) -> None:
         self._gone.note(providers)
@@ -119,68 +160,13 @@ def known(health: Mapping[str, Health]) -> Predict:
     return predict
 
 
-async def draw(
-    market: Market,
-    manifest: Manifest,
-    terms: Terms,
-    customer: str,
-    *,
-    busy: Sequence[Busy] = (),
-    k: int = 0,
-    wish: Wish | None = None,
-    predict: Predict = predicted,
-    gone: Callable[[Snapshot], Sequence[str]] = lambda snapshot: (),
-    timeout_s: float,
-    patience: int = PATIENCE_EPOCHS,
-) -> Draw:
-    """The `k`-th plan that the newest epoch gives; `busy` are the signed refusals to avoid. What a `wish` narrows comes
-    into its terms, beside the edges that `terms` name themselves, by what `predict` knows of links. Who is `gone` is
-    left out where there is a plan without them.
-
-    Raises:
-        NoQuorum: no epoch was certified in time.
-        NoProvider: a task has no live provider under these terms.
-        OverBudget: one chunk would cost more than the terms allow, or than the whole job may.
-        BadPlan: the terms narrow an edge that cannot be.
-    """
-    epoch = await market.epoch(timeout_s=timeout_s)
-    last, digest = epoch.body.epoch + patience, manifest.digest()
-    while True:
-        snapshot = await market.snapshot(epoch.body.snapshot)
-        avoiding = _avoiding(terms, gone(snapshot))
-        under = partial(
-            _planned,
-            manifest,
-            snapshot,
-            epoch=CertifiedEpoch(market.committee, epoch.body, epoch.beacon),
-            customer=customer,
-            busy=busy,
-            k=k,
-        )
-        try:
-            try:
-                plan, ads = under(avoiding)
-            except (NoProvider, OverBudget):
-                if avoiding == terms:
-                    raise
-                plan, ads = under(terms)
-            break
-        except NoProvider:
-            # A provider that has just come, or come back, is in the next snapshots.
-            if epoch.body.epoch >= last:
-                if not any(held.manifest == digest for node in snapshot.nodes for held in node.held):
-                    raise NoProvider("model", f"no provider serves {manifest.name} yet") from None
-                raise
-            epoch = await market.epoch(timeout_s=timeout_s, after=epoch.body.epoch)
+def _check_budget(plan: Plan, terms: Terms) -> None:
+    """Raises OverBudget."""
     if plan.chunk_msat > terms.max_chunk_msat:
         raise OverBudget("chunk_msat", f"{plan.chunk_msat} msat a chunk, at most {terms.max_chunk_msat} msat allowed")
     if plan.chunk_msat > terms.max_total_msat:
         cost, budget = f"{plan.chunk_msat / 1000:g} sat", f"{terms.max_total_msat / 1000:g} sat"
         raise OverBudget("max_total_msat", f"one chunk costs {cost}, the budget for the whole job is {budget}")
-    if wish is not None:
-        wished = {**codecs(plan, manifest, snapshot, wish, predict), **plan.terms.codecs}
-        plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"codecs": wished})})
-    return Draw(plan, epoch.certificate.id, epoch.partials, ads, _holders(snapshot, plan))
 
 
 def lookahead_of(plan: Plan, ads: Iterable[Ad]) -> int:

@@ -145,7 +145,8 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: C
 
 class _EventStream:
     """An answer as server-sent events: the first goes out when something has come, so that what fails before is an
-    error with a status."""
+    error with a status.
+    """
 
     def __init__(
         self, request: web.Request, reply: Reply, course: _Course, answer: Answer[Piece], wanted: CompletionRequest
@@ -153,37 +154,47 @@ class _EventStream:
         self._request, self._reply, self._course, self._answer = request, reply, course, answer
         self._wanted = wanted
         self._response: web.StreamResponse | None = None
+        self._has_ended = False
 
     async def run(self, seen: Callable[[Piece], tuple[str, Calls]]) -> web.StreamResponse:
-        ended = False
         try:
             async for piece in self._answer.items():
-                text, calls = seen(piece)
-                likelihoods = self._course.likelihoods()
-                if text or likelihoods:
-                    await self._say(self._reply.piece(text, likelihoods))
-                if calls:
-                    await self._say(self._reply.calls(calls))
+                await self._tell(*seen(piece))
                 if piece.end:
                     self._answer.whole()
-                    ended = True
-                    await self._say(self._reply.closing(self._course.finish))
+                    await self._end()
                     if not self._wanted.stream.usage:
                         break  # it is settled without anybody waiting
         except OverBudget:
             if not self._course.usage.completion:
                 raise
-            if not ended:
-                ended = True
-                if left := self._course.calls.end() if self._course.calls is not None else "":
-                    await self._say(self._reply.piece(left))
-                await self._say(self._reply.closing(self._course.finish))
+            if not self._has_ended:
+                await self._end(self._course.calls.end() if self._course.calls is not None else "")
         except NodewireError as error:
             if self._response is None:
                 raise _asked_for(error, self._wanted) from error
-            if not ended:
+            if not self._has_ended:
                 await self._write(b"data: " + orjson.dumps(error_body(_asked_for(error, self._wanted))[1]) + b"\n\n")
                 return self._response
+        return await self._close()
+
+    async def _tell(self, text: str, calls: Calls) -> None:
+        """What is certain with the newest piece."""
+        likelihoods = self._course.likelihoods()
+        if text or likelihoods:
+            await self._say(self._reply.piece(text, likelihoods))
+        if calls:
+            await self._say(self._reply.calls(calls))
+
+    async def _end(self, left: str = "") -> None:
+        """Say why no more text comes, after what is `left` of it."""
+        self._has_ended = True
+        if left:
+            await self._say(self._reply.piece(left))
+        await self._say(self._reply.closing(self._course.finish))
+
+    async def _close(self) -> web.StreamResponse:
+        """The stream with its end: what was used, where that was asked for, and the last mark."""
         if self._wanted.stream.usage:
             _count(self._course.usage, self._answer)
             await self._say(self._reply.usage(self._course.usage))

@@ -47,18 +47,6 @@ class _Labels(Schema):
 
 
 @dataclass(frozen=True, slots=True)
-class CallShape:
-    """What examples do not show of the calls that are to be."""
-
-    axes: Axes | None = None
-    """Names of sizes that vary: {"ids": ("batch", "length")}."""
-    most: Mapping[str, int] | None = None
-    """Larger sizes, {"length": 512}; they are admitted as far as the target allows."""
-    outputs: Sequence[str] | None = None
-    """What is picked from what the model returns, by path."""
-
-
-@dataclass(frozen=True, slots=True)
 class TaskOptions:
     """What is asked of a model's tasks beside their size."""
 
@@ -69,7 +57,6 @@ class TaskOptions:
     """The experts of a mixture are cut into so many tasks, or into as many as the target asks, if those are more."""
 
 
-SHOWN = CallShape()
 USUAL = TaskOptions()
 
 
@@ -80,17 +67,23 @@ def register(
     target_vram: int | str,
     out: Path | str | None = None,
     name: str,
-    calls: CallShape = SHOWN,
-    options: TaskOptions = USUAL,
+    axes: Axes | None = None,
+    most: Mapping[str, int] | None = None,
+    outputs: Sequence[str] | None = None,
+    slots: int = 4,
+    license: str = "",
+    expert_groups: int = 1,
     dry_run: bool = False,
 ) -> Registration:
     """Split `model` into tasks of at most `target_vram` (bytes, or "12GB") each; write manifest and blobs into `out`.
 
     `nodewire register OUT` publishes them. `examples` is what the model is called with: a tensor, a tuple, keywords as
     a mapping, (args, kwargs), or an iterator or list of several. Sizes that differ between them vary in calls, up to
-    the largest shown; every example is a call that the tasks admit. `calls` says what the examples do not show. The
-    model must be in evaluation mode; its weights may lie anywhere, and the whole of them is never copied. The
-    registration's report says what bounded each cut.
+    the largest shown; every example is a call that the tasks admit. `axes` names sizes that vary where the examples do
+    not show it ({"ids": ("batch", "length")}), `most` admits larger ones ({"length": 512}), as far as the target
+    allows. `outputs` picks from what the model returns, by path. The model must be in evaluation mode; its weights may
+    lie anywhere, and the whole of them is never copied. `slots`, `license` and `expert_groups` are a `TaskOptions`'s.
+    The registration's report says what bounded each cut.
 
     The tasks are then run beside the model, on the largest example and on another call made of it.
 
@@ -103,17 +96,18 @@ def register(
         BadTask: the model cannot be exported, or uses what no task may; names the module and what to change. Or the
             tasks do not put out what the model does.
         OverMemory: an operator alone needs more than the target; names it, and the target that would do.
+
     """
     try:
         target_bytes = parse_size(target_vram)
     except ValueError as error:
         raise BadInput("target_vram", str(error)) from error
-    _Labels.from_document({"name": name, "license": options.license})
+    _Labels.from_document({"name": name, "license": license})
     if out is None and not dry_run:
         raise BadInput("out", "the folder that gets manifest and blobs; only a dry run does without")
     shown = several(examples)
-    said = signature(model, shown, calls.axes, calls.most)
-    traced = trace(model, said, volume(said), outputs=calls.outputs)
+    said = signature(model, shown, axes, most)
+    traced = trace(model, said, volume(said), outputs=outputs)
     made = split(
         traced,
         said,
@@ -121,11 +115,11 @@ def register(
         target_bytes,
         None if dry_run or out is None else Path(out),
         name=name,
-        options=options,
+        options=TaskOptions(slots, license, expert_groups),
     )
     if dry_run or out is None:
         return made
-    itself = parity.eager(model, said, calls.outputs)
+    itself = parity.eager(model, said, outputs)
     tried = list(parity.others(said, [tensors_of(model, one) for one in shown]))
     parity.check_again(itself, tried[0])
     made = replace(made, report=(*made.report, parity.compare(made, itself, tried)))
@@ -145,7 +139,8 @@ def split(
     say: Say = lambda _: None,
 ) -> Registration:
     """A traced model as a manifest of mode "run" and its blobs; without `out` and `parts` as `write_run` has it. Raises
-    as `register`."""
+    as `register`.
+    """
     whole, expert_groups = normalized(traced, options.slots), options.expert_groups
     if expert_groups < 1:
         raise BadInput("expert_groups", f"{expert_groups}, at least 1")

@@ -79,7 +79,8 @@ class Layer:
 
     def forward(self, x: Tensor, angles: Angles, past: Past, mlp: Feedforward | None = None) -> Tensor:
         """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions. `mlp`
-        stands for the layer's own."""
+        stands for the layer's own.
+        """
         mlp = mlp or self.mlp
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
@@ -104,7 +105,8 @@ def _mlp(weights: Mapping[str, Any], gate: Gate) -> Mlp:
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """In what and where layers are computed. `alone`: of a model that this process decodes for itself
-    (quant/kernel_choice.py)."""
+    (quant/kernel_choice.py).
+    """
 
     dtype: torch.dtype
     device: torch.device

@@ -77,7 +77,8 @@ class VerifierPorts:
     publish: Callable[[Event], Awaitable[None]]
     is_paid: Callable[[Request, int, int, int], Awaitable[bool]]
     """Whether a chunk's verification share came before an epoch's draw, if it is the job's unit of that number
-    (`pay.bond.bond_holder`)."""
+    (`pay.bond.bond_holder`).
+        """
 
 
 class JobVerifier:
@@ -179,6 +180,7 @@ class JobVerifier:
         Raises:
             BadInput: nothing was drawn there.
             NotFound ...: what it follows from is not to be had in time.
+
         """
         until = self._epoch() + READ_EPOCHS
         while True:
@@ -270,6 +272,7 @@ class JobVerifier:
 
         Raises:
             NotAllowed: the share of the chunk had not come in when the epoch could draw it.
+
         """
         manifest = self._held.manifest(request.plan.manifest)
         number = 1 + sample.chunk if manifest is not None and manifest.mode == "generate" else 1
@@ -312,7 +315,8 @@ class JobVerifier:
 
     async def _certified(self, sample: Sample, epoch: int, verifier: str, epochs: int) -> int | None:
         """The first of the `epochs` epochs after the draw whose certificate holds a root of `verifier` for the sample;
-        None when they are over."""
+        None when they are over.
+        """
         following = epoch + 1
         while following <= epoch + epochs and self._epoch() <= epoch + epochs + 2:
             for one in self._market.epochs_after(following - 1):

@@ -36,6 +36,7 @@ class Proof(Protocol):
         Raises:
             Busy: there is no room for what may have to be shown of it.
             NodeFailed: that cannot be kept.
+
         """
 
     async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
@@ -44,6 +45,7 @@ class Proof(Protocol):
         Raises:
             TimedOut: no certificate can be counted on to hold them in time, so nothing may be asked for them.
             NodeFailed: they cannot be written down.
+
         """
 
     async def ended(self, request: str) -> None:
@@ -115,7 +117,8 @@ class CommitteeProof:
 
 def most_bytes(job: AdmittedJob, public: str) -> int:
     """The bytes of a generation that `public` may have to keep: a frame for each position on each edge of its tasks,
-    and a statement for each chunk that comes."""
+    and a statement for each chunk that comes.
+    """
     tasks, manifest = job.request.plan.tasks_of(public), job.manifest
     said = job.params.get("positions")
     positions = 1 + (said if isinstance(said, int) else manifest.context)

@@ -18,7 +18,7 @@ from nodewire.training.customer.driver import Rounds
 from nodewire.training.customer.machine.journal import Journal
 from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.machine.transitions import apply
-from nodewire.training.customer.market.context import Course, OnChange
+from nodewire.training.customer.market.context import Course, OnChange, TrainingOrder
 from nodewire.training.customer.market.coordinator_client import Coordinator
 from nodewire.training.customer.market.round_request import Requests
 from nodewire.training.customer.market.session import open_session
@@ -54,20 +54,22 @@ async def train(
     config: CustomerConfig,
     recipe: Recipe,
     data: Path,
+    order: TrainingOrder,
     *,
-    shards: int,
-    budget_msat: int,
-    buys_steps: bool = False,
     on_begin: Callable[[Course], None] | None = None,
     on_change: OnChange | None = None,
     start: Path | None = None,
     model: Path | None = None,
 ) -> TrainingResult:
-    """Buy all of a recipe's rounds on `shards` shards of the data in a file or folder.
+    """Buy all of a recipe's rounds on the shards of the data in a file or folder.
 
     Args:
-        buys_steps: whether outer steps are bought, too (8842), as far as the budget has room for them.
+        config: the customer's; its state holds the journal.
+        recipe: what is trained, and by which rules.
+        data: a file or folder; its samples are split into shards.
+        order: how many shards, for how much.
         on_begin: told before anything happens, when earlier runs stand in the course's journal.
+        on_change: told of every event, as `OnChange` has it.
         start: the folder (or safetensors file) with what the recipe cites: weights, and tokenizer.json.
         model: a folder where what was trained is written as Hugging Face lays it out, adapters merged; may be missing.
 
@@ -79,11 +81,12 @@ async def train(
         Unsupported, BadData, BadRecipe, BadTask: what was given cannot be trained.
         NotFound, BadHash: what the recipe cites is not there, or is something else.
         NoProvider, OverBudget: it cannot be bought, or not to its end.
+
     """
     check_supported(recipe)
     kind = kind_of(recipe)
     async with AsyncExitStack() as stack:
-        folder = _made(folder_of(config, recipe, shards), data)
+        folder = _made(folder_of(config, recipe, order.shards), data)
         stack.enter_context(alone(folder))
         journal = Journal(folder / "journal.db")
         stack.callback(journal.close)
@@ -102,34 +105,29 @@ async def train(
         worker = LastingWorker(started)
         stack.push_async_callback(worker.stop)
         coordinator = Coordinator(worker, session.blobs, folder)
-        await coordinator.open(recipe.pack(), data, shards, start)
-        course = Course(
-            session,
-            recipe,
-            kind.request,
-            journal,
-            coordinator,
-            requests,
-            shards=shards,
-            budget_msat=budget_msat,
-            buys_steps=buys_steps,
-            on_change=on_change,
-        )
+        await coordinator.open(recipe.pack(), data, order.shards, start)
+        course = Course(session, recipe, kind.request, journal, coordinator, requests, order, on_change=on_change)
         if on_begin is not None:
             on_begin(course)
-        state = await Rounds(course).run()
+        await Rounds(course).run()
         if model is not None:
             files.write(model, await coordinator.model())
-        spent = [session.ledger.spent(job=request) for request in state.requests]
-        return TrainingResult(
-            requests.job,
-            await coordinator.weights(),
-            state,
-            sum(one.paid_msat for one in spent),
-            sum(one.fees_msat for one in spent),
-            History.replay(journal.events(), session.keys),
-            await transcribe(course, journal.fact("salt", "")),
-        )
+        return await _result(course)
+
+
+async def _result(course: Course) -> TrainingResult:
+    """What came of a course that is over."""
+    session, journal, state = course.session, course.journal, course.state
+    spent = [session.ledger.spent(job=request) for request in state.requests]
+    return TrainingResult(
+        course.requests.job,
+        await course.coordinator.weights(),
+        state,
+        sum(one.paid_msat for one in spent),
+        sum(one.fees_msat for one in spent),
+        History.replay(journal.events(), session.keys),
+        await transcribe(course, journal.fact("salt", "")),
+    )
 
 
 def kind_of(recipe: Recipe) -> TrainingKind:
@@ -175,6 +173,7 @@ def begun(config: CustomerConfig, recipe: Recipe, shards: int, data: Path) -> St
 
     Raises:
         NotAllowed: it was begun with other data.
+
     """
     folder = folder_of(config, recipe, shards)
     path = folder / "journal.db"

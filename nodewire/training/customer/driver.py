@@ -61,6 +61,7 @@ class Rounds:
         Raises:
             NoProvider, OverBudget: it cannot go on, and may be begun again where it stands.
             NodewireError: data, worker or relays failed.
+
         """
         course = self._course
         for event in course.journal.events():
@@ -178,6 +179,16 @@ class Rounds:
                 self._running[action].add_done_callback(lambda _: self._course.changed.set())
 
     async def _do(self, action: Action) -> None:
+        match action:
+            case Publish() | Call() | Await() | Linger():
+                await self._assign(action)
+            case Fetch() | Judge() | Close() | Audit() | Pay():
+                await self._settle(action)
+            case Step() | Undo() | BuyStep() | AwaitStep() | CheckStep():
+                await self._step(action)
+
+    async def _assign(self, action: Publish | Call | Await | Linger) -> None:
+        """Have providers work on the round's shards."""
         course = self._course
         match action:
             case Publish(round_, _):
@@ -188,6 +199,11 @@ class Rounds:
                 await (shard_assignment.wait_late if late else shard_assignment.wait)(course, request, provider)
             case Linger(round_):
                 await shard_assignment.linger(course, round_)
+
+    async def _settle(self, action: Fetch | Judge | Close | Audit | Pay) -> None:
+        """Find what a result is worth, and pay it."""
+        course = self._course
+        match action:
             case Fetch(request, provider):
                 await receiving.fetch(course, request, provider)
             case Judge(round_, waiting):
@@ -198,6 +214,11 @@ class Rounds:
                 await audits.audit(course, request, provider)
             case Pay(request, provider, part):
                 await payments.pay(course, request, provider, part)
+
+    async def _step(self, action: Step | Undo | BuyStep | AwaitStep | CheckStep) -> None:
+        """Go from one round to the next, or back; what does not succeed leaves the coordinator where the state is."""
+        course = self._course
+        match action:
             case Step(round_):
                 if not await outer_step.here(course, round_):
                     await self._restore()

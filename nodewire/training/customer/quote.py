@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -105,6 +105,7 @@ class Quote:
         Raises:
             NoProvider: no trainer fits; says why.
             OverBudget: all rounds together cost more; says what would do.
+
         """
         if not self.left:
             return
@@ -133,14 +134,14 @@ def quote(
     servers: int,
     state: State | None = None,
     buys_steps: bool = False,
-    fees: Fees = _FEES,
 ) -> Quote:
     """What `recipe` would take on so many shards of `data`; `state` is where an earlier run stands.
 
-    `servers` is on how many blob servers everything is put; `buys_steps` as `api.train` has it.
+    `servers` is on how many blob servers everything is put; `buys_steps` as `TrainingOrder` has it.
 
     Raises:
         BadData: too few rows for so many shards.
+
     """
     header = _HEADER_BYTES * (len(recipe.shapes()) + 1)
     shard_bytes = sealed_bytes(data.shard_bytes(recipe, shards) + _HEADER_BYTES)
@@ -154,25 +155,14 @@ def quote(
     allowed = {public: ad for public, ad in market.items() if public not in state.banned}
     dealt = _dealt(need, shards, allowed)
     turns = {public: -(-dealt[public] // ad.concurrency) for public, ad in market.items()}
-    offers = tuple(
-        sorted(
-            (_offer(public, ad, need, dealt[public]) for public, ad in market.items()),
-            key=lambda offer: (-offer.shards, bool(offer.refusal), offer.price_msat, offer.name),
-        )
-    )
+    offers = _offers(market, need, dealt)
     round_msat = sum(offer.shards * offer.price_msat for offer in offers)
     deposit_msat = sum(offer.shards * offer.deposit_msat for offer in offers)
     left = recipe.rounds - state.round
     # What is under way has been asked for: what it costs is committed already.
     open_ = sum(work.status not in ("idle", "missed") for work in state.works)
     to_come_msat = left * round_msat - (round_msat * open_ // shards if left else 0)
-    fees_msat = left * sum(offer.shards * fees.most(offer.price_msat) for offer in offers)
-    # A deposit is paid before the first round, and before every shard that somebody takes beside one of the same round.
-    for offer in offers:
-        if offer.deposit_msat:
-            more = max(0, offer.shards - 1)
-            fees_msat += fees.most(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
-    step_msat, step_fees_msat = _step(recipe, shards, allowed, fees) if buys_steps and round_msat else (0, 0)
+    step_msat, step_fees_msat = _step(recipe, shards, allowed) if buys_steps and round_msat else (0, 0)
     steps = max(0, left - (state.outer.status != "idle"))
     return Quote(
         recipe=recipe.name,
@@ -197,16 +187,34 @@ def quote(
         deposit_msat=0 if state.round else deposit_msat,
         paid_msat=state.committed_msat,
         total_msat=state.committed_msat + to_come_msat + steps * step_msat,
-        fees_msat=fees_msat + steps * step_fees_msat,
+        fees_msat=_fees_msat(offers, left, state) + steps * step_fees_msat,
         seconds=left * max((offer.seconds * turns[offer.public] for offer in offers), default=0.0),
         step_msat=step_msat,
         steps_msat=steps * step_msat,
     )
 
 
-def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer], fees: Fees) -> tuple[int, int]:
+def _offers(market: Mapping[str, Trainer], need: Need, dealt: Mapping[str, int]) -> tuple[Offer, ...]:
+    """Of all, those first who would get shards."""
+    offers = (_offer(public, ad, need, dealt.get(public, 0)) for public, ad in market.items())
+    return tuple(sorted(offers, key=lambda offer: (-offer.shards, bool(offer.refusal), offer.price_msat, offer.name)))
+
+
+def _fees_msat(offers: Sequence[Offer], left: int, state: State) -> int:
+    """The most that routing may cost in the rounds that are left."""
+    fees_msat = left * sum(offer.shards * _FEES.most(offer.price_msat) for offer in offers)
+    # A deposit is paid before the first round, and before every shard that somebody takes beside one of the same round.
+    for offer in offers:
+        if offer.deposit_msat:
+            more = max(0, offer.shards - 1)
+            fees_msat += _FEES.most(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
+    return fees_msat
+
+
+def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer]) -> tuple[int, int]:
     """What an outer step of so many results costs where it is bought, and the most that routing may; nothing if nobody
-    sells it, for then it is made here."""
+    sells it, for then it is made here.
+    """
     if shards > MAX_INPUTS:
         return 0, 0
     need = provider_selection.step_need_of(recipe, shards)
@@ -216,7 +224,7 @@ def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer], fees: Fees
     price_msat = ad.price_msat(need.gflop)
     deposit_msat = ad.deposit_msat(price_msat)
     parts = (deposit_msat, price_msat - deposit_msat)
-    return price_msat, sum(fees.most(part) for part in parts if part)
+    return price_msat, sum(_FEES.most(part) for part in parts if part)
 
 
 def _dealt(need: Need, shards: int, market: Mapping[str, Trainer]) -> Counter[str]:
@@ -228,10 +236,7 @@ def _dealt(need: Need, shards: int, market: Mapping[str, Trainer]) -> Counter[st
             market,
             busy=Counter(),
             before={},
-            excluded=frozenset(),
             record=Record(),
-            measured_us={},
-            each_us={},
         )
         if not turn:
             break
@@ -264,7 +269,8 @@ def _frozen_bytes(recipe: Recipe) -> int:
 
 def _audited(recipe: Recipe) -> int:
     """Snapshots that an audit of one result has shown, at most, if nothing speaks against it; what was carried into the
-    round counts as one."""
+    round counts as one.
+    """
     fraction, carries = float(recipe.audit.fraction), recipe.compression.carries
     segments = -(-recipe.steps // recipe.audit.segment)
     drawn = min(segments, max(1, int(segments * fraction)) + carries)

@@ -50,6 +50,19 @@ class Claim:
     """The digest of what is carried on; None in recipes that carry nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoundInputs:
+    """What a provider was given for a shard's round."""
+
+    theta: State
+    """What everybody had at the round's beginning."""
+    shard: Shard
+    steps: int
+    """Of the whole round."""
+    begun: CarriedState | None = None
+    """What the provider carried into the round (`carried_state.shown`)."""
+
+
 def count(recipe: Recipe, steps: int) -> int:
     """Segments of a round of so many steps; the last one may be shorter."""
     return -(-steps // recipe.audit.segment)
@@ -66,6 +79,7 @@ def shown(data: bytes, like: Snapshot, step: int, digest: bytes) -> Snapshot:
     Raises:
         TooLarge, BadUpdate: it is not one of this recipe, or a number in it is not finite.
         BadHash: it is not the one that was committed to.
+
     """
     expected = {name: (torch.float32, tuple(tensor.shape)) for name, tensor in named(like).items()}
     try:
@@ -85,34 +99,34 @@ def shown(data: bytes, like: Snapshot, step: int, digest: bytes) -> Snapshot:
 def recomputed(
     trainer: Trainer,
     claim: Claim,
-    theta: State,
-    shard: Shard,
-    steps: int,
+    inputs: RoundInputs,
     segment: int,
     reveal: Callable[[int], bytes | None],
     packed: bytes,
-    begun: CarriedState | None = None,
 ) -> float:
     """How far a claimed segment is from what comes out here: 0 where bits agree, about 1 where nothing was done.
 
     The last segment is followed by the packing, which is compared like a state.
 
     Args:
-        theta: what everybody had at the round's beginning.
-        steps: of the whole round.
+        trainer: computes the segment again; it has the round's recipe.
+        claim: what the provider has committed to.
+        inputs: what the provider was given for its round.
+        segment: counted from 0.
         reveal: the bytes (`show`) of snapshot number i as its provider sends them; asked only for those that are
             needed, which on equal machines is the one before the segment.
         packed: the update as it was delivered.
-        begun: what its provider carried into the round (`carried_state.shown`).
 
     Raises:
         Withheld: the provider does not show a snapshot.
         TooLarge, BadUpdate, BadHash: what it shows is none, or not what it has committed to.
+
     """
     if not 0 <= segment < len(claim.states):
         raise BadInput("segment", f"{segment} of {len(claim.states)}")
     recipe, last = trainer.recipe, len(claim.states) - 1
-    beginning, every = trainer.beginning(carried.beginning(theta, begun)), recipe.audit.segment
+    theta, shard, steps = inputs.theta, inputs.shard, inputs.steps
+    beginning, every = trainer.beginning(carried.beginning(theta, inputs.begun)), recipe.audit.segment
 
     def theirs(i: int) -> Snapshot:
         data = reveal(i)
@@ -133,7 +147,7 @@ def recomputed(
     if end is not mine:
         off = max(off, apart(recipe, start, mine, end))
     if segment == last:
-        off = max(off, packing_off(recipe, claim, theta, end, packed, begun))
+        off = max(off, packing_off(recipe, claim, theta, end, packed, inputs.begun))
     return off
 
 
@@ -179,7 +193,11 @@ def has_strayed(recipe: Recipe, beginning: State, start: Snapshot, way: float) -
     Otherwise two wrong snapshots would do: away to where gradients are nothing, and back.
 
     Args:
+        recipe: its compression says how much of a way an update is.
+        beginning: theta of the round's beginning.
+        start: the snapshot that was shown.
         way: how long the round's own way is: with fragments from its beginning to its end, else the update's length.
+
     """
     most = STRAYED * way * (4 if recipe.compression.method == "topk" else 1)
     return not distance(start.theta, beginning) <= most
@@ -240,6 +258,6 @@ def named(snapshot: Snapshot) -> State:
 
 
 def _share(off: float, way: float) -> float:
-    """off / way, where no way at all is only matched by none."""
+    """The share off / way, where no way at all is only matched by none."""
     share = off / way if way else (0.0 if off == 0 else math.inf)
     return math.inf if math.isnan(share) else share

@@ -113,6 +113,7 @@ def parse(event: Event, keys: Keys) -> FedstrRequest:
         TooLarge, BadTag, BadEvent: it is malformed, naming the tag.
         BadRecipe: its recipe is.
         Unsupported: something that is not served by this layout.
+
     """
     text = event.to_json()
     if len(text.encode()) > MAX_REQUEST_BYTES:
@@ -156,6 +157,7 @@ def source(event: Event, keys: Keys, marker: Marker) -> Source | str:
     Raises:
         BadTag: there is not one, or its hash, size or key is missing or malformed.
         Unsupported: its type is another.
+
     """
     said = _said(event, keys)
     inputs = [tag for tag in said if tag[0] == "i"]
@@ -189,6 +191,17 @@ def source(event: Event, keys: Keys, marker: Marker) -> Source | str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What is to be paid, and the invoice to pay it by; "" where it needs none, or has been paid."""
+
+    amount_msat: int = 0
+    bolt11: str = ""
+
+
+NO_BILL = Bill()
+
+
 def feedback(
     keys: Keys,
     request: str,
@@ -197,25 +210,22 @@ def feedback(
     *,
     created_at: int,
     text: str = "",
-    amount_msat: int = 0,
-    bolt11: str = "",
+    bill: Bill = NO_BILL,
     ciphertext: str = "",
 ) -> Event:
     """Kind 7000, as NIP-90 has it: with an amount, its invoice."""
     said = [["e", request], ["p", customer], ["k", str(kinds.FEDSTR)], ["status", status, text[:200]]]
-    if bolt11:
-        said.append(["amount", str(amount_msat), bolt11])
+    if bill.bolt11:
+        said.append(["amount", str(bill.amount_msat), bill.bolt11])
     if ciphertext:
         said.append(["encrypted"])
     return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, content=ciphertext, tags=said)
 
 
-def result(
-    keys: Keys, asked: FedstrRequest, ciphertext: str, *, created_at: int, amount_msat: int, bolt11: str
-) -> Event:
+def result(keys: Keys, asked: FedstrRequest, ciphertext: str, *, created_at: int, bill: Bill) -> Event:
     """Kind 6000, with what is still to be paid and its invoice."""
     said = [["request", asked.text], ["e", asked.id], ["p", asked.customer], *map(list, asked.inputs)]
-    said.append(["amount", str(amount_msat), *([bolt11] if bolt11 else [])])
+    said.append(["amount", str(bill.amount_msat), *([bill.bolt11] if bill.bolt11 else [])])
     return _event.sign(
         keys, kinds.FEDSTR_RESULT, created_at=created_at, content=ciphertext, tags=[*said, ["encrypted"]]
     )

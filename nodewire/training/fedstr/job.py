@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Unpack
+from typing import IO
 
 from nodewire.kind import TaskSession, Worker
 from nodewire.nostr.nips import nip44
@@ -31,31 +32,38 @@ SETTLING_S = 5.0
 """What an invoice was paid with in its last second may take to be heard of."""
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """How data comes, and where results go."""
+
+    servers: tuple[str, ...]
+    """Blob servers, whose URLs a result names."""
+    allow_private: bool
+    """Whether data may come from loopback and private networks."""
+    fetch_s: float = 120.0
+    """In which somebody's server must have sent it; a request's own deadline may be shorter."""
+
+
 class FedstrRun(ShardRun):
     """Its deposit and balance are paid by the invoices that it says, and not by zaps."""
 
     def __init__(
         self,
         asked: FedstrRequest,
-        state: Source,
         data: Source,
         job: AdmittedShard,
+        resources: RunResources,
         carried: CarriedFiles,
         made: MadeResults,
         *,
         till: Till,
-        servers: tuple[str, ...],
-        allow_private: bool,
-        fetch_s: float,
-        **open_: Unpack[RunResources],
+        transfer: Transfer,
     ) -> None:
-        super().__init__(job, carried, made, **open_)
+        super().__init__(job, resources, carried, made)
         self._request = asked
-        self._sources = {"theta": state, "shard": data}
+        self._sources = {"theta": asked.state, "shard": data}
         self._till = till
-        self._servers = servers
-        self._allow_private = allow_private
-        self._fetch_s = fetch_s
+        self._transfer = transfer
         self._fetched: dict[str, Path] = {}
 
     async def fetch(self) -> None:
@@ -63,6 +71,7 @@ class FedstrRun(ShardRun):
 
         Raises:
             NodewireError: they are not to be had, or not of the size that the request says.
+
         """
         if self._made.find(self._request.id) is not None:
             return  # this provider died while it delivered
@@ -76,6 +85,7 @@ class FedstrRun(ShardRun):
 
         Raises:
             NodewireError: they are not what the request says, or not the recipe's.
+
         """
         if self._fetched:
             await self._open(worker)
@@ -92,9 +102,8 @@ class FedstrRun(ShardRun):
             owed = self._ledger.owe(Due(key, self._request.customer, amount_msat, NEVER_S))
             if owed.state not in ("settled", "receipted"):
                 invoice = await self._till.plain_invoice(key, expiry_s=max(1, int(self._patience_s)))
-                await self._feed_back(
-                    "payment-required", text="deposit", amount_msat=amount_msat, bolt11=invoice.bolt11
-                )
+                bill = events.Bill(amount_msat, invoice.bolt11)
+                await self._feed_back("payment-required", text="deposit", bill=bill)
                 await self._until_paid(DEPOSIT, max(0.0, invoice.expires_at_s - time.time()) + SETTLING_S)
         await self._say("processing")
 
@@ -117,9 +126,8 @@ class FedstrRun(ShardRun):
 
     async def _write(self, source: Source, file: IO[bytes]) -> None:
         if source.url:
-            await download(
-                source.url, file, stored_bytes(source), allow_private=self._allow_private, timeout_s=self._fetch_s
-            )
+            allowed, timeout_s = self._transfer.allow_private, min(self._transfer.fetch_s, self._request.deadline_s)
+            await download(source.url, file, stored_bytes(source), allow_private=allowed, timeout_s=timeout_s)
         else:
             file.write(source.inline)
 
@@ -131,7 +139,7 @@ class FedstrRun(ShardRun):
         if amount_msat and self._ledger.due(self.job.key(BALANCE)).state in ("due", "invoiced"):
             bolt11 = (await self._till.plain_invoice(self.job.key(BALANCE), expiry_s=BALANCE_EXPIRY_S)).bolt11
         output = Output(
-            urls=tuple(f"{server.rstrip('/')}/{blob.sha256}" for server in self._servers),
+            urls=tuple(f"{server.rstrip('/')}/{blob.sha256}" for server in self._transfer.servers),
             sha256=blob.sha256,
             bytes=blob.bytes,
             key=made.key,
@@ -141,9 +149,8 @@ class FedstrRun(ShardRun):
             loss=made.losses[-1],
         )
         ciphertext = nip44.encrypt(output.to_json(), self._conversation)
-        event = events.result(
-            self._keys, self._request, ciphertext, created_at=int(time.time()), amount_msat=amount_msat, bolt11=bolt11
-        )
+        bill = events.Bill(amount_msat, bolt11)
+        event = events.result(self._keys, self._request, ciphertext, created_at=int(time.time()), bill=bill)
         await self._publish(event)
 
     async def _say(
@@ -152,7 +159,7 @@ class FedstrRun(ShardRun):
         await self._feed_back(status, text=text, ciphertext=ciphertext)
 
     async def _feed_back(
-        self, status: feedback.Status, *, text: str = "", ciphertext: str = "", amount_msat: int = 0, bolt11: str = ""
+        self, status: feedback.Status, *, text: str = "", ciphertext: str = "", bill: events.Bill = events.NO_BILL
     ) -> None:
         event = events.feedback(
             self._keys,
@@ -161,8 +168,7 @@ class FedstrRun(ShardRun):
             status,
             created_at=int(time.time()),
             text=text,
-            amount_msat=amount_msat,
-            bolt11=bolt11,
+            bill=bill,
             ciphertext=nip44.encrypt(ciphertext, self._conversation) if ciphertext else "",
         )
         await self._publish(event)

@@ -14,26 +14,24 @@ from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import BadTag, Busy, LinkLost, NodewireError, NotFound, TimedOut
 from nodewire.kind import Worker
 from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.pool import Pool
 from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.till import Till
 from nodewire.protocol import kinds
 from nodewire.provider.admission.checks import feedback_for
 from nodewire.provider.admission.refusals import Refusals
 from nodewire.provider.job_counters import Figures
 from nodewire.provider.outage import Outage
-from nodewire.store.blobs import Blobs
 from nodewire.training.fedstr import events
 from nodewire.training.fedstr.admission import FedstrAdmission
 from nodewire.training.fedstr.events import FedstrRequest, Source
-from nodewire.training.fedstr.job import FETCHED, FedstrRun
+from nodewire.training.fedstr.job import FETCHED, FedstrRun, Transfer
 from nodewire.training.fedstr.store import KeptRequests
 from nodewire.training.protocol.trainer_ad import Trainer
 from nodewire.training.provider.admission import TrainingAdmission
 from nodewire.training.provider.carried_store import CarriedFiles
+from nodewire.training.provider.node import TrainerNode
+from nodewire.training.provider.paid_job import RunResources
 from nodewire.training.provider.undelivered_results import MadeResults
 from nodewire.training.provider.worker_slots import SLOT_S
 
@@ -56,28 +54,22 @@ class Fedstr:
     def __init__(
         self,
         *,
-        keys: Keys,
-        pool: Pool,
-        blobs: Blobs,
-        ledger: Ledger,
+        node: TrainerNode,
         till: Till,
         ad: Trainer,
         admission: TrainingAdmission,
         free: asyncio.Queue[Worker],
         folder: Path,
-        patience_s: float,
-        servers: tuple[str, ...],
-        allow_private: bool,
-        fetch_s: float = 120.0,
+        transfer: Transfer,
         outage: Outage | None = None,
     ) -> None:
-        self._keys = keys
-        self._pool = pool
-        self._blobs = blobs
-        self._ledger = ledger
+        self._keys = node.keys
+        self._pool = node.pool
+        self._blobs = node.blobs
+        self._ledger = node.ledger
         self._till = till
         self._ad = ad
-        self._admission = FedstrAdmission(keys, ad, admission, ledger)
+        self._admission = FedstrAdmission(node.keys, ad, admission, node.ledger)
         self._free = free
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder = folder
@@ -88,10 +80,8 @@ class Fedstr:
         (folder / FETCHED).mkdir(mode=0o700)
         self._fetching = asyncio.Semaphore(ad.concurrency)
         """So many requests at a time have something on the disk that no worker has."""
-        self._patience_s = patience_s
-        self._servers = servers
-        self._allow_private = allow_private
-        self._fetch_s = fetch_s
+        self._patience_s = node.patience_s
+        self._transfer = transfer
         self._outage = outage
         self.figures = Figures()
         self._refusals = Refusals(self._publish, self.figures)
@@ -125,7 +115,7 @@ class Fedstr:
             self._spawn(self._serve(event, again=False))
 
     def settled(self, due: Due) -> None:
-        """This provider's wallet says that something is paid."""
+        """The provider's own wallet says that something is paid."""
         if (run := self._runs.get(due.key.job)) is not None:
             self._spawn(run.paid())
 
@@ -186,23 +176,9 @@ class Fedstr:
         job = self._admission.check(asked, asked.state, data)
         if not data.inline:
             self._known[asked.id] = data
+        resources = RunResources(self._keys, self._blobs, self._ledger, self._publish, self._folder, self._patience_s)
         return FedstrRun(
-            asked,
-            asked.state,
-            data,
-            job,
-            self._carried,
-            self._made,
-            till=self._till,
-            servers=self._servers,
-            allow_private=self._allow_private,
-            fetch_s=min(self._fetch_s, asked.deadline_s),
-            keys=self._keys,
-            blobs=self._blobs,
-            ledger=self._ledger,
-            publish=self._publish,
-            folder=self._folder,
-            patience_s=self._patience_s,
+            asked, data, job, resources, self._carried, self._made, till=self._till, transfer=self._transfer
         )
 
     async def _data_of(self, job: str, customer: str) -> Source:
@@ -211,6 +187,7 @@ class Fedstr:
         Raises:
             NotFound: no relay has it, or it is somebody else's.
             BadTag: it names too long a row of others.
+
         """
         for _ in range(MAX_HOPS):
             event = await self._event(job)

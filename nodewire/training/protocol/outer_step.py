@@ -164,7 +164,8 @@ def momenta_rows(recipe: Recipe) -> int:
 
 def work_gflop(recipe: Recipe, inputs: int) -> int:
     """The step's work in gflop, rounded up: for every number of theta 20 operations, and for each of k inputs 4;
-    4 more for clip, 2 log2 k (rounded up) for trimmed and median, 3 k for krum."""
+    4 more for clip, 2 log2 k (rounded up) for trimmed and median, 3 k for krum.
+    """
     k = inputs
     more = {"clip": 4, "krum": 3 * k}.get(recipe.outer.aggregate, 0)
     if recipe.outer.aggregate in ("trimmed", "median"):
@@ -206,6 +207,7 @@ def parse(event: Event) -> OuterRequest:
 
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: with the field at fault.
+
     """
     tags.check_kind(event, kinds.OUTER)
     step = Optimization.parse(event.content)
@@ -237,6 +239,7 @@ def check_ticket(ticket: OuterTicket, request: OuterRequest, recipe_digest: str,
 
     Raises:
         BadInput: it is for another request, recipe or provider, or does not open what the request cites.
+
     """
     step = request.round
     if step.provider != provider or ticket.request != request.id:
@@ -254,28 +257,29 @@ def check_ticket(ticket: OuterTicket, request: OuterRequest, recipe_digest: str,
     return step
 
 
-def build(
-    keys: Keys,
-    request: str,
-    customer: str,
-    *,
-    commitment: str,
-    theta: BlobRef,
-    momenta: BlobRef | None,
-    amount_msat: int,
-    ciphertext: str,
-    created_at: int,
-) -> Event:
-    """The result of a request; `ciphertext` is NIP-44 of an OuterDelivered."""
+@dataclass(frozen=True, slots=True)
+class StepGoods:
+    """What is delivered for a request, and what is still to be paid for it."""
+
+    commitment: str
+    theta: BlobRef
+    momenta: BlobRef | None
+    amount_msat: int
+    ciphertext: str
+    """NIP-44 of OuterDeliveryDetails."""
+
+
+def build(keys: Keys, request: str, customer: str, goods: StepGoods, *, created_at: int) -> Event:
+    """The result of a request."""
     said = [
         ["e", request],
         ["p", customer],
-        ["x", commitment],
-        *(["i", blob.sha256, "blob", str(blob.bytes)] for blob in (theta, momenta) if blob is not None),
-        ["amount", str(amount_msat)],
+        ["x", goods.commitment],
+        *(["i", blob.sha256, "blob", str(blob.bytes)] for blob in (goods.theta, goods.momenta) if blob is not None),
+        ["amount", str(goods.amount_msat)],
         ["encrypted"],
     ]
-    return _event.sign(keys, kinds.result_of(kinds.OUTER), created_at=created_at, content=ciphertext, tags=said)
+    return _event.sign(keys, kinds.result_of(kinds.OUTER), created_at=created_at, content=goods.ciphertext, tags=said)
 
 
 def parse_result(event: Event) -> OuterDelivery:
@@ -283,6 +287,7 @@ def parse_result(event: Event) -> OuterDelivery:
 
     Raises:
         BadEvent, BadTag: with the field at fault.
+
     """
     tags.check_kind(event, kinds.result_of(kinds.OUTER))
     cited = [tag for tag in event.tags if tag[0] == "i"]

@@ -247,6 +247,7 @@ class Recipe(Schema):
             TooLarge: longer than MAX_BYTES.
             BadRecipe: not TOML, or any fault of `parse`, naming the field.
             BadVersion: its `v` is another.
+
         """
         if len(text) > cls.MAX_BYTES:
             raise TooLarge("recipe", f"{len(text)} characters, at most {cls.MAX_BYTES}")
@@ -258,6 +259,21 @@ class Recipe(Schema):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        self._family_fits()
+        self._adapter_fits()
+        self._compression_fits()
+        for what, value, most in (
+            ("samples", self.steps * self.batch, MAX_SAMPLES),
+            ("parameters", self.parameters(), MAX_PARAMETERS),
+            ("memory_bytes", self.memory_bytes(), MAX_MEMORY_BYTES),
+            ("flops_per_round", self.flops_per_round(), MAX_ROUND_FLOPS),
+        ):
+            if value > most:
+                raise ValueError(f"{what}: {value}, at most {most}")
+        return self
+
+    def _family_fits(self) -> None:
+        """Loss and data are such as the family is trained with."""
         family, layout = self.family, self.data.layout
         losses: tuple[str, ...]
         layouts: tuple[str, ...]
@@ -278,8 +294,10 @@ class Recipe(Schema):
             raise ValueError("data.window: arrays have none")
         if self.loss == "contrastive" and self.batch < 2:
             raise ValueError("batch: one pair has nothing to be told from")
-        self._adapter_fits()
-        if self.outer.stored == "bf16" and not isinstance(family, Decoder):
+
+    def _compression_fits(self) -> None:
+        """What is stored, and the fragments that rounds send, are such as the model has."""
+        if self.outer.stored == "bf16" and not isinstance(self.family, Decoder):
             raise ValueError(f"outer.stored: {self.family.name} is stored as float32")
         if self.compression.fragments > self.rounds:
             raise ValueError("compression.fragments: more than rounds")
@@ -287,15 +305,6 @@ class Recipe(Schema):
             raise ValueError("late: of a round of another fragment nothing can count")
         if self.stretches() > self.trained():
             raise ValueError("compression.fragments: more than there are numbers")
-        for what, value, most in (
-            ("samples", self.steps * self.batch, MAX_SAMPLES),
-            ("parameters", self.parameters(), MAX_PARAMETERS),
-            ("memory_bytes", self.memory_bytes(), MAX_MEMORY_BYTES),
-            ("flops_per_round", self.flops_per_round(), MAX_ROUND_FLOPS),
-        ):
-            if value > most:
-                raise ValueError(f"{what}: {value}, at most {most}")
-        return self
 
     def _adapter_fits(self) -> None:
         if self.adapter is None:
@@ -346,7 +355,8 @@ class Recipe(Schema):
 
     def weight(self, steps: int, late: int = 0) -> int:
         """What a result of so many steps weighs in an outer step: its samples, half of them (rounded down) where the
-        step is of the round after its own, and nothing later."""
+        step is of the round after its own, and nothing later.
+        """
         return steps * self.batch >> late if late <= 1 else 0
 
     def moments(self) -> int:
@@ -369,13 +379,13 @@ class Recipe(Schema):
         return self.steps * (self.batch * self.flops_per_sample() + optimizer)
 
     def memory_bytes(self) -> int:
-        """A provider's peak above an empty worker, but for shard and result (`round_bytes`). In float32 numbers:
+        """A provider's peak above an empty worker, but for shard and result (`round_bytes`).
 
-        of the whole model 1; of each that is trained 3 (theta as it came, its gradient, the delta), the optimizer's
-        moments, 3 with error feedback (what is carried into the round and out of it, and what a worker's heap loses
-        between rounds), and 5 with fragments (that, where the round begins, and the part that is packed); twice the
-        largest tensor, whose gradient is added up; a batch's activations; for Muon what
-        making the largest matrix orthogonal takes. bf16 adds half of model and activations, and 4 MiB. Then snapshots
+        In float32 numbers: of the whole model 1; of each that is trained 3 (theta as it came, its gradient, the delta),
+        the optimizer's moments, 3 with error feedback (what is carried into the round and out of it, and what a
+        worker's heap loses between rounds), and 5 with fragments (that, where the round begins, and the part that is
+        packed); twice the largest tensor, whose gradient is added up; a batch's activations; for Muon what making the
+        largest matrix orthogonal takes. bf16 adds half of model and activations, and 4 MiB. Then snapshots
         that are kept (`kept_bytes`), 32 bytes for each of 2^18 numbers that are packed at a time, and 8 MiB.
         """
         how, shapes = self.compression, self.shapes()
@@ -391,7 +401,8 @@ class Recipe(Schema):
 
     def kept_bytes(self) -> int:
         """Of a round's snapshots that a provider keeps until they are audited: each so-manieth, so that they are no
-        more than KEPT_BYTES; the others are computed again."""
+        more than KEPT_BYTES; the others are computed again.
+        """
         if not float(self.audit.fraction):
             return 0
         segments = -(-self.steps // self.audit.segment)
@@ -404,7 +415,8 @@ class Recipe(Schema):
 
     def round_bytes(self, shard_bytes: int) -> int:
         """All that a round takes at a provider: `memory_bytes`, the shard, 32 bytes for each of its rows (the order in
-        which they are drawn), and the packed result."""
+        which they are drawn), and the packed result.
+        """
         family = self.family
         match family:
             case Decoder():

@@ -84,31 +84,32 @@ class Delivery:
     """The result's ciphertext, where it stands in the event."""
 
 
-def build(
-    keys: Keys,
-    kind: int,
-    request: str,
-    customer: str,
-    *,
-    commitment: str,
-    blob: BlobRef,
-    amount_msat: int,
-    ciphertext: str,
-    created_at: int,
-    result: bytes | None = None,
-) -> Event:
-    """The result of a request of `kind`; `result` is its ciphertext, if it is to stand in the event (`fits`)."""
+@dataclass(frozen=True, slots=True)
+class Goods:
+    """What is delivered for a request, and what is still to be paid for it."""
+
+    commitment: str
+    blob: BlobRef
+    amount_msat: int
+    ciphertext: str
+    """NIP-44 of DeliveryDetails."""
+    result: bytes | None = None
+    """The result's ciphertext, if it is to stand in the event (`fits`)."""
+
+
+def build(keys: Keys, kind: int, request: str, customer: str, goods: Goods, *, created_at: int) -> Event:
+    """The result of a request of `kind`."""
     said = [
         ["e", request],
         ["p", customer],
-        ["x", commitment],
-        ["i", blob.sha256, "blob", str(blob.bytes)],
-        ["amount", str(amount_msat)],
+        ["x", goods.commitment],
+        ["i", goods.blob.sha256, "blob", str(goods.blob.bytes)],
+        ["amount", str(goods.amount_msat)],
         ["encrypted"],
     ]
-    if result is not None:
-        said += inline_blob.tag(result, len(ciphertext) + 1_024)
-    return _event.sign(keys, kinds.result_of(kind), created_at=created_at, content=ciphertext, tags=said)
+    if goods.result is not None:
+        said += inline_blob.tag(goods.result, len(goods.ciphertext) + 1_024)
+    return _event.sign(keys, kinds.result_of(kind), created_at=created_at, content=goods.ciphertext, tags=said)
 
 
 def parse(event: Event) -> Delivery:
@@ -116,6 +117,7 @@ def parse(event: Event) -> Delivery:
 
     Raises:
         BadEvent, BadTag: with the field at fault.
+
     """
     if event.kind not in (kinds.result_of(kinds.FEDAVG), kinds.result_of(kinds.DILOCO)):
         raise BadEvent("kind", f"{event.kind} is no result of a round of training")

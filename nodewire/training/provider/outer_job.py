@@ -13,7 +13,7 @@ from nodewire.protocol.model.manifest import BlobRef
 from nodewire.protocol.tensors.frame import Frame, Meta
 from nodewire.store import sealed_blobs
 from nodewire.training.protocol import outer_step
-from nodewire.training.protocol.outer_step import OuterDeliveryDetails
+from nodewire.training.protocol.outer_step import OuterDeliveryDetails, StepGoods
 from nodewire.training.provider.outer_admission import AdmittedOuter
 from nodewire.training.provider.paid_job import PaidRun
 
@@ -30,6 +30,7 @@ class OuterRun(PaidRun[AdmittedOuter]):
 
         Raises:
             NodewireError: a blob is not to be had or not what was cited, or the worker failed.
+
         """
         job = self.job
         step, ticket = job.assigned, job.ticket
@@ -66,17 +67,14 @@ class OuterRun(PaidRun[AdmittedOuter]):
             root=root,
         )
         self._owe_balance()
-        event = outer_step.build(
-            self._keys,
-            request.id,
-            request.customer,
+        goods = StepGoods(
             commitment=made.commitment(self._keys.public, request.id, request.round.round),
             theta=theta,
             momenta=momenta[0],
             amount_msat=job.assigned.balance_msat,
             ciphertext=nip44.encrypt(made.to_json(), self._conversation),
-            created_at=int(time.time()),
         )
+        event = outer_step.build(self._keys, request.id, request.customer, goods, created_at=int(time.time()))
         await self._publish(event)
 
     async def _after(self, session: TaskSession, what: str) -> tuple[BlobRef, str, str]:

@@ -8,8 +8,9 @@ import logging
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypedDict, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from nodewire.errors import NodewireError, PaymentRequired
 from nodewire.kind import TaskSession
@@ -41,7 +42,8 @@ class BlobExchange(Protocol):
     async def put(self, source: Path | bytes) -> BlobRef: ...
 
 
-class RunResources(TypedDict):
+@dataclass(frozen=True, slots=True)
+class RunResources:
     """What a run works with."""
 
     keys: Keys
@@ -58,26 +60,16 @@ class PaidRun(Generic[Job]):
     task: ClassVar[str]
     """What the worker has it loaded as."""
 
-    def __init__(
-        self,
-        job: Job,
-        *,
-        keys: Keys,
-        blobs: BlobExchange,
-        ledger: Ledger,
-        publish: Publish,
-        folder: Path,
-        patience_s: float,
-    ) -> None:
+    def __init__(self, job: Job, resources: RunResources) -> None:
         self.job: Job = job
-        self._keys = keys
-        self._blobs = blobs
-        self._ledger = ledger
-        self._publish = publish
-        self._folder = folder
-        self._patience_s = patience_s
+        self._keys = resources.keys
+        self._blobs = resources.blobs
+        self._ledger = resources.ledger
+        self._publish = resources.publish
+        self._folder = resources.folder
+        self._patience_s = resources.patience_s
         self._settled = asyncio.Condition()
-        self._conversation = nip44.conversation_key(keys, job.request.customer)
+        self._conversation = nip44.conversation_key(resources.keys, job.request.customer)
         self._session: TaskSession | None = None
         """The one that was opened last."""
 
@@ -91,6 +83,7 @@ class PaidRun(Generic[Job]):
 
         Raises:
             PaymentRequired: it is not paid within the patience.
+
         """
         amount_msat = self.job.assigned.deposit_msat
         if not amount_msat:
@@ -129,6 +122,7 @@ class PaidRun(Generic[Job]):
 
         Raises:
             PaymentRequired: it is not, in its time.
+
         """
         if self.job.assigned.balance_msat:
             due = self._ledger.due(self.job.key(BALANCE))
@@ -165,6 +159,7 @@ class PaidRun(Generic[Job]):
 
         Raises:
             BadHash, BadData, BadCiphertext: it is not what the ticket says.
+
         """
         pieces, total = (
             _plain(source) if key is None else sealed_blobs.unseal(source, key),

@@ -14,13 +14,10 @@ from nodewire.core.job_task_group import typed_fault
 from nodewire.errors import BadInput, Busy, NodeFailed, NodewireError, PaymentRequired, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip59
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.pool import Pool
 from nodewire.nostr.subscription import Subscription
 from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback
 from nodewire.provider.admission.checks import feedback_for
@@ -28,7 +25,6 @@ from nodewire.provider.admission.refusals import Refusals, is_answered
 from nodewire.provider.admission.request_matcher import WAITING_S, RequestMatcher
 from nodewire.provider.job_counters import Figures
 from nodewire.provider.outage import Check, Outage
-from nodewire.store.blobs import Blobs
 from nodewire.store.bounded_cache import BoundedBlobs
 from nodewire.training.protocol import audit, outer_step
 from nodewire.training.protocol import round as rounds
@@ -40,6 +36,7 @@ from nodewire.training.provider.announcer import TrainerAnnouncer
 from nodewire.training.provider.audit_responder import AuditResponder
 from nodewire.training.provider.carried_store import CarriedFiles
 from nodewire.training.provider.clock_watch import CLOCKS_S, until_set
+from nodewire.training.provider.node import TrainerNode
 from nodewire.training.provider.outer_admission import AdmittedOuter
 from nodewire.training.provider.outer_job import OuterRun
 from nodewire.training.provider.paid_job import RunResources
@@ -64,23 +61,19 @@ class TrainingService:
     def __init__(
         self,
         *,
-        keys: Keys,
-        pool: Pool,
-        blobs: Blobs,
-        ledger: Ledger,
+        node: TrainerNode,
         ad: Trainer,
         admission: TrainingAdmission,
         kept: KeptShards,
         workers: Sequence[Worker],
         folder: Path,
-        patience_s: float,
         checks: Sequence[Check] = (),
     ) -> None:
         """`checks` find whether this node can serve (`provider.outage`)."""
-        self._keys = keys
-        self._pool = pool
-        self._blobs = BoundedBlobs(blobs, folder / "blobs.db", CACHED_TIMES * ad.concurrency * ad.most_bytes)
-        self._ledger = ledger
+        self._keys = node.keys
+        self._pool = node.pool
+        self._blobs = BoundedBlobs(node.blobs, folder / "blobs.db", CACHED_TIMES * ad.concurrency * ad.most_bytes)
+        self._ledger = node.ledger
         self._ad = ad
         self._admission = admission
         self._kept = kept
@@ -91,15 +84,15 @@ class TrainingService:
         self._folder = folder
         self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
         self._made = MadeResults(folder / "made")
-        self._patience_s = patience_s
-        self._announcing = TrainerAnnouncer(keys, pool, ad)
+        self._patience_s = node.patience_s
+        self._announcing = TrainerAnnouncer(node.keys, node.pool, ad)
         self.outage = Outage(checks, lambda: self._announcing.pause(is_paused=self.outage.cause is not None))
         self._matcher = RequestMatcher[tuple[Event, RoundRequest | OuterRequest]]()
         self._runs: dict[str, ShardRun | OuterRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusing = 0
         self._settled = asyncio.Condition()
-        self._revealing = AuditResponder(keys.public, pool, self._runs, self._workers[0])
+        self._revealing = AuditResponder(node.keys.public, node.pool, self._runs, self._workers[0])
 
     @property
     def name(self) -> str:
@@ -134,7 +127,8 @@ class TrainingService:
 
     async def _listen(self) -> bool:
         """Serve until relays send nothing more; or, True, the clock was set, by which old requests are told from new
-        ones, and relays are to be asked anew."""
+        ones, and relays are to be asked anew.
+        """
         mine = {"p": frozenset({self._keys.public})}
         asked = frozenset({*self._ad.kinds, kinds.VERIFICATION})
         wanted = [
@@ -164,7 +158,7 @@ class TrainingService:
                 log.info("%s %s refused: %s", event.kind, event.id[:8], error)
 
     def settled(self, due: Due) -> None:
-        """This provider's wallet says that something is paid."""
+        """The provider's own wallet says that something is paid."""
         if (run := self._runs.get(due.key.job)) is not None:
             self._spawn(run.paid())
         self._spawn(self._notify())
@@ -264,21 +258,15 @@ class TrainingService:
         self, job: AdmittedShard | AdmittedOuter, worker: Worker | None = None, *, is_delivered: bool = False
     ) -> None:
         """Do a job's work, with this worker or one that it gets when its deposit is here; if that is done, only wait
-        for the balance."""
+        for the balance.
+        """
         request = job.request
-        open_: RunResources = {
-            "keys": self._keys,
-            "blobs": self._blobs,
-            "ledger": self._ledger,
-            "publish": self._publish,
-            "folder": self._folder,
-            "patience_s": self._patience_s,
-        }
+        resources = RunResources(self._keys, self._blobs, self._ledger, self._publish, self._folder, self._patience_s)
         run: ShardRun | OuterRun
         if isinstance(job, AdmittedOuter):
-            run = OuterRun(job, **open_)
+            run = OuterRun(job, resources)
         else:
-            run = ShardRun(job, self._carried, self._made, **open_)
+            run = ShardRun(job, resources, self._carried, self._made)
         self._runs[request.id] = run
         try:
             with self.figures.job(request.kind):
@@ -338,6 +326,7 @@ class TrainingService:
 
         Raises:
             PaymentRequired: they are not, within the patience; or it stands for another request's deposit already.
+
         """
         previous = self._admission.before(job)
         if not self._kept.stands_for(previous.key.job, job.request.id):

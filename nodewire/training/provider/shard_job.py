@@ -8,7 +8,6 @@ import logging
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Unpack
 
 from nodewire.errors import Busy, NodewireError, NotAllowed, NotFound, WorkerFailed
 from nodewire.kind import TaskSession, Worker
@@ -22,7 +21,7 @@ from nodewire.training.protocol import audit, round_close
 from nodewire.training.protocol import result as delivery
 from nodewire.training.protocol.audit import AuditAnswer, AuditRequest, SnapshotCiphertext
 from nodewire.training.protocol.recipe import NOTHING
-from nodewire.training.protocol.result import DeliveryDetails, Progress
+from nodewire.training.protocol.result import DeliveryDetails, Goods, Progress
 from nodewire.training.protocol.round_close import CloseEvent
 from nodewire.training.provider.admission import AdmittedShard
 from nodewire.training.provider.carried_store import CarriedFiles
@@ -52,10 +51,8 @@ class ShardRun(PaidRun[AdmittedShard]):
 
     task = TASK
 
-    def __init__(
-        self, job: AdmittedShard, carried: CarriedFiles, made: MadeResults, **open_: Unpack[RunResources]
-    ) -> None:
-        super().__init__(job, **open_)
+    def __init__(self, job: AdmittedShard, resources: RunResources, carried: CarriedFiles, made: MadeResults) -> None:
+        super().__init__(job, resources)
         self._carried = carried
         self._made = made
         self._said_s = 0.0
@@ -78,6 +75,7 @@ class ShardRun(PaidRun[AdmittedShard]):
         Raises:
             NotAllowed: the deadline has passed; what is delivered after it is not paid.
             NodewireError: a blob is not to be had or not what was cited, or the worker failed.
+
         """
         self._said_s = time.monotonic()
         request = self.job.request.id
@@ -104,6 +102,7 @@ class ShardRun(PaidRun[AdmittedShard]):
 
         Raises:
             NotAllowed: a close of something else, or a second one; other snapshots than it draws; asked too often.
+
         """
         async with self._revealing:
             self._check_drawn(asked, closed)
@@ -145,7 +144,8 @@ class ShardRun(PaidRun[AdmittedShard]):
 
     async def _snapshot(self, segment: int, worker: Worker) -> list[bytes]:
         """What a segment ended with, out of the session that trained or another one. The next round, which is trained
-        meanwhile, goes first: it may leave no room for this one, until it is done."""
+        meanwhile, goes first: it may leave no room for this one, until it is done.
+        """
         with suppress(NotFound, WorkerFailed):  # it had to make room, or died
             if self._session is not None:
                 return await self._shows(self._session, segment)
@@ -209,7 +209,8 @@ class ShardRun(PaidRun[AdmittedShard]):
 
     async def _live(self) -> None:
         """Say that the work has begun, unless it is done in a moment, and now and then that it goes on, where segments
-        are long: a late one that is silent is given up."""
+        are long: a late one that is silent is given up.
+        """
         pause_s = SOON_S
         while True:
             await asyncio.sleep(max(0.0, self._said_s + pause_s - time.monotonic()))
@@ -252,7 +253,8 @@ class ShardRun(PaidRun[AdmittedShard]):
         self, session: TaskSession, losses: list[int], states: list[str], samples: int, pieces: list[bytes]
     ) -> tuple[Path | bytes, DeliveryDetails]:
         """The packed update, sealed, and what the customer needs to open it; on disk if it is not small, or something
-        is carried on, which is, too."""
+        is carried on, which is, too.
+        """
         job, request = self.job, self.job.request
         sha256 = hashlib.sha256()
         for piece in pieces:
@@ -288,17 +290,10 @@ class ShardRun(PaidRun[AdmittedShard]):
         self._check_time()
         self._owe_balance()
         committed = made.commitment(self._keys.public, request.id, request.round.round, job.assigned.index)
+        ciphertext = nip44.encrypt(made.to_json(), self._conversation)
+        goods = Goods(committed, blob, job.assigned.balance_msat, ciphertext, result)
         event = delivery.build(
-            self._keys,
-            request.kind,
-            request.id,
-            request.customer,
-            commitment=committed,
-            blob=blob,
-            amount_msat=job.assigned.balance_msat,
-            ciphertext=nip44.encrypt(made.to_json(), self._conversation),
-            created_at=int(time.time()),
-            result=result,
+            self._keys, request.kind, request.id, request.customer, goods, created_at=int(time.time())
         )
         if result is not None and event.tag(inline_blob.TAG) is None:  # there was no room for it
             await self._blobs.put(result)

@@ -6,7 +6,7 @@ and provider.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.result import Delivery, DeliveryDetails
 from nodewire.training.protocol.round import BALANCE, DEPOSIT, RoundRequest, RoundTicket
 from nodewire.training.protocol.round_close import CloseEvent, CountedResult
-from nodewire.training.protocol.transcript import OpenedShard, OuterStepRecord, Transcript
+from nodewire.training.protocol.transcript import BoughtSteps, OpenedShard, OuterStepRecord, Transcript
 
 MAX_FAULTS = 1_000
 T = TypeVar("T")
@@ -35,7 +35,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`step`: signature, recipe, request, result, close, draw, answer, round, undone, carried, weight, theta, weights,
-    bought, payment; computed again: update, theta, weights, loss, segment."""
+    bought, payment; computed again: update, theta, weights, loss, segment.
+    """
 
     step: str
     reason: str
@@ -341,15 +342,26 @@ def _carried(reading: TrainingAudit) -> None:
 
 
 def _audits(reading: TrainingAudit) -> None:
-    transcript, recipe = reading.transcript, reading.recipe
+    """That snapshots were asked for as the closes draw them, and every balance had its answer before."""
+    recipe = reading.recipe
+    answered = _answers(reading, _asks(reading))
+    if recipe is None or not float(recipe.audit.fraction):
+        return
+    for payment in reading.transcript.payments:
+        key = payment.request, payment.provider
+        if payment.part == BALANCE and key not in answered:
+            reading.wrong("payment", "a balance without an audit", _round_of(reading, key[0]), payment.provider)
+
+
+def _asks(reading: TrainingAudit) -> set[tuple[str, str]]:
+    """Results of which the snapshots that their close draws were asked for, by request and provider."""
     asked: set[tuple[str, str]] = set()
-    answered: set[tuple[str, str]] = set()
-    for event in _events(reading, "draw", transcript.asks):
+    for event in _events(reading, "draw", reading.transcript.asks):
         one = reading.hold("draw", partial(audit.parse, event))
         if one is None:
             continue
         key, number = (one.request, one.provider), _round_of(reading, one.request)
-        if one.customer != transcript.customer or key not in reading.counted:
+        if one.customer != reading.transcript.customer or key not in reading.counted:
             reading.wrong("draw", "snapshots of what no close names", number, one.provider)
         elif one.close != reading.counted[key][0].id:
             reading.wrong("draw", "by another close than that of the result", number, one.provider)
@@ -357,6 +369,13 @@ def _audits(reading: TrainingAudit) -> None:
             reading.wrong("draw", "not the snapshots that the close draws", number, one.provider)
         else:
             asked.add(key)
+    return asked
+
+
+def _answers(reading: TrainingAudit, asked: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Which of those that were asked have answered; what they showed is noted where it was opened."""
+    transcript = reading.transcript
+    answered: set[tuple[str, str]] = set()
     for event in _events(reading, "answer", transcript.answers):
         key = event.tag("e") or "", event.pubkey
         if event.kind != kinds.result_of(kinds.VERIFICATION) or key not in asked:
@@ -368,12 +387,7 @@ def _audits(reading: TrainingAudit) -> None:
             showing = reading.hold("answer", read, provider=event.pubkey)
             if showing is not None:
                 reading.shown[key] = showing
-    if recipe is None or not float(recipe.audit.fraction):
-        return
-    for payment in transcript.payments:
-        key = payment.request, payment.provider
-        if payment.part == BALANCE and key not in answered:
-            reading.wrong("payment", "a balance without an audit", _round_of(reading, key[0]), payment.provider)
+    return answered
 
 
 def _receipts(reading: TrainingAudit) -> dict[tuple[str, str], list[Event]]:
@@ -408,11 +422,18 @@ def _payments(reading: TrainingAudit, receipted: dict[tuple[str, str], list[Even
 
 def _bought(reading: TrainingAudit, receipted: dict[tuple[str, str], list[Event]]) -> None:
     """Outer steps that others have made: asked for in this training, delivered by who was asked, paid as agreed."""
-    transcript, recipe = reading.transcript, reading.recipe
-    if transcript.bought is None:
+    bought = reading.transcript.bought
+    if bought is None:
         return
+    asked = _asked_steps(reading, bought)
+    _pay_of_steps(reading, bought, asked, _delivered_steps(reading, bought, asked), receipted)
+
+
+def _asked_steps(reading: TrainingAudit, bought: BoughtSteps) -> dict[str, OuterRequest]:
+    """The requests of this training for outer steps, by id."""
+    transcript, recipe = reading.transcript, reading.recipe
     asked: dict[str, OuterRequest] = {}
-    for event in _events(reading, "bought", transcript.bought.requests):
+    for event in _events(reading, "bought", bought.requests):
         step = reading.hold("bought", partial(outer_step.parse, event))
         if step is None:
             continue
@@ -422,18 +443,34 @@ def _bought(reading: TrainingAudit, receipted: dict[tuple[str, str], list[Event]
             reading.wrong("bought", "of another recipe", step.round.round, step.round.provider)
         else:
             asked[step.id] = step
+    return asked
+
+
+def _delivered_steps(reading: TrainingAudit, bought: BoughtSteps, asked: Mapping[str, OuterRequest]) -> set[str]:
+    """The requests that who was asked has answered with a step."""
     delivered: set[str] = set()
-    for event in _events(reading, "bought", transcript.bought.results):
+    for event in _events(reading, "bought", bought.results):
         result = reading.hold("bought", partial(outer_step.parse_result, event), provider=event.pubkey)
         known = asked.get(result.request) if result is not None else None
         if result is None or known is None or known.round.provider != result.provider:
             reading.wrong("bought", f"{event.id[:16]} is by nobody who was asked", provider=event.pubkey)
-        elif result.customer != transcript.customer or result.request in delivered:
+        elif result.customer != reading.transcript.customer or result.request in delivered:
             reading.wrong("bought", "delivered twice, or to another", known.round.round, result.provider)
         else:
             delivered.add(result.request)
+    return delivered
+
+
+def _pay_of_steps(
+    reading: TrainingAudit,
+    bought: BoughtSteps,
+    asked: Mapping[str, OuterRequest],
+    delivered: set[str],
+    receipted: Mapping[tuple[str, str], list[Event]],
+) -> None:
+    """That steps were paid as agreed: once, to who was asked, and the balance for a step that came."""
     paid = set()
-    for one in transcript.bought.payments:
+    for one in bought.payments:
         reading.held["payment"] = reading.held.get("payment", 0) + 1
         known = asked.get(one.request)
         if known is None or known.round.provider != one.provider:

@@ -16,7 +16,7 @@ from nodewire.customer.job.durations import JobTimes
 from nodewire.customer.job.job import Purchase
 from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.customer.payments.rejected_frames import noticed
-from nodewire.customer.planning.planner import draw
+from nodewire.customer.planning.planner import MarketPlanner
 from nodewire.errors import BadFrame, BadInput, BadTag, NoProvider
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
@@ -68,11 +68,8 @@ def payments(mode: str = "generate") -> JobPayments:
         manifest,  # type: ignore[arg-type]
         {},
         None,  # type: ignore[arg-type]  # no payment gets that far
-        (),
-        "bcrt",
         most_units=2,
         requested_s=0,
-        private_endpoints=False,
     )
 
 
@@ -239,7 +236,7 @@ async def test_work_for_centuries_is_not_mined(monkeypatch):
         return plan()
 
     class Market:
-        committee = None
+        committee = SimpleNamespace(epoch_at=lambda ms: 9)
 
         async def epoch(self, **_: object) -> Epoch:
             return SimpleNamespace(body=SimpleNamespace(epoch=9, snapshot=ROOT), beacon=ROOT)  # type: ignore[return-value]
@@ -249,7 +246,8 @@ async def test_work_for_centuries_is_not_mined(monkeypatch):
 
     monkeypatch.setattr(planner, "assign", assign)
     with pytest.raises(NoProvider):
-        await draw(Market(), markets.ring(1), plan().terms, ME.public, timeout_s=1, patience=0)  # type: ignore[arg-type]
+        one = MarketPlanner(Market(), ME.public, {})  # type: ignore[arg-type]
+        await one.draw(markets.ring(1), plan().terms, busy=(), wish=None, patience=0)
     assert seen == [(), (PROVIDER.public,)]
 
 
@@ -276,7 +274,7 @@ async def test_who_puts_out_what_is_none_is_done_without(monkeypatch):
         is_underway, spent_msat = True, 0
         request = SimpleNamespace(id=REQUEST)
 
-        def __init__(self, session, kind, address, manifest, terms, params, frames, accept, *, patience, wish) -> None:
+        def __init__(self, session, order, terms, accept, *, patience, wish) -> None:
             asked.append(terms.excluded)
             self.seller, self.accept = next(one for one in lies if one not in terms.excluded), accept
 

@@ -22,6 +22,7 @@ from nodewire.training.customer.dataset import look
 from nodewire.training.customer.machine import events as happened
 from nodewire.training.customer.machine.journal import Journal
 from nodewire.training.customer.machine.state import State
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.customer.policy import provider_selection
 from nodewire.training.customer.policy.payment_retry import PaymentWait
 from nodewire.training.customer.quote import quote
@@ -30,7 +31,7 @@ from nodewire.training.engine import bare_loop, state
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
 from tests.training.market.test_training_market import nothing
-from tests.training.small_market import LEAST_MSAT, provider, train
+from tests.training.small_market import BUDGET_MSAT, LEAST_MSAT, Conduct, provider, train
 
 torch.set_num_threads(1)
 TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
@@ -90,7 +91,7 @@ async def test_elsewhere_than_on_a_terminal_it_is_told_in_lines_with_every_reaso
         tables.append(drawn(recorded(), view))
 
     async with (
-        provider(market, "ada", alter=nothing) as ada,
+        provider(market, "ada", Conduct(alter=nothing)) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -113,7 +114,9 @@ async def test_outer_steps_that_are_bought_are_shown_and_counted(market):
         tables.append(drawn(recorded(), view))
 
     async with provider(market, "ada"), provider(market, "oona", kinds=(8842,)) as oona:
-        done, _ = await train(market, "dora", TWO_ROUNDS, shards=1, on_change=watch, buys_steps=True)
+        done, _ = await train(
+            market, "dora", TWO_ROUNDS, TrainingOrder(1, BUDGET_MSAT, buys_steps=True), on_change=watch
+        )
     assert done.is_trained
     assert any(re.search(rf"step +{oona.public[:8]} +working", table) for table in tables)
     assert view.history.paid_msat == 4 * LEAST_MSAT
@@ -126,7 +129,7 @@ async def test_a_quote_is_what_it_comes_to(market):
         async with Pool([market.relay]) as pool:
             ads = await provider_selection.trainers(pool)
         made = quote(TWO_ROUNDS, 8840, look(TWO_ROUNDS, market.data), 2, ads, servers=1)
-        await train(market, "dora", TWO_ROUNDS, budget_msat=made.total_msat)
+        await train(market, "dora", TWO_ROUNDS, TrainingOrder(2, made.total_msat))
     journal = Journal(market.folder / "dora" / "journal.db")
     history = History.replay(journal.events())
     with_audits = History.replay(journal.events(), Keys.from_file(market.folder / "dora" / "key"))

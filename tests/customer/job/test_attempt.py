@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
 from nodewire.customer.job.attempt import JobAttempt
 from nodewire.customer.job.durations import JobTimes
+from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.tickets import Tickets
+from nodewire.customer.payments.purse import Purse
 from nodewire.errors import LinkLost, NotAllowed, RelayRefused, TimedOut, WorkerFailed
 from nodewire.nostr.event import sign
 from nodewire.protocol.tensors.frame import Array, Frame
@@ -63,8 +66,8 @@ async def running(tmp_path):
     def make(pool, at=MappingProxyType({}), manifest=None, prompt=b"x"):
         plan, manifest = documents.plan(), manifest or documents.manifest()
         session = SimpleNamespace(
-            keys=documents.CUSTOMER, pool=pool, payer=None, holder=None, relays=("ws://r",), network="bcrt", node=node,
-            spool=spool, settler=Settler(), private_endpoints=False, withdraw=lambda *_: None,
+            keys=documents.CUSTOMER, pool=pool, purse=Purse(None, ("ws://r",), "bcrt", False), holder=None,
+            network="bcrt", node=node, spool=spool, settler=Settler(), withdraw=lambda *_: None,
             log=logging.getLogger("nodewire.customer"),
         )  # fmt: skip
         ads = {public: SimpleNamespace(wire=(at.get(public, NOBODY),), lnurl="") for public in plan.providers()}
@@ -73,7 +76,8 @@ async def running(tmp_path):
         request = sign(documents.CUSTOMER, 8843, created_at=1)
         drawn = SimpleNamespace(plan=plan, ads=ads, holders={})
         tickets = Tickets(documents.CUSTOMER, {}, inputs)
-        one = JobAttempt(session, SimpleNamespace(), manifest, {}, inputs, tickets, drawn, request, JobTimes())
+        order = JobOrder(SimpleNamespace(), "", manifest, {}, inputs)
+        one = JobAttempt(session, order, tickets, drawn, request, JobTimes())
         made.append(one)
         return one
 
@@ -131,7 +135,8 @@ async def test_later_calls_are_sent_when_those_before_them_have_come_back(runnin
 
     one._mailbox, real = SimpleNamespace(put=put), one._mailbox
     one._manifest = one._manifest.model_copy(update={"mode": "run"})
-    one._inputs = [Frame(edge, seq, (), {"chunk": seq}) for seq in range(5) for edge in ("a", "b")]
+    inputs = [Frame(edge, seq, (), {"chunk": seq}) for seq in range(5) for edge in ("a", "b")]
+    one._order = replace(one._order, inputs=inputs)
     sending = asyncio.create_task(one._send())
     for delivered, most in ((-1, 1), (0, 2), (2, 4)):
         one.delivered(delivered)

@@ -10,6 +10,7 @@ import pytest
 from kinds.k8843 import KIND
 from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.customer.job import control_messages as controls
+from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.session import LocalMailbox, Session, signing_of
 from nodewire.provider.inference import statements
 from nodewire.wire.evidence import output_signer
@@ -75,11 +76,9 @@ class Driving:
         params = KIND.check(market.manifest, PARAMS)
         serving = Session.serve_locally(
             session,
-            KIND,
+            JobOrder(KIND, "", market.manifest, params, ()),
             REQUEST,
-            market.manifest,
             market.plan,
-            params,
             box,
             self.closed,
             self.signing,

@@ -371,7 +371,7 @@ def buying(monkeypatch):
 
     def buy(*script: NodewireError | None):
         made, left = [], list(script)
-        monkeypatch.setattr(stateless_call, "Purchase", lambda *a, **_: Bought(left, made, a[4]))
+        monkeypatch.setattr(stateless_call, "Purchase", lambda *a, **_: Bought(left, made, a[2]))
         session = SimpleNamespace(log=logging.getLogger("nodewire.customer"))
         manifest = RING.model_copy(update={"mode": "embed"})
         one = Embedding(session, None, "", manifest, terms(), lambda purchase: None, None, ["a text"])

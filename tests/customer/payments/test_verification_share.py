@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer.payments import verification_share as module
+from nodewire.customer.payments.purse import Purse
 from nodewire.customer.payments.verification_share import Shares
 from nodewire.errors import PaymentFailed
 from nodewire.pay.bond.settlement import FLAT_UNITS, share_msat
@@ -65,10 +66,8 @@ def shares(payer, *, budget_msat=10**9, grows=True):
     async def holder():
         return SimpleNamespace(public="ab" * 32, lnurl="https://holder.example")
 
-    return Shares(
-        "cd" * 32, plan(budget_msat), payer, SimpleNamespace(holder=holder), relays=(), network="", grows=grows,
-        private_endpoints=False,
-    )  # fmt: skip
+    purse = Purse(payer, (), "", False)
+    return Shares("cd" * 32, plan(budget_msat), purse, SimpleNamespace(holder=holder), grows=grows)
 
 
 async def test_a_share_grows_with_the_context_beyond_its_first_chunks(payer):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer.planning.failed_providers import KEPT_EPOCHS, FailedProviders
-from nodewire.customer.planning.planner import draw
+from nodewire.customer.planning.planner import MarketPlanner
 from nodewire.errors import NoProvider
 from nodewire.protocol.job.plan import MAX_EXCLUDED
 from nodewire.protocol.market import snapshot as snapshots
@@ -101,9 +101,9 @@ async def test_a_plan_is_made_without_them_and_with_them_if_there_is_no_other(ma
     market, terms = OneEpoch(world), generous()
 
     async def planned(*whom):
-        found = await draw(
-            market, world.manifest, terms, CUSTOMER_KEYS.public, gone=lambda _: whom, timeout_s=1, patience=0
-        )
+        planner = MarketPlanner(market, CUSTOMER_KEYS.public, {})
+        planner._gone.now = lambda _: whom
+        found = await planner.draw(world.manifest, terms, busy=(), wish=None, patience=0)
         return found.plan
 
     before = await planned()

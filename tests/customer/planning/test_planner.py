@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodewire.customer.planning.planner import draw, known
+from nodewire.customer.planning.planner import MarketPlanner, known
 from nodewire.errors import LinkLost, NoProvider
 from nodewire.plan.assign import LINK_BYTES_PER_MS
 from nodewire.plan.codec import Link, Wish, codecs, predicted
@@ -66,15 +66,19 @@ class Market:
         return self._world.snapshot
 
 
+async def drawn(world, manifest, terms):
+    return await MarketPlanner(Market(world), "0" * 64, {}).draw(manifest, terms, busy=(), wish=None, patience=0)
+
+
 async def test_a_model_that_nobody_serves_is_told_from_one_that_is_busy_or_too_dear(world):
     with pytest.raises(NoProvider, match="model: no provider serves ring9 yet"):
-        await draw(Market(world), ring(9), generous(), "0" * 64, timeout_s=1.0, patience=0)
+        await drawn(world, ring(9), generous())
     cheap = generous().model_copy(update={"max_chunk_msat": 0})
     with pytest.raises(NoProvider, match="under the terms"):
-        await draw(Market(world), world.manifest, cheap, "0" * 64, timeout_s=1.0, patience=0)
+        await drawn(world, world.manifest, cheap)
 
 
 async def test_where_a_provider_takes_no_guesses_the_plan_has_none(world):
-    drawn = await draw(Market(world), world.manifest, generous(lookahead=8), "0" * 64, timeout_s=1.0, patience=0)
-    assert {ad.lookahead for ad in drawn.ads.values()} == {1}
-    assert drawn.plan.terms.lookahead == 1
+    made = await drawn(world, world.manifest, generous(lookahead=8))
+    assert {ad.lookahead for ad in made.ads.values()} == {1}
+    assert made.plan.terms.lookahead == 1

@@ -9,7 +9,6 @@ from torch import nn
 import nodewire
 from bench.tools.task_chain import Carved
 from nodewire.errors import BadInput, OverMemory, Unsupported
-from nodewire.graph.registration.register import CallShape
 
 TARGET = 500_000
 
@@ -75,7 +74,7 @@ def made(tower, tmp_path_factory):
         target_vram=TARGET,
         out=tmp_path_factory.mktemp("blobs"),
         name="tower",
-        calls=CallShape(most={"batch": 6}),
+        most={"batch": 6},
     )
 
 
@@ -117,7 +116,7 @@ def test_calls_are_as_large_as_the_target_has_room_for(tmp_path):
         target_vram=target,
         out=tmp_path,
         name="block",
-        calls=CallShape(most={"batch": 2**14}),
+        most={"batch": 2**14},
     )
     assert target < 2 * max(task.memory_bytes for task in made.manifest.tasks) <= 2 * target
     assert "batch: together at most" in made.report[1]

@@ -11,6 +11,7 @@ from statistics import median
 
 import pytest
 
+from nodewire.customer.api import CallListener
 from nodewire.errors import LinkLost
 from tests.faults.cut import Way
 from tests.market.failure.test_market_failures import whole_tokens
@@ -111,7 +112,7 @@ async def test_a_customer_that_cannot_reach_its_driver_goes_on_elsewhere_and_kee
 
         monkeypatch.setattr(node, "link", walled)
         async with asyncio.timeout(200):
-            pieces = customer.generate(market.decoder["address"], PROMPT, max_tokens=16, begun=begun)
+            pieces = customer.generate(market.decoder["address"], PROMPT, max_tokens=16, listener=CallListener(begun))
             ids = [one async for piece in pieces for one in piece.ids]
             assert ids == whole_tokens(market, PROMPT, 16)
             first, second = customer.purchases

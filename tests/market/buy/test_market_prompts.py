@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from nodewire.customer.api import CallListener
+
 GUESS = "the cat sat on the mat, and what it thought of the dog was said to nobody. " * 6
 
 
@@ -14,7 +16,12 @@ async def test_who_sends_a_prompt_again_for_another_finds_nothing_of_it(market):
         for apart in ("01", "01", "02", "02"):
             jobs = []
             made = customer.generate(
-                market.decoder["address"], GUESS, max_tokens=2, terms=terms, apart=apart, begun=jobs.append
+                market.decoder["address"],
+                GUESS,
+                max_tokens=2,
+                terms=terms,
+                apart=apart,
+                listener=CallListener(jobs.append),
             )
             async for _ in made:
                 pass

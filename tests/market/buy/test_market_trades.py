@@ -10,6 +10,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from nodewire.customer.api import CallListener
 from nodewire.customer.contacts import FOLLOW_SET
 from nodewire.graph import reference as whole_encoder
 from nodewire.llm.local.reference import Whole
@@ -259,7 +260,8 @@ async def test_a_slot_is_for_many_short_generations_at_once(market, alone):
         newest = await shirley.session.market.epoch(timeout_s=10)
         await market.until(market.is_free("ada"), after=newest.body.epoch)
         started = [
-            shirley.generate(market.decoder["address"], PROMPT, max_tokens=5, ended=done.append) for _ in range(3)
+            shirley.generate(market.decoder["address"], PROMPT, max_tokens=5, listener=CallListener(ended=done.append))
+            for _ in range(3)
         ]
         ids = [[*(await anext(one)).ids] for one in started]  # all three are under way
         for one, mine in zip(started, ids, strict=True):

@@ -10,6 +10,7 @@ from nodewire.store.folder import digest
 from nodewire.training.customer import api
 from nodewire.training.customer.machine.events import TrainingStart
 from nodewire.training.customer.machine.journal import Journal
+from nodewire.training.customer.market.context import TrainingOrder
 from tests.kinds.digits import RECIPE
 from tests.training.customer.market.test_carried_state import BLOB
 
@@ -40,7 +41,7 @@ def data(tmp_path):
 async def begin(config, data):
     """As far as to the key that is none."""
     with pytest.raises(BadConfig, match="key"):
-        await api.train(config, RECIPE, data, shards=2, budget_msat=1)
+        await api.train(config, RECIPE, data, TrainingOrder(2, 1))
 
 
 def opened(config) -> Journal:
@@ -57,7 +58,7 @@ async def test_other_data_are_refused_where_a_training_has_begun_with_advice(con
     (data / "b.txt").write_bytes(b"Other")
     folder = api.folder_of(config, RECIPE, 2)
     with pytest.raises(NotAllowed, match="another name") as refused:
-        await api.train(config, RECIPE, data, shards=2, budget_msat=1)
+        await api.train(config, RECIPE, data, TrainingOrder(2, 1))
     assert refused.value.field == "--data"
     assert str(folder) in refused.value.reason
     with pytest.raises(NotAllowed, match="other data"):

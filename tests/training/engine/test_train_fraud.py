@@ -124,9 +124,8 @@ def judged(market: Scene, deliveries) -> dict[int, validation.Judgement]:
 
 def off(market: Scene, delivery: Delivery, index: int, segment: int) -> float:
     """How far one segment of a delivery is from what it should be."""
-    shard, steps = market.shards[index], market.recipe.steps
-    claim, theta = delivery.claim, market.theta
-    return segments.recomputed(market.trainer, claim, theta, shard, steps, segment, delivery.reveal, delivery.packed)
+    inputs = segments.RoundInputs(market.theta, market.shards[index], market.recipe.steps)
+    return segments.recomputed(market.trainer, delivery.claim, inputs, segment, delivery.reveal, delivery.packed)
 
 
 def audited(market: Scene, delivery: Delivery, index: int, seed: str = CLOSED) -> validation.Judgement:
@@ -256,9 +255,7 @@ def test_who_has_other_instructions_is_paid(elsewhere, name):
         apart = segments.recomputed(
             market.trainer,
             claim,
-            market.theta,
-            market.shards[CHEATER],
-            34,
+            segments.RoundInputs(market.theta, market.shards[CHEATER], 34),
             i,
             lambda i: (folder / str(i)).read_bytes(),
             packed,

@@ -48,9 +48,8 @@ def by_heart(seed: int, rounds: int) -> Scene:
 
 
 def off(of: Scene, delivery: Delivery, index: int, segment: int) -> float:
-    return segments.recomputed(
-        of.trainer, delivery.claim, of.theta, of.shards[index], STEPS, segment, delivery.reveal, delivery.packed
-    )
+    inputs = segments.RoundInputs(of.theta, of.shards[index], STEPS)
+    return segments.recomputed(of.trainer, delivery.claim, inputs, segment, delivery.reveal, delivery.packed)
 
 
 @pytest.fixture(scope="module")

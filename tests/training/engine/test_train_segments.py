@@ -48,9 +48,7 @@ class Round:
         return segments.recomputed(
             self.trainer,
             claim or self.claim,
-            self.theta,
-            self.shard,
-            10,
+            segments.RoundInputs(self.theta, self.shard, 10),
             segment,
             reveal or self.reveal,
             packed or self.packed,

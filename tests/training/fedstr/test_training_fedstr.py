@@ -27,7 +27,7 @@ from nodewire.training.protocol.recipe import Compression, Recipe
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
 from tests.training.fedstr_customer import customer, hosting, inputs, params, save, sealed, stepped, why
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, OPENING_MSAT, provider
+from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, OPENING_MSAT, Conduct, provider
 
 torch.set_num_threads(1)
 TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
@@ -136,7 +136,10 @@ async def test_diloco_is_the_same_round_and_its_outer_step_the_customers(market,
 async def test_who_does_not_pay_the_deposit_gets_nothing_trained(market, host, monkeypatch):
     monkeypatch.setattr(run, "SETTLING_S", 0.1)
     edges: list[str] = []
-    async with provider(market, "ada", fedstr=True, alter=noting(edges), patience_s=3.0) as ada, dora(market) as one:
+    async with (
+        provider(market, "ada", Conduct(alter=noting(edges)), fedstr=True, patience_s=3.0) as ada,
+        dora(market) as one,
+    ):
         request = await one.ask(ada.public, round_of(host))
         asked = await one.answer(request, "payment-required")
         assert next(tag for tag in asked.tags if tag[0] == "amount")[1] == str(DEPOSIT_MSAT)
@@ -150,7 +153,7 @@ async def test_who_does_not_pay_the_deposit_gets_nothing_trained(market, host, m
 
 async def test_who_does_not_pay_the_balance_is_refused_until_it_has(market, host, monkeypatch):
     edges: list[str] = []
-    async with provider(market, "ada", fedstr=True, alter=noting(edges)) as ada, dora(market) as one:
+    async with provider(market, "ada", Conduct(alter=noting(edges)), fedstr=True) as ada, dora(market) as one:
         request = await one.ask(ada.public, round_of(host, deadline=60))
         await one.pay(await one.answer(request, "payment-required"))
         result = await one.answer(request, "result")
@@ -266,7 +269,7 @@ async def test_what_cannot_be_served_is_refused_before_anybody_pays(market, host
     host.redirects = {"to-public": "http://1.1.1.1/shard", "round-and-round": "/round-and-round"}
     edges: list[str] = []
     async with (
-        provider(market, "ada", fedstr=True, alter=noting(edges), memory_bytes=10**9) as ada,
+        provider(market, "ada", Conduct(alter=noting(edges)), fedstr=True, memory_bytes=10**9) as ada,
         dora(market) as one,
     ):
         request = await one.ask(ada.public, make(host))
@@ -354,12 +357,12 @@ async def test_a_provider_that_dies_goes_on_is_paid_once_and_serves_nothing_twic
 
     edges: list[str] = []
     async with dora(market) as one:
-        async with provider(market, "ada", fedstr=True, hold=hold) as ada:
+        async with provider(market, "ada", Conduct(hold=hold), fedstr=True) as ada:
             request = await one.ask(ada.public, round_of(host))
             await one.pay(await one.answer(request, "payment-required"))
             await training.wait()
         host.lost = {"shard"}  # nobody's fault, and over soon
-        async with provider(market, "ada", fedstr=True, alter=noting(edges)):
+        async with provider(market, "ada", Conduct(alter=noting(edges)), fedstr=True):
             await asyncio.sleep(0.5)
             assert "error" not in one.said(request)
             host.lost = set()
@@ -368,7 +371,9 @@ async def test_a_provider_that_dies_goes_on_is_paid_once_and_serves_nothing_twic
             await market.booked("ada", LEAST_MSAT)
         said, trained = one.said(request), edges.count("train")
         assert (said.count("payment-required"), said.count("result")) == (1, 1)
-        async with provider(market, "ada", fedstr=True, alter=noting(edges)):  # the relay sends the request again
+        async with provider(
+            market, "ada", Conduct(alter=noting(edges)), fedstr=True
+        ):  # the relay sends the request again
             await one.pool.publish(request)
             await asyncio.sleep(1.0)
         assert (one.said(request), edges.count("train")) == (said, trained)

@@ -13,13 +13,14 @@ import torch
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.engine import data, state
 from nodewire.training.provider.shard_job import ShardRun
 from nodewire.training.verify.transcript import check
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
 from tests.training.market.test_training_market import expected
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, provider, train
+from tests.training.small_market import BUDGET_MSAT, DEPOSIT_MSAT, LEAST_MSAT, Conduct, provider, train
 
 torch.set_num_threads(1)
 ONE_ROUND = RECIPE.model_copy(update={"rounds": 1})
@@ -69,7 +70,7 @@ NOT_UPDATES = {
 @pytest.mark.parametrize("alter", NOT_UPDATES.values(), ids=NOT_UPDATES)
 async def test_what_is_no_update_never_gets_into_the_step(market, alter):
     async with (
-        provider(market, "ada", alter=alter) as ada,
+        provider(market, "ada", Conduct(alter=alter)) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -93,7 +94,7 @@ OTHER_UPDATES = {
 @pytest.mark.parametrize("alter", OTHER_UPDATES.values(), ids=OTHER_UPDATES)
 async def test_an_update_that_is_not_what_came_of_the_work_is_doubted_and_its_end_audited(market, alter):
     async with (
-        provider(market, "ada", alter=alter) as ada,
+        provider(market, "ada", Conduct(alter=alter)) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -150,7 +151,7 @@ async def test_who_trains_on_something_else_is_not_paid_for_it(market, what):
         return chosen[-1](edge, given)
 
     async with (
-        provider(market, "ada", feed=feed) as ada,
+        provider(market, "ada", Conduct(feed=feed)) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -186,7 +187,7 @@ class Replay:
 async def test_a_result_of_an_earlier_round_is_not_paid_again(market):
     replay = Replay()
     async with (
-        provider(market, "ada", alter=replay.alter) as ada,
+        provider(market, "ada", Conduct(alter=replay.alter)) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -298,8 +299,8 @@ async def test_without_audits_what_was_paid_on_its_looks_is_found_in_the_transcr
             "validation": RECIPE.validation.model_copy(update=trusting),
         }
     )
-    async with provider(market, "ada", alter=from_segment(2)) as ada:
-        done, _ = await train(market, "dora", recipe, shards=1)
+    async with provider(market, "ada", Conduct(alter=from_segment(2))) as ada:
+        done, _ = await train(market, "dora", recipe, TrainingOrder(1, BUDGET_MSAT))
     assert done.failures == ()
     reading = check(market.transcript)
     assert reading.faults == []

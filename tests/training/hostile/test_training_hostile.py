@@ -17,6 +17,7 @@ from nodewire.nostr.nips import nip59
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds
 from nodewire.training.customer.machine.events import ResultPayment
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.customer.market.round_request import Ask, Requests
 from nodewire.training.customer.policy import provider_selection
 from nodewire.training.customer.policy.payment_retry import PaymentWait
@@ -26,7 +27,7 @@ from nodewire.training.verify import transcript as transcripts
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.market.test_training_market import expected
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, provider, train
+from tests.training.small_market import BUDGET_MSAT, DEPOSIT_MSAT, LEAST_MSAT, Conduct, provider, train
 
 torch.set_num_threads(1)
 ONE_ROUND = RECIPE.model_copy(update={"rounds": 1})
@@ -65,11 +66,11 @@ async def test_who_cannot_be_paid_does_not_keep_the_model_from_its_customer(mark
 async def test_what_is_owed_is_paid_when_its_provider_can_be_paid_again(market, monkeypatch):
     monkeypatch.setattr("nodewire.training.customer.policy.payment_retry.UNPAYABLE_S", 1.0)
     async with provider(market, "ada", lnurl=NOWHERE, deposit_ppm=0):
-        done, _ = await train(market, "dora", ONE_ROUND, shards=1)
+        done, _ = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
     assert sum(done.owed.values()) == LEAST_MSAT
     monkeypatch.setattr("nodewire.training.customer.policy.payment_retry.UNPAYABLE_S", 20.0)
     async with provider(market, "ada", deposit_ppm=0):
-        done, weights = await train(market, "dora", ONE_ROUND, shards=1)
+        done, weights = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
     assert (done.owed, weights) == ({}, expected(ONE_ROUND, 1))
     assert await market.balance_msat("ada") == LEAST_MSAT
 
@@ -103,8 +104,8 @@ async def test_one_payment_stands_for_one_deposit(market):
     async def hold(edge):
         await asyncio.sleep(1.0 if slow.is_set() and edge == "train" else 0)
 
-    async with provider(market, "ada", concurrency=2, published=said.append, hold=hold) as ada:
-        done, _ = await train(market, "dora", TWO_ROUNDS, shards=1)
+    async with provider(market, "ada", Conduct(hold=hold), concurrency=2, published=said.append) as ada:
+        done, _ = await train(market, "dora", TWO_ROUNDS, TrainingOrder(1, BUDGET_MSAT))
         slow.set()
         async with Pool([market.relay]) as pool:
             ad = (await provider_selection.trainers(pool))[ada.public]
@@ -144,7 +145,7 @@ async def test_a_request_of_the_future_is_refused(market, monkeypatch):
         from nodewire.errors import NoProvider
 
         with pytest.raises(NoProvider):
-            await train(market, "dora", ONE_ROUND, shards=1)
+            await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
     assert [one.content or one.tag("status") for one in said if one.kind == 7000]
     assert await market.balance_msat("ada") == 0
     assert ada.public
@@ -171,11 +172,11 @@ async def test_a_full_disk_costs_a_provider_the_round_and_no_slot(market, monkey
         monkeypatch.setattr(ShardRun, "_make", once(ShardRun._make))
     async with provider(market, "ada"), provider(market, "cyd", least_msat=2 * LEAST_MSAT):
         async with asyncio.timeout(60):
-            done, weights = await train(market, "dora", ONE_ROUND, shards=1)
+            done, weights = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
         assert weights == expected(ONE_ROUND, 1)
         assert len(done.failures) == 1
         async with asyncio.timeout(60):  # and its only slot is free
-            done, _ = await train(market, "eve", ONE_ROUND, shards=1)
+            done, _ = await train(market, "eve", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
         assert done.failures == ()
 
 
@@ -195,7 +196,7 @@ async def test_a_snapshot_of_another_size_is_not_even_fetched(market, monkeypatc
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
         cheat.append(ada.public)
-        done, _ = await train(market, "dora", ONE_ROUND, shards=1)
+        done, _ = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
     assert cited
     assert [(who, "too-large" in reason) for who, reason in done.failures] == [(ada.public, True)]
     assert not any((market.folder / "dora" / "blobs" / one.sha256[:2] / one.sha256).exists() for one in cited)
@@ -220,7 +221,7 @@ async def test_one_process_at_a_time_is_at_a_training(tmp_path):
     folder = api.folder_of(config, ONE_ROUND, 2)
     folder.mkdir(parents=True)
     with alone(folder), pytest.raises(Busy, match="another process"):
-        await api.train(config, ONE_ROUND, tmp_path, shards=2, budget_msat=10**6)
+        await api.train(config, ONE_ROUND, tmp_path, TrainingOrder(2, 10**6))
     with alone(folder):  # it is free again
         pass
 
@@ -256,10 +257,10 @@ def takes_the_money(edge, frames):
 
 async def test_who_wants_everything_before_it_begins_is_not_asked(market):
     async with (
-        provider(market, "ada", alter=takes_the_money, deposit_ppm=1_000_000),
+        provider(market, "ada", Conduct(alter=takes_the_money), deposit_ppm=1_000_000),
         provider(market, "bea", least_msat=2 * LEAST_MSAT),
     ):
-        done, weights = await train(market, "dora", ONE_ROUND, shards=1)
+        done, weights = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
     assert (weights, done.failures) == (expected(ONE_ROUND, 1), ())
     assert await market.balance_msat("ada") == 0
 
@@ -270,10 +271,10 @@ async def test_thieves_of_deposits_get_an_eighth_of_a_budget_at_most(market):
     thieves = [f"thief{n}" for n in range(8)]
     async with AsyncExitStack() as stack:
         for name in thieves:
-            await stack.enter_async_context(provider(market, name, alter=takes_the_money))
+            await stack.enter_async_context(provider(market, name, Conduct(alter=takes_the_money)))
         # It is the only one who works, and free when it has delivered.
         await stack.enter_async_context(provider(market, "bea", least_msat=LEAST_MSAT - 1))
-        _, weights = await train(market, "dora", TWO_ROUNDS, budget_msat=budget_msat)
+        _, weights = await train(market, "dora", TWO_ROUNDS, TrainingOrder(2, budget_msat))
         stolen = [await market.balance_msat(name) for name in thieves]
     assert weights == expected(TWO_ROUNDS)
     assert sum(stolen) <= budget_msat // 8 + DEPOSIT_MSAT
@@ -287,7 +288,7 @@ async def test_rounds_do_not_fill_a_providers_disk(market, monkeypatch):
     monkeypatch.setattr("nodewire.training.provider.service.CACHED_TIMES", 1)
     recipe = RECIPE.model_copy(update={"rounds": 8})
     async with provider(market, "ada", most_bytes=170_000):
-        _, weights = await train(market, "dora", recipe, shards=1)
+        _, weights = await train(market, "dora", recipe, TrainingOrder(1, BUDGET_MSAT))
     assert weights == expected(recipe, 1)
     cached = [path.stat().st_size for path in (market.folder / "ada" / "blobs").rglob("*") if path.is_file()]
     assert len(cached) > 2
@@ -297,7 +298,7 @@ async def test_rounds_do_not_fill_a_providers_disk(market, monkeypatch):
 async def test_a_transcript_cannot_keep_its_reader_busy_for_ever(market, monkeypatch):
     """Each receipt is looked at for each part of a payment, however often the payment stands there."""
     async with provider(market, "ada") as ada:
-        done, _ = await train(market, "dora", ONE_ROUND, shards=1)
+        done, _ = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
         keys = Keys.from_file(market.folder / "ada" / "key")
     (request,) = done.requests
     receipts = [
@@ -329,7 +330,7 @@ async def test_who_is_dead_and_cheapest_is_not_asked_in_each_round(market, monke
     # It is dead now, and its ad is still there.
     async with provider(market, "bea", least_msat=9 * LEAST_MSAT), provider(market, "cyd", least_msat=9 * LEAST_MSAT):
         done, weights = await train(
-            market, "dora", RECIPE.model_copy(update={"rounds": 4}), budget_msat=73 * LEAST_MSAT
+            market, "dora", RECIPE.model_copy(update={"rounds": 4}), TrainingOrder(2, 73 * LEAST_MSAT)
         )
     assert weights == expected(RECIPE.model_copy(update={"rounds": 4}))
     assert {debt.round for (_, who), debt in done.debts.items() if who == ada.public} == {0, 2}

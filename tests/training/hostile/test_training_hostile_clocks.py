@@ -10,10 +10,11 @@ import torch
 
 from nodewire.errors import NodewireError
 from nodewire.training.customer.machine.events import StepCompletion, WorkStart
+from nodewire.training.customer.market.context import TrainingOrder
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.market.test_training_market import expected
-from tests.training.small_market import LEAST_MSAT, provider, train
+from tests.training.small_market import BUDGET_MSAT, LEAST_MSAT, Conduct, provider, train
 
 torch.set_num_threads(1)
 ONE_ROUND = RECIPE.model_copy(update={"rounds": 1})
@@ -61,7 +62,7 @@ async def test_a_customer_whose_clock_is_a_minute_off_hears_its_providers(market
     Clock(monkeypatch, *CUSTOMERS).off_s = off_s
     async with provider(market, "ada"):
         async with asyncio.timeout(60):
-            _, weights = await train(market, "dora", ONE_ROUND, shards=1)
+            _, weights = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
     assert weights == expected(ONE_ROUND, 1)
 
 
@@ -73,10 +74,10 @@ async def test_a_clock_that_was_an_hour_ahead_and_is_right_again_costs_nothing(m
     async with provider(market, "ada"):
         clock.off_s = 3600.0
         with pytest.raises(NodewireError):  # relays, or whom it asks, refuse what is of the future
-            await train(market, "dora", ONE_ROUND, shards=1)
+            await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
         clock.off_s = 0.0
         async with asyncio.timeout(60):
-            _, weights = await train(market, "dora", ONE_ROUND, shards=1)
+            _, weights = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
     assert weights == expected(ONE_ROUND, 1)
 
 
@@ -96,7 +97,7 @@ async def test_a_customers_clock_that_jumps_loses_no_late_result(market, monkeyp
             clock.off_s = 45.0
             asyncio.get_running_loop().call_later(3.0, late.set)
 
-    async with provider(market, "ada"), provider(market, "bea", hold=hold, concurrency=1):
+    async with provider(market, "ada"), provider(market, "bea", Conduct(hold=hold), concurrency=1):
         async with asyncio.timeout(60):
             done, _ = await train(market, "dora", recipe, on_change=watch)
     assert [reason for _, reason in done.failures if "deadline" in reason] == []
@@ -115,7 +116,7 @@ async def test_a_providers_clock_that_was_wrong_at_its_start_does_not_deafen_it(
         clock.off_s = 0.0
         await asyncio.sleep(2.5)
         async with asyncio.timeout(60):
-            _, weights = await train(market, "dora", ONE_ROUND, shards=1)
+            _, weights = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
     assert weights == expected(ONE_ROUND, 1)
 
 
@@ -129,7 +130,7 @@ async def test_a_providers_clock_that_jumps_between_delivery_and_pay_costs_it_no
 
     async with provider(market, "ada"):
         async with asyncio.timeout(60):
-            done, weights = await train(market, "dora", ONE_ROUND, shards=1, on_change=watch)
+            done, weights = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT), on_change=watch)
     assert weights == expected(ONE_ROUND, 1)
     assert done.failures == ()
     assert await market.balance_msat("ada") == LEAST_MSAT

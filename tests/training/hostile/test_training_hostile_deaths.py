@@ -11,12 +11,13 @@ import torch
 from nodewire.errors import NoProvider
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.training.customer.machine.journal import Journal
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.provider.store import KeptShards
 from nodewire.training.provider.undelivered_results import MadeResults
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.market.test_training_market import expected
-from tests.training.small_market import LEAST_MSAT, provider, train
+from tests.training.small_market import BUDGET_MSAT, LEAST_MSAT, provider, train
 
 torch.set_num_threads(1)
 TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
@@ -84,7 +85,7 @@ async def test_a_customer_dies_before_and_after_each_of_its_writes(market, monke
         while True:
             mortal.dead.clear()
             try:
-                done, weights = await train(market, "dora", TWO_ROUNDS, shards=1)
+                done, weights = await train(market, "dora", TWO_ROUNDS, TrainingOrder(1, BUDGET_MSAT))
                 break
             except BaseException:
                 if not mortal.dead.is_set():
@@ -114,7 +115,7 @@ async def test_a_provider_dies_before_and_after_each_of_its_writes(market, monke
         async with asyncio.timeout(200):
             while True:  # whoever is not found in time is asked again
                 try:
-                    done, weights = await train(market, "dora", recipe, shards=1)
+                    done, weights = await train(market, "dora", recipe, TrainingOrder(1, BUDGET_MSAT))
                     break
                 except NoProvider:
                     continue

@@ -20,6 +20,7 @@ from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol import kinds
 from nodewire.training.customer.machine.events import CiphertextRef
 from nodewire.training.customer.market import payments
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.customer.market.round_request import Ask, Requests
 from nodewire.training.customer.policy import provider_selection
 from nodewire.training.protocol.round import RoundTicket
@@ -30,7 +31,7 @@ from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.hostile.test_training_hostile import asked
 from tests.training.market.test_training_market import expected
-from tests.training.small_market import LEAST_MSAT, provider, train
+from tests.training.small_market import BUDGET_MSAT, LEAST_MSAT, provider, train
 
 torch.set_num_threads(1)
 ONE_ROUND = RECIPE.model_copy(update={"rounds": 1})
@@ -92,7 +93,7 @@ async def test_who_does_not_pay_holds_no_worker(market, monkeypatch):
     monkeypatch.setattr("nodewire.training.customer.market.shard_assignment.FIND_S", 5.0)
     async with provider(market, "ada") as ada, flood(market, ada.public, 0.5):
         async with asyncio.timeout(60):
-            _, weights = await train(market, "dora", TWO_ROUNDS, shards=1)
+            _, weights = await train(market, "dora", TWO_ROUNDS, TrainingOrder(1, BUDGET_MSAT))
     assert weights == expected(TWO_ROUNDS, 1)
     assert await market.balance_msat("ada") == 2 * LEAST_MSAT
 
@@ -101,7 +102,7 @@ async def test_a_deposit_that_was_never_paid_is_no_debt(market):
     """Or a request that was given up would keep the later rounds of its customer from a provider."""
     said: list[events.Event] = []
     async with provider(market, "ada", concurrency=2, patience_s=1.0, published=said.append) as ada:
-        done, _ = await train(market, "dora", TWO_ROUNDS, shards=1)
+        done, _ = await train(market, "dora", TWO_ROUNDS, TrainingOrder(1, BUDGET_MSAT))
         async with Pool([market.relay]) as pool:
             ad = await ad_of(pool, ada.public)
         unpaid = await asked(market, "dora", done, ada.public, ad, previous=None)
@@ -126,7 +127,7 @@ async def test_nothing_is_paid_for_what_was_refused_meanwhile(market, monkeypatc
     monkeypatch.setattr(payments, "pay", late)
     async with provider(market, "ada", patience_s=0.5) as ada, provider(market, "bea", least_msat=2 * LEAST_MSAT):
         async with asyncio.timeout(25):
-            done, weights = await train(market, "dora", ONE_ROUND, shards=1)
+            done, weights = await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
     assert weights == expected(ONE_ROUND, 1)
     assert (done.owed, await market.balance_msat("ada")) == ({}, 0)
     assert done.committed_msat == 2 * LEAST_MSAT
@@ -148,7 +149,7 @@ async def test_the_newest_of_too_many_unpaid_requests_are_kept(market, monkeypat
         assert sum(book.has_job(request) for request in sent) == 4
         book.close()
         async with asyncio.timeout(60):
-            await train(market, "dora", ONE_ROUND, shards=1)
+            await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
 
 
 async def test_a_malformed_request_gets_no_answer_that_relays_would_keep(market):
@@ -157,7 +158,7 @@ async def test_a_malformed_request_gets_no_answer_that_relays_would_keep(market)
         now_s = int(time.time())
         bad = events.sign(Keys.generate(), 8840, created_at=now_s, content="{}", tags=[["p", ada.public]])
         await pool.publish(bad)
-        await train(market, "dora", ONE_ROUND, shards=1)
+        await train(market, "dora", ONE_ROUND, TrainingOrder(1, BUDGET_MSAT))
     assert said
     assert not [one for one in said if one.tag("e") == bad.id]
 

@@ -10,13 +10,14 @@ import torch
 from nodewire.errors import Busy, NoProvider
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.protocol import audit, round_close
 from nodewire.training.protocol.result import Progress
 from nodewire.training.provider.shard_job import MAX_ASKED, ShardRun
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.market.test_training_market import Killed, expected, lies
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, provider, train
+from tests.training.small_market import BUDGET_MSAT, DEPOSIT_MSAT, LEAST_MSAT, Conduct, provider, train
 
 torch.set_num_threads(1)
 TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
@@ -34,7 +35,7 @@ async def test_who_lied_is_not_paid_though_its_customer_dies_after_everything_th
             raise Killed
 
     async with (
-        provider(market, "ada", alter=lies) as ada,
+        provider(market, "ada", Conduct(alter=lies)) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -89,7 +90,7 @@ async def test_a_provider_shows_nothing_that_the_close_does_not_draw(market, mon
 
     async with provider(market, "ada", published=lambda event: event.tag("status") == "error" and heard.set()):
         with pytest.raises(NoProvider):  # to make the round again
-            await train(market, "dora", recipe, shards=1, on_change=watch)
+            await train(market, "dora", recipe, TrainingOrder(1, BUDGET_MSAT), on_change=watch)
         async with Pool([market.relay]) as pool:
             assert not await pool.fetch([Filter(kinds=frozenset({6844}))])
     assert heard.is_set()
@@ -114,7 +115,7 @@ async def test_who_is_asked_again_after_a_crash_gives_the_same_answer(market):
     async with provider(market, "ada", published=published):
         while True:
             try:
-                done, weights = await train(market, "dora", TWO_ROUNDS, shards=1, on_change=die)
+                done, weights = await train(market, "dora", TWO_ROUNDS, TrainingOrder(1, BUDGET_MSAT), on_change=die)
                 break
             except Killed:
                 pass

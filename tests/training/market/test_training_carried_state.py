@@ -24,7 +24,7 @@ from nodewire.training.verify.recomputation import RoundRecomputation
 from nodewire.training.verify.transcript import check
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, Local, provider, train
+from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, Conduct, Local, provider, train
 
 torch.set_num_threads(1)
 NESTEROV = Outer(method="nesterov", lr="0.7", momentum="0.9")
@@ -81,7 +81,7 @@ def fails_in_round(which: int):
 @FORMS
 async def test_who_takes_over_begins_with_nothing(market, recipe):
     async with (
-        provider(market, "ada", alter=fails_in_round(2)),
+        provider(market, "ada", Conduct(alter=fails_in_round(2))),
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -177,10 +177,10 @@ async def test_who_dies_in_an_upload_does_not_train_for_it_again(market, monkeyp
 
     monkeypatch.setattr(Blobs, "put", hangs)
     async with provider(market, "bea"):
-        async with provider(market, "ada", alter=count):
+        async with provider(market, "ada", Conduct(alter=count)):
             training = asyncio.create_task(train(market, "dora", recipe))
             await dying.wait()
-        async with provider(market, "ada", alter=count):
+        async with provider(market, "ada", Conduct(alter=count)):
             done, weights = await training
     assert weights == expected(recipe, taken_over=handed_over(done))
     assert done.failures == ()
@@ -225,7 +225,7 @@ def explodes(edge, frames):
 @pytest.mark.parametrize("credit_msat", [0, 100 * LEAST_MSAT])
 async def test_an_update_out_of_all_proportion_is_audited_before_it_reaches_the_weights(market, credit_msat):
     async with (
-        provider(market, "ada", alter=explodes, credit_msat=credit_msat) as ada,
+        provider(market, "ada", Conduct(alter=explodes), credit_msat=credit_msat) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -239,7 +239,7 @@ async def test_an_update_out_of_all_proportion_is_audited_before_it_reaches_the_
 async def test_who_lies_about_what_it_carries_gets_no_balance_for_it(market, monkeypatch, cheat):
     monkeypatch.setattr("nodewire.training.customer.market.audits.AUDIT_S", 5.0)  # a machine may be busy
     async with (
-        provider(market, "ada", alter=cheat) as ada,
+        provider(market, "ada", Conduct(alter=cheat)) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -280,7 +280,7 @@ async def test_who_dies_between_a_delivery_and_writing_it_down_delivers_again_wi
     delivered = KeptShards.delivered
     async with provider(market, "bea"):
         with monkeypatch.context() as patch:
-            async with provider(market, "ada", alter=count) as ada:
+            async with provider(market, "ada", Conduct(alter=count)) as ada:
 
                 def dies(self, request):
                     (database,) = self._db.execute("PRAGMA database_list").fetchall()
@@ -292,7 +292,7 @@ async def test_who_dies_between_a_delivery_and_writing_it_down_delivers_again_wi
                 patch.setattr(KeptShards, "delivered", dies)
                 training = asyncio.create_task(train(market, "dora", FEEDBACK))
                 await dying.wait()
-        async with provider(market, "ada", alter=count):
+        async with provider(market, "ada", Conduct(alter=count)):
             done, weights = await training
     assert weights == expected(FEEDBACK, taken_over=handed_over(done))
     mine = [debt for debt in done.debts.values() if debt.row.provider == ada.public and debt.balance == "paid"]

@@ -25,6 +25,7 @@ from nodewire.training.customer.machine.events import (
     StepCompletion,
 )
 from nodewire.training.customer.machine.journal import Journal, tag
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.customer.policy.life_signs import LifeSigns
 from nodewire.training.engine import bare_loop, state
 from nodewire.training.engine.bare_loop import Part
@@ -33,7 +34,7 @@ from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.result import Progress
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, provider, train
+from tests.training.small_market import BUDGET_MSAT, DEPOSIT_MSAT, LEAST_MSAT, Conduct, provider, train
 
 torch.set_num_threads(1)
 
@@ -88,7 +89,7 @@ async def test_the_faster_one_makes_more_steps_and_all_is_as_the_requests_say(ma
     async def slow(edge: str) -> None:
         await asyncio.sleep(0.2 if edge == "train" else 0)
 
-    async with provider(market, "ada", gflops=40), provider(market, "bea", gflops=10, hold=slow) as bea:
+    async with provider(market, "ada", gflops=40), provider(market, "bea", Conduct(hold=slow), gflops=10) as bea:
         _, weights = await train(market, "dora", recipe)
         async with Pool([market.relay]) as pool:
             requests = await pool.fetch([Filter(kinds=frozenset({8840}))])
@@ -125,7 +126,7 @@ async def test_a_round_is_stepped_without_who_takes_long_and_its_result_is_paid_
                 if who == ada.public:
                     quick.open.set()
 
-    async with provider(market, "ada", hold=slow) as ada, provider(market, "bea", hold=quick):
+    async with provider(market, "ada", Conduct(hold=slow)) as ada, provider(market, "bea", Conduct(hold=quick)):
         done, weights = await train(market, "dora", recipe, on_change=watch)
     counted = participation(market)
     steps = recipe.steps
@@ -143,7 +144,7 @@ async def test_a_round_is_stepped_without_who_takes_long_and_its_result_is_paid_
 async def test_what_is_not_there_by_its_deadline_is_not_delivered_and_not_owed(market):
     recipe = of(quorum="0.5", deadline=5)
     slow = Gate()
-    async with provider(market, "ada", hold=slow) as ada, provider(market, "bea"):
+    async with provider(market, "ada", Conduct(hold=slow)) as ada, provider(market, "bea"):
         training = asyncio.create_task(train(market, "dora", recipe))
         await asyncio.sleep(6.5)
         slow.open.set()
@@ -162,7 +163,7 @@ async def test_a_late_provider_is_waited_for_as_long_as_it_says_that_it_is_at_it
     monkeypatch.setattr("nodewire.training.provider.shard_job.ALIVE_S", 0.2 if speaks else 100.0)
     recipe = of(quorum="0.5", rounds=1)
     slow = Gate()
-    async with provider(market, "ada", hold=slow) as ada, provider(market, "bea"):
+    async with provider(market, "ada", Conduct(hold=slow)) as ada, provider(market, "bea"):
         training = asyncio.create_task(train(market, "dora", recipe))
         await slow.at.wait()
         await asyncio.sleep(5)
@@ -191,7 +192,7 @@ async def test_a_customer_that_dies_around_a_quorum_and_a_late_result_pays_once_
         deaths.append(tag(event))
         raise Killed
 
-    async with provider(market, "ada", hold=slow), provider(market, "bea"):
+    async with provider(market, "ada", Conduct(hold=slow)), provider(market, "bea"):
         while True:
             try:
                 done, weights = await train(market, "dora", recipe, on_change=die)
@@ -223,11 +224,11 @@ async def test_who_is_replaced_and_delivers_by_the_deadline_is_paid_too(market, 
             slow.open.set()
 
     async with AsyncExitStack() as stack:
-        ada = await stack.enter_async_context(provider(market, "ada", hold=slow))
+        ada = await stack.enter_async_context(provider(market, "ada", Conduct(hold=slow)))
         for name in ("bea", "cyd"):
             await stack.enter_async_context(provider(market, name))
         spare = await stack.enter_async_context(provider(market, "dan", least_msat=2 * LEAST_MSAT))
-        done, weights = await train(market, "dora", of(), shards=3, on_change=watch)
+        done, weights = await train(market, "dora", of(), TrainingOrder(3, BUDGET_MSAT), on_change=watch)
     assert weights == state.pack(bare_loop.run(of(), dataset(), 3)[0])
     assert [who for who, _ in done.failures] == [ada.public]
     accepted = [event.provider for event in journal(market) if isinstance(event, ResultJudgement) and event.accepted]
@@ -248,7 +249,7 @@ async def test_who_falls_silent_before_anybody_has_delivered_is_replaced_long_be
             slow.open.set()
 
     recipe = of(rounds=1, deadline=600)
-    async with provider(market, "ada", hold=slow) as ada, provider(market, "bea") as bea:
+    async with provider(market, "ada", Conduct(hold=slow)) as ada, provider(market, "bea") as bea:
         done, weights = await asyncio.wait_for(train(market, "dora", recipe, on_change=watch), 60)
     assert weights == expected(market, recipe)
     assert done.failures == ((ada.public, "no word for 2 s"),)
@@ -265,7 +266,7 @@ async def test_nobody_is_silent_while_no_relay_is_connected():
 
 async def test_more_shards_than_providers_are_trained_one_after_the_other(market):
     async with provider(market, "ada"), provider(market, "bea"):
-        done, weights = await train(market, "dora", of(), shards=5)
+        done, weights = await train(market, "dora", of(), TrainingOrder(5, BUDGET_MSAT))
     assert weights == state.pack(bare_loop.run(of(), dataset(), 5)[0])
     assert done.failures == ()
     assert sum(await earned(market, "ada", "bea")) == 10 * LEAST_MSAT
@@ -288,7 +289,7 @@ async def test_who_leaves_in_the_middle_of_a_round_is_replaced_at_once_and_costs
             when.setdefault("asked", time.monotonic())
 
     async with (
-        provider(market, "ada", hold=leaves) as ada,
+        provider(market, "ada", Conduct(hold=leaves)) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=LEAST_MSAT + 1) as cyd,
     ):
@@ -305,8 +306,8 @@ async def test_who_comes_with_a_much_better_price_takes_a_shard_over_in_the_next
     recipe = of(rounds=3)
     gate = Gate()
     async with AsyncExitStack() as stack:
-        dear = await stack.enter_async_context(provider(market, "ada", hold=gate, least_msat=2 * LEAST_MSAT))
-        training = asyncio.create_task(train(market, "dora", recipe, shards=1))
+        dear = await stack.enter_async_context(provider(market, "ada", Conduct(hold=gate), least_msat=2 * LEAST_MSAT))
+        training = asyncio.create_task(train(market, "dora", recipe, TrainingOrder(1, BUDGET_MSAT)))
         await gate.at.wait()
         cheap = await stack.enter_async_context(provider(market, "bea"))
         gate.open.set()

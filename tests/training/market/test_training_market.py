@@ -14,12 +14,13 @@ from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.training.customer.market import audits
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.engine import bare_loop, state
 from nodewire.training.protocol.recipe import Compression, Outer
 from nodewire.training.protocol.result import Progress
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, OPENING_MSAT, provider, train
+from tests.training.small_market import BUDGET_MSAT, DEPOSIT_MSAT, LEAST_MSAT, OPENING_MSAT, Conduct, provider, train
 
 torch.set_num_threads(1)
 TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
@@ -58,7 +59,7 @@ async def test_two_trainers_make_what_the_bare_loop_makes_and_earn_their_price(m
 async def test_every_outer_step_and_every_compression_is_the_bare_loops(market, changes):
     recipe = TWO_ROUNDS.model_copy(update=changes)
     async with provider(market, "ada", concurrency=2), provider(market, "bea"):
-        done, weights = await train(market, "dora", recipe, shards=3)
+        done, weights = await train(market, "dora", recipe, TrainingOrder(3, BUDGET_MSAT))
     assert weights == expected(recipe, 3)
     assert done.failures == ()
     earned = [await market.balance_msat(name) for name in ("ada", "bea")]
@@ -134,7 +135,7 @@ def garbage(edge, frames):
 @pytest.mark.parametrize("cheat", [nothing, garbage])
 async def test_who_cheats_keeps_its_deposit_and_gets_no_more(market, cheat):
     async with (
-        provider(market, "ada", alter=cheat),
+        provider(market, "ada", Conduct(alter=cheat)),
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -158,11 +159,11 @@ def explodes(edge, frames):
 @pytest.mark.parametrize("shards", [2, 4])
 async def test_an_update_out_of_all_proportion_never_reaches_the_weights(market, shards):
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(provider(market, "ada", alter=explodes))
+        await stack.enter_async_context(provider(market, "ada", Conduct(alter=explodes)))
         for name in ("bea", "cyd", "dan", "eve")[:shards]:
             dear = 1 + (name == ("bea", "cyd", "dan", "eve")[shards - 1])
             await stack.enter_async_context(provider(market, name, least_msat=dear * LEAST_MSAT))
-        done, weights = await train(market, "dora", TWO_ROUNDS, shards=shards)
+        done, weights = await train(market, "dora", TWO_ROUNDS, TrainingOrder(shards, BUDGET_MSAT))
     assert weights == expected(TWO_ROUNDS, shards)
     assert len(done.failures) == 1
     assert await market.balance_msat("ada") == DEPOSIT_MSAT
@@ -185,7 +186,7 @@ def withholds(edge, frames):
 async def test_whose_work_does_not_stand_an_audit_gets_no_balance(market, monkeypatch, cheat):
     monkeypatch.setattr("nodewire.training.customer.market.audits.AUDIT_S", 5.0)  # a machine may be busy
     async with (
-        provider(market, "ada", alter=cheat) as ada,
+        provider(market, "ada", Conduct(alter=cheat)) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
@@ -203,7 +204,7 @@ async def test_who_needs_as_long_as_its_rounds_take_to_show_its_work_is_waited_f
     async def hold(edge):
         await asyncio.sleep({"train": 1.5, "reveal": 0.5}.get(edge, 0.0))
 
-    async with provider(market, "ada", hold=hold), provider(market, "bea", hold=hold):
+    async with provider(market, "ada", Conduct(hold=hold)), provider(market, "bea", Conduct(hold=hold)):
         done, weights = await train(market, "dora", TWO_ROUNDS)
     assert weights == expected()
     assert done.failures == ()
@@ -253,9 +254,9 @@ async def test_every_result_is_audited(market):
 async def test_a_budget_that_is_too_small_ends_before_the_round_that_would_exceed_it(market):
     async with provider(market, "ada"), provider(market, "bea"):
         with pytest.raises(OverBudget):
-            await train(market, "dora", TWO_ROUNDS, budget_msat=3 * LEAST_MSAT)
+            await train(market, "dora", TWO_ROUNDS, TrainingOrder(2, 3 * LEAST_MSAT))
         assert await market.balance_msat("ada") <= LEAST_MSAT
-        _, weights = await train(market, "dora", TWO_ROUNDS, budget_msat=4 * LEAST_MSAT)
+        _, weights = await train(market, "dora", TWO_ROUNDS, TrainingOrder(2, 4 * LEAST_MSAT))
     assert weights == expected()
 
 
@@ -270,7 +271,7 @@ async def test_a_round_takes_few_events(market):
     async with AsyncExitStack() as stack:
         for name in ("ada", "bea", "cyd", "dan"):
             await stack.enter_async_context(provider(market, name))
-        await train(market, "dora", TWO_ROUNDS, shards=4)
+        await train(market, "dora", TWO_ROUNDS, TrainingOrder(4, BUDGET_MSAT))
         pool = await stack.enter_async_context(Pool([market.relay]))
         events = await pool.fetch([Filter(kinds=frozenset({8840, 6840, 7000}))])
     assert len([e for e in events if e.kind == 8840]) == 2

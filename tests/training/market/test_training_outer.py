@@ -13,6 +13,7 @@ from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.training.customer.machine.journal import Journal
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.customer.round_history import History
 from nodewire.training.engine import bare_loop, state
 from nodewire.training.engine.actors.outer_step import _OuterSession
@@ -22,7 +23,7 @@ from nodewire.training.protocol.result import Progress
 from nodewire.training.verify.transcript import check
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, OPENING_MSAT, provider, train
+from tests.training.small_market import BUDGET_MSAT, DEPOSIT_MSAT, LEAST_MSAT, OPENING_MSAT, Conduct, provider, train
 
 torch.set_num_threads(1)
 TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
@@ -59,7 +60,7 @@ async def test_bought_steps_make_what_the_bare_loop_makes_and_are_paid(market, c
         for name in ("ada", "bea", "cyd")[:shards]:
             await stack.enter_async_context(provider(market, name))
         await stack.enter_async_context(provider(market, "oona", **STEPS))
-        done, weights = await train(market, "dora", recipe, shards=shards, buys_steps=True)
+        done, weights = await train(market, "dora", recipe, TrainingOrder(shards, BUDGET_MSAT, buys_steps=True))
     assert weights == expected(recipe, shards)
     assert done.failures == ()
     assert check(market.transcript).faults == []
@@ -69,7 +70,7 @@ async def test_bought_steps_make_what_the_bare_loop_makes_and_are_paid(market, c
 
 async def test_the_next_round_begins_with_the_providers_own_blobs_and_the_customer_uploads_no_weights(market):
     async with provider(market, "ada"), provider(market, "bea"), provider(market, "oona", **STEPS) as oona:
-        await train(market, "dora", NESTEROV, buys_steps=True)
+        await train(market, "dora", NESTEROV, TrainingOrder(2, BUDGET_MSAT, buys_steps=True))
         async with Pool([market.relay]) as pool:
             events = await pool.fetch([Filter(kinds=frozenset({8841, 8842, 6841, 6842}))])
     of = {kind: sorted((e for e in events if e.kind == kind), key=lambda e: e.created_at) for kind in (8841, 8842)}
@@ -145,7 +146,7 @@ async def test_a_wrong_step_is_not_paid_and_another_makes_it(market, first_step,
             await stack.enter_async_context(provider(market, name))
         oona = await stack.enter_async_context(provider(market, "oona", **STEPS))
         await stack.enter_async_context(provider(market, "pia", least_msat=2 * LEAST_MSAT, **STEPS))
-        done, weights = await train(market, "dora", NESTEROV, buys_steps=True)
+        done, weights = await train(market, "dora", NESTEROV, TrainingOrder(2, BUDGET_MSAT, buys_steps=True))
     assert weights == expected(NESTEROV)
     assert [who for who, _ in done.failures] == [oona.public]
     assert "bad-update" in done.failures[0][1]
@@ -167,7 +168,7 @@ async def test_what_a_fragments_step_must_leave_alone_is_seen_to(market, first_s
     first_step(elsewhere)
     recipe = NESTEROV.model_copy(update={"compression": Compression(fragments=2)})
     async with provider(market, "ada"), provider(market, "bea"), provider(market, "oona", **STEPS):
-        done, weights = await train(market, "dora", recipe, buys_steps=True)
+        done, weights = await train(market, "dora", recipe, TrainingOrder(2, BUDGET_MSAT, buys_steps=True))
     assert weights == expected(recipe)
     assert ["does not step has changed" in reason for _, reason in done.failures] == [True]
     assert await market.balance_msat("oona") == DEPOSIT_MSAT
@@ -181,8 +182,12 @@ def garbage(edge, frames):
 
 @pytest.mark.parametrize("cheat", [another_root, garbage])
 async def test_with_nobody_left_the_step_is_made_here(market, cheat):
-    async with provider(market, "ada"), provider(market, "bea"), provider(market, "oona", alter=cheat, **STEPS):
-        done, weights = await train(market, "dora", NESTEROV, buys_steps=True)
+    async with (
+        provider(market, "ada"),
+        provider(market, "bea"),
+        provider(market, "oona", Conduct(alter=cheat), **STEPS),
+    ):
+        done, weights = await train(market, "dora", NESTEROV, TrainingOrder(2, BUDGET_MSAT, buys_steps=True))
     assert weights == expected(NESTEROV)
     assert len(done.failures) == 1
     assert await market.balance_msat("oona") == DEPOSIT_MSAT
@@ -190,11 +195,11 @@ async def test_with_nobody_left_the_step_is_made_here(market, cheat):
 
 async def test_without_a_seller_or_the_money_steps_are_made_here(market):
     async with provider(market, "ada"), provider(market, "bea"):
-        done, weights = await train(market, "dora", NESTEROV, buys_steps=True)
+        done, weights = await train(market, "dora", NESTEROV, TrainingOrder(2, BUDGET_MSAT, buys_steps=True))
         assert (weights, done.failures) == (expected(NESTEROV), ())
         async with provider(market, "oona", **STEPS):
             budget = 4 * LEAST_MSAT
-            _, weights = await train(market, "dana", NESTEROV, buys_steps=True, budget_msat=budget)
+            _, weights = await train(market, "dana", NESTEROV, TrainingOrder(2, budget, buys_steps=True))
     assert weights == expected(NESTEROV)
     assert await market.balance_msat("oona") == 0
 
@@ -216,7 +221,9 @@ async def test_a_customer_that_dies_after_everything_that_happens_buys_each_step
     async with provider(market, "ada"), provider(market, "bea"), provider(market, "oona", **STEPS):
         while True:
             try:
-                done, weights = await train(market, "dora", NESTEROV, buys_steps=True, on_change=die)
+                done, weights = await train(
+                    market, "dora", NESTEROV, TrainingOrder(2, BUDGET_MSAT, buys_steps=True), on_change=die
+                )
                 break
             except Killed:
                 deaths += 1
@@ -247,7 +254,7 @@ async def test_a_provider_that_dies_after_everything_that_it_says_makes_each_ste
     async with provider(market, "ada"), provider(market, "bea"):
         keeps_dying = asyncio.create_task(oona())
         await asyncio.sleep(0.5)
-        done, weights = await train(market, "dora", NESTEROV, buys_steps=True)
+        done, weights = await train(market, "dora", NESTEROV, TrainingOrder(2, BUDGET_MSAT, buys_steps=True))
         keeps_dying.cancel()
     assert weights == expected(NESTEROV)
     assert done.failures == ()
@@ -261,8 +268,12 @@ async def test_a_provider_that_fails_is_replaced_by_the_customer_itself(market):
             raise Busy("step", "later")
         return frames
 
-    async with provider(market, "ada"), provider(market, "bea"), provider(market, "oona", alter=fails, **STEPS):
-        done, weights = await train(market, "dora", NESTEROV, buys_steps=True)
+    async with (
+        provider(market, "ada"),
+        provider(market, "bea"),
+        provider(market, "oona", Conduct(alter=fails), **STEPS),
+    ):
+        done, weights = await train(market, "dora", NESTEROV, TrainingOrder(2, BUDGET_MSAT, buys_steps=True))
     assert weights == expected(NESTEROV)
     assert {reason for _, reason in done.failures} == {"busy"}
     assert await market.balance_msat("oona") == 2 * DEPOSIT_MSAT

@@ -22,6 +22,7 @@ from nodewire.training.customer.machine.events import (
 from nodewire.training.customer.machine.journal import Journal
 from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.market import audits
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.engine import bare_loop, state
 from nodewire.training.engine.bare_loop import Part
 from nodewire.training.protocol.recipe import Compression, Outer, Recipe
@@ -32,7 +33,7 @@ from nodewire.training.verify.transcript import check
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
 from tests.training.hostile.test_training_fraud import packed
-from tests.training.small_market import LEAST_MSAT, Local, provider, train
+from tests.training.small_market import BUDGET_MSAT, LEAST_MSAT, Conduct, Local, provider, train
 
 torch.set_num_threads(1)
 
@@ -67,7 +68,7 @@ class Cheat:
 
 @asynccontextmanager
 async def cheating(market, monkeypatch, name: str, cheat: Cheat):
-    async with provider(market, name, alter=cheat.alter, feed=cheat.feed, patience_s=2.0) as keys:
+    async with provider(market, name, Conduct(alter=cheat.alter, feed=cheat.feed), patience_s=2.0) as keys:
         answer = audits._answer
 
         async def waits(course, request, provider_, *args):
@@ -227,7 +228,7 @@ async def test_two_cheats_in_different_rounds(market, monkeypatch, tmp_path):
         provider(market, "dan", least_msat=2 * LEAST_MSAT) as dan,
         provider(market, "eve", least_msat=3 * LEAST_MSAT) as eve,
     ):
-        done, weights = await train(market, "dora", recipe, shards=3, on_change=watch)
+        done, weights = await train(market, "dora", recipe, TrainingOrder(3, BUDGET_MSAT), on_change=watch)
     assert undone(market) == [(1, {bea.public}), (0, {ada.public})]
     assert weights == state.pack(bare_loop.run(recipe, dataset(), 3)[0])
     await check_pay(market, done, ("ada", ada), ("bea", bea), ("cyd", cyd), ("dan", dan), ("eve", eve))
@@ -305,10 +306,10 @@ async def test_a_cheat_a_quorum_and_a_late_result(market, monkeypatch, tmp_path)
     async with (
         cheating(market, monkeypatch, "ada", cheat) as ada,
         provider(market, "bea") as bea,
-        provider(market, "cyd", hold=waits) as cyd,
+        provider(market, "cyd", Conduct(hold=waits)) as cyd,
         provider(market, "dan", least_msat=2 * LEAST_MSAT) as dan,
     ):
-        done, weights = await train(market, "dora", recipe, shards=3, on_change=watch)
+        done, weights = await train(market, "dora", recipe, TrainingOrder(3, BUDGET_MSAT), on_change=watch)
     assert undone(market) == [(0, {ada.public})]
     first = lineage(journal(market))[0].counted
     assert len(first) >= 2 and ada.public not in {one.provider for one in first}
@@ -359,7 +360,7 @@ async def test_where_the_budget_does_not_suffice_for_it_the_training_ends_and_go
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):
         with pytest.raises(OverBudget):
-            await train(market, "dora", recipe, budget_msat=5 * LEAST_MSAT, on_change=found(cheat, 1))
+            await train(market, "dora", recipe, TrainingOrder(2, 5 * LEAST_MSAT), on_change=found(cheat, 1))
         done, weights = await train(market, "dora", recipe)
     assert weights == state.pack(bare_loop.run(recipe, dataset(), 2)[0])
     await check_pay(market, done, ("bea", bea))

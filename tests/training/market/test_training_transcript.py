@@ -18,6 +18,7 @@ from nodewire.errors import BadData, BadSignature, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
 from nodewire.store.blobs import Blobs
+from nodewire.training.customer.market.context import TrainingOrder
 from nodewire.training.engine import state
 from nodewire.training.protocol import audit, round_close
 from nodewire.training.protocol.recipe import Recipe
@@ -26,7 +27,7 @@ from nodewire.training.verify.recomputation import RoundRecomputation
 from nodewire.training.verify.transcript import Fault, check
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
-from tests.training.small_market import Local, provider, train
+from tests.training.small_market import BUDGET_MSAT, Local, provider, train
 
 torch.set_num_threads(1)
 RECIPE_AUDITED = RECIPE.model_copy(update={"audit": RECIPE.audit.model_copy(update={"segment": 4, "fraction": "0.4"})})
@@ -307,7 +308,7 @@ async def test_payments_of_bought_steps_stand_in_the_transcript_and_alterations_
     two = RECIPE.model_copy(update={"rounds": 2})
     async with small_market.opened(tmp_path) as market:
         async with provider(market, "ada"), provider(market, "oona", kinds=(8842,)) as oona:
-            await train(market, "dora", two, shards=1, buys_steps=True)
+            await train(market, "dora", two, TrainingOrder(1, BUDGET_MSAT, buys_steps=True))
         keys, transcript = Keys.from_file(tmp_path / "dora" / "key"), market.transcript
         assert await market.balance_msat("oona") == sum(one.amount_msat for one in transcript.bought.payments)
     reading = check(Transcript.parse(transcript.to_json()))

@@ -212,10 +212,7 @@ def test_a_delivery_is_parsed_back():
         kinds.FEDAVG,
         HASH,
         ME.public,
-        commitment=delivered().commitment(PROVIDER.public, HASH, 2, 0),
-        blob=blob,
-        amount_msat=750,
-        ciphertext="x",
+        result.Goods(delivered().commitment(PROVIDER.public, HASH, 2, 0), blob, 750, "x"),
         created_at=5,
     )
     said = result.parse(event)

@@ -218,10 +218,8 @@ def test_a_result_is_parsed_back_and_its_commitment_is_its_authors():
     others |= {opening.commitment(ME.public, HASH, 2)}
     assert len(others | {said}) == 4
     for momenta in (None, blob(20, 2)):
-        event = outer_step.build(
-            ME, HASH, CUSTOMER.public, commitment=said, theta=blob(), momenta=momenta, amount_msat=750, ciphertext="c",
-            created_at=1,
-        )  # fmt: skip
+        goods = outer_step.StepGoods(said, blob(), momenta, 750, "c")
+        event = outer_step.build(ME, HASH, CUSTOMER.public, goods, created_at=1)
         delivered = outer_step.parse_result(event)
         assert (delivered.provider, delivered.commitment, delivered.amount_msat) == (ME.public, said, 750)
         assert (delivered.theta, delivered.momenta) == (blob(), momenta)

@@ -35,6 +35,7 @@ from nodewire.training.protocol.round import BALANCE, DEPOSIT, Round, RoundTicke
 from nodewire.training.protocol.trainer_ad import Trainer
 from nodewire.training.provider.admission import TrainingAdmission
 from nodewire.training.provider.carried_store import CarriedFiles
+from nodewire.training.provider.paid_job import RunResources
 from nodewire.training.provider.shard_job import ShardRun
 from nodewire.training.provider.undelivered_results import MadeResults
 from tests.kinds.digits import RECIPE
@@ -232,12 +233,7 @@ def a_run(ledger: Ledger, tmp_path, published: list[Event], patience_s: float) -
     job = admit(ledger, *request())
     return ShardRun(
         job,
-        keys=ME,
-        blobs=None,
-        ledger=ledger,
-        publish=publish,
-        folder=tmp_path,
-        patience_s=patience_s,
+        RunResources(ME, None, ledger, publish, tmp_path, patience_s),
         carried=CarriedFiles(tmp_path / "carried", 10**6),
         made=MadeResults(tmp_path / "made"),
     )

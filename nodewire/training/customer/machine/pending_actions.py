@@ -22,38 +22,51 @@ from nodewire.training.protocol.round import BALANCE, DEPOSIT
 
 def pending(state: State) -> list[Action]:
     """All that is to be done now, the present round first; what has been begun is still among it until it is done."""
-    actions: list[Action] = []
-    whole = False
     if state.spoilt is not None:
         # What a worker is busy with for the present round, a step that was bought among it, comes to its end before.
-        actions.extend(outer_step.under_way(state) or [Undo(state.spoilt)])
-    elif not state.is_trained:
-        idle = tuple(work.index for work in state.works if work.status == "idle")
-        # A coordinator keeps what audits need for some rounds: those that it would forget come first.
-        late = any(debt.balance == "held" and debt.round <= state.round - state.kept for debt in state.debts.values())
-        # While a bought step is under way, the results that it is made of stay at hand.
-        if idle and not late and not state.is_quorate and state.outer.status == "idle":
-            actions.append(Publish(state.round, idle))
-        for work in state.works:
-            match work.status:
-                case "asked":
-                    actions.append(Call(work.request, work.provider))
-                case "working":
-                    actions.append(Await(work.request, work.provider))
-                case "delivered":
-                    actions.append(Fetch(work.request, work.provider))
-        waited = [work for work in state.works if work.status != "missed"]
-        if state.is_quorate and all(work.status in ("received", "accepted") for work in waited):
-            waiting = tuple((work.request, work.provider) for work in waited if work.status == "received")
-            whole = not waiting
-            if waiting:
-                actions.append(Judge(state.round, waiting))
-            elif not _is_in_danger(state):
-                actions.extend(outer_step.steps(state))
-        elif state.is_quorate and not state.is_enough:
-            actions.append(Linger(state.round))
-        actions.extend(outer_step.under_way(state))
-    for work in state.late if state.spoilt is None else ():
+        return [*(outer_step.under_way(state) or [Undo(state.spoilt)]), *_closes(state), *_dues(state)]
+    present: list[Action] = []
+    if not state.is_trained:
+        present = [*_assignment(state), *_judgement(state), *outer_step.under_way(state)]
+    return [*present, *_late(state), *_closes(state), *_dues(state)]
+
+
+def _assignment(state: State) -> list[Action]:
+    """Shards of the present round, to who has room for them and from who is at them."""
+    actions: list[Action] = []
+    idle = tuple(work.index for work in state.works if work.status == "idle")
+    # A coordinator keeps what audits need for some rounds: those that it would forget come first.
+    late = any(debt.balance == "held" and debt.round <= state.round - state.kept for debt in state.debts.values())
+    # While a bought step is under way, the results that it is made of stay at hand.
+    if idle and not late and not state.is_quorate and state.outer.status == "idle":
+        actions.append(Publish(state.round, idle))
+    for work in state.works:
+        match work.status:
+            case "asked":
+                actions.append(Call(work.request, work.provider))
+            case "working":
+                actions.append(Await(work.request, work.provider))
+            case "delivered":
+                actions.append(Fetch(work.request, work.provider))
+    return actions
+
+
+def _judgement(state: State) -> list[Action]:
+    """Of the present round's results once there are enough, and the step that those are for that stood it."""
+    if not state.is_quorate:
+        return []
+    waited = [work for work in state.works if work.status != "missed"]
+    if not all(work.status in ("received", "accepted") for work in waited):
+        return [] if state.is_enough else [Linger(state.round)]
+    if waiting := tuple((work.request, work.provider) for work in waited if work.status == "received"):
+        return [Judge(state.round, waiting)]
+    return [] if _is_in_danger(state) else outer_step.steps(state)
+
+
+def _late(state: State) -> list[Action]:
+    """Results of rounds that went on without them."""
+    actions: list[Action] = []
+    for work in state.late:
         match work.status:
             case "asked" | "working":
                 actions.append(Await(work.request, work.provider, late=True))
@@ -63,8 +76,26 @@ def pending(state: State) -> list[Action]:
                 debt = state.debts[work.request, work.provider]
                 if debt.undone or debt.round < state.round:
                     actions.append(Judge(debt.round, ((work.request, work.provider),)))
+    return actions
+
+
+def _closes(state: State) -> list[Action]:
+    """Of rounds with results that no close names: earlier ones, undone ones, and the present one if it is whole."""
     unclosed = {(debt.round, debt.undone) for debt in state.debts.values() if debt.balance == "held" and not debt.close}
-    actions += [Close(round_, undone) for round_, undone in sorted(unclosed) if undone or round_ < state.round or whole]
+    whole = _is_whole(state)
+    return [Close(round_, undone) for round_, undone in sorted(unclosed) if undone or round_ < state.round or whole]
+
+
+def _is_whole(state: State) -> bool:
+    """Whether all that the present round waited for is accepted."""
+    if state.spoilt is not None or state.is_trained or not state.is_quorate:
+        return False
+    return all(work.status == "accepted" for work in state.works if work.status != "missed")
+
+
+def _dues(state: State) -> list[Action]:
+    """Parts of prices that are owed, and audits of what is not paid without one."""
+    actions: list[Action] = []
     for (request, provider), debt in state.debts.items():
         if debt.deposit == "owed":
             actions.append(Pay(request, provider, DEPOSIT))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from nodewire.nostr.event import Event as Answer
 from nodewire.training.customer.machine.events import Event
@@ -25,6 +26,16 @@ OnChange = Callable[[State, "Event | Progress | PaymentWait", str], None]
 """Told of every event, every progress and what the end waits for, with the provider that it is of ("" if none)."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingOrder:
+    """How a training is bought: on so many shards, for so much at most, and its outer steps, too, or not."""
+
+    shards: int
+    budget_msat: int
+    buys_steps: bool = False
+    """Whether outer steps are asked for on the market (8842), as far as the budget has room for them."""
+
+
 class Course:
     """`record` is the only way on; what is still to be done is what `pending` says of `state`."""
 
@@ -36,10 +47,8 @@ class Course:
         journal: Journal,
         coordinator: Coordinator,
         requests: Requests,
+        order: TrainingOrder,
         *,
-        shards: int,
-        budget_msat: int,
-        buys_steps: bool = False,
         on_change: OnChange | None = None,
     ) -> None:
         self.session = session
@@ -48,10 +57,9 @@ class Course:
         self.journal = journal
         self.coordinator = coordinator
         self.requests = requests
-        self.shards = shards
-        self.budget_msat = budget_msat
-        self.buys_steps = buys_steps
-        """Whether outer steps are asked for on the market."""
+        self.shards = order.shards
+        self.budget_msat = order.budget_msat
+        self.buys_steps = order.buys_steps
         self.on_change = on_change or (lambda state, event, provider: None)
         self.state = State()
         self.ads = Ads(session.pool)

@@ -24,6 +24,7 @@ from nodewire.training.customer.market import results
 from nodewire.training.customer.market.context import Course
 from nodewire.training.customer.market.round_request import StepInput
 from nodewire.training.customer.policy import expected_cost, provider_selection, result_deadline
+from nodewire.training.customer.policy.provider_selection import Exclusion
 from nodewire.training.protocol import outer_step
 from nodewire.training.protocol.outer_step import MAX_INPUTS, Input, OuterDelivery, OuterDeliveryDetails
 from nodewire.training.protocol.trainer_ad import Trainer
@@ -91,7 +92,8 @@ def _used(course: Course, counted: Contribution, weight: int) -> StepInput:
 
 def _left_msat(course: Course, counted: tuple[Contribution, ...]) -> int:
     """What the budget has left if the rounds to come cost as much as this one: no training ends for want of a step that
-    could be made here."""
+    could be made here.
+    """
     rows = [course.state.debts[one.request, one.provider].row for one in counted]
     round_msat = sum(row.deposit_msat + row.balance_msat for row in rows)
     to_come = course.state.rounds - course.state.round - 1
@@ -112,10 +114,8 @@ async def _provider(course: Course, used: list[StepInput]) -> tuple[str, Trainer
         market,
         busy=Counter(work.provider for work in state.late if work.status in ("asked", "working")),
         before={0: state.outer.provider},
-        excluded=state.outer.lost_by | state.banned | unresponsive.passed_over(state),
         record=expected_cost.record_of(state, course.budget_msat),
-        measured_us={},
-        each_us={},
+        exclusion=Exclusion(state.outer.lost_by | state.banned | unresponsive.passed_over(state)),
     )
     return (dealt[0], market[dealt[0]]) if dealt else None
 
@@ -177,6 +177,7 @@ def _blobs(
 
     Raises:
         BadHash, BadInput, TooLarge: not what was asked for, or more than it can be.
+
     """
     row = course.state.debts[request, delivered.provider].row
     if opening.commitment(delivered.provider, request, course.state.round) != delivered.commitment:

@@ -102,20 +102,34 @@ def _heard(course: Course, event: events.Event) -> None:
         return
     course.hearing.record(request, event.pubkey)
     if event.kind == kinds.result_of(kinds.VERIFICATION):
-        key = request, event.pubkey
-        if course.state.debts[key].balance == "held":  # also what was said before this customer died
-            answer = course.answers.setdefault(key, asyncio.get_running_loop().create_future())
-            if not answer.done():
-                answer.set_result(event)
-        return
-    if event.kind != kinds.FEEDBACK:
-        if event.kind == kinds.result_of(kinds.OUTER):
-            outer_step.parse_result(event)
-            result = event.to_json()
-        else:
-            result = course.deliveries.add(event)
-        course.record(ResultArrival(request, event.pubkey, result, _took_ms(course, request, event)))
-        return
+        _answered(course, request, event)
+    elif event.kind == kinds.FEEDBACK:
+        _told(course, request, event)
+    else:
+        _delivered(course, request, event)
+
+
+def _answered(course: Course, request: str, event: events.Event) -> None:
+    """What a provider shows for an audit, for who waits for it."""
+    key = request, event.pubkey
+    if course.state.debts[key].balance == "held":  # also what was said before this customer died
+        answer = course.answers.setdefault(key, asyncio.get_running_loop().create_future())
+        if not answer.done():
+            answer.set_result(event)
+
+
+def _delivered(course: Course, request: str, event: events.Event) -> None:
+    """A result of a shard's round, or of an outer step."""
+    if event.kind == kinds.result_of(kinds.OUTER):
+        outer_step.parse_result(event)
+        result = event.to_json()
+    else:
+        result = course.deliveries.add(event)
+    course.record(ResultArrival(request, event.pubkey, result, _took_ms(course, request, event)))
+
+
+def _told(course: Course, request: str, event: events.Event) -> None:
+    """Feedback: how far a provider is, or that it gives up."""
     said = feedback.parse(event)
     match said.status:
         case "payment-required":

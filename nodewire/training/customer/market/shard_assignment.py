@@ -27,7 +27,7 @@ from nodewire.training.customer.policy import (
     step_counts,
     stranger_budget,
 )
-from nodewire.training.customer.policy.provider_selection import Need
+from nodewire.training.customer.policy.provider_selection import Exclusion, Need, Speeds
 from nodewire.training.protocol import round as rounds
 from nodewire.training.protocol.trainer_ad import Trainer
 
@@ -53,6 +53,7 @@ async def publish(course: Course, round_: int) -> None:
     Raises:
         NoProvider: nobody is found for a shard, and nobody is at one who could be free later.
         OverBudget: it would cost more than there is.
+
     """
     while (found := await _find(course, round_)) is not None:
         market, dealt, steps = found
@@ -140,13 +141,11 @@ def _dealt(
         market,
         busy=Counter(work.provider for work in (*state.works, *state.late) if work.status in ("asked", "working")),
         before={work.index: work.provider for work in state.works if work.provider},
-        excluded=(failed - course.forgiven) | state.banned,
-        silent=silent,
-        is_last_resort=under_way <= silent,
         record=expected_cost.record_of(state, course.budget_msat),
-        measured_us={one: each_us[one] for one in state.step_us if one in each_us},
-        each_us=each_us,
-        late=step_counts.late(recipe, each_us),
+        speeds=Speeds(
+            {one: each_us[one] for one in state.step_us if one in each_us}, each_us, step_counts.late(recipe, each_us)
+        ),
+        exclusion=Exclusion((failed - course.forgiven) | state.banned, silent, under_way <= silent),
     )
     if not dealt:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from nodewire.errors import NodewireError
@@ -42,6 +42,34 @@ class Need:
     gflop: int
 
 
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What is known of how fast trainers are, by public key."""
+
+    measured_us: Mapping[str, float] = field(default_factory=dict)
+    """Of those who have delivered, what a step took."""
+    each_us: Mapping[str, float] = field(default_factory=dict)
+    """Of all, what a step takes, as far as can be known."""
+    late: Collection[str] = ()
+    """Who would miss the deadline, as far as can be known; they are asked when nobody else is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Who is not asked, or not before others."""
+
+    failed: frozenset[str] = frozenset()
+    """Who has failed in this round, or may not train any more."""
+    silent: frozenset[str] = frozenset()
+    """Who has not answered lately (`unresponsive`); they are asked where all others together get no shard."""
+    is_last_resort: bool = True
+    """Whether they are asked then; not while somebody is at a shard who may be free later."""
+
+
+NOBODY = Exclusion()
+UNKNOWN_SPEEDS = Speeds()
+
+
 def need_of(recipe: Recipe, kind: int, *, shard_bytes: int, weights_bytes: int, gflop: int) -> Need:
     """Of a shard, and of the largest of the blobs with weights."""
     memory = max(recipe.round_bytes(shard_bytes), recipe.hardware.memory_bytes)
@@ -69,6 +97,7 @@ async def trainers(pool: Pool) -> dict[str, Trainer]:
 
     Raises:
         RelayRefused, TimedOut: no relay answers.
+
     """
     wanted = Filter(kinds=frozenset({kinds.AD}), tags={"t": frozenset({TOPIC})})
     found: dict[str, Trainer] = {}
@@ -92,13 +121,9 @@ def deal(
     *,
     busy: Counter[str],
     before: Mapping[int, str],
-    excluded: frozenset[str],
     record: Record,
-    measured_us: Mapping[str, float],
-    each_us: Mapping[str, float],
-    late: Collection[str] = (),
-    silent: frozenset[str] = frozenset(),
-    is_last_resort: bool = True,
+    speeds: Speeds = UNKNOWN_SPEEDS,
+    exclusion: Exclusion = NOBODY,
 ) -> dict[int, str]:
     """A provider for every shard, as far as some have room: the one that had it before, or whose useful results are
     expected to cost least (`expected_cost`), the faster of equals.
@@ -107,59 +132,87 @@ def deal(
     unless another is better by far.
 
     Args:
+        needs: by shard, what its provider must have room for.
+        market: the ads, by public key.
         busy: how many shards each is at already.
-        excluded: who has failed in this round, or may not train any more.
-        measured_us: of those who have delivered, what a step took; `each_us`: of all, as far as can be known.
-        late: who would miss the deadline, as far as can be known; they are asked when nobody else is left.
-        silent: who has not answered lately (`unresponsive`); they are asked where all others together get no shard.
-        is_last_resort: whether they are asked then; not while somebody is at a shard who may be free later.
+        before: who had each shard in the round before.
+        record: what came of earlier shards, and so what a useful result is expected to cost.
+        speeds: who is quick and who would be late.
+        exclusion: who is not asked.
+
     """
-    dealt: dict[int, str] = {}
-    taken = Counter(busy)
-    usual_us = median(measured_us.values()) if measured_us else 0.0
-    costs: dict[tuple[str, int], float] = {}
-
-    def cost(public: str, gflop: int) -> float:
-        key = public, gflop
-        if key not in costs:
-            costs[key] = record.cost_msat(public, market[public].price_msat(gflop))
-        return costs[key]
-
-    def rank(public: str, gflop: int) -> tuple[bool, float, float, str]:
-        return public in late, cost(public, gflop), each_us.get(public, 1 / market[public].gflops), public
-
-    def is_free(public: str, need: Need) -> bool:
-        ad = market[public]
-        return public not in excluded and taken[public] < ad.concurrency and not why_not(ad, need)
-
-    if silent and is_last_resort:
+    dealer = _Dealer(market, record, speeds, exclusion, Counter(busy))
+    silent = exclusion.silent
+    if silent and exclusion.is_last_resort:
         others = [public for public in market if public not in silent]
-        if not any(is_free(public, need) for need in needs.values() for public in others):
+        if not any(dealer.is_free(public, need) for need in needs.values() for public in others):
             silent = frozenset()
+    whom = [public for public in market if public not in silent]
+    dealt: dict[int, str] = {}
     kept = [index for index in needs if before.get(index) in market]
     for index in [*kept, *(index for index in needs if index not in kept)]:
-        need = needs[index]
-        fits = [public for public in market if public not in silent and is_free(public, need)]
-        if not fits:
-            continue
-        best = min(fits, key=lambda public: rank(public, need.gflop))
-        same = before.get(index)
-        if same is not None and same in fits and (same in late) <= (best in late):
-            if cost(same, need.gflop) < DEARER * max(1.0, cost(best, need.gflop)):
-                best = same
-            if best == same and measured_us.get(same, 0.0) > SLOWER * usual_us:
-                price_msat = market[same].price_msat(need.gflop)
-                quicker = [
-                    public
-                    for public in fits
-                    if SLOWER * each_us[public] <= each_us[same]
-                    and market[public].price_msat(need.gflop) <= price_msat
-                    and record.failed[public] <= record.failed[same]
-                ]
-                best = min(quicker, key=lambda public: rank(public, need.gflop), default=same)
-        dealt[index] = best
-        taken[best] += 1
+        best = dealer.choose(needs[index], whom, before.get(index))
+        if best is not None:
+            dealt[index] = best
+            dealer.taken[best] += 1
     return dealt
+
+
+class _Dealer:
+    """Compares those on the market, as far as they have room; `taken`: how many shards each is at."""
+
+    def __init__(
+        self,
+        market: Mapping[str, Trainer],
+        record: Record,
+        speeds: Speeds,
+        exclusion: Exclusion,
+        taken: Counter[str],
+    ) -> None:
+        self.taken = taken
+        self._market, self._record, self._speeds, self._failed = market, record, speeds, exclusion.failed
+        measured_us = speeds.measured_us
+        self._usual_us = median(measured_us.values()) if measured_us else 0.0
+        self._costs: dict[tuple[str, int], float] = {}
+
+    def is_free(self, public: str, need: Need) -> bool:
+        ad = self._market[public]
+        return public not in self._failed and self.taken[public] < ad.concurrency and not why_not(ad, need)
+
+    def choose(self, need: Need, whom: Sequence[str], before: str | None) -> str | None:
+        """Who of `whom` gets a shard that somebody had `before`; None: nobody has room."""
+        fits, gflop = [public for public in whom if self.is_free(public, need)], need.gflop
+        if not fits:
+            return None
+        best, late = min(fits, key=lambda public: self._rank(public, gflop)), self._speeds.late
+        if before is None or before not in fits or (before in late) > (best in late):
+            return best
+        if self._cost(before, gflop) < DEARER * max(1.0, self._cost(best, gflop)):
+            best = before
+        if best == before and self._speeds.measured_us.get(before, 0.0) > SLOWER * self._usual_us:
+            return min(self._quicker(before, fits, gflop), key=lambda public: self._rank(public, gflop), default=before)
+        return best
+
+    def _quicker(self, same: str, fits: Sequence[str], gflop: int) -> list[str]:
+        """Those who are far quicker than `same`, and neither dearer nor known to fail more often."""
+        price_msat, each_us = self._market[same].price_msat(gflop), self._speeds.each_us
+        return [
+            public
+            for public in fits
+            if SLOWER * each_us[public] <= each_us[same]
+            and self._market[public].price_msat(gflop) <= price_msat
+            and self._record.failed[public] <= self._record.failed[same]
+        ]
+
+    def _cost(self, public: str, gflop: int) -> float:
+        key = public, gflop
+        if key not in self._costs:
+            self._costs[key] = self._record.cost_msat(public, self._market[public].price_msat(gflop))
+        return self._costs[key]
+
+    def _rank(self, public: str, gflop: int) -> tuple[bool, float, float, str]:
+        each_us = self._speeds.each_us.get(public, 1 / self._market[public].gflops)
+        return public in self._speeds.late, self._cost(public, gflop), each_us, public
 
 
 def why_not(ad: Trainer, need: Need) -> str:

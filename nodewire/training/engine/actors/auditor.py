@@ -137,11 +137,10 @@ class AuditorActor:
         def reveal(i: int) -> bytes | None:
             return self._shown.get((at, i))
 
+        inputs = segments.RoundInputs(theta, self._shard[1], update.steps, begun)
         for segment in drawn:
             try:
-                off = segments.recomputed(
-                    self._trainer, claim, theta, self._shard[1], update.steps, segment, reveal, update.packed, begun
-                )
+                off = segments.recomputed(self._trainer, claim, inputs, segment, reveal, update.packed)
             except NodewireError as error:
                 return _audited(segment, f"{error.code}: {error}")
             judged = validation.by_audit(self._recipe, off)

@@ -96,6 +96,28 @@ class CoordinatorActor:
 
     def receive(self, session: str, frame: Tensors) -> Sequence[Tensors]:
         match frame.edge:
+            case "shard" | "theta" | "momenta" | "start" | "model":
+                return self._own(frame)
+            case "restore":
+                return self._restore(frame)
+            case "result":
+                return self._result(frame)
+            case "judge":
+                return self._judge(number(frame, "round"), self._waiting(frame))
+            case "late" | "late.theta" | "late.judge":
+                return self._receive_late(frame)
+            case "step" | "bought" | "check":
+                return self._receive_step(frame)
+            case "holds" | "recall.theta" | "recall.update" | "shown" | "audit":
+                return self._receive_audit(frame)
+        raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
+
+    def close(self, session: str) -> None:
+        self._results.clear()
+
+    def _own(self, frame: Tensors) -> Sequence[Tensors]:
+        """Of what this training has: data, weights, momenta, and what a folder of the model consists of."""
+        match frame.edge:
             case "shard":
                 return Pieces("shard", state.parts(self._shards[number(frame, "index")].tensors))
             case "theta":
@@ -106,35 +128,36 @@ class CoordinatorActor:
                 if self._frozen is None:
                     raise BadFrame("start", "the recipe freezes nothing")
                 return Pieces("start", state.parts(self._frozen))
-            case "model":
-                files = directory.files(self._recipe, self._theta, self._frozen, self._tokenizer)
-                return [
-                    replace(piece, meta={**piece.meta, "name": name})
-                    for name, whole in files.items()
-                    for piece in pieces("model", whole)
-                ]
-            case "restore":
-                return self._restore(frame)
-            case "result":
-                return self._result(frame)
+        files = directory.files(self._recipe, self._theta, self._frozen, self._tokenizer)
+        return [
+            replace(piece, meta={**piece.meta, "name": name})
+            for name, whole in files.items()
+            for piece in pieces("model", whole)
+        ]
+
+    def _receive_late(self, frame: Tensors) -> Sequence[Tensors]:
+        """A result of a round before, the weights of that round, or the question what it is worth."""
+        match frame.edge:
             case "late":
                 return self._late_result(frame)
             case "late.theta":
                 self._late.take_theta(frame)
                 return []
-            case "late.judge":
-                return [self._judge_late(frame)]
-            case "judge":
-                waiting = frame.meta.get("waiting")
-                indices = set(map(int, waiting.split(","))) if isinstance(waiting, str) else set(self._results)
-                return self._judge(number(frame, "round"), indices)
+        return [self._judge_late(frame)]
+
+    def _receive_step(self, frame: Tensors) -> Sequence[Tensors]:
+        """An outer step: to be made here, or as another has made it."""
+        match frame.edge:
             case "step":
                 return [self._step(frame.seq, frame.meta.get("counted"))]
             case "bought":
                 self._bought.feed(frame)
                 return []
-            case "check":
-                return [self._check(frame)]
+        return [self._check(frame)]
+
+    def _receive_audit(self, frame: Tensors) -> Sequence[Tensors]:
+        """Of an audit: what it needs, what a provider shows for it, or its beginning."""
+        match frame.edge:
             case "holds":
                 self._recalled = None
                 held = self._result_of(frame) is not None
@@ -142,19 +165,21 @@ class CoordinatorActor:
             case "recall.theta" | "recall.update":
                 return self._recall(frame)
             case "shown":
-                segment = number(frame, "segment")
-                most = 3 * self._recipe.state_bytes() + HEADER_BYTES
-                if (
-                    whole := self._incoming.setdefault(f"shown.{segment}", IncomingBytes(most)).feed(frame)
-                ) is not None:
-                    self._shown[segment] = whole
+                self._show(frame)
                 return []
-            case "audit":
-                return [self._audit(frame)]
-        raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
+        return [self._audit(frame)]
 
-    def close(self, session: str) -> None:
-        self._results.clear()
+    def _show(self, frame: Tensors) -> None:
+        """Keep a snapshot that is shown for the audit."""
+        segment, most = number(frame, "segment"), 3 * self._recipe.state_bytes() + HEADER_BYTES
+        whole = self._incoming.setdefault(f"shown.{segment}", IncomingBytes(most)).feed(frame)
+        if whole is not None:
+            self._shown[segment] = whole
+
+    def _waiting(self, frame: Tensors) -> set[int]:
+        """The shards whose results wait to be judged."""
+        waiting = frame.meta.get("waiting")
+        return set(map(int, waiting.split(","))) if isinstance(waiting, str) else set(self._results)
 
     def _restore(self, frame: Tensors) -> list[Tensors]:
         what = str(frame.meta["what"])
@@ -273,7 +298,8 @@ class CoordinatorActor:
 
     def _is_at_once(self, judgement: validation.Judgement) -> bool:
         """Whether a result is not waited for to be audited: it is out of all proportion, and what its provider carries
-        from round to round is nothing, so that the shard's round can be trained here."""
+        from round to round is nothing, so that the shard's round can be trained here.
+        """
         return judgement.threat == "sure" and not self._recipe.compression.carries
 
     def _submission(self, round_: int, index: int, result: _Result, theta: State) -> validation.Submission:
@@ -386,9 +412,8 @@ class CoordinatorActor:
         for segment in map(int, str(frame.meta["drawn"]).split(",")):
             try:
                 begun = self._begun(frame, shown.get(len(claim.states)))
-                off = segments.recomputed(
-                    self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed, begun
-                )
+                inputs = segments.RoundInputs(theta, shard, result.steps, begun)
+                off = segments.recomputed(self._trainer, claim, inputs, segment, shown.get, result.packed)
             except NodewireError as error:
                 judgement = validation.malformed(error)
             else:

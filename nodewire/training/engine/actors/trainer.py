@@ -60,6 +60,7 @@ class TrainerActor:
 
         Raises:
             Busy: those that are still at work leave no room.
+
         """
         done = [name for name, one in self._sessions.items() if one.is_done]
 
@@ -126,7 +127,7 @@ class _ShardSession:
 
     @property
     def _trainer(self) -> Trainer:
-        """This session's own until `_release`: a round's pause leaves its state in there."""
+        """The session's own until `_release`: a round's pause leaves its state in there."""
         if self._trained_by is None:
             if self._recipe.adapter is not None and self._beside is None:
                 raise BadFrame("start", "what the adapter stands beside comes first")
@@ -149,24 +150,12 @@ class _ShardSession:
             case "frozen":
                 return [Frame("frozen", 0, (), {"here": self._recipe.adapter is None or self._beside is not None})]
             case "start":
-                if self._frozen_in is None:
-                    self._frozen_in = FrozenIn(self._recipe)
-                if (frozen := self._frozen_in.feed(frame)) is not None:
-                    self._frozen_in = None
-                    self._frozen.keep(self._start, self._recipe, frozen)
-                    self._beside = frozen
+                self._receive_frozen(frame)
                 return []
             case "theta":
-                if (theta := self._theta_in.feed(frame)) is not None:
-                    if not all(map(state.is_finite, theta.values())):
-                        raise BadData("theta", "not finite")
-                    self._theta = theta
-                    return [Frame("begun", frame.seq, (), {"shard": self._shard is not None})]
-                return []
+                return self._receive_theta(frame)
             case "shard":
-                if (tensors := self._shard_in.feed(frame)) is not None:
-                    self._shard = Shard.from_tensors(tensors, self._recipe)
-                    self._held.keep(self._shard_name, self._recipe, self._shard)
+                self._receive_shard(frame)
                 return []
             case "carried":
                 self._carried(frame)
@@ -174,18 +163,48 @@ class _ShardSession:
             case "train":
                 return self._train_for(frame)
             case "carry":
-                if not self._has_trained:
-                    raise BadFrame("carry", "there is nothing yet")
-                if self._has_shown:
-                    raise BadFrame("carry", "it comes before snapshots do")
-                return Pieces("carried", state.parts(self._after.named())) if self._after is not None else []
+                return self._carry()
             case "reveal":
-                self._after = None
-                segment, self._has_shown = number(frame, "segment"), True
-                if segment == segments.count(self._recipe, self._steps):
-                    return Pieces("snapshot", state.parts(self._begun.named() if self._begun is not None else {}))
-                return self._reveal(segment, time.monotonic() + int(frame.meta.get("ms") or 0) / 1000)
+                return self._show(frame)
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
+
+    def _receive_frozen(self, frame: Tensors) -> None:
+        if self._frozen_in is None:
+            self._frozen_in = FrozenIn(self._recipe)
+        if (frozen := self._frozen_in.feed(frame)) is not None:
+            self._frozen_in = None
+            self._frozen.keep(self._start, self._recipe, frozen)
+            self._beside = frozen
+
+    def _receive_theta(self, frame: Tensors) -> list[Tensors]:
+        """Once it is whole, whether the shard is here. Raises BadData: a number is not finite."""
+        if (theta := self._theta_in.feed(frame)) is None:
+            return []
+        if not all(map(state.is_finite, theta.values())):
+            raise BadData("theta", "not finite")
+        self._theta = theta
+        return [Frame("begun", frame.seq, (), {"shard": self._shard is not None})]
+
+    def _receive_shard(self, frame: Tensors) -> None:
+        if (tensors := self._shard_in.feed(frame)) is not None:
+            self._shard = Shard.from_tensors(tensors, self._recipe)
+            self._held.keep(self._shard_name, self._recipe, self._shard)
+
+    def _carry(self) -> Sequence[Tensors]:
+        """What is carried on from the round. Raises BadFrame: it is asked for too early, or too late."""
+        if not self._has_trained:
+            raise BadFrame("carry", "there is nothing yet")
+        if self._has_shown:
+            raise BadFrame("carry", "it comes before snapshots do")
+        return Pieces("carried", state.parts(self._after.named())) if self._after is not None else []
+
+    def _show(self, frame: Tensors) -> Sequence[Tensors]:
+        """A snapshot for an audit, or what was carried into the round; nothing is carried on from it after that."""
+        self._after = None
+        segment, self._has_shown = number(frame, "segment"), True
+        if segment == segments.count(self._recipe, self._steps):
+            return Pieces("snapshot", state.parts(self._begun.named() if self._begun is not None else {}))
+        return self._reveal(segment, time.monotonic() + int(frame.meta.get("ms") or 0) / 1000)
 
     def _carried(self, frame: Tensors) -> None:
         """Raises BadFrame, TooLarge, BadUpdate: it is not of this recipe."""

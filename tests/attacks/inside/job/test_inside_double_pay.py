@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer.payments.job_payments import JobPayments
+from nodewire.customer.payments.purse import Purse
 from nodewire.errors import BadInput
 from nodewire.protocol.job.feedback import Due, Feedback
 from nodewire.protocol.job.plan import Assignment
@@ -40,9 +41,8 @@ def job():
     made = plan().model_copy(update={"tasks": TASKS, "chunk_msat": 2 * PRICE_MSAT})
     ads = {one.public: SimpleNamespace(lnurl="https://wallet.example/pay") for one in (DRIVER, HONEST, FRIEND)}
     manifest = SimpleNamespace(mode="generate", chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
-    payments = JobPayments(
-        REQUEST, made, manifest, ads, payer, (), "bcrt", most_units=8, requested_s=0, private_endpoints=False
-    )  # fmt: skip
+    purse = Purse(payer, (), "bcrt", False)
+    payments = JobPayments(REQUEST, made, manifest, ads, purse, most_units=8, requested_s=0)
     return payments, payer
 
 

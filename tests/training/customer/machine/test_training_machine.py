@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nodewire.errors import NotAllowed
 from nodewire.training.customer.machine import late_results, rollback
 from nodewire.training.customer.machine.actions import (
+    Action,
     Audit,
     Await,
     Call,
@@ -271,50 +272,45 @@ def walk(seed: int, rounds: int, shards: int, needed: int = 0, late: bool = Fals
     event."""
     draw = random.Random(seed)
     events: list[Event] = [TrainingStart(rounds, (BLOB,) * shards, BLOB, needed, late)]
-    states, number = [apply(events[0], State())], 0
+    states = [apply(events[0], State())]
     while not states[-1].is_over:
         state = states[-1]
         checked(state)
-        action = draw.choice(pending(state))
-        match action:
-            case Publish(round_, indices):
-                number += 1
-                some = draw.sample(indices, draw.randint(1, len(indices)))
-                rows = tuple(row(i, f"p{draw.randrange(10**6)}", draw.choice((0, 25))) for i in sorted(some))
-                event: Event = RequestPublication(round_, f"r{number}", "{}", rows)
-            case Call(request, provider):
-                event = draw.choice(
-                    (
-                        DepositRequest(request, provider),
-                        WorkStart(request, provider),
-                        ShardLoss(request, provider, "busy"),
-                    )
-                )
-            case Await(request, provider, is_late):
-                gone = ShardLoss(request, provider, "gone") if is_late else ResultTimeout(request, provider, "slow")
-                event = draw.choice(
-                    (ResultArrival(request, provider, "{}", 5), ShardLoss(request, provider, "error"), gone)
-                )
-            case Linger(round_):
-                event = RoundQuorum(round_)
-            case Fetch(request, provider):
-                event = draw.choice((ResultReceipt(request, provider), ShardLoss(request, provider, "bad-hash")))
-            case Judge(_, waiting):
-                event = ResultJudgement(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
-            case Close(round_, undone):
-                event = ClosePublication(round_, f"c{len(events)}", "{}", state.unclosed(round_, undone))
-            case Audit(request, provider):
-                event = AuditOutcome(request, provider, draw.random() < 0.8, "")
-            case Pay(request, provider, part):
-                event = ResultPayment(request, provider, part, 1, 0)
-            case Step(round_):
-                theta = replace(BLOB, key=f"{len(events):064x}")
-                event = StepCompletion(round_, 1, theta, late_results.counted(state))
-            case Undo(round_):
-                event = StepRollback(round_, rollback.culprits(state, round_))
-        events.append(event)
-        states.append(apply(event, state))
+        events.append(outcome(draw.choice(pending(state)), state, draw, len(events)))
+        states.append(apply(events[-1], state))
     return events, states
+
+
+def outcome(action: Action, state: State, draw: random.Random, number: int) -> Event:
+    """What comes of an action, by chance; `number` tells ids apart."""
+    match action:
+        case Publish(round_, indices):
+            some = draw.sample(indices, draw.randint(1, len(indices)))
+            rows = tuple(row(i, f"p{draw.randrange(10**6)}", draw.choice((0, 25))) for i in sorted(some))
+            return RequestPublication(round_, f"r{number}", "{}", rows)
+        case Call(request, provider):
+            begins = DepositRequest(request, provider), WorkStart(request, provider)
+            return draw.choice((*begins, ShardLoss(request, provider, "busy")))
+        case Await(request, provider, is_late):
+            gone = ShardLoss(request, provider, "gone") if is_late else ResultTimeout(request, provider, "slow")
+            return draw.choice((ResultArrival(request, provider, "{}", 5), ShardLoss(request, provider, "error"), gone))
+        case Linger(round_):
+            return RoundQuorum(round_)
+        case Fetch(request, provider):
+            return draw.choice((ResultReceipt(request, provider), ShardLoss(request, provider, "bad-hash")))
+        case Judge(_, waiting):
+            return ResultJudgement(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
+        case Close(round_, undone):
+            return ClosePublication(round_, f"c{number}", "{}", state.unclosed(round_, undone))
+        case Audit(request, provider):
+            return AuditOutcome(request, provider, draw.random() < 0.8, "")
+        case Pay(request, provider, part):
+            return ResultPayment(request, provider, part, 1, 0)
+        case Step(round_):
+            return StepCompletion(round_, 1, replace(BLOB, key=f"{number:064x}"), late_results.counted(state))
+        case Undo(round_):
+            return StepRollback(round_, rollback.culprits(state, round_))
+    raise AssertionError(f"{action} is of a step that is bought")
 
 
 def checked(state: State) -> None:

@@ -60,10 +60,12 @@ def result(
         8840,
         REQUEST,
         ME.public,
-        commitment=opened.commitment(author.public, REQUEST, 3, index),
-        blob=BlobRef(sha256=HASH, bytes=blob_bytes),
-        amount_msat=amount_msat,
-        ciphertext=nip44.encrypt(opened.to_json(), nip44.conversation_key(ADA, ME.public)),
+        delivery.Goods(
+            commitment=opened.commitment(author.public, REQUEST, 3, index),
+            blob=BlobRef(sha256=HASH, bytes=blob_bytes),
+            amount_msat=amount_msat,
+            ciphertext=nip44.encrypt(opened.to_json(), nip44.conversation_key(ADA, ME.public)),
+        ),
         created_at=1,
     ).to_json()
 

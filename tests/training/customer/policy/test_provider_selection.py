@@ -23,7 +23,7 @@ from nodewire.training.customer.machine.events import (
 from nodewire.training.customer.machine.transitions import apply
 from nodewire.training.customer.policy import step_counts
 from nodewire.training.customer.policy.expected_cost import Record, record_of
-from nodewire.training.customer.policy.provider_selection import Need, deal, grouped
+from nodewire.training.customer.policy.provider_selection import NOBODY, Exclusion, Need, Speeds, deal, grouped
 from nodewire.training.protocol.round import MAX_ASSIGNED
 from nodewire.training.protocol.trainer_ad import Trainer
 from tests.training.customer.market.test_carried_state import BLOB, after, row
@@ -47,22 +47,23 @@ def ad(**changes) -> Trainer:
     return Trainer(**{**fields, **changes})
 
 
-def dealt(
-    market, needs=None, busy=(), before=None, excluded=(), failures=(), good=(), worth=0, took=None, late=(), **more
-):
+def dealt(market, needs=None, *, busy=(), before=None, record=None, took=None, late=(), exclusion=NOBODY):
     needs = needs or {0: NEED, 1: NEED}
+    of_each = {public: (us,) for public, us in (took or {}).items()}
     return deal(
         needs,
         market,
         busy=Counter(busy),
         before=before or {},
-        excluded=frozenset(excluded),
-        record=Record(Counter(good), Counter(failures), worth),
-        measured_us=took or {},
-        each_us=step_counts.step_us(market, {public: (us,) for public, us in (took or {}).items()}, 10**9),
-        late=late,
-        **more,
+        record=record or Record(),
+        speeds=Speeds(took or {}, step_counts.step_us(market, of_each, 10**9), late),
+        exclusion=exclusion,
     )
+
+
+def record(failures=(), good=(), worth=0) -> Record:
+    """Of who has failed and who has delivered, once for each time that it is named."""
+    return Record(Counter(good), Counter(failures), worth)
 
 
 def test_the_cheapest_gets_what_it_has_room_for_and_the_faster_of_equals_comes_first():
@@ -75,31 +76,31 @@ def test_the_cheapest_gets_what_it_has_room_for_and_the_faster_of_equals_comes_f
 def test_a_failure_costs_what_it_costs_and_not_any_price():
     market = {"dear": ad(least_msat=20, concurrency=1), "cheap": ad(concurrency=1)}
     one = {0: NEED}
-    assert dealt(market, one, failures=("cheap",)) == {0: "cheap"}  # 10 and what is lost beside 20
-    assert dealt(market, one, failures=("cheap", "cheap")) == {0: "cheap"}
-    assert dealt(market, one, failures=("cheap",) * 3) == {0: "dear"}
-    assert dealt(market, one, failures=("cheap",) * 3, good=("cheap",) * 9) == {0: "cheap"}
+    assert dealt(market, one, record=record(failures=("cheap",))) == {0: "cheap"}  # 10 and what is lost beside 20
+    assert dealt(market, one, record=record(failures=("cheap", "cheap"))) == {0: "cheap"}
+    assert dealt(market, one, record=record(failures=("cheap",) * 3)) == {0: "dear"}
+    assert dealt(market, one, record=record(failures=("cheap",) * 3, good=("cheap",) * 9)) == {0: "cheap"}
     market["dear"] = ad(least_msat=1_000_000, concurrency=1)
-    assert dealt(market, one, failures=("cheap",) * 99) == {0: "cheap"}
-    assert dealt(market, failures=("cheap",) * 99) == {0: "cheap", 1: "dear"}
+    assert dealt(market, one, record=record(failures=("cheap",) * 99)) == {0: "cheap"}
+    assert dealt(market, record=record(failures=("cheap",) * 99)) == {0: "cheap", 1: "dear"}
 
 
 def test_a_failed_try_costs_the_time_of_all_so_who_is_almost_free_does_not_fail_for_ever():
     market = {"fair": ad(least_msat=100), "free": ad(least_msat=1)}
     one = {0: NEED}
-    assert dealt(market, one, worth=100) == {0: "free"}
-    assert dealt(market, one, worth=100, failures=("free",)) == {0: "free"}
-    assert dealt(market, one, worth=100, failures=("free",) * 3) == {0: "fair"}
-    assert dealt(market, one, worth=1_000, failures=("free",)) == {0: "fair"}
+    assert dealt(market, one, record=record(worth=100)) == {0: "free"}
+    assert dealt(market, one, record=record(worth=100, failures=("free",))) == {0: "free"}
+    assert dealt(market, one, record=record(worth=100, failures=("free",) * 3)) == {0: "fair"}
+    assert dealt(market, one, record=record(worth=1_000, failures=("free",))) == {0: "fair"}
     market["fair"] = ad(least_msat=10_000)  # more than the budget has for it
-    assert dealt(market, one, worth=100, failures=("free",) * 99) == {0: "free"}
+    assert dealt(market, one, record=record(worth=100, failures=("free",) * 99)) == {0: "free"}
 
 
 def test_who_has_proved_itself_may_be_a_little_dearer_than_a_stranger():
     market = {"known": ad(least_msat=11), "stranger": ad()}
-    assert dealt(market, {0: NEED}, good=("known",) * 9) == {0: "known"}
+    assert dealt(market, {0: NEED}, record=record(good=("known",) * 9)) == {0: "known"}
     market["known"] = ad(least_msat=13)
-    assert dealt(market, {0: NEED}, good=("known",) * 9) == {0: "stranger"}
+    assert dealt(market, {0: NEED}, record=record(good=("known",) * 9)) == {0: "stranger"}
 
 
 def test_speed_counts_among_equals_by_what_was_measured_and_where_the_deadline_would_be_missed():
@@ -118,10 +119,10 @@ def test_who_has_not_answered_is_asked_only_where_the_others_get_nothing_and_nob
     market = {"dead": ad(), "dear": ad(least_msat=99, concurrency=1)}
     dead = frozenset({"dead"})
     assert dealt(market, before={0: "dead"}) == {0: "dead", 1: "dead"}
-    assert dealt(market, before={0: "dead"}, silent=dead) == {0: "dear"}
-    assert dealt(market, busy=("dear",), silent=dead, is_last_resort=False) == {}
-    assert dealt(market, busy=("dear",), silent=dead) == {0: "dead", 1: "dead"}
-    assert dealt(market, busy=("dear",), silent=dead, excluded=("dead",)) == {}
+    assert dealt(market, before={0: "dead"}, exclusion=Exclusion(silent=dead)) == {0: "dear"}
+    assert dealt(market, busy=("dear",), exclusion=Exclusion(silent=dead, is_last_resort=False)) == {}
+    assert dealt(market, busy=("dear",), exclusion=Exclusion(silent=dead)) == {0: "dead", 1: "dead"}
+    assert dealt(market, busy=("dear",), exclusion=Exclusion(failed=frozenset({"dead"}), silent=dead)) == {}
 
 
 def round_of(number: int, *events, state, asked=("ada", "bea")):
@@ -189,8 +190,11 @@ def test_what_is_known_of_providers_is_what_came_of_their_shards():
 def test_a_shard_stays_where_it_was_unless_that_provider_failed_it_or_is_gone():
     market = {"dear": ad(least_msat=14, concurrency=1), "cheap": ad()}
     assert dealt(market, before={1: "dear"}) == {0: "cheap", 1: "dear"}
-    assert dealt(market, before={1: "dear"}, excluded={"dear"}) == {0: "cheap", 1: "cheap"}
-    assert dealt(market, before={1: "dear"}, failures=("dear",)) == {0: "cheap", 1: "cheap"}
+    assert dealt(market, before={1: "dear"}, exclusion=Exclusion(failed=frozenset({"dear"}))) == {
+        0: "cheap",
+        1: "cheap",
+    }
+    assert dealt(market, before={1: "dear"}, record=record(failures=("dear",))) == {0: "cheap", 1: "cheap"}
     assert dealt(market, before={1: "gone"}) == {0: "cheap", 1: "cheap"}
 
 

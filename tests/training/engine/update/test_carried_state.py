@@ -147,13 +147,10 @@ class Rounds:
         return segments.recomputed(
             self.trainer,
             claim or self.claim(round),
-            theta,
-            self.shards[0],
-            10,
+            segments.RoundInputs(theta, self.shards[0], 10, changes.get("begun", begun)),
             segment,
             lambda i: segments.show(snapshots[i]),
             changes.get("packed", packed),
-            changes.get("begun", begun),
         )
 
 
@@ -252,9 +249,8 @@ def test_a_snapshot_far_off_the_rounds_way_is_refused_with_fragments():
     away = replace(snapshots[0], theta={n: t - 50 * t.abs() for n, t in snapshots[0].theta.items()})
     shown = [away, done.trainer.segment(away, done.shards[0], 1, 0, 4), snapshots[2]]
     claim = done.claim(1, states=tuple(one.digest() for one in shown))
-    off = segments.recomputed(
-        done.trainer, claim, theta, done.shards[0], 10, 1, lambda i: segments.show(shown[i]), packed, begun
-    )
+    inputs = segments.RoundInputs(theta, done.shards[0], 10, begun)
+    off = segments.recomputed(done.trainer, claim, inputs, 1, lambda i: segments.show(shown[i]), packed)
     assert off > 1.0
 
 
