@@ -295,7 +295,7 @@ async def serve(
         await relay.writer.close()
         await relay.archive.close()
         if shelf is not None:
-            shelf.close()
+            await shelf.close()
 
 
 @web.middleware

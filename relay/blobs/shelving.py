@@ -13,9 +13,11 @@ import hashlib
 import os
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
 from nodewire.errors import BadHash, NotFound, TooLarge
 from relay.blobs import sweeping
@@ -58,6 +60,8 @@ INSERT INTO held SELECT pubkey, sum(max(bytes, {least})) FROM owner JOIN blob US
 INSERT INTO held SELECT '', coalesce(sum(max(bytes, {least})), 0) FROM blob;
 """
 
+Arguments = TypeVarTuple("Arguments")
+Made = TypeVar("Made")
 _STEP_BYTES = 16 * 1024**2
 
 
@@ -79,7 +83,8 @@ class Shelf:
         for left in self._aside.iterdir():  # uploads that a crash interrupted
             left.unlink()
         # Two threads must not use one connection at once: sqlite3 then answers with another statement's rows, or an
-        # error. The event loop reads by `_db`; by `_writer` threads write, one at a time (`_placing`).
+        # error, or the process dies. The event loop reads by `_db`; the one thread of `_writes` writes by `_writer`,
+        # also what nobody waits for any more.
         index = directory / "index.sqlite"
         self._writer = sqlite3.connect(index, isolation_level=None, check_same_thread=False)
         self._writer.execute("PRAGMA journal_mode = WAL")
@@ -88,7 +93,7 @@ class Shelf:
         self._db = sqlite3.connect(index, isolation_level=None)
         self._db.execute("PRAGMA query_only = ON")
         self._reserved = {"": 0}  # bytes promised to uploads under way: in all (""), and by uploader
-        self._placing = asyncio.Lock()
+        self._writes = ThreadPoolExecutor(1, "blobs")
         self._going: set[str] = set()
         sweeping.remove_strays(directory, self._db)
 
@@ -109,10 +114,7 @@ class Shelf:
 
     async def sweep(self, now_s: int) -> int:
         """Make room if little is left; how many blobs went."""
-        async with self._placing:
-            return await asyncio.to_thread(
-                sweeping.sweep, self._directory, self._writer, self._limits, now_s, self._going
-            )
+        return await self._write(sweeping.sweep, self._directory, self._writer, self._limits, now_s, self._going)
 
     def list(self, pubkey: str, since_s: int, until_s: int) -> list[Blob]:
         """What `pubkey` uploaded in that span, newest first, at most `list_length`."""
@@ -163,8 +165,7 @@ class Shelf:
                     if sha256 not in wanted:
                         raise BadHash("x", "the authorization is for another hash than the body's")
                     await asyncio.to_thread(os.fsync, file.fileno())
-                async with self._placing:
-                    return await asyncio.to_thread(self._place, Path(name), Blob(sha256, size, type_, now_s), pubkey)
+                return await self._write(self._place, Path(name), Blob(sha256, size, type_, now_s), pubkey)
             finally:
                 with contextlib.suppress(FileNotFoundError):  # it has been moved to its place
                     os.unlink(name)
@@ -183,10 +184,14 @@ class Shelf:
 
     async def drop(self, sha256: str, pubkey: str) -> bool:
         """Let go of `pubkey`'s claim on a blob, and of the blob with the last claim; whether there was a claim."""
-        async with self._placing:
-            return await asyncio.to_thread(self._drop, sha256, pubkey)
+        return await self._write(self._drop, sha256, pubkey)
 
-    def close(self) -> None:
+    async def _write(self, what: Callable[[*Arguments], Made], *arguments: *Arguments) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(self._writes, what, *arguments)
+
+    async def close(self) -> None:
+        """When what is being written is done."""
+        await asyncio.to_thread(self._writes.shutdown, cancel_futures=True)
         self._db.close()
         self._writer.close()
 

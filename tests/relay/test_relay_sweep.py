@@ -25,10 +25,10 @@ RANDOM = Random(9)
 
 
 @pytest.fixture
-def shelf(tmp_path):
+async def shelf(tmp_path):
     shelf = Shelf(tmp_path, LIMITS)
     yield shelf
-    shelf.close()
+    await shelf.close()
 
 
 async def take(shelf, at_s, keys=ALICE):
@@ -105,12 +105,12 @@ async def test_a_store_that_an_older_relay_made_counts_what_it_has(tmp_path):
         shelf._writer.execute(f"DROP TRIGGER {name}")
     shelf._writer.execute("DROP TABLE held")
     shelf._writer.execute("PRAGMA user_version = 0")
-    shelf.close()
+    await shelf.close()
     shelf = Shelf(tmp_path, LIMITS)
     assert {key: sweeping.held_bytes(shelf._db, key) for key in held(shelf)} == held(shelf)
     with pytest.raises(TooLarge):
         shelf.fits(401, ALICE.public)
-    shelf.close()
+    await shelf.close()
 
 
 async def test_what_is_young_stays_and_uploads_are_refused_before_it_goes(shelf):
@@ -164,27 +164,27 @@ async def test_a_sweep_that_dies_leaves_nothing_that_no_row_names_to_the_next_st
         broken.setattr(*((sweeping, "_forget", dies) if at == "before the commit" else (Path, "unlink", dies)))
         with pytest.raises(Died):
             await shelf.sweep(LATER + 4)
-    shelf.close()
+    await shelf.close()
     again = Shelf(tmp_path, LIMITS)
     left = [at == "before the commit"] * 2 + [True, True]
     assert list(there(again, hashes)) == left
     assert [again.path(sha256).exists() for sha256 in hashes] == left
     await again.sweep(LATER + 4)
     assert list(there(again, hashes)) == [False, False, True, True]
-    again.close()
+    await again.close()
 
 
 async def test_a_file_whose_upload_died_before_its_row_goes_at_the_next_start(tmp_path):
     shelf = Shelf(tmp_path, LIMITS)
     kept = await take(shelf, NOW)
-    shelf.close()
+    await shelf.close()
     stray = tmp_path / "ab" / ("ab" + 62 * "0")
     stray.parent.mkdir(exist_ok=True)
     stray.write_bytes(os.urandom(10))
     again = Shelf(tmp_path, LIMITS)
     assert not stray.exists()
     assert again.path(kept).exists()
-    again.close()
+    await again.close()
 
 
 async def test_blobs_are_found_while_a_thread_writes_another(shelf):
@@ -202,3 +202,45 @@ async def test_blobs_are_found_while_a_thread_writes_another(shelf):
     shelf.fits(10, BOB.public)
     found.set()
     assert shelf.find(await taking).bytes == 900
+
+
+async def test_a_sweep_that_nobody_waits_for_ends_before_the_next_write_and_before_the_close(shelf, monkeypatch):
+    began, may_end, order = threading.Event(), threading.Event(), []
+
+    def slow(directory, db, *rest):
+        began.set()
+        may_end.wait()
+        order.append(("swept", db.execute("SELECT 1").fetchone()))
+        return 0
+
+    monkeypatch.setattr(sweeping, "sweep", slow)
+    sweep = asyncio.create_task(shelf.sweep(NOW))
+    await asyncio.to_thread(began.wait)
+    sweep.cancel()
+    drop = asyncio.create_task(shelf.drop("ab" * 32, ALICE.public))
+    drop.add_done_callback(lambda done: order.append("dropped"))
+    await asyncio.sleep(0.05)  # a write that went beside it would be through
+    assert order == []
+    may_end.set()
+    await drop
+    assert order == [("swept", (1,)), "dropped"]
+
+
+async def test_a_store_is_closed_when_what_writes_is_done(tmp_path, monkeypatch):
+    shelf, began, may_end, swept = Shelf(tmp_path, LIMITS), threading.Event(), threading.Event(), []
+
+    def slow(directory, db, *rest):
+        began.set()
+        may_end.wait()
+        swept.append(db.execute("SELECT 1").fetchone())
+        return 0
+
+    monkeypatch.setattr(sweeping, "sweep", slow)
+    sweep = asyncio.create_task(shelf.sweep(NOW))
+    await asyncio.to_thread(began.wait)
+    sweep.cancel()
+    close = asyncio.create_task(shelf.close())
+    await asyncio.sleep(0.05)
+    may_end.set()
+    await close
+    assert swept == [(1,)]
