@@ -416,7 +416,7 @@ class CustomerConfig(Role):
     worker: WorkerConfig = WorkerConfig()
     """The processes for tasks that run on this machine."""
     max_chunk_msat: Msat = 100_000
-    """The highest price of one chunk over all tasks."""
+    """The highest price of a unit over all tasks: of 64 tokens, or of 64 positions of the prompt."""
     max_total_msat: Msat = 10_000_000
     """The highest price of one job: its chunks and their verification share. Routing fees come on top, at most 1 sat or
     1 % a zap."""

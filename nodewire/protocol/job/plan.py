@@ -126,7 +126,7 @@ class Plan(Schema):
     tasks: tuple[Assignment, ...] = Field(min_length=1, max_length=1_024)
     """In the manifest's order."""
     chunk_msat: Msat
-    """Sum of the tasks' prices: what one chunk costs."""
+    """Sum of the tasks' prices for one unit. A chunk is one unit; a prompt, chunk 0, may be several."""
     first_result_ms: Count
     """Deadline for the first output after the request."""
     next_result_ms: Count
