@@ -1,9 +1,11 @@
 """The files around the code fit the code: pins, containers, the service unit."""
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,24 @@ def test_a_page_for_developers_names_only_what_exists(page):
         assert re.search("NAME|NN", path) or (ROOT / path).exists(), path
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+ROOMS = (*PACKAGES, "processes", "bench", "demo", "tests")
+MAX_BODY_LINES = 60
+"""Signatures and docstrings do not count: the parameters of a Typer command are its options."""
+
+
+def bodies(path: Path) -> Iterator[tuple[str, int]]:
+    """Each function of a file, and the lines from its first statement after the docstring to its end."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            lines = node.end_lineno - first[0].lineno + 1 if first else 0
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", lines
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_functions_body_has_at_most_60_lines(room):
+    found = [body for path in sorted((ROOT / room).rglob("*.py")) for body in bodies(path)]
+    assert found
+    assert [f"{name}: {lines} lines" for name, lines in found if lines > MAX_BODY_LINES] == []

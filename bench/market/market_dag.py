@@ -207,74 +207,87 @@ def _traces(market: Market, manifest: Manifest) -> list[dict[str, Any]]:
     return found
 
 
-async def _churn(
-    report: Report, market: Market, customers: Sequence[Customer], sold: Sequence[Sold], calls: int
-) -> None:
-    """Calls of all models while providers come and go: as many as were asked for, and until all have come and gone."""
-    numbers, over = itertools.count(), asyncio.Event()
-    done, moved = 0, asyncio.Condition()
-    lost: list[str] = []
-    differences: list[tuple[float, float]] = []
-    seconds: list[float] = []
-    again = 0
+class Calls:
+    """Calls of all models in turn: at least `least`, and until `over` is set. What came of them so far."""
 
-    async def buy(customer: Customer) -> None:
-        nonlocal done, again
-        for number in numbers:
-            if number >= calls and over.is_set():
+    def __init__(self, sold: Sequence[Sold], least: int) -> None:
+        self.least, self.over = least, asyncio.Event()
+        self.done = 0
+        self.again = 0
+        """Those that were bought more than once."""
+        self.lost: list[str] = []
+        self.differences: list[tuple[float, float]] = []
+        """From the whole model's outputs, and how large that may be."""
+        self.seconds: list[float] = []
+        self._sold, self._numbers, self._moved = sold, itertools.count(), asyncio.Condition()
+
+    async def buy(self, customer: Customer) -> None:
+        """Buy one call after another."""
+        for number in self._numbers:
+            if number >= self.least and self.over.is_set():
                 return
-            one = sold[number % len(sold)]
+            one = self._sold[number % len(self._sold)]
             began_s = time.monotonic()
             try:
-                differences.append((await one.buy(customer, number % VARIANTS), one.within))
-                again += len(customer.last.get("requests", ())) > 1
+                self.differences.append((await one.buy(customer, number % VARIANTS), one.within))
+                self.again += len(customer.last.get("requests", ())) > 1
             except NodewireError as error:
-                lost.append(f"{one.name}: {error.code} {error}"[:200])
-                say(f"lost: {lost[-1]}")
-            seconds.append(time.monotonic() - began_s)
-            async with moved:
-                done += 1
-                moved.notify_all()
+                self.lost.append(f"{one.name}: {error.code} {error}"[:200])
+                say(f"lost: {self.lost[-1]}")
+            self.seconds.append(time.monotonic() - began_s)
+            async with self._moved:
+                self.done += 1
+                self._moved.notify_all()
 
-    async def reached(count: int) -> None:
-        async with moved:
-            await moved.wait_for(lambda: done >= count)
+    async def reached(self, count: int) -> None:
+        """Wait until so many are done."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.done >= count)
 
-    async def come_and_go() -> list[str]:
-        pieces = [(name, task["name"]) for name, said in market.models.items() for task in said["tasks"]]
-        await reached(calls // 8)
-        await market.add_provider(pieces, name="joiner", command=TRACED)
-        joined = (await market.start_provider("joiner")).public
-        await market.until(lambda snapshot: snapshot.node(joined) is not None, timeout_s=60)
-        told = [f"joined at {done}"]
-        await reached(calls // 2)
-        await market.remove_provider("provider-1")
-        told.append(f"stopped at {done}")
-        await reached(calls * 3 // 4)
-        await market.kill_provider("provider-2")
-        told.append(f"killed at {done}")
-        await reached(done + calls // 8)
-        over.set()
-        return told
 
+async def _come_and_go(market: Market, calls: Calls) -> list[str]:
+    """A provider joins, another is stopped and a third is killed, at fixed numbers of calls; what happened when."""
+    pieces = [(name, task["name"]) for name, said in market.models.items() for task in said["tasks"]]
+    await calls.reached(calls.least // 8)
+    await market.add_provider(pieces, name="joiner", command=TRACED)
+    joined = (await market.start_provider("joiner")).public
+    await market.until(lambda snapshot: snapshot.node(joined) is not None, timeout_s=60)
+    told = [f"joined at {calls.done}"]
+    await calls.reached(calls.least // 2)
+    await market.remove_provider("provider-1")
+    told.append(f"stopped at {calls.done}")
+    await calls.reached(calls.least * 3 // 4)
+    await market.kill_provider("provider-2")
+    told.append(f"killed at {calls.done}")
+    await calls.reached(calls.done + calls.least // 8)
+    calls.over.set()
+    return told
+
+
+async def _churn(
+    report: Report, market: Market, customers: Sequence[Customer], sold: Sequence[Sold], least: int
+) -> None:
+    """Calls of all models while providers come and go: as many as were asked for, and until all have come and gone."""
+    calls = Calls(sold, least)
     began_s = time.monotonic()
-    *_, told = await asyncio.gather(*map(buy, customers), come_and_go())
+    *_, told = await asyncio.gather(*map(calls.buy, customers), _come_and_go(market, calls))
     used = {p for customer in customers for p in customer.last["providers"]}
-    wrong = sum(difference > within for difference, within in differences)
+    wrong = sum(difference > within for difference, within in calls.differences)
     report.arms["churn"] = {
-        "calls": done,
-        "lost": lost,
+        "calls": calls.done,
+        "lost": calls.lost,
         "wrong": wrong,
-        "bought_again": again,
+        "bought_again": calls.again,
         "events": told,
         "joiner_used_at_the_end": market.providers["joiner"].public in used,
-        "call_s": {**spread(seconds), "p99": percentile(seconds, 99)},
+        "call_s": {**spread(calls.seconds), "p99": percentile(calls.seconds, 99)},
         "seconds": round(time.monotonic() - began_s, 1),
     }
-    say(f"{done} calls: {len(lost)} lost, {wrong} wrong, {again} bought again; {', '.join(told)}")
-    report.line("calls that were lost", len(lost), "==", 0)
+    lost = len(calls.lost)
+    say(f"{calls.done} calls: {lost} lost, {wrong} wrong, {calls.again} bought again; {', '.join(told)}")
+    report.line("calls that were lost", lost, "==", 0)
     report.line("calls that were wrong", wrong, "==", 0)
-    report.line("calls while providers came and went", len(differences), ">=", calls)
+    report.line("calls while providers came and went", len(calls.differences), ">=", least)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

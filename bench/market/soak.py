@@ -34,6 +34,7 @@ from statistics import median
 from bench.report import Report, run, spread
 from bench.tools.jobs import PROMPTS, generate
 from bench.tools.task_counter import FOLDER, objects, tasks
+from nodewire import Customer
 from processes.market import Market, ProviderSetup
 from processes.progress import say
 
@@ -242,56 +243,84 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
                     shutil.copytree(market.folder, options.keep, dirs_exist_ok=True)
 
 
+class Jobs:
+    """Generations that one customer buys one after another, and what came of them so far."""
+
+    def __init__(self, customer: Customer, model: str, rng: random.Random) -> None:
+        self.done = 0
+        self.errors = Counter[str]()
+        self.took_s: list[float] = []
+        self._customer, self._model, self._rng = customer, model, rng
+        self._terms = customer.terms.model_copy(update={"verify": "sampled"})
+
+    async def buy(self) -> None:
+        """Buy one; after an error, pause."""
+        prompt = self._rng.choice(PROMPTS)
+        job = await generate(self._customer, self._model, prompt, TOKENS, timeout_s=JOB_S, terms=self._terms)
+        if job.error:
+            self.errors[job.error.partition(":")[0]] += 1
+            await asyncio.sleep(1)
+        else:
+            self.done += 1
+            self.took_s.append(time.monotonic() - job.asked)
+
+
+class Watch:
+    """Looks at all processes every few seconds; once it is warm, and at the end, at their objects."""
+
+    def __init__(self, looker: Looker, jobs: Jobs, warm_s: float) -> None:
+        """`warm_s`: when the warm-up is over, by the monotonic clock."""
+        self.samples: list[Sample] = []
+        self.before: dict[str, dict[str, int]] = {}
+        """The objects after the warm-up, by process."""
+        self._looker, self._jobs, self._warm_s = looker, jobs, warm_s
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if not self.before and time.monotonic() > self._warm_s:
+                self.before = await self._looker.objects()
+            self.samples.append(await self._looker.look(self._jobs.done))
+            await asyncio.sleep(EVERY_S)
+
+
 async def _soak(report: Report, market: Market, counts: Path, rng: random.Random, seconds: float) -> None:
-    model = str(market.models["pycoder"]["address"])
-    done, errors, samples = 0, Counter[str](), []
     async with market.customer(CUSTOMER) as customer:
         looker = Looker(market, counts)
         say(f"jobs for {seconds:.0f} s")
-        terms = customer.terms.model_copy(update={"verify": "sampled"})
+        jobs = Jobs(customer, str(market.models["pycoder"]["address"]), rng)
         until = time.monotonic() + seconds
-        warm_s = time.monotonic() + seconds / 3
-        before: dict[str, dict[str, int]] = {}
-
-        async def look() -> None:
-            nonlocal before
-            while True:
-                if not before and time.monotonic() > warm_s:
-                    before = await looker.objects()
-                samples.append(await looker.look(done))
-                await asyncio.sleep(EVERY_S)
-
-        looking = asyncio.create_task(look())
-        took: list[float] = []
+        watch = Watch(looker, jobs, time.monotonic() + seconds / 3)
+        looking = asyncio.create_task(watch.run())
         try:
             while time.monotonic() < until and not looking.done():
-                job = await generate(customer, model, rng.choice(PROMPTS), TOKENS, timeout_s=JOB_S, terms=terms)
-                if job.error:
-                    errors[job.error.partition(":")[0]] += 1
-                    await asyncio.sleep(1)
-                else:
-                    done += 1
-                    took.append(time.monotonic() - job.asked)
+                await jobs.buy()
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
         if not looking.cancelled():
             looking.result()
         after = await looker.objects()
-    say(f"{done} jobs, {sum(errors.values())} failed")
-    found, jobs, span_s = grown(samples)
+    _report(report, market, jobs, watch, after)
+
+
+def _report(report: Report, market: Market, jobs: Jobs, watch: Watch, after: Mapping[str, Mapping[str, int]]) -> None:
+    """`after`: the objects at the end, by process."""
+    samples, failed = watch.samples, sum(jobs.errors.values())
+    say(f"{jobs.done} jobs, {failed} failed")
+    found, measured, span_s = grown(samples)
     epochs = span_s / market.epoch_s
     report.arms["soak"] = {
-        "jobs": done,
-        "failed": dict(errors),
-        "job_s": spread(took),
-        "measured": {"jobs": jobs, "seconds": round(span_s, 1), "epochs": round(epochs, 1)},
+        "jobs": jobs.done,
+        "failed": dict(jobs.errors),
+        "job_s": spread(jobs.took_s),
+        "measured": {"jobs": measured, "seconds": round(span_s, 1), "epochs": round(epochs, 1)},
         "bounds": {name: asdict(bound) for name, bound in BOUNDS.items()},
         "growth": {
             role: {
                 measure: {
                     "grew": round(more, 1),
-                    "a_job": round(more / max(jobs, 1), 2),
+                    "a_job": round(more / max(measured, 1), 2),
                     "at_last": round(samples[-1].seen.get(process, {}).get(measure, 0.0), 1),
                     "process": process,
                 }
@@ -300,15 +329,15 @@ async def _soak(report: Report, market: Market, counts: Path, rng: random.Random
             for role, of_role in sorted(found.items())
         },
         "more_tasks": _more(samples[len(samples) // 3].names, samples[-1].names, 3),
-        "more_objects": _more(before, after, MANY),
+        "more_objects": _more(watch.before, after, MANY),
     }
-    report.line("jobs", jobs, ">=", 10)
-    report.line("failed", sum(errors.values()), "<=", done * 0.02)
+    report.line("jobs", measured, ">=", 10)
+    report.line("failed", failed, "<=", jobs.done * 0.02)
     for measure in (*LEVELS, *KEPT):
         bound = BOUNDS[measure]
         worst = max((of_role[measure][0], role) for role, of_role in found.items() if measure in of_role)
         say(f"{measure}: {worst[1]} grew by {worst[0]:.1f}")
-        report.line(measure, round(worst[0], 1), "<=", round(bound.of(jobs, epochs), 1))
+        report.line(measure, round(worst[0], 1), "<=", round(bound.of(measured, epochs), 1))
 
 
 def _more(

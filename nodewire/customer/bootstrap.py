@@ -15,6 +15,8 @@ from nodewire.customer.payments.refunds import Refunds
 from nodewire.customer.planning.planner import MarketPlanner
 from nodewire.market import open_market
 from nodewire.net.address_policy import are_private
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
 from nodewire.pay import registry
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer
@@ -59,33 +61,14 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     payer = Payer(keys, wallet, ledger)
     recovered = await payer.recover()
     network = wallets.network
-    spool = Spool(config.state / "spool", SPOOL_BYTES)
-    stack.callback(spool.close)
-    # A generation takes its own away; who died in the midst of one did not. Another process may be in one here.
-    spool.sweep(time.time() - _DAY_S)
+    spool = _open_spool(stack, config)
     swept = asyncio.create_task(sweeping(config.blobs, None))
     stack.callback(swept.cancel)
-    private = config.wire.private or await are_private(config.relays)
-    node = Node(
-        keys,
-        policy=LinkPolicy(
-            transport=TcpTls(config.wire.congestion or None, allow_private=private),
-            beside=SameHost(keys) if config.wire.same_host else None,
-        ),
-    )
-    node.ladder = Reach(node, keys, pool, allow_private=config.wire.private)
-    stack.push_async_callback(node.close)
-    await stack.enter_async_context(link_health_store.kept(node.survey, config.state))
-
+    node = await _open_node(stack, config, keys, pool)
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
     settler = Settler(
-        pool,
-        payer,
-        keys.public,
-        relays=config.relays,
-        network=network,
-        private_endpoints=config.private_endpoints,
+        pool, payer, keys.public, relays=config.relays, network=network, private_endpoints=config.private_endpoints
     )
     settler.recovered(recovered)
     settling = asyncio.create_task(settler.run())
@@ -117,3 +100,28 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     )
     stack.push_async_callback(session.close)
     return session
+
+
+def _open_spool(stack: AsyncExitStack, config: CustomerConfig) -> Spool:
+    """Frames of generations under way, without those that a crash left behind a day ago or more."""
+    spool = Spool(config.state / "spool", SPOOL_BYTES)
+    stack.callback(spool.close)
+    # A generation takes its own away; who died in the midst of one did not. Another process may be in one here.
+    spool.sweep(time.time() - _DAY_S)
+    return spool
+
+
+async def _open_node(stack: AsyncExitStack, config: CustomerConfig, keys: Keys, pool: Pool) -> Node:
+    """A node that dials, and does not listen."""
+    private = config.wire.private or await are_private(config.relays)
+    node = Node(
+        keys,
+        policy=LinkPolicy(
+            transport=TcpTls(config.wire.congestion or None, allow_private=private),
+            beside=SameHost(keys) if config.wire.same_host else None,
+        ),
+    )
+    node.ladder = Reach(node, keys, pool, allow_private=config.wire.private)
+    stack.push_async_callback(node.close)
+    await stack.enter_async_context(link_health_store.kept(node.survey, config.state))
+    return node

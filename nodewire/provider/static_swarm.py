@@ -90,6 +90,37 @@ class NoProof:
             await asyncio.sleep(_SWEEP_S)
 
 
+class SwarmLinks:
+    """A node that admits the members of its swarm, and what goes over its links beside jobs.
+
+    `provider` is set before anybody can come.
+    """
+
+    def __init__(self, keys: Keys, config: SwarmProvider, inventory: Mapping[str, bytes]) -> None:
+        """`inventory`: the documents that members are shown, by name."""
+        file = config.file
+        members = {*file.customers, *(node.npub for node in file.nodes)}
+        self.provider: Provider | None = None
+        self.transport = LinkEventTransport(keys.public, addresses(file))
+        self.node = Node(
+            keys,
+            policy=LinkPolicy(
+                admit=members.__contains__,
+                transport=TcpTls(config.congestion or None, allow_private=True),
+                beside=SameHost(keys),
+            ),
+            on_control=self._handle,
+        )
+        self.transport.links = self.node
+        self._inventory = InventoryExchange(self.node.open_link, inventory)
+
+    def _handle(self, peer: str, document: Mapping[str, Any]) -> None:
+        if self.transport.handle(peer, document) or self._inventory.handle(peer, document):
+            return
+        if self.provider is not None:
+            self.provider.controlled(peer, document)
+
+
 async def start(
     stack: AsyncExitStack, config: SwarmProvider, manifest: Manifest, blobs: Mapping[str, Path], folder: Path
 ) -> dict[str, Any]:
@@ -115,31 +146,8 @@ async def start(
     tasks = tuple(task for task, public in swarm.places().items() if public == keys.public)
     wanted = Serve(manifest=swarm.address, digest=digest, tasks=tasks, price_msat=0, slots=file.slots)
     served = Specializations(await specialize(record, (wanted,), installed(), make, {}))
-    said = {"swarm": RollCall(swarm=swarm.digest(), manifest=digest).pack(), "manifest": manifest.pack()}
-    if manifest.chat is not None:
-        said["chat"] = (await record.fetch_blob(manifest.chat.sha256, manifest.chat.bytes)).read_bytes()
-    if manifest.driver.name in tasks and manifest.mode == "generate":  # by which customers read what is generated
-        for name, blob in text_blobs(manifest).items():
-            said[name] = (await record.fetch_blob(blob.sha256, blob.bytes)).read_bytes()
-    at, members = addresses(file), {*file.customers, *(node.npub for node in file.nodes)}
-    relaying = LinkEventTransport(keys.public, at)
-    showing = InventoryExchange(lambda peer: node.open_link(peer), said)
-
-    def controlled(peer: str, document: Mapping[str, Any]) -> None:
-        if not relaying.handle(peer, document) and not showing.handle(peer, document):
-            provider.controlled(peer, document)
-
-    node = Node(
-        keys,
-        policy=LinkPolicy(
-            admit=members.__contains__,
-            transport=TcpTls(config.congestion or None, allow_private=True),
-            beside=SameHost(keys),
-        ),
-        on_control=controlled,
-    )
-    relaying.links = node
-    stack.push_async_callback(node.close)
+    links = SwarmLinks(keys, config, await _inventory(record, tasks))
+    stack.push_async_callback(links.node.close)
     spool = Spool(config.state / "spool", config.spool_bytes)
     stack.callback(spool.close)
     outage = Outage(
@@ -149,7 +157,7 @@ async def start(
         JobResources(
             keys=keys,
             record=record,
-            node=node,
+            node=links.node,
             ledger=ledger,
             admission=Admission(keys.public, ByFile(file), ledger, served.manifest, 0, file.lookahead),
             withdrawals=Withdrawals(),
@@ -157,26 +165,46 @@ async def start(
             proof=NoProof(spool),
             patience_s=_PATIENCE_S,
         ),
-        relays=relaying,
+        relays=links.transport,
         held=served,
         outage=outage,
     )
+    links.provider = provider
     running = asyncio.create_task(provider.run())
     stack.push_async_callback(stop, running)
     await asyncio.sleep(0)  # it follows what comes before anybody can come
-    host, port = host_port.parse(config.listen, "--listen", least_port=0, error=BadConfig)
-    try:
-        listening = await node.listen(host, port)
-    except OSError as error:
-        raise BadConfig("--listen", f"{config.listen}: {error.strerror or error}") from error
     return {
         "ready": "provider",
         "swarm": file.name,
         "npub": npub(keys.public),
         "public": keys.public,
         "name": here.called,
-        "listens": listening,
+        "listens": await _listen(links.node, config.listen),
         "tasks": list(tasks),
         "manifest": digest,
         "wait": running,
     }
+
+
+async def _inventory(record: FileRecord, tasks: Sequence[str]) -> dict[str, bytes]:
+    """The documents that this node shows, by name. Raises NotFound: a blob of its tasks is not there."""
+    manifest = record.cut
+    documents = {
+        "swarm": RollCall(swarm=record.swarm.digest(), manifest=manifest.digest()).pack(),
+        "manifest": manifest.pack(),
+    }
+    blobs = {} if manifest.chat is None else {"chat": manifest.chat}
+    if manifest.driver.name in tasks and manifest.mode == "generate":  # customers read by them what is generated
+        blobs |= text_blobs(manifest)
+    for name, blob in blobs.items():
+        documents[name] = (await record.fetch_blob(blob.sha256, blob.bytes)).read_bytes()
+    return documents
+
+
+async def _listen(node: Node, address: str) -> str:
+    """Where it listens. Raises BadConfig: it cannot."""
+    host, port = host_port.parse(address, "--listen", least_port=0, error=BadConfig)
+    try:
+        return await node.listen(host, port)
+    except OSError as error:
+        raise BadConfig("--listen", f"{address}: {error.strerror or error}") from error

@@ -16,6 +16,7 @@ from nodewire.kind import installed
 from nodewire.market import Market
 from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.net.address_policy import are_private
+from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.oracle import metrics as measuring
 from nodewire.oracle.clock_watch import ClockWatch
@@ -28,6 +29,7 @@ from nodewire.oracle.daemon import Oracle, Readers
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.pay import registry
+from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.pay.bond.presentation_store import PresentationStore
 from nodewire.pay.bond.presenter import Presenter
 from nodewire.pay.lightning.wallet import Wallet
@@ -69,52 +71,25 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     stack.callback(journal.close)
     clock = SystemClock()
     market = Market(pool, blobs, committee)
-    wallet = wallet_of(config.bonds) if config.bonds is not None else None
-    if wallet is not None:
-        stack.push_async_callback(wallet.close)
-    holder = None
-    if config.bonds is not None and wallet is not None:
-        holder = registry.bond_holder(config.bonds.kind, wallet)
+    holder = _open_holder(stack, config.bonds) if config.bonds is not None else None
     shares = Shares(committee, pool, holder)
     readers = Readers(market.keep, market.keep_snapshot)
     oracle = Oracle(seat, committee, pool, blobs, journal, clock, shares.counts, readers)
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
-    private = await are_private(config.relays)
-    node = Node(seat.keys, policy=LinkPolicy(transport=TcpTls(allow_private=private), beside=SameHost(seat.keys)))
-    node.ladder = Reach(node, seat.keys, pool)
-    stack.push_async_callback(node.close)
-    await stack.enter_async_context(link_health_store.kept(node.survey, config.state))
+    node = await _open_node(stack, config, seat.keys, pool)
     docket, library = Docket(market, pool), Library(market, pool)
-    workbench = None
-    if config.limits is not None:
-        workbench = Workbench(market, config.limits, config.state / "blobs")
-        stack.push_async_callback(workbench.close)
-        if committee.verify_rate_ppm:
-            after_s = (_number(committee, seat.keys.public) - 1) * WARMING_S
-            warming = asyncio.create_task(workbench.warm(installed().values(), after_s))
-            stack.callback(warming.cancel)
-    young_s = max(YOUNG_S, _YOUNG_EPOCHS * committee.epoch_ms / 1000)
-    loaded_blobs = (lambda: workbench.blobs) if workbench is not None else frozenset[str]
-    swept = asyncio.create_task(sweeping(config.blobs, config.disk, young_s=young_s, but=loaded_blobs))
-    stack.callback(swept.cancel)
+    workbench = _open_workbench(stack, config, market, seat.keys.public)
+    _sweep(stack, config, committee, workbench)
     loads = (workbench.loaded, workbench.reference) if workbench is not None else (None, None)
     inquiry = Inquiry(market, pool, docket, node, installed(), *loads)
     court = Court(seat.keys, pool, market, docket, inquiry, journal, clock, oracle.expel)
-
     presenter = None
     if config.bonds is not None and holder is not None:
         presented = PresentationStore(config.state / "presented.db", committee.digest())
         stack.callback(presented.close)
-        presenter = Presenter(
-            seat.keys,
-            committee,
-            pool,
-            holder,
-            presented,
-            collects=config.bonds.token_file is not None,
-        )
-
+        collects = config.bonds.token_file is not None
+        presenter = Presenter(seat.keys, committee, pool, holder, presented, collects=collects)
     watch = ClockWatch(committee, lambda: clock_offset.measured_s((*config.relays, *config.blossom)))
 
     async def all_of_it() -> None:
@@ -128,19 +103,62 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
 
     running = asyncio.create_task(all_of_it())
     stack.push_async_callback(stop, running)
-    here: list[Collector] = [Links(node), measuring.Committee(oracle, court, watch)]
-    apart: list[Collector] = []
-    if workbench is not None and config.worker is not None:
-        here.append(Workers(partial(_named, workbench)))
-        apart.append(Machines(partial(_named, workbench), config.worker.memory))
-    metrics = MetricsExposition("oracle", config.metrics.listen, here, apart)
     return {
         "ready": "oracle",
         "npub": seat.keys.npub,
         "committee": committee.name,
         "wait": running,
-        "metrics": metrics,
+        "metrics": _metrics(config, [Links(node), measuring.Committee(oracle, court, watch)], workbench),
     }
+
+
+def _open_holder(stack: AsyncExitStack, bonds: BondsConfig) -> BondHolder:
+    """Who holds the providers' bonds."""
+    wallet = wallet_of(bonds)
+    stack.push_async_callback(wallet.close)
+    return registry.bond_holder(bonds.kind, wallet)
+
+
+async def _open_node(stack: AsyncExitStack, config: OracleConfig, keys: Keys, pool: Pool) -> Node:
+    """A node that dials, and does not listen."""
+    private = await are_private(config.relays)
+    node = Node(keys, policy=LinkPolicy(transport=TcpTls(allow_private=private), beside=SameHost(keys)))
+    node.ladder = Reach(node, keys, pool)
+    stack.push_async_callback(node.close)
+    await stack.enter_async_context(link_health_store.kept(node.survey, config.state))
+    return node
+
+
+def _open_workbench(stack: AsyncExitStack, config: OracleConfig, market: Market, public: str) -> Workbench | None:
+    """What judges work, where the configuration has workers for it.
+
+    Where chunks are drawn its workers start, one oracle's after another's.
+    """
+    if config.limits is None:
+        return None
+    workbench = Workbench(market, config.limits, config.state / "blobs")
+    stack.push_async_callback(workbench.close)
+    if market.committee.verify_rate_ppm:
+        after_s = (_number(market.committee, public) - 1) * WARMING_S
+        warming = asyncio.create_task(workbench.warm(installed().values(), after_s))
+        stack.callback(warming.cancel)
+    return workbench
+
+
+def _sweep(stack: AsyncExitStack, config: OracleConfig, committee: Committee, workbench: Workbench | None) -> None:
+    """Keep the blobs' folder within its limit, but for what the workers have loaded."""
+    young_s = max(YOUNG_S, _YOUNG_EPOCHS * committee.epoch_ms / 1000)
+    loaded_blobs = (lambda: workbench.blobs) if workbench is not None else frozenset[str]
+    swept = asyncio.create_task(sweeping(config.blobs, config.disk, young_s=young_s, but=loaded_blobs))
+    stack.callback(swept.cancel)
+
+
+def _metrics(config: OracleConfig, here: list[Collector], workbench: Workbench | None) -> MetricsExposition:
+    apart: list[Collector] = []
+    if workbench is not None and config.worker is not None:
+        here.append(Workers(partial(_named, workbench)))
+        apart.append(Machines(partial(_named, workbench), config.worker.memory))
+    return MetricsExposition("oracle", config.metrics.listen, here, apart)
 
 
 def _named(workbench: Workbench) -> list[tuple[str, LastingWorker]]:

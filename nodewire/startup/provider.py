@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 from prometheus_client.registry import Collector
@@ -14,69 +12,32 @@ from prometheus_client.registry import Collector
 from nodewire.config import ProviderConfig
 from nodewire.core.stop import stop
 from nodewire.errors import BadConfig, NotAllowed
-from nodewire.kind import MakeWorker, installed
-from nodewire.market import Market, open_market
+from nodewire.market import open_market
 from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.net import host_port
-from nodewire.net.address_policy import are_private
 from nodewire.net.http_server import listening_socket
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
 from nodewire.pay import registry
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.till import Till
-from nodewire.pay.bond.bond_holder import is_share_paid
-from nodewire.pay.bond.presentation_store import PresentationStore
-from nodewire.pay.bond.presenter import Presenter
 from nodewire.pay.lightning import lnurl_server
 from nodewire.pay.lightning.wallet import Wallet
-from nodewire.protocol.job.request import Request
-from nodewire.protocol.market.coordinates import in_ms
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.provider import metrics
-from nodewire.provider.admission.cancellations import Withdrawals
-from nodewire.provider.admission.checks import Admission, CertifiedPlanner
-from nodewire.provider.admission.free_chunks import FreeChunks
-from nodewire.provider.autoscale.bootstrap import InstalledKinds, open_following
-from nodewire.provider.evidence.committer import Committer
-from nodewire.provider.evidence.grants import Grants
-from nodewire.provider.evidence.server import EvidenceServer, recall_from
-from nodewire.provider.evidence.store import KeptWork
-from nodewire.provider.evidence.verifier import JobVerifier, VerifierPorts
 from nodewire.provider.inference.claim_retry import claim_again
-from nodewire.provider.inference.job_factory import JobResources
-from nodewire.provider.inference.proof import SPOOL_EPOCHS, CommitteeProof
 from nodewire.provider.inference.service import Provider
-from nodewire.provider.market.announcer import Announcer, Measurements, describe, name_of
-from nodewire.provider.market.bond import BondKeeper, check_bond
-from nodewire.provider.market.listener import open_wire
-from nodewire.provider.market.observer import Observer
-from nodewire.provider.market.peer_sampler import Acquaintance, is_private
-from nodewire.provider.outage import Outage, disk_check, ledger_check, worker_check
-from nodewire.provider.profile import node_profile
-from nodewire.provider.tasks import queue_report
-from nodewire.provider.tasks.loader import specialize
-from nodewire.provider.tasks.registry import Specializations
+from nodewire.provider.market.bond import check_bond
+from nodewire.startup.inference import ProviderResources, open_inference
 from nodewire.store.state_lock import held
-from nodewire.store.sweep import sweeping
 from nodewire.training.fedstr.service import Fedstr
 from nodewire.training.provider.node import TrainerNode
 from nodewire.training.provider.service import TrainingService
 from nodewire.training.provider_bootstrap import open_training
-from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.link.link_manager import LinkPolicy
-from nodewire.wire.measure import link_health_store
-from nodewire.wire.metrics import Links, SpoolCollector
-from nodewire.wire.node import Node
-from nodewire.wire.shm import SameHost
 from nodewire.wire.transport import congestion
-from nodewire.wire.transport.tcp import TcpTls
 from nodewire.worker import devices
 from nodewire.worker.metrics import Machines, Workers
-from nodewire.worker.persistent_worker import LastingWorker, maker
-from nodewire.worker.worker_group import several
+from nodewire.worker.persistent_worker import LastingWorker
 
 
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
@@ -113,10 +74,12 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     serving: list[LastingWorker] = []
     training_workers: list[LastingWorker] = []
     if config.serve or config.specialize is not None:
-        provider, said, shown, serving = await _open_inference(stack, config, keys, pool, market, ledger, wallet, lnurl)
-        halves.append(provider)
-        here += shown
-        ready |= said
+        resources = ProviderResources(config, keys, pool, market, ledger, wallet, lnurl)
+        inference = await open_inference(stack, resources)
+        halves.append(inference.provider)
+        here += inference.collectors
+        ready |= inference.ready
+        serving = inference.workers
     if config.train is not None:
         trainer = TrainerNode(keys, pool, market.blobs, ledger, config.patience_s)
         training, fedstr, training_workers = await open_training(
@@ -171,165 +134,6 @@ async def _announced(running: asyncio.Task[None], halves: Sequence[Provider]) ->
     if running.done():
         waiting.cancel()
         running.result()
-
-
-async def _open_inference(
-    stack: AsyncExitStack,
-    config: ProviderConfig,
-    keys: Keys,
-    pool: Pool,
-    market: Market,
-    ledger: Ledger,
-    wallet: Wallet,
-    lnurl: str,
-) -> tuple[Provider, dict[str, Any], list[Collector], list[LastingWorker]]:
-    """What serves the tasks in [[serve]] and those that it follows demand to, what its ready line says of them, what it
-    shows Prometheus, and its workers, of which there may be others later.
-    """
-    job_kinds = installed()
-    made = list[LastingWorker]()
-
-    def workers_on(stack: AsyncExitStack) -> MakeWorker:
-        """Workers that end with `stack`."""
-        make = maker(stack, config.limits, config.blobs, batch=config.worker.batch)
-
-        def make_one(entry: str) -> LastingWorker:
-            made.append(make(entry))
-            stack.callback(made.remove, made[-1])
-            return made[-1]
-
-        return several(make_one, config.worker.processes)
-
-    profiled = node_profile.kept(config.state, config.limits)
-    room = config.worker.for_sessions
-    served = await specialize(market, config.serve, job_kinds, workers_on(stack), profiled.speeds, room)
-    held = Specializations(served)
-    swept = asyncio.create_task(sweeping(config.blobs, None, but=lambda: held.blobs))
-    stack.callback(swept.cancel)
-    follower = None
-    if config.specialize is not None:
-        follower = await open_following(
-            stack, config, keys.public, pool, market, held, InstalledKinds(job_kinds, workers_on, profiled.speeds)
-        )
-    reporting = asyncio.create_task(queue_report.report(made))
-    stack.callback(reporting.cancel)
-
-    async def publish_here(event: Event) -> None:
-        await pool.publish(event, timeout_s=10.0)
-
-    withdrawals = Withdrawals()
-    provider: Provider | None = None
-
-    def controlled(peer: str, document: Mapping[str, Any]) -> None:
-        if provider is not None:
-            provider.controlled(peer, document)
-
-    spool = Spool(config.state / "spool", config.spool)
-    stack.callback(spool.close)
-    kept = KeptWork(config.state / f"kept-{market.committee_digest[:16]}.db")
-    stack.callback(kept.close)
-    kept.interrupted(time.time() + SPOOL_EPOCHS * market.committee.epoch_ms / 1000)
-
-    async def manifest_of(request: Request) -> Manifest:
-        digest = request.plan.manifest
-        if (known := held.manifest(digest)) is not None:
-            return known
-        return await market.manifest(request.manifest_address, digest)
-
-    recall = recall_from(kept, manifest_of)
-    holding = EvidenceServer(keys, market.committee, spool, Grants(pool, market.committee).find_samples, recall)
-    judges = frozenset(oracle.pubkey for oracle in market.committee.oracles)
-    beside = SameHost(keys) if config.wire.same_host else None
-    node = Node(
-        keys,
-        on_control=controlled,
-        holder=holding.show,
-        policy=LinkPolicy(
-            judges=judges,
-            transport=TcpTls(
-                config.wire.congestion or None, allow_private=config.wire.private or await are_private(config.relays)
-            ),
-            beside=beside,
-        ),
-        expect=market.lists,
-    )
-    stack.push_async_callback(node.close)
-    await stack.enter_async_context(link_health_store.kept(node.survey, config.state))
-    wire = await open_wire(stack, config.wire, node, keys, pool)
-
-    ad = partial(describe, config, keys.public, wire=wire, lnurl=lnurl, committee=market.committee_digest)
-    holder = registry.bond_holder(config.wallet.kind, wallet)
-    bonding = BondKeeper(keys, holder, config.bond)
-    presenter = None
-    if config.bond.amount_msat:  # who has none never verifies
-        presented = PresentationStore(config.state / "presented.db", market.committee_digest)
-        stack.callback(presented.close)
-        presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
-    private = config.wire.private or all(map(is_private, wire))
-    observer = Observer(node, market, allow_private=private)
-    measured = Measurements(lambda: in_ms(node.survey.place.claim.at), profiled.published, observer.report)
-    announcer = Announcer(keys, pool, market, ad, held, bonding, measured)
-    meeting = asyncio.create_task(Acquaintance(node, market, allow_private=private).run())
-    stack.callback(meeting.cancel)
-    committing = Committer(keys, pool, market.blobs, market, kept)
-    verifying = JobVerifier(
-        keys=keys,
-        market=market,
-        relays=pool,
-        node=node,
-        job_kinds=job_kinds,
-        held=held,
-        ports=VerifierPorts(
-            commit=committing.commit,
-            keep=holding.verified,
-            publish=publish_here,
-            is_paid=lambda request, chunk, epoch, number: is_share_paid(
-                holder, request, chunk, epoch, market.committee, number
-            ),
-        ),
-    )
-    outage = Outage(
-        [disk_check(config.state), ledger_check(ledger), worker_check(lambda: [w.revived() for w in made])],
-        lambda: held.pause(is_paused=outage.cause is not None),
-    )
-    admission = Admission(
-        keys.public,
-        CertifiedPlanner(market, pool),
-        ledger,
-        held.manifest,
-        config.pow_bits,
-        config.lookahead,
-        FreeChunks(config.pow_bits, ledger.has_paid),
-    )
-    services = [market.run, announcer.run, observer.run, committing.run, verifying.run]
-    services += [one.run for one in (follower, presenter) if one is not None]
-    provider = Provider(
-        JobResources(
-            keys=keys,
-            record=market,
-            node=node,
-            ledger=ledger,
-            admission=admission,
-            withdrawals=withdrawals,
-            spool=spool,
-            proof=CommitteeProof(keys.public, kept, holding, committing, spool, market.committee),
-            patience_s=config.patience_s,
-            prefixes=config.prefixes,
-        ),
-        relays=pool,
-        held=held,
-        outage=outage,
-        beside=services,
-    )
-    ready = {
-        "name": name_of(config, keys.public),
-        "wire": list(wire),
-        "serves": {s.manifest.name: list(s.tasks) for s in served},
-        "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in served},
-        **({"specialize": config.specialize} if follower is not None else {}),
-    }
-    stall = metrics.Stall(keys.public, held, bonding, market, outage)
-    return provider, ready, [Links(node), SpoolCollector(spool, config.spool), stall], made
 
 
 async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys, till: Till) -> str:

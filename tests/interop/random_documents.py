@@ -70,6 +70,8 @@ _ATOMS = (None, True, False, "", "x", "a b", "é" * 65, "\N{SNOWMAN}" * 128, "lo
 _ATOMS += ("-", "a" * 64, "A" * 64, "0" * 64, "f" * 63, "02" + "0" * 64, "[::1]:65535", "x:65536", "x:0", "a" * 129)
 _NUMBERS = (-1, 0, 1, 2, 7, 8, 64, 65, 256, 257, 4_096, 4_097, 10**6, 10**6 + 1, 2**40, 2**40 + 1, 2**53 - 1, 2**53)
 _NUMBERS += (2_100_000_000_000_000_000, 2_100_000_000_000_000_001, 2**63, 2**64 - 1, 2**64, 10**30, 1.0, 0.5, -0.0)
+_ADAMW = {"optimizer": "adamw", "lr": "1e-05"}
+_TOPK = {"method": "topk", "block": 128, "fraction": "0.3", "bits": 2, "error_feedback": "0.9"}
 
 
 def write(file: Path, number: int = NUMBER, seed: int = SEED) -> None:
@@ -152,7 +154,11 @@ def _training(examples: dict[str, Any]) -> dict[str, list[Any]]:
 
 def _recipes(base: dict[str, Any]) -> list[Any]:
     """A recipe of each family, with what has several forms in its forms."""
-    blob = {"sha256": "5" * 64, "bytes": 9}
+    muon = {**base["inner"], "optimizer": "muon", "rise": 4}
+    return [base, *_recipes_of_scores(base, muon), *_recipes_of_texts(base, muon)]
+
+
+def _recipes_of_scores(base: dict[str, Any], muon: dict[str, Any]) -> list[Any]:
     linear = {"name": "linear", "inputs": 64, "classes": 10}
     cnn = {
         "name": "cnn",
@@ -164,36 +170,33 @@ def _recipes(base: dict[str, Any]) -> list[Any]:
         "pool": True,
         "classes": 2,
     }
-    decoder = {"name": "decoder", "tokens": "byte", "width": 48, "inner": 100, "layers": 3, "heads": 4, "kv_heads": 2}
-    decoder |= {"head_dim": 12, "positions": 64, "ends": [0, 255]}
-    stretched = {"factor": "8.0", "low_freq_factor": "1.0", "high_freq_factor": "4.0"}
-    stretched |= {"original_max_position_embeddings": 8_192}
-    bpe = {**decoder, "tokens": "bpe", "vocabulary": 900, "tokenizer": blob, "start": blob, "tied": False}
-    encoder = {"name": "encoder", "vocabulary": 500, "width": 36, "inner": 80, "layers": 2, "heads": 3, "positions": 40}
-    encoder |= {"tokenizer": blob}
-    windows, texts = (
-        {**base["data"], "layout": "bytes", "window": 64},
-        {**base["data"], "layout": "texts", "window": 30},
-    )
-    muon = {**base["inner"], "optimizer": "muon", "rise": 4}
-    adamw = {"optimizer": "adamw", "lr": "1e-05"}
-    topk = {"method": "topk", "block": 128, "fraction": "0.3", "bits": 2, "error_feedback": "0.9"}
-    pieces = {"method": "int4", "fragments": 2}
     needed = {
         "v": 1,
         "name": "few",
         "family": linear,
         "loss": "squared_error",
         "data": {"layout": "arrays"},
-        "inner": adamw,
+        "inner": _ADAMW,
     }
     needed |= {"steps": 7, "batch": 5, "rounds": 3}
-    lm = {"loss": "next_token", "data": windows}
     return [
-        base,
         needed,
         {**base, "family": linear, "compression": {"method": "int8"}, "precision": "bf16"},
-        {**base, "family": cnn, "inner": muon, "compression": topk, "audit": {"fraction": "0.0"}},
+        {**base, "family": cnn, "inner": muon, "compression": _TOPK, "audit": {"fraction": "0.0"}},
+    ]
+
+
+def _recipes_of_texts(base: dict[str, Any], muon: dict[str, Any]) -> list[Any]:
+    decoder, bpe, encoder = _text_families()
+    windows, texts = (
+        {**base["data"], "layout": "bytes", "window": 64},
+        {**base["data"], "layout": "texts", "window": 30},
+    )
+    stretched = {"factor": "8.0", "low_freq_factor": "1.0", "high_freq_factor": "4.0"}
+    stretched |= {"original_max_position_embeddings": 8_192}
+    pieces = {"method": "int4", "fragments": 2}
+    lm = {"loss": "next_token", "data": windows}
+    return [
         {**base, **lm, "family": {**decoder, "rope_scaling": stretched}, "compression": pieces, "inner": muon},
         {
             **base,
@@ -208,17 +211,28 @@ def _recipes(base: dict[str, Any]) -> list[Any]:
             "family": bpe,
             "data": {**windows, "layout": "tokens"},
             "adapter": {"rank": 4, "alpha": 8, "targets": ["q_proj", "embed_tokens"]},
-            "inner": adamw,
+            "inner": _ADAMW,
         },
         {
             **base,
             "family": encoder,
             "loss": "contrastive",
             "data": texts,
-            "compression": {**topk, "bits": 8},
+            "compression": {**_TOPK, "bits": 8},
             "inner": muon,
         },
     ]
+
+
+def _text_families() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """A decoder of bytes, one of a tokenizer's ids, and an encoder."""
+    blob = {"sha256": "5" * 64, "bytes": 9}
+    decoder = {"name": "decoder", "tokens": "byte", "width": 48, "inner": 100, "layers": 3, "heads": 4, "kv_heads": 2}
+    decoder |= {"head_dim": 12, "positions": 64, "ends": [0, 255]}
+    bpe = {**decoder, "tokens": "bpe", "vocabulary": 900, "tokenizer": blob, "start": blob, "tied": False}
+    encoder = {"name": "encoder", "vocabulary": 500, "width": 36, "inner": 80, "layers": 2, "heads": 3, "positions": 40}
+    encoder |= {"tokenizer": blob}
+    return decoder, bpe, encoder
 
 
 def _transcripts(recipe: dict[str, Any], examples: dict[str, Any]) -> list[Any]:

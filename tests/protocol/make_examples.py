@@ -200,7 +200,40 @@ def _reach() -> Mapping[str, Any]:
 
 def _training() -> Mapping[str, Any]:
     recipe, salt = Recipe.from_toml(RECIPE), digest("training")
-    ad = Trainer(
+    ticket = _round_ticket(recipe, salt)
+    round_ = _round(recipe, salt, ticket)
+    tags, content = rounds.tags_and_content(round_, relays=(RELAY,))
+    request = sign(CUSTOMER, kinds.FEDAVG, created_at=AT_S, tags=tags, content=content)
+    details = _delivery_details(recipe)
+    commitment = details.commitment(STAGE.public, request.id, 0, 0)
+    goods = delivery.Goods(commitment, _blob("update ciphertext"), 750, _sealed(STAGE, details.to_json()))
+    come = delivery.build(STAGE, kinds.FEDAVG, request.id, CUSTOMER.public, goods, created_at=AT_S + 20)
+    counted = round_close.CountedResult(
+        request=request.id, provider=STAGE.public, index=0, result=come.id, commitment=commitment
+    )
+    close = round_close.build(
+        CUSTOMER,
+        kinds.FEDAVG,
+        round_close.Close(job=round_.job, round=0, nonce=digest("nonce"), results=(counted,)),
+        created_at=AT_S + 25,
+    )
+    return {
+        "recipe": {"document": recipe.document(), "digest": recipe.digest()},
+        "trainer": trainer_ad.build(STAGE, _trainer(), created_at=AT_S, expires_at_s=AT_S + 600),
+        "round": request,
+        "round_ticket": ticket.document(),
+        "delivery": come,
+        "delivered": details.document(),
+        "round_close": close,
+        "snapshots_asked": audit.ask(
+            CUSTOMER, kinds.FEDAVG, request.id, STAGE.public, close.id, (1, 2), created_at=AT_S + 26
+        ),
+        "outer": _outer(recipe, round_, come.id, details.samples),
+    }
+
+
+def _trainer() -> Trainer:
+    return Trainer(
         name="ada",
         kinds=(kinds.FEDAVG, kinds.DILOCO),
         families=("mlp",),
@@ -213,7 +246,10 @@ def _training() -> Mapping[str, Any]:
         deposit_ppm=250_000,
         lnurl="https://ada.example/pay",
     )
-    ticket = RoundTicket(
+
+
+def _round_ticket(recipe: Recipe, salt: str) -> RoundTicket:
+    return RoundTicket(
         request="00" * 32,
         index=0,
         salt=salt,
@@ -223,22 +259,31 @@ def _training() -> Mapping[str, Any]:
         shard_key=digest("shard key"),
         shard_sha256=digest("shard"),
     )
-    gflop = rounds.work_gflop(recipe, recipe.steps)
+
+
+def _round(recipe: Recipe, salt: str, ticket: RoundTicket) -> Round:
     assigned = ShardAssignment(
         index=0,
         provider=STAGE.public,
         data=_blob("shard ciphertext"),
         steps=recipe.steps,
-        gflop=gflop,
+        gflop=rounds.work_gflop(recipe, recipe.steps),
         price_msat=1_000,
         deposit_msat=250,
         ticket=ticket.seal(),
     )
-    named = {"job": rounds.job_of(CUSTOMER.public, salt), "round": 0, "seal": rounds.seal_of(recipe.digest(), salt)}
-    round_ = Round(**named, theta=_blob("theta ciphertext"), shards=(assigned,), deadline_s=60)
-    tags, content = rounds.tags_and_content(round_, relays=(RELAY,))
-    request = sign(CUSTOMER, kinds.FEDAVG, created_at=AT_S, tags=tags, content=content)
-    delivered = DeliveryDetails(
+    return Round(
+        job=rounds.job_of(CUSTOMER.public, salt),
+        round=0,
+        seal=rounds.seal_of(recipe.digest(), salt),
+        theta=_blob("theta ciphertext"),
+        shards=(assigned,),
+        deadline_s=60,
+    )
+
+
+def _delivery_details(recipe: Recipe) -> DeliveryDetails:
+    return DeliveryDetails(
         key=digest("update key"),
         sha256=digest("update"),
         bytes=38_000,
@@ -246,43 +291,25 @@ def _training() -> Mapping[str, Any]:
         losses=(2_301_000, 1_874_000),
         states=(digest("state 1"), digest("state 2")),
     )
-    commitment = delivered.commitment(STAGE.public, request.id, 0, 0)
-    goods = delivery.Goods(commitment, _blob("update ciphertext"), 750, _sealed(STAGE, delivered.to_json()))
-    come = delivery.build(STAGE, kinds.FEDAVG, request.id, CUSTOMER.public, goods, created_at=AT_S + 20)
-    counted = round_close.CountedResult(
-        request=request.id, provider=STAGE.public, index=0, result=come.id, commitment=commitment
-    )
-    close = round_close.build(
-        CUSTOMER,
-        kinds.FEDAVG,
-        round_close.Close(job=round_.job, round=0, nonce=digest("nonce"), results=(counted,)),
-        created_at=AT_S + 25,
-    )
+
+
+def _outer(recipe: Recipe, round_: Round, result: str, samples: int) -> Event:
+    """A request for the outer step that follows from one result of a round."""
     step = Optimization(
-        **named,
+        job=round_.job,
+        round=round_.round,
+        seal=round_.seal,
         provider=DRIVER.public,
         theta=round_.theta,
-        inputs=(Input(result=come.id, index=0, weight=delivered.samples, update=_blob("update ciphertext")),),
+        inputs=(Input(result=result, index=0, weight=samples, update=_blob("update ciphertext")),),
         gflop=outer_step.work_gflop(recipe, 1),
         price_msat=1_000,
         deposit_msat=250,
         ticket=digest("outer ticket"),
         deadline_s=60,
     )
-    outer_tags, outer_content = outer_step.tags_and_content(step, relays=(RELAY,))
-    return {
-        "recipe": {"document": recipe.document(), "digest": recipe.digest()},
-        "trainer": trainer_ad.build(STAGE, ad, created_at=AT_S, expires_at_s=AT_S + 600),
-        "round": request,
-        "round_ticket": ticket.document(),
-        "delivery": come,
-        "delivered": delivered.document(),
-        "round_close": close,
-        "snapshots_asked": audit.ask(
-            CUSTOMER, kinds.FEDAVG, request.id, STAGE.public, close.id, (1, 2), created_at=AT_S + 26
-        ),
-        "outer": sign(CUSTOMER, kinds.OUTER, created_at=AT_S + 30, tags=outer_tags, content=outer_content),
-    }
+    tags, content = outer_step.tags_and_content(step, relays=(RELAY,))
+    return sign(CUSTOMER, kinds.OUTER, created_at=AT_S + 30, tags=tags, content=content)
 
 
 def _blob(name: str) -> BlobRef:

@@ -31,77 +31,112 @@ log = logging.getLogger("nodewire.customer")
 _ZAPPED = 9735
 
 
-async def transcribe(course: Course, salt: str) -> Transcript:
-    """All that happened so far, signed; after at least one outer step."""
-    requests: dict[str, happened.RequestPublication] = {}
-    delivered: dict[tuple[str, str], str] = {}
-    steps: dict[str, str] = {}
-    """Requests for outer steps: a step is made again from its results, whoever made it."""
-    step_results: dict[str, str] = {}
-    closes, asks, answers, payments = [], [], [], []
-    made: list[OuterStepRecord] = []
-    undone: list[UndoneSteps] = []
-    recipe, before, shards = course.recipe, "", 0
-    for event in course.journal.events():
+class JournalSummary:
+    """What a training's journal says, up to the event that was added last.
+
+    Of outer steps the requests are kept apart: a step is made again from its results, whoever made it.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.requests: dict[str, happened.RequestPublication] = {}
+        """Of rounds, by their ids."""
+        self.results: dict[tuple[str, str], str] = {}
+        """By request and provider."""
+        self.steps: dict[str, str] = {}
+        """Requests for outer steps, by their ids."""
+        self.step_results: dict[str, str] = {}
+        self.closes: list[str] = []
+        self.asks: list[str] = []
+        self.answers: list[str] = []
+        self.payments: list[Payment] = []
+        self.shards = 0
+        self.weights = ""
+        """The SHA-256 of those that stand now."""
+        self.rounds: list[OuterStepRecord] = []
+        self.rollbacks: list[UndoneSteps] = []
+
+    def add(self, event: happened.Event) -> None:
+        """Take note of the journal's next event."""
         match event:
             case happened.TrainingStart():
-                before, shards = event.theta.plain_sha256, len(event.shards)
+                self.weights, self.shards = event.theta.plain_sha256, len(event.shards)
             case happened.RequestPublication():
-                requests[event.request] = event
+                self.requests[event.request] = event
             case happened.StepPublication():
-                steps[event.request] = event.event
-            case happened.ResultArrival() if event.request in steps:
-                step_results.setdefault(event.request, event.event)
+                self.steps[event.request] = event.event
+            case happened.ResultArrival() if event.request in self.steps:
+                self.step_results.setdefault(event.request, event.event)
             case happened.ResultArrival():
-                delivered.setdefault((event.request, event.provider), event.event)
+                self.results.setdefault((event.request, event.provider), event.event)
             case happened.ClosePublication():
-                closes.append(event.event)
+                self.closes.append(event.event)
             case happened.AuditOutcome():
-                asks += [event.ask] if event.ask else []
-                answers += [event.answer] if event.answer else []
+                self.asks += [event.ask] if event.ask else []
+                self.answers += [event.answer] if event.answer else []
             case happened.ResultPayment():
-                payments.append(
-                    Payment(
-                        request=event.request, provider=event.provider, part=event.part, amount_msat=event.amount_msat
-                    )
-                )
+                self._add_payment(event)
             case happened.StepCompletion():
-                results = tuple(_weighed(one, event.round, recipe) for one in event.counted)
-                after = event.theta.plain_sha256
-                made.append(
-                    OuterStepRecord(round=event.round, before=before, after=after, loss=event.loss, results=results)
-                )
-                before = after
-            case happened.StepRollback(round_, failed):
-                blamed = tuple(BlamedResult(request=request, provider=provider) for request, provider in failed)
-                undone.append(UndoneSteps(failed=blamed, rounds=tuple(made[round_:])))
-                before = made[round_].before
-                del made[round_:]
+                self._add_step(event)
+            case happened.StepRollback():
+                self._roll_back(event)
+
+    def bought(self) -> BoughtSteps | None:
+        """The outer steps that providers made; None if the customer made all."""
+        if not self.steps:
+            return None
+        return BoughtSteps(
+            requests=tuple(self.steps.values()),
+            results=tuple(self.step_results.values()),
+            payments=tuple(one for one in self.payments if one.request in self.steps),
+        )
+
+    def _add_payment(self, payment: happened.ResultPayment) -> None:
+        self.payments.append(
+            Payment(
+                request=payment.request, provider=payment.provider, part=payment.part, amount_msat=payment.amount_msat
+            )
+        )
+
+    def _add_step(self, step: happened.StepCompletion) -> None:
+        results = tuple(_weighed(one, step.round, self._recipe) for one in step.counted)
+        after = step.theta.plain_sha256
+        self.rounds.append(
+            OuterStepRecord(round=step.round, before=self.weights, after=after, loss=step.loss, results=results)
+        )
+        self.weights = after
+
+    def _roll_back(self, rollback: happened.StepRollback) -> None:
+        blamed = tuple(BlamedResult(request=request, provider=provider) for request, provider in rollback.failed)
+        self.rollbacks.append(UndoneSteps(failed=blamed, rounds=tuple(self.rounds[rollback.round :])))
+        self.weights = self.rounds[rollback.round].before
+        del self.rounds[rollback.round :]
+
+
+async def transcribe(course: Course, salt: str) -> Transcript:
+    """All that happened so far, signed; after at least one outer step."""
+    summary = JournalSummary(course.recipe)
+    for event in course.journal.events():
+        summary.add(event)
     return Transcript(
         customer=course.session.keys.public,
         job=course.requests.job,
         salt=salt,
-        recipe=recipe.document(),
-        shards=shards,
+        recipe=course.recipe.document(),
+        shards=summary.shards,
         network=course.session.network,
-        requests=tuple(one.event for one in requests.values()),
-        results=tuple(delivered.values()),
-        closes=tuple(closes),
-        asks=tuple(asks),
-        answers=tuple(answers),
-        receipts=await _receipts(course, [*requests, *steps]),
-        payments=tuple(one for one in payments if one.request not in steps),
-        rounds=tuple(made),
-        undone=tuple(undone),
-        weights=before,
-        bought=BoughtSteps(
-            requests=tuple(steps.values()),
-            results=tuple(step_results.values()),
-            payments=tuple(one for one in payments if one.request in steps),
-        )
-        if steps
-        else None,
-        opened=_opened(course, list(requests.values()), list(delivered.values()), answers),
+        requests=tuple(one.event for one in summary.requests.values()),
+        results=tuple(summary.results.values()),
+        closes=tuple(summary.closes),
+        asks=tuple(summary.asks),
+        answers=tuple(summary.answers),
+        receipts=await _receipts(course, [*summary.requests, *summary.steps]),
+        payments=tuple(one for one in summary.payments if one.request not in summary.steps),
+        rounds=tuple(summary.rounds),
+        undone=tuple(summary.rollbacks),
+        weights=summary.weights,
+        bought=summary.bought(),
+        opened=_opened(course, list(summary.requests.values()), list(summary.results.values()), summary.answers),
     ).signed(course.session.keys)
 
 

@@ -44,32 +44,56 @@ def with_own_ledger(market, name, read):
         ledger.close()
 
 
+async def has_ended(market, provider, request):
+    """A provider waits for its payment as long as its patience, and then says that it has not come."""
+    wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), authors=frozenset({provider}), tags={"e": frozenset({request})})
+    async with asyncio.timeout(60):
+        while not any(feedback.parse(said).status == "error" for said in await market.events(wanted)):
+            await asyncio.sleep(0.1)
+
+
+def settle_what_broke(market, ned, ola):
+    """Nothing of it is owed; who wants to be served by this node before a day is over may pay it all the same."""
+    settle = ["wallet", "settle", "--config", str(market.config_of("jinxed")), "--yes"]
+    shown = market.run(*settle)
+    assert b"need not be paid, yet may be" in shown.stdout + shown.stderr
+    claims = market.command(*settle)["debts"]
+    asked = {one: [c for c in claims if c["provider"] == one] for one in (ned, ola)}
+    assert (len(asked[ned]), len(asked[ned]) + len(asked[ola])) == (MAX_BROKEN + 1, len(claims))
+    assert not any(claim["paid"] or claim["owed"] for claim in claims)
+    done = market.command(*settle, "--broken", ned)["debts"]
+    assert {one["provider"] for one in done if one["paid"]} == {ned}
+
+
+async def earned_msat(market, customer):
+    """What ned and ola earned, where nobody was paid too much and the customer's wallet has what its ledger says."""
+    spent = with_own_ledger(market, "jinxed", lambda ledger: ledger.spent())
+    assert (await market.balances_msat("jinxed"))["jinxed"] == 100_000_000 - spent.paid_msat - spent.fees_msat
+    for name in (*STALLS, "ned", "ola"):
+        assert with_own_ledger(market, name, lambda ledger: ledger.overpaid_msat(customer)) == 0
+    return sum(with_own_ledger(market, name, lambda ledger: ledger.earned_msat()) for name in ("ned", "ola"))
+
+
 async def test_an_honest_node_serves_on_who_a_liar_behind_it_kept_from_paying_up_to_a_bound(market, pair):
     ned, ola = pair
     cyd, encoder = market.public["cyd"], market.encoder["address"]
     epoch = await market.until(lambda s: s.node(ned) is not None and s.node(ola) is not None)
     async with market.customer("jinxed") as jinxed:
         await jinxed.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
-        me, config = jinxed.session.keys.public, market.config_of("jinxed")
+        me = jinxed.session.keys.public
         terms = jinxed.terms.model_copy(update={"driver": "local"})
         lied_to, honest = (terms.model_copy(update={"trusted": (ned, one)}) for one in (ola, cyd))
 
         def unpaid():
             return with_own_ledger(market, "ned", lambda ledger: len(ledger.unpaid_dues(me)))
 
-        async def has_ended(request):
-            wanted = Filter(
-                kinds=frozenset({kinds.FEEDBACK}), authors=frozenset({ned}), tags={"e": frozenset({request})}
-            )
-            async with asyncio.timeout(60):  # it waits for its payment as long as its patience
-                while not any(feedback.parse(said).status == "error" for said in await market.events(wanted)):
-                    await asyncio.sleep(0.1)
-
         async def broken_off(times):
             while unpaid() < times:  # who hears of the end before it has claimed anything is owed nothing
                 with pytest.raises(FrameRejection):
                     await jinxed.embed(encoder, TEXTS, terms=lied_to)
-                await has_ended(next(one for one in reversed(jinxed.purchases) if one.is_underway).request.id)
+                await has_ended(
+                    market, ned, next(one for one in reversed(jinxed.purchases) if one.is_underway).request.id
+                )
             assert unpaid() == times
 
         bought = 0
@@ -88,28 +112,13 @@ async def test_an_honest_node_serves_on_who_a_liar_behind_it_kept_from_paying_up
         await market.settled("jinxed", ned=ned, ola=ola)
         assert with_own_ledger(market, "ned", lambda ledger: ledger.earned_msat()) == paid_msat
 
-        # Nothing of it is owed; who wants to be served by this node before a day is over may pay it all the same.
-        shown = market.run("wallet", "settle", "--config", str(config), "--yes")
-        assert b"need not be paid, yet may be" in shown.stdout + shown.stderr
-        claims = market.command("wallet", "settle", "--config", str(config), "--yes")["debts"]
-        asked = {one: [c for c in claims if c["provider"] == one] for one in (ned, ola)}
-        assert (len(asked[ned]), len(asked[ned]) + len(asked[ola])) == (MAX_BROKEN + 1, len(claims))
-        assert not any(claim["paid"] or claim["owed"] for claim in claims)
-        done = market.command("wallet", "settle", "--config", str(config), "--yes", "--broken", ned)["debts"]
-        assert {one["provider"] for one in done if one["paid"]} == {ned}
+        settle_what_broke(market, ned, ola)
         await market.settled("jinxed", ned=ned, ola=ola)
         assert unpaid() == 0
         await jinxed.embed(encoder, TEXTS, terms=honest)
         assert ned in jinxed.last["providers"]
     await market.settled("jinxed", ned=ned, ola=ola)
-    spent = with_own_ledger(market, "jinxed", lambda ledger: ledger.spent())
-    assert (await market.balances_msat("jinxed"))["jinxed"] == 100_000_000 - spent.paid_msat - spent.fees_msat
-    earned_msat = 0
-    for name in (*STALLS, "ned", "ola"):
-        assert with_own_ledger(market, name, lambda ledger: ledger.overpaid_msat(me)) == 0
-        if name in ("ned", "ola"):
-            earned_msat += with_own_ledger(market, name, lambda ledger: ledger.earned_msat())
-    assert earned_msat == paid_msat + (MAX_BROKEN + 2) * ENCODER_MSAT
+    assert await earned_msat(market, me) == paid_msat + (MAX_BROKEN + 2) * ENCODER_MSAT
     assert not with_own_ledger(market, "ned", lambda ledger: ledger.in_debt(me, time.time() + 10**6))
 
 
