@@ -179,10 +179,7 @@ _tags, _content = rounds.tags_and_content(ROUND, relays=("ws://r",))
 REQUEST = events.sign(ME, 8841, created_at=AT_S, tags=_tags, content=_content)
 OPENING = DeliveryDetails(key="01" * 32, sha256=HASH, bytes=5_000, samples=640, losses=(1, 2, 3), states=(HASH,) * 4)
 COMMITMENT = OPENING.commitment(OTHER.public, REQUEST.id, 3, 0)
-RESULT = delivery.build(
-    OTHER, 8841, REQUEST.id, ME.public, commitment=COMMITMENT, blob=BLOB, amount_msat=750, ciphertext="x",
-    created_at=AT_S,
-)  # fmt: skip
+RESULT = delivery.build(OTHER, 8841, REQUEST.id, ME.public, delivery.Goods(COMMITMENT, BLOB, 750, "x"), created_at=AT_S)
 
 
 def _jobs() -> dict[str, Target]:

@@ -23,11 +23,12 @@ PEER = """
 import asyncio, pathlib, sys, uvloop
 from nodewire.nostr.keys import Keys
 from nodewire.wire import JobChannelSpec, Node, Route
+from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.shm import SameHost
 async def main():
     secret, other, address, request, folder = sys.argv[1:]
     keys = Keys(bytes.fromhex(secret))
-    node = Node(keys, beside=SameHost(keys, pathlib.Path(folder)) if folder else None)
+    node = Node(keys, policy=LinkPolicy(beside=SameHost(keys, pathlib.Path(folder)) if folder else None))
     await node.link(other, [address])
     routes = {"there": Route(other, node.public), "back": Route(node.public, other)}
     job = node.open_job(JobChannelSpec(request, routes))

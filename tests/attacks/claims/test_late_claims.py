@@ -10,6 +10,7 @@ import pytest
 from nodewire.customer.job import settlement
 from nodewire.customer.job.durations import JobTimes
 from nodewire.customer.job.job import Purchase
+from nodewire.customer.job.order import JobOrder
 from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.errors import LinkLost, NoProvider
 from nodewire.protocol.job.plan import Terms
@@ -55,7 +56,8 @@ def purchase(payments: JobPayments) -> tuple[Purchase, Planner]:
     made._running = SimpleNamespace(payments=payments, find_absent=find_absent, end=payments.close, **running)
     made._done, made._gone, made._earlier, made._paying, made.timing = False, set(), [], None, JobTimes()
     made._terms = Terms(max_chunk_msat=10**6, max_total_msat=BUDGET_MSAT)
-    made._busy, made._wish, made._patience, made._kind, made.manifest = [], None, 1, None, documents.manifest()
+    made._busy, made._wish, made._patience, made.manifest = [], None, 1, documents.manifest()
+    made._order = JobOrder(None, "", made.manifest, {}, [])
     made._session = SimpleNamespace(
         planner=planner,
         beside=asyncio.create_task,

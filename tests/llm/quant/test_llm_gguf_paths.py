@@ -161,7 +161,11 @@ FAULTS = {
     "another architecture": (SMALL.saying("general.architecture", TEXT, "rwkv7"), Unsupported, "rwkv7 is not one of"),
     "no width": (SMALL.without("llama.embedding_length"), BadTask, "llama.embedding_length: missing"),
     "no epsilon": (SMALL.without("llama.attention.layer_norm_rms_epsilon"), BadTask, "rms_epsilon: missing"),
-    "an unknown key": (SMALL.saying("llama.ssm.state", U32, 1), BadTask, "llama.ssm.state: a field that is not known"),
+    "an unknown key": (
+        SMALL.saying("llama.ssm.state", U32, 1),
+        BadTask,
+        "llama.ssm.state: an unknown field that could change",
+    ),
     "absurd layers": (SMALL.saying("llama.block_count", U32, 2**31 - 1), BadTask, "num_hidden_layers"),
     "absurd context": (SMALL.saying("llama.context_length", U32, 2**31 - 1), BadTask, "max_position_embeddings"),
     "layers that are not there": (

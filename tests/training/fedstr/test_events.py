@@ -56,7 +56,7 @@ def test_a_result_has_room_for_the_largest_request_that_is_read():
     inputs = [["i", "https://a.example/" + "a" * 1_000, "url", "", marker] for marker in ("data", "state", *"abcdef")]
     event = request([padding, *inputs, *TAGS[2:4], *TAGS[5:7], ["param", "model", "linear"], *LINEAR])
     asked = fedstr.parse(event, PROVIDER)
-    result = fedstr.result(PROVIDER, asked, "c" * 4_000, created_at=1, amount_msat=2**62, bolt11="l" * 2_048)
+    result = fedstr.result(PROVIDER, asked, "c" * 4_000, created_at=1, bill=fedstr.Bill(2**62, "l" * 2_048))
     assert len(asked.text) > 20_000 and len(result.to_json()) <= events.MAX_BYTES
 
 

@@ -10,6 +10,7 @@ import tests.pay.bond_market as bm
 from nodewire.errors import BadInput, BadInvoice, BadQuorum, Busy, NotAllowed
 from nodewire.nostr import event as events
 from nodewire.pay.bond.settlement import WITHHELD_TIMES
+from nodewire.protocol.committee import oracle_round
 from nodewire.protocol.verification import verdict
 from nodewire.protocol.verification.verdict import Certificate
 from simnet import shares
@@ -180,7 +181,7 @@ def test_votes_in_two_ballots_are_not_added_up(world):
     first = bm.certificate(said, voters=tuple(bm.ORACLES[:2]))
     votes = verdict.parse(first).votes
     topic = verdict.topic(verdict.second(said.key))
-    late = bm.inventory.build_vote(bm.ORACLES[2], said.committee, topic, said.digest(), created_at=7)
+    late = oracle_round.build_vote(bm.ORACLES[2], said.committee, topic, said.digest(), created_at=7)
     mixed = verdict.build(bm.STRANGER, Certificate(said, (*votes, late)), created_at=8)
     with pytest.raises(BadQuorum):
         world.treasurer.present(mixed, REQUEST)
