@@ -136,9 +136,9 @@ def _training(examples: dict[str, Any]) -> dict[str, list[Any]]:
     ]
     output = {"urls": ["https://b.example/" + one], "sha256": one, "bytes": 9, "key": two, "update_sha256": three}
     return {
-        "Delivered": [examples["delivered"], {**examples["delivered"], "carried": one}],
+        "DeliveryDetails": [examples["delivered"], {**examples["delivered"], "carried": one}],
         "Optimization": [step, {**step, "momenta": blob, "inputs": inputs}],
-        "OuterDelivered": [{**outer_result, "momenta_sha256": one}],
+        "OuterDeliveryDetails": [{**outer_result, "momenta_sha256": one}],
         "OuterTicket": [{**outer_ticket, "momenta_key": None, "momenta_sha256": None, "opens": opens}],
         "Output": [{"v": 1, **output, "update_bytes": 8, "samples": 3, "loss": 2}],
         "Progress": [{"v": 1, "step": 3, "loss": 2_301_000}],
@@ -146,7 +146,7 @@ def _training(examples: dict[str, Any]) -> dict[str, list[Any]]:
         "Round": [round_, {**round_, "shards": shards, "start": blob, "previous": three, "inline": 45_056}],
         "RoundClose": [json.loads(examples["round_close"]["content"])],
         "RoundTicket": [ticket, {**ticket, "start_key": one, "carried": two}],
-        "Showing": [{"v": 1, "shown": states}],
+        "AuditAnswer": [{"v": 1, "shown": states}],
         "Trainer": [json.loads(examples["trainer"]["content"])],
         "Transcript": _transcripts(recipe, examples),
     }

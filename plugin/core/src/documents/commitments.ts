@@ -12,7 +12,7 @@ import { pack } from "../msgpack.js";
 import { isMap, type Value } from "../value.js";
 import type { Recipe } from "./recipe.js";
 import { carries, takesOf } from "./takes.js";
-import { type Delivered, type OuterDelivered, type OuterTicket, outerTicket, type RoundTicket, roundTicket } from "./training.js";
+import { type DeliveryDetails, type OuterDeliveryDetails, type OuterTicket, outerTicket, type RoundTicket, roundTicket } from "./training.js";
 
 /** The digest of what is carried on where that is nothing. */
 export const NOTHING = "0".repeat(64);
@@ -41,14 +41,14 @@ function withoutRequest(said: Value): Value {
 }
 
 /** `x` of a round's result. */
-export function roundCommitment(of: Delivered, provider: string, request: string, round: bigint, index: bigint): string {
+export function roundCommitment(of: DeliveryDetails, provider: string, request: string, round: bigint, index: bigint): string {
   const leaves = [...of.states, of.sha256, ...(of.carried === null ? [] : [of.carried])];
   const tree = root(leaves.map((one) => leaf(fromHex(one))));
   return digest("nodewire/round/1", [provider, request, round, index, tree]);
 }
 
 /** `x` of an outer step's result. */
-export function stepCommitment(of: OuterDelivered, provider: string, request: string, round: bigint): string {
+export function stepCommitment(of: OuterDeliveryDetails, provider: string, request: string, round: bigint): string {
   return digest("nodewire/outer/1", [provider, request, round, of.root]);
 }
 

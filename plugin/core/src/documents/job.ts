@@ -105,7 +105,7 @@ const sentFields = object({
   sig: hex64,
 });
 
-export type Sent = Typed<typeof sentFields>;
+export type FrameStatement = Typed<typeof sentFields>;
 export const sent = document(sentFields, { what: "sent", code: "bad-frame", mostBytes: 1024 });
 
 export interface SentFrame {

@@ -193,7 +193,7 @@ const outerDeliveredFields = object({
   root: hex32,
 });
 
-export type OuterDelivered = Typed<typeof outerDeliveredFields>;
+export type OuterDeliveryDetails = Typed<typeof outerDeliveredFields>;
 export const outerDelivered = document(outerDeliveredFields, { what: "result", code: "bad-event", mostBytes: 4 * KiB });
 
 const deliveredFields = object({
@@ -207,7 +207,7 @@ const deliveredFields = object({
   carried: hex32OrNull,
 });
 
-export type Delivered = Typed<typeof deliveredFields>;
+export type DeliveryDetails = Typed<typeof deliveredFields>;
 /** The plain text of a result's content. */
 export const delivered = document(deliveredFields, { what: "result", code: "bad-event", mostBytes: 40 * KiB });
 
@@ -247,6 +247,6 @@ export const roundClose = document(
 
 const shown = object({ segment: integer(0n, 384n), blob, key: hex32, sha256: hex32 });
 const showingFields = object({ v: version, shown: list(shown, 128, 1) });
-export type Showing = Typed<typeof showingFields>;
+export type AuditAnswer = Typed<typeof showingFields>;
 /** The plain text of a 6844's content. */
 export const showing = document(showingFields, { what: "showing", code: "bad-event", mostBytes: 40 * KiB });

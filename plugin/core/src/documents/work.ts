@@ -94,7 +94,7 @@ const sampledFields = object({
   samples: list(sample, 256, 1),
 });
 
-export type Sampled = Typed<typeof sampledFields>;
+export type JobSamples = Typed<typeof sampledFields>;
 export const sampled = document(sampledFields, { what: "sampled", code: "bad-event", mostBytes: 60_000 });
 
 const reportFields = object({

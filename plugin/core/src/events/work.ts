@@ -11,7 +11,7 @@ import {
   complaintCase,
   type Report,
   report,
-  type Sampled,
+  type JobSamples,
   sampled,
   sampleKey,
 } from "../documents/work.js";
@@ -126,7 +126,7 @@ export function buildComplaint(committee: string, claim: NostrEvent, createdAt: 
   return { kind: EVIDENCE, created_at: createdAt, tags: cited, content: formatJson(content) };
 }
 
-export function parseSampled(event: NostrEvent): Sampled {
+export function parseSampled(event: NostrEvent): JobSamples {
   tags.checkKind(event, SAMPLED);
   const found = sampled.parseJson(event.content);
   tags.agree("c", tags.hex32(event, "c"), found.committee);
@@ -140,9 +140,9 @@ export function parseSampled(event: NostrEvent): Sampled {
   return found;
 }
 
-const verifiersOf = (of: Sampled): string[] => [...new Set(of.samples.flatMap((one) => one.verifiers))];
+const verifiersOf = (of: JobSamples): string[] => [...new Set(of.samples.flatMap((one) => one.verifiers))];
 
-export function buildSampled(of: Sampled, createdAt: number): EventTemplate {
+export function buildSampled(of: JobSamples, createdAt: number): EventTemplate {
   const cited = [
     ["c", of.committee],
     ["n", tags.epochTopic(of.epoch)],
