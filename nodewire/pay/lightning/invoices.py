@@ -23,6 +23,8 @@ from nodewire.errors import BadInvoice, TooLarge
 MAX_CHARS = 2_048  # a plain invoice has about 300, one with route hints under 1,000
 MAX_MSAT = 10**14 - 1  # bolt11 2.2 shortens multiples of 1,000 BTC once too often
 MAX_EXPIRY_S = 366 * 86_400
+MAX_FINAL_CLTV = 288
+"""How many blocks a payee may ask for at the end of the route: so long, two days, a payment that hangs is locked."""
 NETWORKS = ("bc", "tb", "tbs", "bcrt")
 REGTEST = "bcrt"
 
@@ -44,6 +46,8 @@ class Invoice:
     description_hash: str | None
     created_at_s: int
     expires_at_s: int
+    min_final_cltv_expiry: int
+    """Blocks that the payee asks for to claim the payment in."""
 
     def is_expired(self, now_s: float) -> bool:
         return now_s >= self.expires_at_s
@@ -77,6 +81,7 @@ def _decode(text: str) -> Invoice:
         features = raw.features.feature_list if raw.features else {}
         payee, payment_hash, created_at_s, expiry_s = raw.payee, raw.payment_hash, raw.date, raw.expiry
         description, description_hash = raw.description, raw.description_hash
+        final_cltv = raw.min_final_cltv_expiry
     except Exception as error:  # the library's bit reader raises whatever it stumbled over
         raise BadInvoice("invoice", f"{type(error).__name__}: {error}"[:200]) from error
     if payee != signer:
@@ -95,6 +100,7 @@ def _decode(text: str) -> Invoice:
         description_hash=description_hash,
         created_at_s=created_at_s,
         expires_at_s=created_at_s + expiry_s,
+        min_final_cltv_expiry=final_cltv,
     )
 
 
@@ -110,7 +116,7 @@ def check(
     """Check an invoice against what was asked for, before it is paid.
 
     Raises:
-        BadInvoice: another amount, network, payee or description hash, or expired.
+        BadInvoice: another amount, network, payee or description hash, expired, or of too long a lock at its end.
     """
     if network is not None and invoice.network != network:
         raise BadInvoice("network", f"ln{invoice.network}, not ln{network}")
@@ -122,6 +128,9 @@ def check(
         raise BadInvoice("payee", "another node than before")
     if invoice.is_expired(now_s):
         raise BadInvoice("expiry", f"expired at {invoice.expires_at_s}")
+    if invoice.min_final_cltv_expiry > MAX_FINAL_CLTV:
+        blocks = f"{invoice.min_final_cltv_expiry} blocks, at most {MAX_FINAL_CLTV}"
+        raise BadInvoice("min_final_cltv_expiry", f"{blocks}: so long a payment may hang. Have the payee ask for less")
 
 
 def issue(

@@ -152,6 +152,8 @@ async def test_an_offer_that_is_not_as_it_must_be_is_refused(endpoint, offer, er
         ({"description_hash": None, "description": "zap"}, "description_hash"),
         ({"created_at_s": 1_700_000_000}, "expiry"),
         ({"network": "bc"}, "network"),
+        ({"min_final_cltv_expiry": 289}, "min_final_cltv_expiry"),
+        ({"min_final_cltv_expiry": 65_535}, "min_final_cltv_expiry"),
     ],
 )
 async def test_an_invoice_that_is_not_what_was_asked_for_is_refused(endpoint, invoice, field):
