@@ -12,10 +12,13 @@ only on the wallet's word. So a chunk is paid at most once, whenever the process
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from nodewire.errors import BadInput, NotAllowed
+
+_HEX32 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 State = Literal["planned", "invoiced", "paying", "paid", "failed"]
 
@@ -95,7 +98,7 @@ def apply(event: Event, debt: Debt) -> Debt:
         case PaymentAttempt(), "invoiced":
             return replace(debt, state="paying")
         case DebtPayment(preimage, fee_msat), "paying":
-            if hashlib.sha256(bytes.fromhex(preimage)).hexdigest() != debt.payment_hash:
+            if debt.payment_hash is None or not opens(preimage, debt.payment_hash):
                 raise BadInput("preimage", "does not hash to the payment hash")
             return replace(debt, state="paid", preimage=preimage, fee_msat=fee_msat, reason="")
         case DebtPayment(preimage, _), "paid" if preimage == debt.preimage:
@@ -105,3 +108,10 @@ def apply(event: Event, debt: Debt) -> Debt:
         case (PaymentAttempt(), "paying") | (PaymentFailure(), "failed"):
             return debt
     raise NotAllowed(f"{type(event).__name__} of a debt that is {debt.state}")
+
+
+def opens(preimage: str, payment_hash: str) -> bool:
+    """Whether `preimage` (64 hex digits) hashes to `payment_hash`: it proves that the payment was made."""
+    if _HEX32.fullmatch(preimage) is None:
+        return False
+    return hashlib.sha256(bytes.fromhex(preimage)).hexdigest() == payment_hash

@@ -294,9 +294,12 @@ class Ledger:
         return None if row is None else Quote(Key(*row[:4]), *row[4:])
 
     def settled(self, payment_hash: str, preimage: str, amount_msat: int, at_s: int, cursor: int) -> Due | None:
-        """The provider's wallet received a payment; the due that it clears, or None if the invoice is not for a due.
+        """The provider's wallet received a payment; the due that it is for, or None if it is for none, or too little.
 
-        A second payment for the same due is kept as overpaid. `cursor` (the wallet's) is stored with it.
+        What came beyond the due, or less than it, is kept as overpaid. `cursor` (the wallet's) is stored with it.
+
+        Raises:
+            BadInput: the preimage does not open the payment hash. Nothing is stored.
         """
         with self._transaction():
             sql = "INSERT INTO cursor VALUES (1, ?) ON CONFLICT DO UPDATE SET at = max(at, excluded.at)"
@@ -305,12 +308,14 @@ class Ledger:
             if quote is None:
                 return None
             due = self.due(quote.key)
-            if due.state in ("settled", "receipted") and due.payment_hash != payment_hash:
-                sql = "UPDATE quotes SET overpaid_msat = ? WHERE payment_hash = ?"
-                self._db.execute(sql, (amount_msat, payment_hash))
-                return due
+            is_paid_by_another = due.state in ("settled", "receipted") and due.payment_hash != payment_hash
+            clears = not is_paid_by_another and amount_msat >= due.amount_msat
+            besides_msat = amount_msat - due.amount_msat if clears else amount_msat
+            self._db.execute("UPDATE quotes SET overpaid_msat = ? WHERE payment_hash = ?", (besides_msat, payment_hash))
             self._db.execute(f"DELETE FROM untold WHERE {_KEY}", astuple(due.key))  # who paid has heard of it
-            return self._apply(due, dues.DueSettlement(payment_hash, preimage, at_s))
+            if not clears:
+                return due if is_paid_by_another else None
+            return self._apply(due, dues.DueSettlement(payment_hash, preimage, amount_msat, at_s))
 
     def receipted(self, key: Key, receipt: str) -> Due:
         """A relay has taken the receipt with this event id. Raises NotFound, NotAllowed."""
@@ -370,7 +375,7 @@ class Ledger:
         return int(rows.fetchone()[0] or 0)
 
     def overpaid_msat(self, customer: str) -> int:
-        """What a customer key paid beyond its dues."""
+        """What a customer key paid beyond its dues, or in payments too small to clear one."""
         sql = "SELECT sum(overpaid_msat) FROM quotes JOIN dues USING (job, payee, chunk, attempt) WHERE customer = ?"
         return int(self._db.execute(sql, (customer,)).fetchone()[0] or 0)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from weakref import WeakValueDictionary
 
-from nodewire.errors import BadZap, NodewireError, NotAllowed, NotFound
+from nodewire.errors import BadInput, BadZap, NodewireError, NotAllowed, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
@@ -26,6 +29,11 @@ Expect = Callable[[ZapRequest], None]
 
 MAX_QUOTES = 8
 """Unsettled invoices per due: a customer that loses invoices gets others, but not without end."""
+_AGAIN_S, _LONGEST_S = 1.0, 20.0
+"""After which a receipt that no relay took is published again, and the longest that this pause becomes."""
+_AT_ONCE = 8
+"""Receipts that are published at a time: one that no relay takes does not keep others back."""
+log = logging.getLogger("nodewire.pay")
 
 
 class Till:
@@ -49,6 +57,7 @@ class Till:
         self._expect = expect
         self._expiry_s = expiry_s
         self._now_s = now_s
+        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap request (JSON as received): what LNURL's callback and the wire's frames ask for.
@@ -94,19 +103,20 @@ class Till:
     async def _invoice(
         self, key: Key, amount_msat: int, zap_request: str, description_hash: str, expiry_s: int
     ) -> Invoice:
-        quotes = self._ledger.quotes(key)
-        now_s = self._now_s()
-        for earlier in quotes:
-            if earlier.zap_request == zap_request:
-                invoice = invoices.decode(earlier.bolt11)
-                if not invoice.is_expired(now_s):
-                    return invoice
-        live = sum(not invoices.decode(earlier.bolt11).is_expired(now_s) for earlier in quotes[-MAX_QUOTES:])
-        if live >= MAX_QUOTES:
-            raise NotAllowed("invoice", f"{live} are open for this chunk")
-        invoice = await self._wallet.make_invoice(amount_msat, description_hash=description_hash, expiry_s=expiry_s)
-        self._ledger.quoted(Quote(key, invoice.payment_hash, zap_request, invoice.bolt11))
-        return invoice
+        async with self._locks.setdefault(key, asyncio.Lock()):  # the same request may come again meanwhile
+            quotes = self._ledger.quotes(key)
+            now_s = self._now_s()
+            for earlier in quotes:
+                if earlier.zap_request == zap_request:
+                    invoice = invoices.decode(earlier.bolt11)
+                    if not invoice.is_expired(now_s):
+                        return invoice
+            live = sum(not invoices.decode(earlier.bolt11).is_expired(now_s) for earlier in quotes[-MAX_QUOTES:])
+            if live >= MAX_QUOTES:
+                raise NotAllowed("invoice", f"{live} are open for this chunk")
+            invoice = await self._wallet.make_invoice(amount_msat, description_hash=description_hash, expiry_s=expiry_s)
+            self._ledger.quoted(Quote(key, invoice.payment_hash, zap_request, invoice.bolt11))
+            return invoice
 
     async def run(self, on_settled: Callable[[Due], None] | None = None) -> None:
         """Follow the wallet without end: clear each due as it settles, tell `on_settled`, publish its receipt.
@@ -127,36 +137,52 @@ class Till:
                 unreceipted.set()
 
     async def _publish_each(self, unreceipted: asyncio.Event) -> None:
+        """Publish receipts as payments settle, and those that no relay took again after a pause."""
+        pause_s = _AGAIN_S
         while True:
             await unreceipted.wait()
             unreceipted.clear()
-            await self.publish_receipts()
+            if not await self.publish_receipts():
+                pause_s = _AGAIN_S
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(unreceipted.wait(), pause_s)
+            unreceipted.set()
+            pause_s = min(_LONGEST_S, 2 * pause_s)
 
     def clear(self, came: Receipt) -> Due | None:
-        """Enter one settled payment; the due that it clears, or None if it is for something else."""
-        return self._ledger.settled(
-            came.payment_hash, came.preimage, came.amount_msat, came.settled_at_s, cursor=came.cursor
-        )
+        """Enter one settled payment; the due that it is for.
+
+        None if it is for something else, of less than is due, or without the preimage that proves it.
+        """
+        try:
+            return self._ledger.settled(
+                came.payment_hash, came.preimage, came.amount_msat, came.settled_at_s, cursor=came.cursor
+            )
+        except BadInput as error:
+            log.error("a payment does not count: %s", error)
+            return None
 
     async def publish_receipts(self) -> list[NodewireError]:
         """Publish every receipt that no relay has yet; what failed is tried again next time.
 
         A receipt is a function of the request and the moment of payment: published again, it is the same event.
         """
-        failed: list[NodewireError] = []
-        for due in self._ledger.unreceipted():
-            receipt = self._receipt(due)
-            if receipt is None:
-                self._ledger.receipted(due.key, "")
-                continue
-            signed, relays = receipt
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def publish(due: Due) -> NodewireError | None:
             try:
-                await self._publish(signed, relays)
+                async with turns:
+                    receipt = self._receipt(due)
+                    if receipt is not None:
+                        await self._publish(*receipt)
             except NodewireError as error:
-                failed.append(error)
-                continue
-            self._ledger.receipted(due.key, signed.id)
-        return failed
+                return error
+            self._ledger.receipted(due.key, "" if receipt is None else receipt[0].id)
+            return None
+
+        told = await asyncio.gather(*map(publish, self._ledger.unreceipted()))
+        return [error for error in told if error is not None]
 
     def _receipt(self, due: Due) -> tuple[Event, tuple[str, ...]] | None:
         """The receipt and where it goes; None where nobody asked for one."""

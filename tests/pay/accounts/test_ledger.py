@@ -33,7 +33,7 @@ debt_events = st.lists(
 due_events = st.lists(
     st.one_of(
         st.integers(0, 2).map(lambda n: dues.DueInvoice(HASHES[n])),
-        st.integers(0, 2).map(lambda n: dues.DueSettlement(HASHES[n], PREIMAGES[n], n)),
+        st.integers(0, 2).map(lambda n: dues.DueSettlement(HASHES[n], PREIMAGES[n], 1_000, n)),
         st.sampled_from(["r1", "r2"]).map(dues.DueReceipt),
     ),
     max_size=12,
