@@ -76,6 +76,9 @@ class WalletConfig(Section):
     """The wallet service's URL."""
     token_file: Path
     """The file with the account's token. The token is all that is needed to spend the money."""
+    network: Literal["", "bc", "tb", "tbs", "bcrt"] = ""
+    """The Lightning network: `bc` is Bitcoin's own. If it is empty it is the kind's: `bcrt`, with play money, for
+    `sim`. A wallet of another network is refused."""
 
 
 class File(Section):

@@ -149,6 +149,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 async def _check_wallet(wallet: Wallet, config: ProviderConfig) -> None:
     """Before anything is loaded or published. Raises as `start`."""
     try:
+        await registry.check_network(wallet, config.wallet.kind, config.wallet.network)
         balance_msat = await wallet.balance_msat()
     except NotAllowed as error:
         said = f"{config.wallet.url} does not know the token in {config.wallet.token_file}"

@@ -32,3 +32,16 @@ async def open_wallet(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
             return wallet
 
         yield open_one
+
+
+@pytest.fixture
+async def reopen(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
+    """`await reopen(wallet)`: the same wallet, as another process opens it."""
+    async with AsyncExitStack() as stack:
+
+        async def again(wallet: SimWallet) -> SimWallet:
+            other = SimWallet(simnet_url, wallet._token)
+            stack.push_async_callback(other.close)
+            return other
+
+        yield again

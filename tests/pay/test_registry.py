@@ -15,7 +15,7 @@ from simnet.wallet import SimWallet
 
 CODE = """
 class CoinWallet:
-    network = "tb"
+    networks = ("tb",)
 
     @classmethod
     def from_file(cls, url, token_file):
@@ -58,7 +58,7 @@ def test_another_packages_wallet_is_imported_when_its_kind_is_configured(install
     install("coins", "coin = coins:CoinWallet")
     registry.wallet_class("sim")
     assert "coins" not in sys.modules
-    assert registry.wallet_class("coin").network == "tb"
+    assert registry.wallet_class("coin").networks == ("tb",)
 
 
 @pytest.mark.parametrize("entry", ["coins_that_are_not:CoinWallet", "coins:PaperWallet"])

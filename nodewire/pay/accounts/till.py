@@ -20,7 +20,7 @@ from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger, Quote
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
-from nodewire.pay.lightning.wallet import Receipt, Wallet
+from nodewire.pay.lightning.wallet import Receipt, Wallet, WalletInfo
 
 Publish = Callable[[Event, tuple[str, ...]], Awaitable[None]]
 """Publishes an event to relays and returns once one has taken it; raises a typed error otherwise."""
@@ -57,6 +57,7 @@ class Till:
         self._expect = expect
         self._expiry_s = expiry_s
         self._now_s = now_s
+        self._info: WalletInfo | None = None
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
@@ -83,7 +84,7 @@ class Till:
             raise BadZap("amount", f"{due.amount_msat} msat are due, not {amount_msat} msat")
         if self._expect is not None:
             self._expect(request)
-        return await self._invoice(key, amount_msat, zap_request, zaps.description_hash(zap_request), self._expiry_s)
+        return await self._invoice(key, amount_msat, zap_request, zap_request, self._expiry_s)
 
     async def plain_invoice(self, key: Key, *, expiry_s: int) -> Invoice:
         """The invoice for a due whose customer sends no zap request, and gets no receipt but its preimage.
@@ -97,39 +98,44 @@ class Till:
         due = self._ledger.due(key)
         if due.state in ("settled", "receipted"):
             raise NotAllowed("chunk", "it is paid")
-        said = zaps.description_hash(f"{key.job}:{key.chunk}")
-        return await self._invoice(key, due.amount_msat, "", said, expiry_s)
+        return await self._invoice(key, due.amount_msat, "", f"{key.job}:{key.chunk}", expiry_s)
 
-    async def _invoice(
-        self, key: Key, amount_msat: int, zap_request: str, description_hash: str, expiry_s: int
-    ) -> Invoice:
+    async def _invoice(self, key: Key, amount_msat: int, zap_request: str, description: str, expiry_s: int) -> Invoice:
+        wallet = (await self._known_wallet()).id
         async with self._locks.setdefault(key, asyncio.Lock()):  # the same request may come again meanwhile
             quotes = self._ledger.quotes(key)
             now_s = self._now_s()
             for earlier in quotes:
-                if earlier.zap_request == zap_request:
+                if earlier.zap_request == zap_request and earlier.wallet in ("", wallet):
                     invoice = invoices.decode(earlier.bolt11)
                     if not invoice.is_expired(now_s):
                         return invoice
             live = sum(not invoices.decode(earlier.bolt11).is_expired(now_s) for earlier in quotes[-MAX_QUOTES:])
             if live >= MAX_QUOTES:
                 raise NotAllowed("invoice", f"{live} are open for this chunk")
-            invoice = await self._wallet.make_invoice(amount_msat, description_hash=description_hash, expiry_s=expiry_s)
-            self._ledger.quoted(Quote(key, invoice.payment_hash, zap_request, invoice.bolt11))
+            invoice = await self._wallet.invoice(amount_msat, description=description, expiry_s=expiry_s)
+            self._ledger.quoted(Quote(key, invoice.payment_hash, zap_request, invoice.bolt11, wallet))
             return invoice
+
+    async def _known_wallet(self) -> WalletInfo:
+        if self._info is None:
+            self._info = await self._wallet.info()
+        return self._info
 
     async def run(self, on_settled: Callable[[Due], None] | None = None) -> None:
         """Follow the wallet without end: clear each due as it settles, tell `on_settled`, publish its receipt.
 
-        Starts where the ledger's cursor stands, so that what was paid while the process was down is found.
+        Starts where the ledger's cursor of this wallet stands, so that what was paid while the process was down is
+        found.
         """
+        wallet = (await self._known_wallet()).id
         unreceipted = asyncio.Event()
         unreceipted.set()
         async with asyncio.TaskGroup() as group:
             # Beside: relays that are slow, or refuse somebody's receipt, must not keep the next payment from counting.
             group.create_task(self._publish_each(unreceipted))
-            async for came in self._wallet.settled(after=self._ledger.cursor()):
-                due = self.clear(came)
+            async for came in self._wallet.settled(after=self._ledger.cursor(wallet)):
+                due = self.clear(came, wallet)
                 if due is None:
                     continue
                 if on_settled is not None:
@@ -150,15 +156,13 @@ class Till:
             unreceipted.set()
             pause_s = min(_LONGEST_S, 2 * pause_s)
 
-    def clear(self, came: Receipt) -> Due | None:
-        """Enter one settled payment; the due that it is for.
+    def clear(self, came: Receipt, wallet: str) -> Due | None:
+        """Enter one payment that settled in the wallet with this id; the due that it is for.
 
         None if it is for something else, of less than is due, or without the preimage that proves it.
         """
         try:
-            return self._ledger.settled(
-                came.payment_hash, came.preimage, came.amount_msat, came.settled_at_s, cursor=came.cursor
-            )
+            return self._ledger.settled(came, wallet)
         except BadInput as error:
             log.error("a payment does not count: %s", error)
             return None

@@ -31,6 +31,7 @@ from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import MAX_BROKEN, Due
 from nodewire.pay.accounts.ledger import Ledger, Quote
 from nodewire.pay.lightning.invoices import hash_of
+from nodewire.pay.lightning.wallet import Receipt
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import beacon
 from nodewire.protocol.job import request as job
@@ -220,7 +221,7 @@ async def test_a_key_that_has_paid_once_gets_no_prompts_without_end_from_jobs_th
     ledger.owe(Due(was, ME.public, 100, due_by_s=10**10))
     paid = hash_of("dd" * 32)
     ledger.quoted(Quote(was, paid, "{}", "lnbc"))
-    ledger.settled(paid, "dd" * 32, 100, 1, 1)
+    ledger.settled(Receipt("1", paid, "dd" * 32, 100, 1), "w")
 
     async def opened(job, served):
         async def serve() -> None:

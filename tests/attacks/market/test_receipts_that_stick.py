@@ -11,7 +11,7 @@ from nodewire.pay.accounts.ledger import Ledger, Quote
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.accounts.zaps import build_request
 from nodewire.pay.lightning.invoices import hash_of
-from nodewire.pay.lightning.wallet import Receipt
+from nodewire.pay.lightning.wallet import ABILITIES, Receipt, WalletInfo
 
 PROVIDER, CUSTOMER, JOB = Keys(b"\x01" * 32), Keys(b"\x02" * 32), "cd" * 32
 
@@ -25,9 +25,12 @@ async def test_payments_count_while_receipts_wait_for_relays():
         ledger.quoted(Quote(key, hash_of(f"{chunk:064x}"), request.to_json(), "lnbcrt1"))
 
     class Wallet:
-        async def settled(self, after: int = 0):
+        async def info(self):
+            return WalletInfo("w", "bcrt", 1, 1, 1_000, ABILITIES)
+
+        async def settled(self, after: str = ""):
             for chunk in range(3):
-                yield Receipt(chunk + 1, hash_of(f"{chunk:064x}"), f"{chunk:064x}", 100, 5)
+                yield Receipt(str(chunk + 1), hash_of(f"{chunk:064x}"), f"{chunk:064x}", 100, 5)
             await asyncio.sleep(60)
 
     async def publish(event, relays):

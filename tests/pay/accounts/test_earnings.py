@@ -8,6 +8,7 @@ from nodewire.pay.accounts.dues import NEVER_S, Due
 from nodewire.pay.accounts.earnings import Takings
 from nodewire.pay.accounts.ledger import Ledger, Quote
 from nodewire.pay.lightning.invoices import hash_of
+from nodewire.pay.lightning.wallet import Receipt
 
 NOW_S = 1_000
 
@@ -32,7 +33,7 @@ def test_what_is_paid_owed_and_overdue_is_summed_apart(ledger, tmp_path):
         key = owe(ledger, chunk, amount_msat, NOW_S)
         preimage = f"{chunk}" * 64
         ledger.quoted(Quote(key, hash_of(preimage), "", "lnbcrt"))
-        ledger.settled(hash_of(preimage), preimage, amount_msat, NOW_S, cursor=chunk)
+        ledger.settled(Receipt(str(chunk), hash_of(preimage), preimage, amount_msat, NOW_S), "w")
     owe(ledger, 2, 50, NOW_S + 1)
     owe(ledger, 3, 600, NOW_S)
     owe(ledger, 4, 7_000, NOW_S - 100)

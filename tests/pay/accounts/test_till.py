@@ -20,7 +20,7 @@ from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.wallet import Receipt
+from nodewire.pay.lightning.wallet import ABILITIES, Receipt, WalletInfo
 
 PROVIDER, CUSTOMER = Keys(b"\x02" * 32), Keys(b"\x01" * 32)
 KEY = Key("ab" * 32, PROVIDER.public, 0)
@@ -31,11 +31,14 @@ NODE_SECRET = b"\x09" * 32
 class Node:
     """Makes invoices, slowly, and reports as settled what a test puts into `came`."""
 
-    def __init__(self):
-        self.preimages = {}
+    def __init__(self, name="w"):
+        self.name, self.preimages = name, {}
         self.came = asyncio.Queue()
 
-    async def make_invoice(self, amount_msat, *, description_hash, expiry_s):
+    async def info(self):
+        return WalletInfo(self.name, "bcrt", 1, 1, 10**9, ABILITIES)
+
+    async def invoice(self, amount_msat, *, description, expiry_s):
         preimage = os.urandom(32).hex()
         payment_hash = invoices.hash_of(preimage)
         self.preimages[payment_hash] = preimage
@@ -47,16 +50,16 @@ class Node:
             payment_hash=payment_hash,
             created_at_s=int(time.time()),
             expiry_s=expiry_s,
-            description_hash=description_hash,
+            description_hash=zaps.description_hash(description),
         )
 
-    async def settled(self, after=0):
+    async def settled(self, after=""):
         while True:
             yield await self.came.get()
 
     def receipt(self, payment_hash, cursor=1, **changes):
         facts = {"preimage": self.preimages[payment_hash], "amount_msat": DUE_MSAT, "settled_at_s": int(time.time())}
-        return Receipt(cursor=cursor, payment_hash=payment_hash, **{**facts, **changes})
+        return Receipt(cursor=str(cursor), payment_hash=payment_hash, **{**facts, **changes})
 
 
 class Shop:
@@ -95,7 +98,7 @@ async def test_the_bound_of_invoices_for_one_chunk_holds_for_callbacks_at_once(s
 @pytest.mark.parametrize("amount_msat", [0, 1, DUE_MSAT - 1])
 async def test_a_payment_of_less_than_is_due_clears_nothing_and_is_not_lost(shop, amount_msat):
     invoice = await shop.quote()
-    assert shop.till.clear(shop.node.receipt(invoice.payment_hash, amount_msat=amount_msat)) is None
+    assert shop.till.clear(shop.node.receipt(invoice.payment_hash, amount_msat=amount_msat), "w") is None
     assert (shop.ledger.due(KEY).state, shop.ledger.earned_msat()) == ("invoiced", 0)
     assert shop.ledger.in_debt(CUSTOMER.public, time.time() + 60)
     assert shop.ledger.overpaid_msat(CUSTOMER.public) == amount_msat
@@ -103,17 +106,17 @@ async def test_a_payment_of_less_than_is_due_clears_nothing_and_is_not_lost(shop
 
 async def test_a_payment_of_more_than_is_due_clears_it_and_the_rest_is_not_lost(shop):
     invoice = await shop.quote()
-    due = shop.till.clear(shop.node.receipt(invoice.payment_hash, amount_msat=DUE_MSAT + 7))
+    due = shop.till.clear(shop.node.receipt(invoice.payment_hash, amount_msat=DUE_MSAT + 7), "w")
     assert (due.state, shop.ledger.earned_msat(), shop.ledger.overpaid_msat(CUSTOMER.public)) == ("settled", 21_000, 7)
 
 
 @pytest.mark.parametrize("preimage", ["00" * 32, "", "zz" * 32, "ab"])
 async def test_a_payment_whose_preimage_does_not_open_its_hash_clears_nothing(shop, preimage, caplog):
     invoice = await shop.quote()
-    assert shop.till.clear(shop.node.receipt(invoice.payment_hash, preimage=preimage)) is None
+    assert shop.till.clear(shop.node.receipt(invoice.payment_hash, preimage=preimage), "w") is None
     assert (shop.ledger.due(KEY).state, shop.ledger.earned_msat()) == ("invoiced", 0)
     assert "preimage" in caplog.text and invoice.payment_hash[:8] in caplog.text
-    assert shop.till.clear(shop.node.receipt(invoice.payment_hash, cursor=2)).state == "settled"
+    assert shop.till.clear(shop.node.receipt(invoice.payment_hash, cursor=2), "w").state == "settled"
 
 
 @contextlib.asynccontextmanager
