@@ -16,7 +16,7 @@ from nodewire.errors import BadConfig, BadInput, LinkLost, NotAllowed, TimedOut,
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip98
 from nodewire.pay.accounts.zaps import description_hash
-from nodewire.pay.lightning import invoices
+from nodewire.pay.lightning import cursor, invoices
 from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import ABILITIES, Direction, Receipt, Transfer, WalletInfo
 
@@ -112,7 +112,8 @@ class SimWallet:
         while True:
             try:
                 if not own:
-                    own, at = await self._place(after)
+                    own = (await self.info()).id
+                    at = cursor.place_of(own, after)
                 page = await self.ask("GET", f"/v1/events?after={at}&limit={_PAGE}&wait_s={_WAIT_S}", wait_s=_WAIT_S)
             except (LinkLost, TimedOut):  # the service restarts; the cursor says where to go on
                 await asyncio.sleep(pause_s)
@@ -123,19 +124,12 @@ class SimWallet:
                 at = int(event["cursor"])
                 if event["event"] == "settled" and event["direction"] == "in":
                     yield Receipt(
-                        cursor=f"{own}/{at}",
+                        cursor=cursor.at(own, at),
                         payment_hash=event["payment_hash"],
                         preimage=event["preimage"],
                         amount_msat=int(event["amount_msat"]),
                         settled_at_s=int(event["at_s"]),
                     )
-
-    async def _place(self, cursor: str) -> tuple[str, int]:
-        """This wallet's id, and the place in its log that its cursor stands for. Raises BadInput."""
-        own, (named, _, place) = (await self.info()).id, cursor.rpartition("/")
-        if cursor and (named != own or not (place.isascii() and place.isdecimal())):
-            raise BadInput("cursor", f"{cursor[:100]!r} is none of this wallet, {own}: each has its own")
-        return own, int(place or 0)
 
     async def close(self) -> None:
         if self._session is not None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nodewire.pay.wallets.nwc import Connection, NwcWallet
+from relay import Config, serve
 from simnet.wallet import SimWallet
+from tests.pay.lightning.nwc_service import NwcService
 from tests.pay.simnet_process import run_simnet
 
 BASE_FEE_MSAT = 10
@@ -39,9 +44,33 @@ async def reopen(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
     """`await reopen(wallet)`: the same wallet, as another process opens it."""
     async with AsyncExitStack() as stack:
 
-        async def again(wallet: SimWallet) -> SimWallet:
-            other = SimWallet(simnet_url, wallet._token)
+        async def again(wallet: Any) -> Any:
+            is_sim = isinstance(wallet, SimWallet)
+            other = SimWallet(simnet_url, wallet._token) if is_sim else NwcWallet(wallet._to)
             stack.push_async_callback(other.close)
             return other
 
         yield again
+
+
+@pytest.fixture
+async def relay_url(tmp_path: Path) -> AsyncIterator[str]:
+    async with serve(Config(db=tmp_path / "relay.sqlite", port=0)) as running:
+        yield running.url
+
+
+@pytest.fixture
+async def open_kind(open_wallet: Callable[..., Any], relay_url: str) -> AsyncIterator[Callable[..., Any]]:
+    """`await open_kind(kind, msat)`: a wallet of a kind, on a new account of the simulated network."""
+    async with AsyncExitStack() as stack:
+
+        async def open_one(kind: str, opening_msat: int) -> Any:
+            account = await open_wallet(opening_msat)
+            if kind == "sim":
+                return account
+            service = await stack.enter_async_context(NwcService(account, relay_url).serving())
+            wallet = NwcWallet(Connection.parse(service.uri))
+            stack.push_async_callback(wallet.close)
+            return wallet
+
+        yield open_one

@@ -13,9 +13,9 @@ from nodewire.pay.lightning.invoices import Invoice
 
 Direction = Literal["in", "out"]
 State = Literal["open", "pending", "settled", "failed"]
-Ability = Literal["balance", "invoice", "pay", "fee-cap", "lookup-in", "lookup-out", "settled", "hold"]
-"""Balance, invoices with a description hash, payments, a cap on their fees, a record of what came and of what went, a
-stream of what came, and hold invoices (`HoldWallet`)."""
+Ability = Literal["balance", "invoice", "pay", "fee-cap", "lookup-in", "lookup-out", "failures", "settled", "hold"]
+"""Balance, invoices with a description hash, payments, a cap on their fees, a record of what came, of what went and of
+what could not be begun, a stream of what came, and hold invoices (`HoldWallet`)."""
 ABILITIES: frozenset[Ability] = frozenset(get_args(Ability))
 
 
@@ -88,7 +88,7 @@ class Wallet(Protocol):
         """Pay, and wait at most so long for the end; the wallet's record of it: settled, pending or failed.
 
         The same invoice again moves nothing and returns what became of it. An error says nothing about the payment:
-        `lookup` does.
+        `lookup` does. A wallet without "failures" raises one for what it cannot begin.
 
         Raises:
             BadInvoice: the invoice is malformed, or of another network.
