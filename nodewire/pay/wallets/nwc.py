@@ -88,9 +88,11 @@ class Connection:
         if len(secrets) != 1 or _HEX32.fullmatch(secrets[0].lower()) is None:
             raise BadInput("connection", "it has no secret of 64 hex digits")
         try:
-            return cls(wallet, relays, Keys(bytes.fromhex(secrets[0])))
+            keys = Keys(bytes.fromhex(secrets[0]))
+            nip44.conversation_key(keys, wallet)
         except NodewireError as error:
-            raise BadInput("connection", "its secret is no key") from error
+            raise BadInput("connection", "its secret, or what names the wallet, is no key") from error
+        return cls(wallet, relays, keys)
 
 
 class NwcWallet:
@@ -172,25 +174,32 @@ class NwcWallet:
     async def pay(self, bolt11: str, *, max_fee_msat: int, timeout_s: float = 60.0) -> Transfer:
         invoice = invoices.decode(bolt11, network=(await self.info()).network)
         loop = asyncio.get_running_loop()
-        until = loop.time() + timeout_s
-        refused: NodewireError | None = None
+        until, pause_s = loop.time() + timeout_s, _ASK_S
+        asking: asyncio.Task[dict[str, Any]] | None = None
         try:
-            await self.lookup(invoice.payment_hash, "out")  # what is on its way must not be sent again
-        except NotFound:
-            try:
-                await self._ask("pay_invoice", {"invoice": bolt11}, wait_s=timeout_s)
-            except NodewireError as error:
-                refused = error  # also where it was paid before: the record says
-        pause_s = _ASK_S
-        while True:
-            try:
-                found = await self.lookup(invoice.payment_hash, "out")
-            except NotFound:
-                raise refused or TimedOut("wallet", "it has not said what became of the payment") from None
-            if found.state != "pending" or loop.time() >= until:
-                return found
-            await asyncio.sleep(pause_s)
-            pause_s = min(_LONGEST_S, 2 * pause_s)
+            while True:
+                try:
+                    # First of all: what is on its way must not be sent again. Later, since an answer may be lost.
+                    found = await self.lookup(invoice.payment_hash, "out")
+                except NotFound:
+                    if asking is None:
+                        asking = asyncio.create_task(self._ask("pay_invoice", {"invoice": bolt11}, wait_s=timeout_s))
+                    elif asking.done():
+                        return _paid(invoice, asking.result())
+                    elif loop.time() >= until:
+                        raise TimedOut("wallet", "it has not said what became of the payment") from None
+                else:
+                    if found.state != "pending" or loop.time() >= until:
+                        return found
+                if asking is not None and not asking.done():
+                    await asyncio.wait({asking}, timeout=pause_s)
+                else:
+                    await asyncio.sleep(pause_s)
+                pause_s = min(_LONGEST_S, 2 * pause_s)
+        finally:
+            if asking is not None:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
 
     async def lookup(self, payment_hash: str, direction: Direction) -> Transfer:
         if _HEX32.fullmatch(payment_hash) is None:
@@ -325,6 +334,15 @@ def _result(method: str, said: Event, key: bytes) -> dict[str, Any]:
     if answer.get("result_type") != method or not isinstance(result, dict):
         raise LinkLost("wallet", f"its answer to {method} has no result")
     return result
+
+
+def _paid(invoice: Invoice, said: dict[str, Any]) -> Transfer:
+    """What a wallet says that forgets what it paid: its preimage proves it. Raises TimedOut: it says none."""
+    preimage = said.get("preimage")
+    if not isinstance(preimage, str):
+        raise TimedOut("wallet", "it has paid, and neither knows of it nor shows a preimage")
+    fee_msat, now_s = int(said.get("fees_paid") or 0), int(time.time())
+    return Transfer(invoice.payment_hash, "out", "settled", invoice.amount_msat, fee_msat, preimage, now_s)
 
 
 def _refusal(code: str, said: str) -> NodewireError:
