@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from aiohttp import web
 from nodewire.errors import BadConfig, NodewireError, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.pay import registry
+from nodewire.pay.lightning.invoices import NETWORKS
 from nodewire.pay.lightning.wallet import ABILITIES, WalletInfo
 from simnet.bond_holder import SimBondHolder
 from simnet.wallet import SimWallet
@@ -133,3 +136,25 @@ async def test_a_wallet_of_another_network_than_the_role_means_is_refused(instal
     install("coins", "coin = coins:CoinWallet")
     with pytest.raises(BadConfig, match=r'^wallet\.network: the wallet is of "tbs", and "tb" is meant'):
         await registry.check_network(Coins(), "coin")
+
+
+def test_every_wallet_that_the_package_names_is_one():
+    """Of the file itself: an installation may be older."""
+    named = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert set(named["nodewire.wallets"]) == {"sim", "nwc", "lnbits"}
+    for value in named["nodewire.wallets"].values():
+        module, _, name = value.partition(":")
+        found = getattr(importlib.import_module(module), name)
+        assert set(found.networks) <= set(NETWORKS)
+        for method in (
+            "info",
+            "balance_msat",
+            "invoice",
+            "pay",
+            "lookup",
+            "settled",
+            "close",
+            "from_file",
+            "open_account",
+        ):
+            assert callable(getattr(found, method))
