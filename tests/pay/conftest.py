@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from nodewire.pay.wallets.lnbits import LnbitsWallet
 from nodewire.pay.wallets.nwc import Connection, NwcWallet
 from relay import Config, serve
 from simnet.wallet import SimWallet
+from tests.pay.lightning.lnbits_service import LnbitsService
 from tests.pay.lightning.nwc_service import NwcService
 from tests.pay.simnet_process import run_simnet
 
@@ -45,8 +47,12 @@ async def reopen(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
     async with AsyncExitStack() as stack:
 
         async def again(wallet: Any) -> Any:
-            is_sim = isinstance(wallet, SimWallet)
-            other = SimWallet(simnet_url, wallet._token) if is_sim else NwcWallet(wallet._to)
+            if isinstance(wallet, SimWallet):
+                other: Any = SimWallet(simnet_url, wallet._token)
+            elif isinstance(wallet, LnbitsWallet):
+                other = LnbitsWallet(wallet._url, wallet._key)
+            else:
+                other = NwcWallet(wallet._to)
             stack.push_async_callback(other.close)
             return other
 
@@ -68,8 +74,12 @@ async def open_kind(open_wallet: Callable[..., Any], relay_url: str) -> AsyncIte
             account = await open_wallet(opening_msat)
             if kind == "sim":
                 return account
-            service = await stack.enter_async_context(NwcService(account, relay_url).serving())
-            wallet = NwcWallet(Connection.parse(service.uri))
+            if kind == "lnbits":
+                office = await stack.enter_async_context(LnbitsService(account).serving())
+                wallet: Any = LnbitsWallet(office.url, office.admin_key)
+            else:
+                service = await stack.enter_async_context(NwcService(account, relay_url).serving())
+                wallet = NwcWallet(Connection.parse(service.uri))
             stack.push_async_callback(wallet.close)
             return wallet
 
