@@ -180,9 +180,9 @@ def apply(event: Event, network: Network) -> Network:
         case PaymentRefusal(payment_hash, payer):
             if network.refusal(payer, payment_hash) is not None:
                 return network
-            invoice = network.invoices.get(payment_hash)
-            if invoice is not None and invoice.payer == payer:
-                raise NotAllowed("invoice", f"this payer's payment of it is {invoice.phase}")
+            paid = network.invoices.get(payment_hash)
+            if paid is not None and paid.payer == payer:
+                raise NotAllowed("invoice", f"this payer's payment of it is {paid.phase}")
             return replace(network, refusals=network.refusals.including(f"{payer}/{payment_hash}", event))
 
 
