@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from nodewire.errors import BadConfig, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
+from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
@@ -188,11 +188,11 @@ class Payer:
             except NotFound:
                 refused = not isinstance(error, LinkLost | TimedOut)
                 if not (refused and self._has_expired(debt) and "lookup-out" in info.abilities):
-                    raise error from None
+                    raise _of_wallet(error) from None
                 # It would have been recorded, and nobody begins to pay an invoice that has expired.
                 return self._ledger.record(key, debts.PaymentFailure(payment.payment_hash, str(error)[:200]))
             except NodewireError:
-                raise error from None
+                raise _of_wallet(error) from None
         return self._enter(key, payment, found)
 
     async def _resolve(self, debt: Debt, wait_s: float) -> Debt:
@@ -227,10 +227,13 @@ class Payer:
             pause_s = min(_LONGEST_S, 2 * pause_s)
 
     def _enter(self, key: Key, payment: Payment, found: Transfer) -> Debt:
-        """Write down what the wallet's record says. Raises BadInput: it has no preimage that proves the payment."""
+        """Write down what the wallet's record says. Raises NotAllowed: it has no preimage that proves the payment."""
         if found.state == "settled":
             paid = debts.DebtPayment(payment.payment_hash, found.preimage or "", found.fee_msat)
-            return self._ledger.record(key, paid)
+            try:
+                return self._ledger.record(key, paid)
+            except BadInput as error:
+                raise _of_wallet(error) from error
         if found.state == "failed":
             return self._ledger.record(key, debts.PaymentFailure(payment.payment_hash, found.reason[:200]))
         return self._ledger.debt(key)
@@ -238,6 +241,11 @@ class Payer:
     def _has_expired(self, debt: Debt) -> bool:
         assert debt.bolt11 is not None
         return invoices.decode(debt.bolt11).is_expired(self._now_s())
+
+
+def _of_wallet(error: NodewireError) -> NodewireError:
+    """An error of one's own wallet. What is bad input to it is nobody else's fault: the invoice was checked."""
+    return NotAllowed("wallet", str(error)) if isinstance(error, BadInput) else error
 
 
 def _on_its_way() -> TimedOut:
