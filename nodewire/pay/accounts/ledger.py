@@ -51,6 +51,7 @@ _SCHEMA = f"""
 {_DEBTS};
 {_PAYMENTS};
 CREATE INDEX IF NOT EXISTS payments_of_debt ON payments (job, payee, chunk, attempt);
+CREATE INDEX IF NOT EXISTS payments_under_way ON payments (state) WHERE state = 'paying';
 CREATE INDEX IF NOT EXISTS debts_unpaid ON debts (state) WHERE state <> 'paid';
 CREATE TABLE IF NOT EXISTS dues (
     job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -191,6 +192,11 @@ class Ledger:
     def unpaid(self) -> list[Debt]:
         """Every debt that is not paid, oldest entry first."""
         return self._debts("state <> 'paid' ORDER BY rowid", ())
+
+    def under_way(self) -> list[Debt]:
+        """Every debt with a payment of which the wallet has yet to say what became of it, oldest entry first."""
+        under_way = "SELECT job, payee, chunk, attempt FROM payments WHERE state = 'paying'"
+        return self._debts(f"(job, payee, chunk, attempt) IN ({under_way}) ORDER BY rowid", ())
 
     def debts_of(self, job: str) -> list[Debt]:
         """Every debt of a job, oldest entry first."""

@@ -124,15 +124,14 @@ class Payer:
         that are on their way, and those that another wallet was told to pay. Raises LinkLost, TimedOut.
         """
         found = []
-        for debt in self._ledger.unpaid():
-            if debt.state == "paying":
-                async with self._locks.setdefault(debt.key, asyncio.Lock()):
-                    try:
-                        found.append(await self._resolve(self._ledger.debt(debt.key), 0.0))
-                    except (LinkLost, TimedOut):
-                        raise
-                    except NodewireError as error:
-                        log.warning("a payment to %s is not settled: %s", debt.key.payee[:8], error)
+        for debt in self._ledger.under_way():
+            async with self._locks.setdefault(debt.key, asyncio.Lock()):
+                try:
+                    found.append(await self._resolve(self._ledger.debt(debt.key), 0.0))
+                except (LinkLost, TimedOut):
+                    raise
+                except NodewireError as error:
+                    log.warning("a payment to %s is not settled: %s", debt.key.payee[:8], error)
         return [debt for debt in found if debt.state == "paid"]
 
     def unpaid(self) -> list[Debt]:
@@ -175,9 +174,10 @@ class Payer:
         info = await self._known_wallet()
         # Another process of this customer may have fetched an invoice since: the one that the ledger has is paid.
         debt = self._ledger.record(key, debts.PaymentAttempt(info.id))
-        payment = await self._own(debt)
-        if debt.state != "paying":
+        payment = debt.payment
+        if debt.state != "paying" or payment is None:
             return debt
+        await self._check_own(payment)
         try:
             found = await self._wallet.pay(
                 payment.bolt11, max_fee_msat=self._fees.most(debt.amount_msat), timeout_s=_WAIT_S
@@ -197,23 +197,22 @@ class Payer:
 
     async def _resolve(self, debt: Debt, wait_s: float) -> Debt:
         """Ask the wallet what became of a payment that was about to be made, and wait at most so long for its end."""
-        if debt.state != "paying":
+        payment = next((one for one in debt.payments if one.state == "paying"), None)
+        if payment is None:
             return debt
-        payment = await self._own(debt)
+        await self._check_own(payment)
         try:
             return self._enter(debt.key, payment, await self._recorded(payment, wait_s))
         except NotFound:
             # Never heard of: the same invoice again is the one request that cannot pay twice.
             return await self._send(debt.key)
 
-    async def _own(self, debt: Debt) -> Payment:
-        """The debt's payment, if it is this wallet's to make. Raises NotAllowed."""
-        payment, info = debt.payment, await self._known_wallet()
-        assert payment is not None
+    async def _check_own(self, payment: Payment) -> None:
+        """Check that a payment is this wallet's to make. Raises NotAllowed."""
+        info = await self._known_wallet()
         if payment.wallet not in ("", info.id):
             told = f"wallet {payment.wallet[:80]} was told to make it, not {info.id[:80]}"
             raise NotAllowed("wallet", f"{told}: put that one back to learn what became of it")
-        return payment
 
     async def _recorded(self, payment: Payment, wait_s: float) -> Transfer:
         """The wallet's record of an outgoing payment, once it has ended or `wait_s` are over. Raises NotFound."""

@@ -24,10 +24,10 @@ from nodewire.errors import (
     TimedOut,
 )
 from nodewire.nostr.keys import Keys
+from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts import payer as paying
-from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Key
-from nodewire.pay.accounts.ledger import Ledger
+from nodewire.pay.accounts.ledger import Expenses, Ledger
 from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import ABILITIES, Transfer, WalletInfo
@@ -244,6 +244,30 @@ async def test_a_failure_that_one_process_hears_late_does_not_end_the_payment_of
     assert (await second).state == "paid" == (await pay(one, node)).state
     assert (len(node.made), len(node.settled)) == (2, 1)
     assert one.debts_of(KEY.job) == other.debts_of(KEY.job)
+
+
+async def test_where_a_wallet_takes_back_its_word_both_payments_are_in_the_book(node):
+    """It said failed, another invoice was paid, and then the first had settled after all: no msat is unaccounted."""
+    ledger = Ledger(":memory:")
+
+    def fail(payment_hash):
+        node.states[payment_hash] = "failed"
+
+    def send(payment_hash):
+        node.states[payment_hash] = "pending"
+
+    with pytest.raises(PaymentFailed):
+        await pay(payer_of(Wallet(node, fail), ledger), node)
+    payer = payer_of(Wallet(node, send), ledger)
+    with pytest.raises(TimedOut):
+        await pay(payer, node)
+    first, second = node.made
+    ledger.record(KEY, debts.DebtPayment(first, node.preimages[first], 3))
+    assert (ledger.debt(KEY).state, payer.unpaid()) == ("paid", [])
+    node.settle(second)
+    await payer.recover()
+    assert ledger.spent() == Expenses(2_000, 6, 0)
+    assert await payer.recover() == []
 
 
 async def test_a_payment_that_another_wallet_was_told_to_make_is_left_to_it(node):
