@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from nodewire.pay.wallets.lnbits import LnbitsWallet
 from nodewire.pay.wallets.nwc import Connection, NwcWallet
 from relay import Config, serve
 from simnet.wallet import SimWallet
+from tests.pay.lightning.lnbits_process import run_lnbits
 from tests.pay.lightning.lnbits_service import LnbitsService
 from tests.pay.lightning.nwc_service import NwcService
 from tests.pay.simnet_process import run_simnet
@@ -65,12 +67,33 @@ async def relay_url(tmp_path: Path) -> AsyncIterator[str]:
         yield running.url
 
 
+@pytest.fixture(scope="session")
+def lnbits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[run_lnbits | None]:
+    """LNbits itself, where NODEWIRE_LNBITS names its program."""
+    program = os.environ.get("NODEWIRE_LNBITS")
+    if not program:
+        yield None
+        return
+    with run_lnbits(Path(program), tmp_path_factory.mktemp("lnbits")) as running:
+        yield running
+
+
 @pytest.fixture
-async def open_kind(open_wallet: Callable[..., Any], relay_url: str) -> AsyncIterator[Callable[..., Any]]:
-    """`await open_kind(kind, msat)`: a wallet of a kind, on a new account of the simulated network."""
+async def open_kind(
+    open_wallet: Callable[..., Any], relay_url: str, lnbits: run_lnbits | None
+) -> AsyncIterator[Callable[..., Any]]:
+    """`await open_kind(kind, msat)`: a wallet of a kind, on a new account.
+
+    Those of the kinds "nwc" and "lnbits" are on the simulated network behind a service of that kind; of "lnbits" on
+    LNbits itself where it runs.
+    """
     async with AsyncExitStack() as stack:
 
         async def open_one(kind: str, opening_msat: int) -> Any:
+            if kind == "lnbits" and lnbits is not None:
+                real = LnbitsWallet(lnbits.url, lnbits.open_account(opening_msat // 1_000))
+                stack.push_async_callback(real.close)
+                return real
             account = await open_wallet(opening_msat)
             if kind == "sim":
                 return account

@@ -379,8 +379,8 @@ async def test_an_invoice_of_nobody_here_finds_no_route(pair):
 
 
 @pytest.mark.needs("pay")
-async def test_an_invoice_that_another_has_paid_cannot_be_paid(pair, open_wallet):
-    third = await open_wallet(RICH_MSAT)
+async def test_an_invoice_that_another_has_paid_cannot_be_paid(pair, open_kind, request):
+    third = await open_kind(request.node.callspec.params["pair"], RICH_MSAT)
     invoice = await pair.invoice()
     await third.pay(invoice.bolt11, max_fee_msat=MOST_FEE_MSAT)
     await fails(pair, invoice)
