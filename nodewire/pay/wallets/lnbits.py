@@ -102,10 +102,13 @@ class LnbitsWallet:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         refused: NodewireError | None = None
-        try:
-            await self._ask("POST", "/payments", {"out": True, "bolt11": bolt11}, wait_s=timeout_s)
-        except NodewireError as error:
-            refused = error  # also where it was paid before: the record says
+        if invoice.is_expired(time.time()):
+            refused = PaymentFailed("invoice", "it has expired")  # LNbits itself would pay it within its own walls
+        else:
+            try:
+                await self._ask("POST", "/payments", {"out": True, "bolt11": bolt11}, wait_s=timeout_s)
+            except NodewireError as error:
+                refused = error  # also where it was paid before: the record says
         pause_s = _ASK_S
         while True:
             try:

@@ -182,6 +182,8 @@ class NwcWallet:
                     # First of all: what is on its way must not be sent again. Later, since an answer may be lost.
                     found = await self.lookup(invoice.payment_hash, "out")
                 except NotFound:
+                    if asking is None and invoice.is_expired(time.time()):
+                        raise PaymentFailed("invoice", "it has expired") from None
                     if asking is None:
                         asking = asyncio.create_task(self._ask("pay_invoice", {"invoice": bolt11}, wait_s=timeout_s))
                     elif asking.done():

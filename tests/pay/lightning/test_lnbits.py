@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -19,6 +20,7 @@ from nodewire.errors import (
     PaymentFailed,
     TimedOut,
 )
+from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import Transfer
 from nodewire.pay.wallets.lnbits import LnbitsWallet
 from tests.pay.lightning.lnbits_service import LnbitsService
@@ -197,3 +199,34 @@ def test_a_key_comes_from_a_file(tmp_path):
 async def test_no_account_is_opened_there():
     with pytest.raises(NodewireError, match="in LNbits itself"):
         await LnbitsWallet.open_account("http://x", "x")
+
+
+async def test_an_invoice_that_has_expired_is_not_even_sent_there(answering):
+    """LNbits pays one that is its own, however old."""
+    asked = []
+
+    async def answer(request):
+        asked.append((request.method, request.path))
+        if request.path == "/api/v1/wallet":
+            return web.json_response({"name": "x", "balance": 0, "id": "w"})
+        if request.method == "POST":
+            assert not (await request.json())["out"], "it was told to pay"
+            return web.json_response({"bolt11": issued(int(time.time()))}, status=201)
+        return web.json_response({"detail": "Payment does not exist."}, status=404)
+
+    wallet = await answering(answer)
+    with pytest.raises(PaymentFailed, match=r"^invoice: it has expired$"):
+        await wallet.pay(issued(int(time.time()) - 61), max_fee_msat=0)
+    assert [path for method, path in asked if method == "POST"] == ["/api/v1/payments"]  # of `info`
+
+
+def issued(created_at_s):
+    return invoices.issue(
+        b"\x07" * 32,
+        network="bc",
+        amount_msat=1_000,
+        payment_hash="cd" * 32,
+        created_at_s=created_at_s,
+        expiry_s=60,
+        description_hash="ab" * 32,
+    ).bolt11
