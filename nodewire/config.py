@@ -72,11 +72,15 @@ class WalletConfig(Section):
     """The role's Lightning wallet. `token_file` holds the account's token, which the wallet service gave out."""
 
     kind: WalletKind = DEFAULT_WALLET
-    """The kind of wallet: `sim` is the simulated network. An installed package may bring others."""
+    """The kind of wallet: `sim` is the simulated network, `nwc` Nostr Wallet Connect, `lnbits` an LNbits service. An
+    installed package may bring others."""
     url: str
     """The wallet service's URL."""
     token_file: Path
-    """The file with the account's token. The token is all that is needed to spend the money."""
+    """The file with the account's token, connection string or key: all that is needed to spend the money."""
+    network: Literal["", "bc", "tb", "tbs", "bcrt"] = ""
+    """The Lightning network: `bc` is Bitcoin's own. If it is empty it is the kind's: `bcrt`, with play money, for
+    `sim`. A wallet of another network is refused."""
 
 
 class File(Section):

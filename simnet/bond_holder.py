@@ -14,7 +14,6 @@ from simnet.wallet import SimWallet
 
 _T = TypeVar("_T")
 _CLAIM_S = 600
-_NOTHING = "00" * 32  # claims' invoices need a description hash and have nothing to describe
 
 
 class SimBondHolder:
@@ -74,7 +73,7 @@ class SimBondHolder:
         return
 
     async def _invoice(self, amount_msat: int) -> str:
-        invoice = await self._wallet.make_invoice(amount_msat, description_hash=_NOTHING, expiry_s=_CLAIM_S)
+        invoice = await self._wallet.invoice(amount_msat, description="a claim", expiry_s=_CLAIM_S)
         return invoice.bolt11
 
 

@@ -1,17 +1,19 @@
 """The simulated network over HTTP and JSON.
 
 POST /v1/accounts                     {name, opening_msat}  -> {node, token}       no token needed
-GET  /v1/info, /v1/totals, /healthz                                                no token needed
+GET  /v1/info                         -> {network, base_fee_msat, fee_ppm, node?}  `node` where a token is sent
+GET  /v1/totals, /healthz                                                          no token needed
 GET  /v1/balance                      -> {balance_msat}
 POST /v1/invoices                     {amount_msat, expiry_s, description | description_hash, payment_hash?}
 POST /v1/payments                     {bolt11, max_fee_msat}
 POST /v1/holds/settle, /v1/holds/cancel   {preimage} / {payment_hash}
-GET  /v1/transfers/HASH?wait_s=       one invoice or payment; waits up to wait_s while it is held
+GET  /v1/transfers/HASH?direction=&wait_s=   what came (in) or went (out); waits up to wait_s while it is held
 GET  /v1/invoices?after=&limit=       own invoices, oldest first
 GET  /v1/events?after=&limit=&wait_s= outcomes after a cursor; waits up to wait_s for the first
 
-A transfer is {payment_hash, direction, state, amount_msat, fee_msat, preimage, bolt11, at_s}. An error is the typed
-error's {code, field, reason, ...} with a fitting status.
+A transfer is {payment_hash, direction, state, reason, amount_msat, fee_msat, preimage, bolt11, at_s}. A payment that
+cannot be made is a transfer that failed, for good. An error is the typed error's {code, field, reason, ...} with a
+fitting status.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from simnet.treasurer import Treasurer
 MAX_WAIT_S = 60
 MAX_PAGE = 500
 
-_STATES = {"open": "open", "held": "held", "settled": "settled", "cancelled": "failed", "expired": "failed"}
+_STATES = {"open": "open", "held": "pending", "settled": "settled", "cancelled": "failed", "expired": "failed"}
 
 
 def application(simnet: Simnet, treasurer: Treasurer | None = None, base_url: str = "") -> web.Application:
@@ -111,9 +113,12 @@ class _Routes:
     async def health(self, _: web.Request) -> web.Response:
         return answer({"ok": True})
 
-    async def info(self, _: web.Request) -> web.Response:
+    async def info(self, request: web.Request) -> web.Response:
         fees = self._simnet.fees
-        return answer({"network": invoices.REGTEST, "base_fee_msat": fees.base_msat, "fee_ppm": fees.ppm})
+        said = {"network": invoices.REGTEST, "base_fee_msat": fees.base_msat, "fee_ppm": fees.ppm}
+        if "Authorization" in request.headers:
+            said["node"] = self._account(request)
+        return answer(said)
 
     async def totals(self, _: web.Request) -> web.Response:
         """All money: what was issued is what accounts have and what is held."""
@@ -168,7 +173,7 @@ class _Routes:
         if not isinstance(bolt11, str):
             raise BadInput("bolt11", "not a string")
         max_fee_msat = bounded(body.get("max_fee_msat"), "max_fee_msat", invoices.MAX_MSAT)
-        return answer(_transfer(self._simnet.pay(node, bolt11, max_fee_msat), node))
+        return answer(_recorded(self._simnet.attempt(node, bolt11, max_fee_msat), node))
 
     async def settle(self, request: web.Request) -> web.Response:
         node, body = self._account(request), await body_of(request)
@@ -181,10 +186,15 @@ class _Routes:
     async def transfer(self, request: web.Request) -> web.Response:
         node = self._account(request)
         payment_hash = hex32(dict(request.match_info), "payment_hash")
+        direction = request.query.get("direction")
+        if direction not in ("in", "out"):
+            raise BadInput("direction", 'neither "in" nor "out"')
         until = _Until(query(request, "wait_s", MAX_WAIT_S))
-        while (invoice := self._simnet.transfer(node, payment_hash)).phase == "held" and until.left_s() > 0:
+        while True:
+            found = self._simnet.record(node, payment_hash, direction)
+            if isinstance(found, network.PaymentRefusal) or found.phase != "held" or until.left_s() <= 0:
+                return answer(_recorded(found, node))
             await self._simnet.change(until.left_s())
-        return answer(_transfer(invoice, node))
 
     async def events(self, request: web.Request) -> web.Response:
         node = self._account(request)
@@ -212,6 +222,23 @@ class _Until:
 
     def left_s(self) -> float:
         return self._at - self._loop.time()
+
+
+def _recorded(found: network.Invoice | network.PaymentRefusal, node: str) -> dict[str, Any]:
+    """What the record has: an invoice, or a payment that failed."""
+    if isinstance(found, network.Invoice):
+        return _transfer(found, node)
+    return {
+        "payment_hash": found.payment_hash,
+        "direction": "out",
+        "state": "failed",
+        "reason": found.reason,
+        "amount_msat": found.amount_msat,
+        "fee_msat": 0,
+        "preimage": None,
+        "bolt11": found.bolt11,
+        "at_s": found.at_s,
+    }
 
 
 def _transfer(invoice: network.Invoice, node: str) -> dict[str, Any]:

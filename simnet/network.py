@@ -105,18 +105,34 @@ class CoinTransfer:
     amount_msat: int
 
 
+@dataclass(frozen=True, slots=True)
+class PaymentRefusal:
+    """`payer` tried to pay an invoice and could not. It is for good: the same payer pays by this hash no more."""
+
+    payment_hash: str
+    payer: str
+    amount_msat: int
+    bolt11: str
+    reason: str
+    at_s: int
+
+
 OfInvoice = InvoiceIssue | PaymentOffer | InvoiceSettlement | InvoiceCancellation | InvoiceExpiry
-Event = NodeJoin | OfInvoice | CoinTransfer
+Event = NodeJoin | OfInvoice | CoinTransfer | PaymentRefusal
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Balances by node, invoices by payment hash, and all money ever issued."""
+    """Balances by node, invoices by payment hash, payments that failed by payer and hash, all money ever issued."""
 
     balances: PersistentMap[int] = field(default_factory=lambda: PersistentMap({ROUTING: 0}))
     invoices: PersistentMap[Invoice] = field(default_factory=PersistentMap)
     issued_msat: int = 0
     moves: PersistentMap[CoinTransfer] = field(default_factory=PersistentMap)
+    refusals: PersistentMap[PaymentRefusal] = field(default_factory=PersistentMap)
+
+    def refusal(self, payer: str, payment_hash: str) -> PaymentRefusal | None:
+        return self.refusals.get(f"{payer}/{payment_hash}")
 
     def invoice(self, payment_hash: str) -> Invoice:
         """Raises NotFound."""
@@ -162,6 +178,17 @@ def apply(event: Event, network: Network) -> Network:
             return _end(network, payment_hash, "expired", at_s)
         case CoinTransfer():
             return _move(event, network)
+        case PaymentRefusal():
+            return _refuse(event, network)
+
+
+def _refuse(event: PaymentRefusal, network: Network) -> Network:
+    if network.refusal(event.payer, event.payment_hash) is not None:
+        return network
+    paid = network.invoices.get(event.payment_hash)
+    if paid is not None and paid.payer == event.payer:
+        raise NotAllowed("invoice", f"this payer's payment of it is {paid.phase}")
+    return replace(network, refusals=network.refusals.including(f"{event.payer}/{event.payment_hash}", event))
 
 
 def _invoice(event: InvoiceIssue, network: Network) -> Network:
@@ -198,6 +225,8 @@ def _offer(event: PaymentOffer, network: Network) -> Network:
         if invoice.payer == event.payer and invoice.phase in ("held", "settled"):
             return network
         raise PaymentFailed("invoice", "already paid" if invoice.phase in ("held", "settled") else invoice.phase)
+    if (refused := network.refusal(event.payer, event.payment_hash)) is not None:
+        raise PaymentFailed("invoice", f"failed before: {refused.reason}")
     if invoice.phase != "open" or event.at_s >= invoice.expires_at_s:
         raise PaymentFailed("invoice", "expired" if invoice.phase == "open" else invoice.phase)
     if event.payer == invoice.payee:

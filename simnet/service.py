@@ -18,7 +18,7 @@ from nodewire.pay.lightning import invoices
 from simnet import holder_book, network
 from simnet.holder_book import HolderBook
 from simnet.journal import Entry, Journal, Node, token_sha256
-from simnet.network import Event, Invoice, Network
+from simnet.network import Event, Invoice, Network, PaymentRefusal
 from simnet.steps import Step
 
 HOLD_S = 86_400
@@ -172,6 +172,28 @@ class Simnet:
             self._commit(network.InvoiceSettlement(known.payment_hash, known.preimage, now_s), known.payee, payer)
         return self.state.invoice(known.payment_hash)
 
+    def attempt(self, payer: str, bolt11: str, max_fee_msat: int) -> Invoice | PaymentRefusal:
+        """As `pay`, with a record of what fails: once it has failed, the same payer pays by this hash no more.
+
+        Raises:
+            BadInvoice: malformed or of another network.
+
+        """
+        asked = invoices.decode(bolt11, network=invoices.REGTEST)
+        refused = self.state.refusal(payer, asked.payment_hash)
+        if refused is not None:
+            return refused
+        try:
+            return self.pay(payer, bolt11, max_fee_msat)
+        except (PaymentFailed, OverBudget) as error:
+            known = self.state.invoices.get(asked.payment_hash)
+            if known is not None and known.payer == payer:  # it was held, and has gone back
+                return known
+            now_s = int(self._now_s())
+            refused = PaymentRefusal(asked.payment_hash, payer, asked.amount_msat, asked.bolt11, str(error), now_s)
+            self._commit(refused, None, payer)
+            return refused
+
     def settle(self, payee: str, preimage: str) -> Invoice:
         """Take what a hold invoice holds.
 
@@ -205,12 +227,23 @@ class Simnet:
         return self.state.invoice(payment_hash)
 
     def transfer(self, node: str, payment_hash: str) -> Invoice:
-        """An invoice that `node` issued or has tried to pay. Raises NotFound."""
+        """An invoice that `node` issued or has paid. Raises NotFound."""
         self.sweep()
         invoice = self.state.invoices.get(payment_hash)
         if invoice is None or node not in (invoice.payee, invoice.payer):
             raise NotFound("payment_hash", "no invoice or payment of this account")
         return invoice
+
+    def record(self, node: str, payment_hash: str, direction: str) -> Invoice | PaymentRefusal:
+        """What the account's record says of what came ("in") or went ("out") by a hash. Raises NotFound."""
+        self.sweep()
+        invoice = self.state.invoices.get(payment_hash)
+        if invoice is not None and node == (invoice.payee if direction == "in" else invoice.payer):
+            return invoice
+        refused = self.state.refusal(node, payment_hash)
+        if direction == "out" and refused is not None:
+            return refused
+        raise NotFound("payment_hash", "no invoice or payment of this account")
 
     def outcomes(self, node: str, after: int, limit: int) -> list[Entry]:
         """What happened to the node's invoices and payments after place `after` in the log."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import Any, ClassVar, Self
 import aiohttp
 import orjson
 
-from nodewire.errors import BadConfig, BadInput, LinkLost, NotAllowed, PaymentFailed, TimedOut, from_dict
+from nodewire.errors import BadConfig, BadInput, LinkLost, NotAllowed, TimedOut, from_dict
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip98
-from nodewire.pay.lightning import invoices
+from nodewire.pay.accounts.zaps import description_hash
+from nodewire.pay.lightning import cursor, invoices
 from nodewire.pay.lightning.invoices import Invoice
-from nodewire.pay.lightning.wallet import Payment, Receipt, Transfer
+from nodewire.pay.lightning.wallet import ABILITIES, Direction, Receipt, Transfer, WalletInfo
 
 MAX_ANSWER_BYTES = 2_000_000
+_HEX32 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _WAIT_S = 30
 _PAGE = 200
 
@@ -26,7 +29,8 @@ _PAGE = 200
 class SimWallet:
     """One account's wallet. `url` is the service's, `token` the account's bearer token."""
 
-    network: ClassVar[str] = invoices.REGTEST
+    networks: ClassVar[tuple[str, ...]] = (invoices.REGTEST,)
+    """Its money is play money: it is refused wherever another network is meant."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
         self._url = url.rstrip("/")
@@ -68,25 +72,21 @@ class SimWallet:
         wallet._token_file = token_file
         return wallet
 
+    async def info(self) -> WalletInfo:
+        said = await self.ask("GET", "/v1/info")
+        network = str(said["network"])
+        if network not in self.networks:
+            raise NotAllowed("network", f"a simulated network has play money of {self.networks[0]}, not of {network}")
+        return WalletInfo(f"sim:{said['node']}", network, 1, 1, invoices.MAX_MSAT, ABILITIES)
+
     async def balance_msat(self) -> int:
         return int((await self.ask("GET", "/v1/balance"))["balance_msat"])
 
-    async def make_invoice(self, amount_msat: int, *, description_hash: str, expiry_s: int) -> Invoice:
-        return await self._invoice(
-            {"amount_msat": amount_msat, "description_hash": description_hash, "expiry_s": expiry_s}
-        )
+    async def invoice(self, amount_msat: int, *, description: str, expiry_s: int) -> Invoice:
+        return await self._invoice(amount_msat, description, expiry_s)
 
-    async def make_hold_invoice(
-        self, amount_msat: int, *, payment_hash: str, description_hash: str, expiry_s: int
-    ) -> Invoice:
-        return await self._invoice(
-            {
-                "amount_msat": amount_msat,
-                "payment_hash": payment_hash,
-                "description_hash": description_hash,
-                "expiry_s": expiry_s,
-            }
-        )
+    async def hold_invoice(self, amount_msat: int, *, payment_hash: str, description: str, expiry_s: int) -> Invoice:
+        return await self._invoice(amount_msat, description, expiry_s, payment_hash=payment_hash)
 
     async def settle_hold(self, preimage: str) -> None:
         await self.ask("POST", "/v1/holds/settle", {"preimage": preimage})
@@ -94,50 +94,39 @@ class SimWallet:
     async def cancel_hold(self, payment_hash: str) -> None:
         await self.ask("POST", "/v1/holds/cancel", {"payment_hash": payment_hash})
 
-    async def pay(self, bolt11: str, *, max_fee_msat: int, timeout_s: float = 60.0) -> Payment:
+    async def pay(self, bolt11: str, *, max_fee_msat: int, timeout_s: float = 60.0) -> Transfer:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         answer = await self.ask("POST", "/v1/payments", {"bolt11": bolt11, "max_fee_msat": max_fee_msat})
-        while answer["state"] == "held":
-            left_s = until - loop.time()
-            if left_s <= 0:
-                raise TimedOut("payment", "held by the payee; it may still settle")
+        while answer["state"] == "pending" and (left_s := until - loop.time()) > 0:
             wait_s = min(_WAIT_S, int(left_s) + 1)
-            answer = await self.ask("GET", f"/v1/transfers/{answer['payment_hash']}?wait_s={wait_s}", wait_s=left_s)
-        if answer["state"] != "settled":
-            raise PaymentFailed("invoice", str(answer["reason"]))
-        preimage = str(answer["preimage"])
-        if invoices.hash_of(preimage) != answer["payment_hash"]:
-            raise BadInput("preimage", "the wallet's proof does not hash to the payment hash")
-        return Payment(answer["payment_hash"], preimage, int(answer["amount_msat"]), int(answer["fee_msat"]))
+            path = f"/v1/transfers/{answer['payment_hash']}?direction=out&wait_s={wait_s}"
+            answer = await self.ask("GET", path, wait_s=left_s)
+        return _transfer(answer)
 
-    async def lookup(self, payment_hash: str) -> Transfer:
-        answer = await self.ask("GET", f"/v1/transfers/{payment_hash}")
-        return Transfer(
-            payment_hash=answer["payment_hash"],
-            direction=answer["direction"],
-            state=answer["state"],
-            amount_msat=int(answer["amount_msat"]),
-            fee_msat=int(answer["fee_msat"]),
-            preimage=answer["preimage"],
-            at_s=int(answer["at_s"]),
-        )
+    async def lookup(self, payment_hash: str, direction: Direction) -> Transfer:
+        if _HEX32.fullmatch(payment_hash) is None:
+            raise BadInput("payment_hash", "not 64 lowercase hex digits")
+        return _transfer(await self.ask("GET", f"/v1/transfers/{payment_hash}?direction={direction}"))
 
-    async def settled(self, after: int = 0) -> AsyncIterator[Receipt]:
-        pause_s = 0.05
+    async def settled(self, after: str = "") -> AsyncIterator[Receipt]:
+        own, at, pause_s = "", 0, 0.05
         while True:
             try:
-                page = await self.ask("GET", f"/v1/events?after={after}&limit={_PAGE}&wait_s={_WAIT_S}", wait_s=_WAIT_S)
+                if not own:
+                    own = (await self.info()).id
+                    at = cursor.place_of(own, after)
+                page = await self.ask("GET", f"/v1/events?after={at}&limit={_PAGE}&wait_s={_WAIT_S}", wait_s=_WAIT_S)
             except (LinkLost, TimedOut):  # the service restarts; the cursor says where to go on
                 await asyncio.sleep(pause_s)
                 pause_s = min(5.0, pause_s * 2)
                 continue
             pause_s = 0.05
             for event in page["events"]:
-                after = int(event["cursor"])
+                at = int(event["cursor"])
                 if event["event"] == "settled" and event["direction"] == "in":
                     yield Receipt(
-                        cursor=after,
+                        cursor=cursor.at(own, at),
                         payment_hash=event["payment_hash"],
                         preimage=event["preimage"],
                         amount_msat=int(event["amount_msat"]),
@@ -149,9 +138,10 @@ class SimWallet:
             await self._session.close()
             self._session = None
 
-    async def _invoice(self, body: dict[str, Any]) -> Invoice:
-        answer = await self.ask("POST", "/v1/invoices", body)
-        return invoices.decode(str(answer["bolt11"]), network=self.network)
+    async def _invoice(self, amount_msat: int, description: str, expiry_s: int, **more: str) -> Invoice:
+        body = {"amount_msat": amount_msat, "description_hash": description_hash(description), "expiry_s": expiry_s}
+        answer = await self.ask("POST", "/v1/invoices", {**body, **more})
+        return invoices.decode(str(answer["bolt11"]), network=invoices.REGTEST)
 
     async def ask(
         self,
@@ -226,3 +216,16 @@ class SimWallet:
                 if len(raw) > MAX_ANSWER_BYTES:
                     raise LinkLost("wallet", f"its answer is over {MAX_ANSWER_BYTES} bytes")
             return response.status, bytes(raw)
+
+
+def _transfer(answer: dict[str, Any]) -> Transfer:
+    return Transfer(
+        payment_hash=answer["payment_hash"],
+        direction=answer["direction"],
+        state=answer["state"],
+        amount_msat=int(answer["amount_msat"]),
+        fee_msat=int(answer["fee_msat"]),
+        preimage=answer["preimage"],
+        at_s=int(answer["at_s"]),
+        reason=str(answer["reason"]) if answer["state"] == "failed" else "",
+    )

@@ -41,11 +41,12 @@ from nodewire.wire.job.edge_window import IncomingEdge, Window
 CHUNK: Final = 2
 _PREIMAGE = "00" * 32
 _HASH = hashlib.sha256(bytes(32)).hexdigest()
+_FAILED_HASH = "ff" * 32
 _EVENTS = {
     "invoiced": debts.DebtInvoice("lnbc", _HASH),
-    "paying": debts.PaymentAttempt(),
-    "paid": debts.DebtPayment(_PREIMAGE, 0),
-    "failed": debts.PaymentFailure("no route"),
+    "paying": debts.PaymentAttempt("wallet"),
+    "paid": debts.DebtPayment(_HASH, _PREIMAGE, 0),
+    "failed": debts.PaymentFailure(_HASH, "no route"),
 }
 Step = tuple[str, Run]
 _T = TypeVar("_T")
@@ -470,7 +471,11 @@ def _died(run: Run, node: int) -> Run:
 
 def _booked(run: Run, key: Claim, *events: str) -> Run:
     book = dict(run.debts)
-    debt = debts.Debt(debts.Key(str(key[0]), str(key[1]), key[2]), 1, book.get(key, "planned"), "lnbc", _HASH)
+    state = book.get(key, "planned")
+    # Each invoice has a hash of its own; after a failure the next one is this.
+    payment_hash = _FAILED_HASH if state == "failed" else _HASH
+    payments = () if state == "planned" else (debts.Payment(payment_hash, "lnbc", state),)
+    debt = debts.Debt(debts.Key(str(key[0]), str(key[1]), key[2]), 1, payments)
     for event in events:
         debt = debts.apply(_EVENTS[event], debt)
     return run._replace(debts=tuple(sorted({**book, key: debt.state}.items())))

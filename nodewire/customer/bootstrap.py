@@ -51,6 +51,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     """
     congestion.check(config.wire.congestion)
     wallets = registry.wallet_class(config.wallet.kind)
+    network = registry.network_of(config.wallet.kind, config.wallet.network)
     keys, pool, market = await open_market(stack, config)
     if is_buyer:
         stack.enter_context(sole_key(config.key))
@@ -58,9 +59,8 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     stack.push_async_callback(wallet.close)
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
-    payer = Payer(keys, wallet, ledger)
+    payer = Payer(keys, wallet, ledger, network=network)
     recovered = await payer.recover()
-    network = wallets.network
     spool = _open_spool(stack, config)
     swept = asyncio.create_task(sweeping(config.blobs, None))
     stack.callback(swept.cancel)

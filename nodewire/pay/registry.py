@@ -23,8 +23,11 @@ class WalletClass(Protocol):
     """A class of wallets, as a package registers it."""
 
     @property
-    def network(self) -> str:
-        """The Lightning network of its invoices, as bolt11 writes it after "ln": one of `invoices.NETWORKS`."""
+    def networks(self) -> tuple[str, ...]:
+        """The Lightning networks that its wallets may be of, as bolt11 writes them after "ln" (`invoices.NETWORKS`).
+
+        The first is meant where a role's file names none.
+        """
 
     def from_file(self, url: str, token_file: Path | None) -> Wallet:
         """The wallet of the account whose secret is in `token_file`. Nothing is asked over the network yet.
@@ -65,6 +68,33 @@ def wallet_class(kind: str, field: str = "wallet.kind") -> WalletClass:
         there = f"that there is: {kinds}" if kinds else "that there is: no installed package has one"
         raise BadConfig(field, f"{kind!r} is not a kind of wallet {there}")
     return found
+
+
+def network_of(kind: str, network: str = "") -> str:
+    """The Lightning network that a role with a wallet of `kind` deals on: `network`, or the kind's own if it is empty.
+
+    Raises:
+        BadConfig: the kind has no wallets there, or is none.
+
+    """
+    networks = wallet_class(kind).networks
+    if network and network not in networks:
+        there = ", ".join(f'"{name}"' for name in networks)
+        raise BadConfig("wallet.network", f'wallets of kind {kind!r} are of {there}, and refused on "{network}"')
+    return network or networks[0]
+
+
+async def check_network(wallet: Wallet, kind: str, network: str = "") -> None:
+    """Check that `wallet`, of `kind`, is of the network that the role's file means.
+
+    Raises:
+        BadConfig: it is of another one.
+        LinkLost, TimedOut, NotAllowed: it cannot be reached, or does not know its token.
+
+    """
+    meant, found = network_of(kind, network), (await wallet.info()).network
+    if found != meant:
+        raise BadConfig("wallet.network", f'the wallet is of "{found}", and "{meant}" is meant: set it to "{found}"')
 
 
 def bond_holder(kind: str, wallet: Wallet) -> BondHolder:

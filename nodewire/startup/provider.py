@@ -117,7 +117,8 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 async def _check_wallet(wallet: Wallet, config: ProviderConfig) -> None:
     """Before anything is loaded or published. Raises as `start`."""
     try:
-        balance_msat = await wallet.balance_msat()
+        await registry.check_network(wallet, config.wallet.kind, config.wallet.network)
+        balance_msat = await wallet.balance_msat() if config.bond.amount_msat else 0
     except NotAllowed as error:
         said = f"{config.wallet.url} does not know the token in {config.wallet.token_file}"
         raise BadConfig("wallet.token_file", said) from error

@@ -142,8 +142,8 @@ class PublicRecord:
         preimage = bytes([number]) * 16 + chunk.to_bytes(16, "big")
         ledger.plan(key, amount_msat)
         ledger.record(key, debts.DebtInvoice("lnbcrt1", debts.hashlib.sha256(preimage).hexdigest()))
-        ledger.record(key, debts.PaymentAttempt())
-        ledger.record(key, debts.DebtPayment(preimage.hex(), 1))
+        ledger.record(key, debts.PaymentAttempt("w"))
+        ledger.record(key, debts.DebtPayment(debts.hashlib.sha256(preimage).hexdigest(), preimage.hex(), 1))
 
     def verdict(self, number: int, chunk: int, epoch: int, **changes) -> Verdict:
         """On the chunk that provider `number` committed to, which `epoch` drew; it passes if nothing is changed."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nodewire.pay.wallets.lnbits import LnbitsWallet
+from nodewire.pay.wallets.nwc import Connection, NwcWallet
+from relay import Config, serve
 from simnet.wallet import SimWallet
+from tests.pay.lightning.lnbits_process import run_lnbits
+from tests.pay.lightning.lnbits_service import LnbitsService
+from tests.pay.lightning.nwc_service import NwcService
 from tests.pay.simnet_process import run_simnet
 
 BASE_FEE_MSAT = 10
@@ -28,6 +37,72 @@ async def open_wallet(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
 
         async def open_one(opening_msat: int = 0) -> SimWallet:
             wallet, _ = await SimWallet.open_account(simnet_url, "test", opening_msat)
+            stack.push_async_callback(wallet.close)
+            return wallet
+
+        yield open_one
+
+
+@pytest.fixture
+async def reopen(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
+    """`await reopen(wallet)`: the same wallet, as another process opens it."""
+    async with AsyncExitStack() as stack:
+
+        async def again(wallet: Any) -> Any:
+            if isinstance(wallet, SimWallet):
+                other: Any = SimWallet(simnet_url, wallet._token)
+            elif isinstance(wallet, LnbitsWallet):
+                other = LnbitsWallet(wallet._url, wallet._key)
+            else:
+                other = NwcWallet(wallet._to)
+            stack.push_async_callback(other.close)
+            return other
+
+        yield again
+
+
+@pytest.fixture
+async def relay_url(tmp_path: Path) -> AsyncIterator[str]:
+    async with serve(Config(db=tmp_path / "relay.sqlite", port=0)) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="session")
+def lnbits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[run_lnbits | None]:
+    """LNbits itself, where NODEWIRE_LNBITS names its program."""
+    program = os.environ.get("NODEWIRE_LNBITS")
+    if not program:
+        yield None
+        return
+    with run_lnbits(Path(program), tmp_path_factory.mktemp("lnbits")) as running:
+        yield running
+
+
+@pytest.fixture
+async def open_kind(
+    open_wallet: Callable[..., Any], relay_url: str, lnbits: run_lnbits | None
+) -> AsyncIterator[Callable[..., Any]]:
+    """`await open_kind(kind, msat)`: a wallet of a kind, on a new account.
+
+    Those of the kinds "nwc" and "lnbits" are on the simulated network behind a service of that kind; of "lnbits" on
+    LNbits itself where it runs.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def open_one(kind: str, opening_msat: int) -> Any:
+            if kind == "lnbits" and lnbits is not None:
+                real = LnbitsWallet(lnbits.url, lnbits.open_account(opening_msat // 1_000))
+                stack.push_async_callback(real.close)
+                return real
+            account = await open_wallet(opening_msat)
+            if kind == "sim":
+                return account
+            if kind == "lnbits":
+                office = await stack.enter_async_context(LnbitsService(account).serving())
+                wallet: Any = LnbitsWallet(office.url, office.admin_key)
+            else:
+                service = await stack.enter_async_context(NwcService(account, relay_url).serving())
+                wallet = NwcWallet(Connection.parse(service.uri))
             stack.push_async_callback(wallet.close)
             return wallet
 

@@ -57,9 +57,10 @@ class Market:
 
     async def settle(self, count):
         """The provider's wallet reports `count` payments."""
-        stream = self.payee_wallet.settled(after=self.provider_book.cursor())
+        wallet = (await self.payee_wallet.info()).id
+        stream = self.payee_wallet.settled(after=self.provider_book.cursor(wallet))
         for _ in range(count):
-            self.till.clear(await anext(stream))
+            self.till.clear(await anext(stream), wallet)
         await stream.aclose()
         return await self.till.publish_receipts()
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
-from nodewire.errors import BadConfig, NodewireError
+from nodewire.errors import BadConfig, NodewireError, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.pay import registry
+from nodewire.pay.lightning.invoices import NETWORKS
+from nodewire.pay.lightning.wallet import ABILITIES, WalletInfo
 from simnet.bond_holder import SimBondHolder
 from simnet.wallet import SimWallet
 
 CODE = """
 class CoinWallet:
-    network = "tb"
+    networks = ("tb",)
 
     @classmethod
     def from_file(cls, url, token_file):
@@ -58,7 +63,7 @@ def test_another_packages_wallet_is_imported_when_its_kind_is_configured(install
     install("coins", "coin = coins:CoinWallet")
     registry.wallet_class("sim")
     assert "coins" not in sys.modules
-    assert registry.wallet_class("coin").network == "tb"
+    assert registry.wallet_class("coin").networks == ("tb",)
 
 
 @pytest.mark.parametrize("entry", ["coins_that_are_not:CoinWallet", "coins:PaperWallet"])
@@ -95,3 +100,61 @@ async def test_a_wallet_whose_kind_has_no_bond_holder_reaches_one_that_refuses(i
         with pytest.raises(NodewireError, match=is_told):
             await asked
     await holder.close()
+
+
+def test_the_simulated_network_is_refused_where_real_money_is_meant():
+    assert registry.network_of("sim") == registry.network_of("sim", "bcrt") == "bcrt"
+    for network in ("bc", "tb"):
+        refused = rf"^wallet\.network: wallets of kind 'sim' are of \"bcrt\", and refused on \"{network}\"$"
+        with pytest.raises(BadConfig, match=refused):
+            registry.network_of("sim", network)
+
+
+def service(said):
+    """A service that calls itself a simulated network, and says this of itself."""
+    app = web.Application()
+    app.router.add_get("/v1/info", lambda _: web.json_response(said))
+    return app
+
+
+async def test_a_simulated_network_that_says_it_is_bitcoins_own_is_refused(unused_tcp_port):
+    runner = web.AppRunner(service({"network": "bc", "node": "02" * 33}))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
+    wallet = SimWallet(f"http://127.0.0.1:{unused_tcp_port}", "token")
+    with pytest.raises(NotAllowed, match=r"^network: a simulated network has play money of bcrt, not of bc$"):
+        await wallet.info()
+    await wallet.close()
+    await runner.cleanup()
+
+
+async def test_a_wallet_of_another_network_than_the_role_means_is_refused(install):
+    class Coins:
+        async def info(self):
+            return WalletInfo("coins", "tbs", 1, 1, 9, ABILITIES)
+
+    install("coins", "coin = coins:CoinWallet")
+    with pytest.raises(BadConfig, match=r'^wallet\.network: the wallet is of "tbs", and "tb" is meant'):
+        await registry.check_network(Coins(), "coin")
+
+
+def test_every_wallet_that_the_package_names_is_one():
+    """Of the file itself: an installation may be older."""
+    named = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert set(named["nodewire.wallets"]) == {"sim", "nwc", "lnbits"}
+    for value in named["nodewire.wallets"].values():
+        module, _, name = value.partition(":")
+        found = getattr(importlib.import_module(module), name)
+        assert set(found.networks) <= set(NETWORKS)
+        for method in (
+            "info",
+            "balance_msat",
+            "invoice",
+            "pay",
+            "lookup",
+            "settled",
+            "close",
+            "from_file",
+            "open_account",
+        ):
+            assert callable(getattr(found, method))

@@ -20,6 +20,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from safetensors.numpy import load, save
 
+from nodewire.errors import PaymentFailed
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -87,7 +88,9 @@ class Customer:
         invoice = invoices.decode(bolt11)
         assert invoice.description_hash == hashlib.sha256(said.encode()).hexdigest()
         assert invoice.amount_msat == int(amount)
-        await self.wallet.pay(bolt11, max_fee_msat=1_000)
+        paid = await self.wallet.pay(bolt11, max_fee_msat=1_000)
+        if paid.state != "settled":
+            raise PaymentFailed("payment", paid.reason)
         self.paid_msat += int(amount)
         return int(amount)
 

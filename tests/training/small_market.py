@@ -317,7 +317,7 @@ async def train(
         )
         payer = Payer(keys, wallet, ledger)
         await payer.recover()
-        session = TrainingSession(keys, pool, blobs, payer, ledger, config, SimWallet.network)
+        session = TrainingSession(keys, pool, blobs, payer, ledger, config, "bcrt")
         journal = Journal(folder / "journal.db")
         stack.callback(journal.close)
         kind = FEDAVG.request if recipe.outer.method == "average" else DILOCO.request

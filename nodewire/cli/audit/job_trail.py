@@ -88,8 +88,8 @@ async def _trail(
     found = await public_events.read(request, manifest, market, pool)
     lines = list(work.lines(found))
     lines += (await verdicts.lines(found, market, _holder(stack, role)))[0]
-    kind = role.wallet.kind if role.wallet is not None else DEFAULT_WALLET
-    lines += payments.lines(found, registry.wallet_class(kind).network)
+    kind, network = (role.wallet.kind, role.wallet.network) if role.wallet is not None else (DEFAULT_WALLET, "")
+    lines += payments.lines(found, registry.network_of(kind, network))
     if (
         not isinstance(role, OracleConfig)
         and role.ledger.exists()

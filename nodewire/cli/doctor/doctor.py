@@ -373,6 +373,7 @@ async def _wallet(role: AnyRole) -> str:
     account = wallet_of(role)
     wallet = registry.wallet_class(account.kind).from_file(account.url, account.token_file)
     try:
+        await registry.check_network(wallet, account.kind, account.network)
         balance_msat = await wallet.balance_msat()
     finally:
         await wallet.close()

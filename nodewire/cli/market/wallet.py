@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from nodewire.errors import BadConfig, NotAllowed
 
 if TYPE_CHECKING:
     from nodewire.customer.payments.debts import ChunkDebt, DebtOutcome
+    from nodewire.pay.lightning.wallet import WalletInfo
 
 app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
 _NOT_AGREED = NotAllowed("pay", "not agreed to")
@@ -141,6 +143,39 @@ def _owed(one: DebtOutcome) -> dict[str, Any]:
         "paid": one.error is None,
         "error": str(one.error) if one.error is not None else "",
     }
+
+
+@app.command("test")
+def try_(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file.")],
+    json: Json = False,
+) -> None:
+    """Try what a role's wallet says that it can do, without paying anything, and say what follows where it cannot."""
+    from nodewire.pay import registry
+    from nodewire.pay.lightning import probe
+
+    account = wallet_of(load_role(config))
+
+    async def tried() -> tuple[WalletInfo, list[probe.Finding]]:
+        wallet = registry.wallet_class(account.kind).from_file(account.url, account.token_file)
+        try:
+            await registry.check_network(wallet, account.kind, account.network)
+            return await probe.probe(wallet)
+        finally:
+            await wallet.close()
+
+    info, found = asyncio.run(tried())
+    if json:
+        whole = {name: getattr(info, name) for name in ("id", "network", "unit_msat", "least_msat", "most_msat")}
+        print_json({**whole, "abilities": [{**asdict(one), "means": one.means} for one in found]})
+    else:
+        console.print(f"{escape(info.id)}, of {info.network}; from {sats(info.least_msat)} to {sats(info.most_msat)}")
+        for one in found:
+            follows = f": {one.means}" if one.means else ""
+            said = f" ({one_line(one.said)})" if one.said else ""
+            console.print(f"{one.ability:>10}  {one.state}{escape(said + follows)}", soft_wrap=True)
+    if any(one.state == "fails" for one in found):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -3,8 +3,8 @@
 due ──invoiced──▶ invoiced ──settled──▶ settled ──receipted──▶ receipted
                      └─another invoice
 
-A customer that lost an invoice may ask for another, so a due can have several; the first that the provider's own
-wallet reports as settled clears it, and every later one is kept as overpaid.
+A customer that lost an invoice may ask for another, so a due can have several. The first that the provider's own
+wallet reports as settled, with its preimage and no less than is due, clears it. What came besides is kept as overpaid.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from nodewire.errors import NotAllowed
-from nodewire.pay.accounts.debts import Key
+from nodewire.errors import BadInput, NotAllowed
+from nodewire.pay.accounts.debts import Key, opens
 
 State = Literal["due", "invoiced", "settled", "receipted"]
 
@@ -53,6 +53,7 @@ class DueSettlement:
 
     payment_hash: str
     preimage: str
+    amount_msat: int
     at_s: int
 
 
@@ -70,15 +71,20 @@ def apply(event: Event, due: Due) -> Due:
     """The due after `event`; the same due if the event has been applied before.
 
     Raises:
-        NotAllowed: the due's state does not admit the event.
+        NotAllowed: the due's state does not admit the event, or less came than is due.
+        BadInput: the preimage does not open the payment hash.
 
     """
     match event, due.state:
         case DueInvoice(), "due" | "invoiced":
             return replace(due, state="invoiced")
-        case DueSettlement(payment_hash, preimage, at_s), "invoiced":
+        case DueSettlement(payment_hash, preimage, amount_msat, at_s), "invoiced":
+            if not opens(preimage, payment_hash):
+                raise BadInput("preimage", f"the wallet's does not hash to {payment_hash}: look the payment up there")
+            if amount_msat < due.amount_msat:
+                raise NotAllowed("amount_msat", f"{amount_msat} msat came, {due.amount_msat} msat are due")
             return replace(due, state="settled", payment_hash=payment_hash, preimage=preimage, settled_at_s=at_s)
-        case DueSettlement(payment_hash, _, _), "settled" | "receipted" if payment_hash == due.payment_hash:
+        case DueSettlement(payment_hash), "settled" | "receipted" if payment_hash == due.payment_hash:
             return due
         case DueReceipt(receipt), "settled":
             return replace(due, state="receipted", receipt=receipt)

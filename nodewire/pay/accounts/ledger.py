@@ -1,7 +1,8 @@
 """The ledger in SQLite: a customer's debts, a provider's dues. Transitions are pure (`debts`, `dues`); this keeps them.
 
-Every method is one transaction, on disk (synchronous=FULL) before it returns. The primary key is the payment's key,
-and a payment hash stands at most once, so that no chunk is paid twice and no payment counts for two chunks.
+Every method is one transaction, on disk (synchronous=FULL) before it returns. A debt's primary key is its chunk, and a
+payment's is its hash, so that no chunk is paid twice and no payment counts for two chunks. No payment is ever deleted,
+and what a wallet said is kept with the wallet's id: another wallet knows nothing of it.
 """
 
 from __future__ import annotations
@@ -15,21 +16,42 @@ from pathlib import Path
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import NotAllowed, NotFound, OverBudget
 from nodewire.pay.accounts import debts, dues
-from nodewire.pay.accounts.debts import Debt, JobBudget, Key
+from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
 from nodewire.pay.accounts.dues import Due
+from nodewire.pay.lightning.wallet import Receipt
 
-_VERSION = 3
+_DEBTS = """CREATE TABLE IF NOT EXISTS debts (
+    job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    amount_msat INTEGER NOT NULL, state TEXT NOT NULL, lnurl TEXT NOT NULL,
+    PRIMARY KEY (job, payee, chunk, attempt)
+) STRICT"""
+_PAYMENTS = """CREATE TABLE IF NOT EXISTS payments (
+    payment_hash TEXT PRIMARY KEY, job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, bolt11 TEXT NOT NULL, state TEXT NOT NULL, wallet TEXT NOT NULL, preimage TEXT,
+    fee_msat INTEGER NOT NULL, reason TEXT NOT NULL
+) STRICT"""
+_VERSION = 4
 _STEPS = {
     1: "ALTER TABLE debts ADD COLUMN lnurl TEXT NOT NULL DEFAULT ''",
     2: "CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY) STRICT; ALTER TABLE ended ADD COLUMN came INTEGER",
+    # The cursor may be any wallet's: each is asked from its first payment on, and none counts twice.
+    3: f"""
+{_PAYMENTS};
+INSERT INTO payments SELECT payment_hash, job, payee, chunk, attempt, bolt11, state, '', preimage, fee_msat, reason
+    FROM debts WHERE payment_hash IS NOT NULL ORDER BY rowid;
+ALTER TABLE debts RENAME TO debts_before;
+{_DEBTS};
+INSERT INTO debts SELECT job, payee, chunk, attempt, amount_msat, state, lnurl FROM debts_before ORDER BY rowid;
+DROP TABLE debts_before;
+ALTER TABLE quotes ADD COLUMN wallet TEXT NOT NULL DEFAULT '';
+DROP TABLE IF EXISTS cursor
+""",
 }
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS debts (
-    job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    amount_msat INTEGER NOT NULL, state TEXT NOT NULL, bolt11 TEXT, payment_hash TEXT UNIQUE, preimage TEXT,
-    fee_msat INTEGER NOT NULL, reason TEXT NOT NULL, lnurl TEXT NOT NULL DEFAULT '',
-    PRIMARY KEY (job, payee, chunk, attempt)
-) STRICT;
+_SCHEMA = f"""
+{_DEBTS};
+{_PAYMENTS};
+CREATE INDEX IF NOT EXISTS payments_of_debt ON payments (job, payee, chunk, attempt);
+CREATE INDEX IF NOT EXISTS payments_under_way ON payments (state) WHERE state = 'paying';
 CREATE INDEX IF NOT EXISTS debts_unpaid ON debts (state) WHERE state <> 'paid';
 CREATE TABLE IF NOT EXISTS dues (
     job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -41,7 +63,8 @@ CREATE INDEX IF NOT EXISTS dues_of_customer ON dues (customer, state);
 CREATE INDEX IF NOT EXISTS dues_unreceipted ON dues (state) WHERE state = 'settled';
 CREATE TABLE IF NOT EXISTS quotes (
     payment_hash TEXT PRIMARY KEY, job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL,
-    attempt INTEGER NOT NULL, zap_request TEXT NOT NULL, bolt11 TEXT NOT NULL, overpaid_msat INTEGER NOT NULL DEFAULT 0
+    attempt INTEGER NOT NULL, zap_request TEXT NOT NULL, bolt11 TEXT NOT NULL,
+    overpaid_msat INTEGER NOT NULL DEFAULT 0, wallet TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX IF NOT EXISTS quotes_of_due ON quotes (job, payee, chunk, attempt);
 CREATE TABLE IF NOT EXISTS closed (job TEXT PRIMARY KEY) STRICT;
@@ -55,7 +78,7 @@ CREATE TABLE IF NOT EXISTS untold (
     job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL, claim TEXT NOT NULL,
     PRIMARY KEY (job, payee, chunk, attempt)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS cursor (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), at INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS cursors (wallet TEXT PRIMARY KEY, cursor TEXT NOT NULL) STRICT;
 """
 _OWN_FAULT = 0
 """When a job broke off, of those that the provider itself did."""
@@ -73,12 +96,14 @@ class Expenses:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """An invoice that a provider made for a due: the zap request (JSON as received) and its bolt11."""
+    """An invoice that a provider made for a due: the zap request (JSON as received), its bolt11, and whose it is."""
 
     key: Key
     payment_hash: str
     zap_request: str
     bolt11: str
+    wallet: str = ""
+    """The id of the wallet that it pays into."""
 
 
 class Ledger:
@@ -124,7 +149,8 @@ class Ledger:
                     allowed = f"at most {budget.msat} msat allowed"
                     raise OverBudget("amount_msat", f"{total_msat} msat for the job, {allowed}")
             debt = Debt(key, amount_msat, lnurl=lnurl)
-            self._db.execute("INSERT INTO debts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _row(debt))
+            row = (*astuple(key), amount_msat, debt.state, lnurl)
+            self._db.execute("INSERT INTO debts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             return debt
 
     def has_debt(self, key: Key) -> bool:
@@ -141,32 +167,43 @@ class Ledger:
         """Apply `event` to a debt and write it down.
 
         Raises:
-            NotFound: no such debt.
+            NotFound: no such debt, or no such payment of it.
             NotAllowed, BadInput: the transition does not exist (`debts.apply`), or the payment hash is another debt's.
 
         """
         with self._transaction():
             before = self.debt(key)
             after = debts.apply(event, before)
-            if after is before:
-                return before
-            sql = (
-                "UPDATE debts SET state = ?, bolt11 = ?, payment_hash = ?, preimage = ?, fee_msat = ?, reason = ? "
-                f"WHERE {_KEY}"
-            )
-            try:
-                self._db.execute(sql, (*_row(after)[5:11], *astuple(key)))
-            except sqlite3.IntegrityError as error:
-                raise NotAllowed("payment_hash", "another debt is paid with it") from error
+            known = {one.payment_hash: one for one in before.payments}
+            for one in after.payments:
+                if one.payment_hash not in known:
+                    row = (one.payment_hash, *astuple(key), *astuple(one)[1:])
+                    try:
+                        self._db.execute("INSERT INTO payments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+                    except sqlite3.IntegrityError as error:
+                        raise NotAllowed("payment_hash", "another debt is paid with it") from error
+                elif one != known[one.payment_hash]:
+                    sql = (
+                        "UPDATE payments SET state = ?, wallet = ?, preimage = ?, fee_msat = ?, reason = ? "
+                        "WHERE payment_hash = ?"
+                    )
+                    self._db.execute(sql, (*astuple(one)[2:], one.payment_hash))
+            if after.state != before.state:
+                self._db.execute(f"UPDATE debts SET state = ? WHERE {_KEY}", (after.state, *astuple(key)))
             return after
 
     def unpaid(self) -> list[Debt]:
         """Every debt that is not paid, oldest entry first."""
-        return [_to_debt(row) for row in self._db.execute("SELECT * FROM debts WHERE state <> 'paid' ORDER BY rowid")]
+        return self._debts("state <> 'paid' ORDER BY rowid", ())
+
+    def under_way(self) -> list[Debt]:
+        """Every debt with a payment of which the wallet has yet to say what became of it, oldest entry first."""
+        under_way = "SELECT job, payee, chunk, attempt FROM payments WHERE state = 'paying'"
+        return self._debts(f"(job, payee, chunk, attempt) IN ({under_way}) ORDER BY rowid", ())
 
     def debts_of(self, job: str) -> list[Debt]:
         """Every debt of a job, oldest entry first."""
-        return [_to_debt(row) for row in self._db.execute("SELECT * FROM debts WHERE job = ? ORDER BY rowid", (job,))]
+        return self._debts("job = ? ORDER BY rowid", (job,))
 
     def unclosed(self) -> list[str]:
         """The jobs something was paid for, and whose receipts are not all given and closed; oldest first."""
@@ -194,14 +231,12 @@ class Ledger:
 
     def spent(self, *, job: str | None = None, payee: str | None = None) -> Expenses:
         """Sums over all debts, those of one job, to one payee, or both."""
-        sql = (
-            "SELECT sum(amount_msat) FILTER (WHERE state = 'paid'), sum(fee_msat), "
-            "sum(amount_msat) FILTER (WHERE state <> 'paid') FROM debts"
-        )
         asked = {name: value for name, value in (("job", job), ("payee", payee)) if value is not None}
-        if asked:
-            sql += " WHERE " + " AND ".join(f"{name} = :{name}" for name in asked)
-        return Expenses(*(value or 0 for value in self._db.execute(sql, asked).fetchone()))
+        also = "".join(f" AND {name} = :{name}" for name in asked)
+        payments = "debts JOIN payments USING (job, payee, chunk, attempt) WHERE payments.state = 'paid'"
+        paid = self._db.execute(f"SELECT sum(amount_msat), sum(fee_msat) FROM {payments}{also}", asked).fetchone()
+        sql = f"SELECT sum(amount_msat) FROM debts WHERE state <> 'paid'{also}"
+        return Expenses(*(value or 0 for value in (*paid, *self._db.execute(sql, asked).fetchone())))
 
     # The provider's side.
 
@@ -281,8 +316,8 @@ class Ledger:
         """
         with self._transaction():
             due = self._apply(self.due(quote.key), dues.DueInvoice(quote.payment_hash))
-            row = (quote.payment_hash, *astuple(quote.key), quote.zap_request, quote.bolt11)
-            sql = "INSERT INTO quotes VALUES (?, ?, ?, ?, ?, ?, ?, 0)"
+            row = (quote.payment_hash, *astuple(quote.key), quote.zap_request, quote.bolt11, quote.wallet)
+            sql = "INSERT INTO quotes VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)"
             try:
                 self._db.execute(sql, row)
             except sqlite3.IntegrityError as error:
@@ -291,32 +326,41 @@ class Ledger:
 
     def quotes(self, key: Key) -> list[Quote]:
         """The invoices made for a due, oldest first."""
-        sql = f"SELECT payment_hash, zap_request, bolt11 FROM quotes WHERE {_KEY} ORDER BY rowid"
+        sql = f"SELECT payment_hash, zap_request, bolt11, wallet FROM quotes WHERE {_KEY} ORDER BY rowid"
         return [Quote(key, *row) for row in self._db.execute(sql, astuple(key))]
 
     def quote(self, payment_hash: str) -> Quote | None:
-        sql = "SELECT job, payee, chunk, attempt, payment_hash, zap_request, bolt11 FROM quotes WHERE payment_hash = ?"
-        row = self._db.execute(sql, (payment_hash,)).fetchone()
+        sql = "SELECT job, payee, chunk, attempt, payment_hash, zap_request, bolt11, wallet FROM quotes"
+        row = self._db.execute(f"{sql} WHERE payment_hash = ?", (payment_hash,)).fetchone()
         return None if row is None else Quote(Key(*row[:4]), *row[4:])
 
-    def settled(self, payment_hash: str, preimage: str, amount_msat: int, at_s: int, cursor: int) -> Due | None:
-        """The provider's wallet received a payment; the due that it clears, or None if the invoice is not for a due.
+    def settled(self, came: Receipt, wallet: str) -> Due | None:
+        """The provider's wallet received a payment; the due that it is for, or None if it is for none, or too little.
 
-        A second payment for the same due is kept as overpaid. `cursor` (the wallet's) is stored with it.
+        What came beyond the due, or less than it, is kept as overpaid. The cursor is stored with it, as that of the
+        wallet with the id `wallet`.
+
+        Raises:
+            BadInput: the preimage does not open the payment hash. Nothing is stored.
+
         """
+        payment_hash, amount_msat = came.payment_hash, came.amount_msat
         with self._transaction():
-            sql = "INSERT INTO cursor VALUES (1, ?) ON CONFLICT DO UPDATE SET at = max(at, excluded.at)"
-            self._db.execute(sql, (cursor,))
+            sql = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT DO UPDATE SET cursor = excluded.cursor"
+            self._db.execute(sql, (wallet, came.cursor))
             quote = self.quote(payment_hash)
             if quote is None:
                 return None
             due = self.due(quote.key)
-            if due.state in ("settled", "receipted") and due.payment_hash != payment_hash:
-                sql = "UPDATE quotes SET overpaid_msat = ? WHERE payment_hash = ?"
-                self._db.execute(sql, (amount_msat, payment_hash))
-                return due
+            is_paid_by_another = due.state in ("settled", "receipted") and due.payment_hash != payment_hash
+            clears = not is_paid_by_another and amount_msat >= due.amount_msat
+            besides_msat = amount_msat - due.amount_msat if clears else amount_msat
+            self._db.execute("UPDATE quotes SET overpaid_msat = ? WHERE payment_hash = ?", (besides_msat, payment_hash))
             self._db.execute(f"DELETE FROM untold WHERE {_KEY}", astuple(due.key))  # who paid has heard of it
-            return self._apply(due, dues.DueSettlement(payment_hash, preimage, at_s))
+            if not clears:
+                return due if is_paid_by_another else None
+            settlement = dues.DueSettlement(payment_hash, came.preimage, amount_msat, came.settled_at_s)
+            return self._apply(due, settlement)
 
     def receipted(self, key: Key, receipt: str) -> Due:
         """A relay has taken the receipt with this event id. Raises NotFound, NotAllowed."""
@@ -327,10 +371,10 @@ class Ledger:
         """Paid dues whose receipt no relay has taken yet."""
         return [_to_due(row) for row in self._db.execute("SELECT * FROM dues WHERE state = 'settled' ORDER BY rowid")]
 
-    def cursor(self) -> int:
-        """Where the wallet's stream of settled payments goes on after a restart."""
-        row = self._db.execute("SELECT at FROM cursor").fetchone()
-        return 0 if row is None else int(row[0])
+    def cursor(self, wallet: str) -> str:
+        """Where the stream of settled payments of the wallet with this id goes on; empty for one that is new here."""
+        row = self._db.execute("SELECT cursor FROM cursors WHERE wallet = ?", (wallet,)).fetchone()
+        return "" if row is None else str(row[0])
 
     def has_job(self, job: str) -> bool:
         """Whether anything was ever due for a job."""
@@ -377,7 +421,7 @@ class Ledger:
         return int(rows.fetchone()[0] or 0)
 
     def overpaid_msat(self, customer: str) -> int:
-        """What a customer key paid beyond its dues."""
+        """What a customer key paid beyond its dues, or in payments too small to clear one."""
         sql = "SELECT sum(overpaid_msat) FROM quotes JOIN dues USING (job, payee, chunk, attempt) WHERE customer = ?"
         return int(self._db.execute(sql, (customer,)).fetchone()[0] or 0)
 
@@ -391,8 +435,17 @@ class Ledger:
         return after
 
     def _debt(self, key: Key) -> Debt | None:
-        row = self._db.execute(f"SELECT * FROM debts WHERE {_KEY}", astuple(key)).fetchone()
-        return None if row is None else _to_debt(row)
+        found = self._debts(_KEY, astuple(key))
+        return found[0] if found else None
+
+    def _debts(self, where: str, values: tuple[object, ...]) -> list[Debt]:
+        sql = "SELECT payment_hash, bolt11, state, wallet, preimage, fee_msat, reason FROM payments"
+        found = []
+        columns = "job, payee, chunk, attempt, amount_msat, lnurl"
+        for *key, amount_msat, lnurl in self._db.execute(f"SELECT {columns} FROM debts WHERE {where}", values):
+            rows = self._db.execute(f"{sql} WHERE {_KEY} ORDER BY rowid", key)
+            found.append(Debt(Key(*key), amount_msat, tuple(Payment(*row) for row in rows), lnurl))
+        return found
 
     def _due(self, key: Key) -> Due | None:
         row = self._db.execute(f"SELECT * FROM dues WHERE {_KEY}", astuple(key)).fetchone()
@@ -410,14 +463,10 @@ class Ledger:
         self._db.execute("COMMIT")
 
 
-def _row(entry: Debt | Due) -> tuple[object, ...]:
-    key, *rest = astuple(entry)
+def _row(due: Due) -> tuple[object, ...]:
+    key, *rest = astuple(due)
     return (*key, *rest)
 
 
-def _to_debt(row: tuple[object, ...]) -> Debt:
-    return Debt(Key(*row[:4]), *row[4:])  # type: ignore[arg-type]  # STRICT tables hold these types
-
-
 def _to_due(row: tuple[object, ...]) -> Due:
-    return Due(Key(*row[:4]), *row[4:])  # type: ignore[arg-type]
+    return Due(Key(*row[:4]), *row[4:])  # type: ignore[arg-type]  # STRICT tables hold these types

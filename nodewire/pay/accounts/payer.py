@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from nodewire.errors import BadInvoice, NotFound, OverBudget, PaymentFailed
+from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
-from nodewire.pay.accounts.debts import Debt, JobBudget, Key
+from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.funds import Funds
 from nodewire.pay.lightning.lnurl import Fetch
-from nodewire.pay.lightning.wallet import Wallet
+from nodewire.pay.lightning.wallet import Transfer, Wallet, WalletInfo
+
+log = logging.getLogger("nodewire.pay")
+_WAIT_S = 60.0
+"""For a payment to arrive or fail. One that is on its way for longer is left to it, and asked after later."""
+_ASK_S, _LONGEST_S = 0.1, 2.0
+"""Between two looks into the wallet's record: the first pause, and the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class Fees:
 
 
 class Payer:
-    """Pays from `wallet`, as `keys`, by the book of `ledger`."""
+    """Pays from `wallet`, as `keys`, by the book of `ledger`. A wallet of another `network` than that pays nothing."""
 
     def __init__(
         self,
@@ -39,14 +46,17 @@ class Payer:
         wallet: Wallet,
         ledger: Ledger,
         *,
+        network: str = "",
         fees: Fees = Fees(),
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._keys = keys
         self._wallet = wallet
         self._ledger = ledger
+        self._network = network
         self._fees = fees
         self._now_s = now_s
+        self._info: WalletInfo | None = None
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     async def pay(
@@ -65,21 +75,28 @@ class Payer:
         endpoint's URL as "lnurl1...". A failed payment may be asked for again: it fetches a new invoice.
 
         Raises:
-            PaymentFailed, BadInvoice, OverBudget: nothing was paid (fetch's own errors likewise).
-            NotAllowed: the debt is entered with another amount.
-            LinkLost, TimedOut: the wallet's answer is unknown; call `pay` or `recover` again.
+            PaymentFailed: the wallet's record says that nothing was paid.
+            BadInvoice: the invoice is not what was asked for (fetch's own errors likewise). Nothing was paid.
+            NotAllowed: the debt is entered with another amount, or another wallet was told to pay it.
+            OverBudget: the job would cost more than `budget`.
+            TimedOut, LinkLost, or what else the wallet answers: it may be paid; call `pay` or `recover` again.
 
         """
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             debt = self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl or "")
             if debt.state == "paying":
-                debt = await self._resolve(debt)
+                debt = await self._resolve(debt, _WAIT_S)
             if debt.state == "paid":
                 return debt
+            if debt.state == "paying":
+                raise _on_its_way()
+            info = await self._known_wallet()
             if debt.state in ("planned", "failed") or (debt.state == "invoiced" and self._has_expired(debt)):
+                # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.
+                created_at = int(self._now_s()) + len(debt.payments)
                 request = zaps.build_request(
-                    self._keys, key, amount_msat, relays=relays, lnurl=lnurl, created_at=int(self._now_s())
+                    self._keys, key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at
                 )
                 invoice = await fetch(request, amount_msat)
                 invoices.check(
@@ -87,9 +104,15 @@ class Payer:
                     amount_msat=amount_msat,
                     now_s=self._now_s(),
                     description_hash=zaps.description_hash(request.to_json()),
+                    network=info.network,
                 )
-                debt = self._ledger.record(key, debts.DebtInvoice(invoice.bolt11, invoice.payment_hash))
-            return await self._send(debt)
+                self._ledger.record(key, debts.DebtInvoice(invoice.bolt11, invoice.payment_hash))
+            debt = await self._send(key)
+            if debt.state == "failed":
+                raise PaymentFailed("payment", debt.reason)
+            if debt.state != "paid":
+                raise _on_its_way()
+            return debt
 
     def funds(self) -> Funds:
         """What the wallet holds; see `Funds.check`."""
@@ -98,14 +121,18 @@ class Payer:
     async def recover(self) -> list[Debt]:
         """Settle with the wallet what an earlier run left in "paying", before anything else is paid.
 
-        Returns those that turned out to be paid. Others stay in `unpaid`: failed ones (`pay` goes on with them), and
-        those that are in flight. Raises LinkLost, TimedOut.
+        Returns those that turned out to be paid. Others stay in `unpaid`: failed ones (`pay` goes on with them), those
+        that are on their way, and those that another wallet was told to pay. Raises LinkLost, TimedOut.
         """
         found = []
-        for debt in self._ledger.unpaid():
-            if debt.state == "paying":
-                async with self._locks.setdefault(debt.key, asyncio.Lock()):
-                    found.append(await self._resolve(self._ledger.debt(debt.key)))
+        for debt in self._ledger.under_way():
+            async with self._locks.setdefault(debt.key, asyncio.Lock()):
+                try:
+                    found.append(await self._resolve(self._ledger.debt(debt.key), 0.0))
+                except (LinkLost, TimedOut):
+                    raise
+                except NodewireError as error:
+                    log.warning("a payment to %s is not settled: %s", debt.key.payee[:8], error)
         return [debt for debt in found if debt.state == "paid"]
 
     def unpaid(self) -> list[Debt]:
@@ -132,40 +159,94 @@ class Payer:
         """Whether the debt is entered, paid or not."""
         return self._ledger.has_debt(key)
 
-    async def _send(self, debt: Debt) -> Debt:
-        """Tell the wallet to pay an invoiced debt, or again one that it may not have heard of."""
-        # Another process of this customer may have fetched an invoice since: the one that the ledger has is paid.
-        debt = self._ledger.record(debt.key, debts.PaymentAttempt())
-        assert debt.bolt11 is not None
-        try:
-            payment = await self._wallet.pay(debt.bolt11, max_fee_msat=self._fees.most(debt.amount_msat))
-        except (PaymentFailed, BadInvoice, OverBudget) as error:
-            # The wallet's word that nothing was paid. Any other end leaves the debt in "paying".
-            self._ledger.record(debt.key, debts.PaymentFailure(str(error)[:200]))
-            raise
-        return self._ledger.record(debt.key, debts.DebtPayment(payment.preimage, payment.fee_msat))
+    async def _known_wallet(self) -> WalletInfo:
+        if self._info is None:
+            info = await self._wallet.info()
+            if self._network and info.network != self._network:
+                raise BadConfig("wallet.network", f'the wallet is of "{info.network}", and "{self._network}" is meant')
+            self._info = info
+        return self._info
 
-    async def _resolve(self, debt: Debt) -> Debt:
-        """Ask the wallet what became of a payment that an earlier run was about to make."""
-        if debt.state != "paying":
+    async def _send(self, key: Key) -> Debt:
+        """Tell the wallet to pay a debt's newest invoice, or again one that it may not have heard of.
+
+        What it answers counts where it is its record of the payment. Of an error the record is asked.
+        """
+        info = await self._known_wallet()
+        # Another process of this customer may have fetched an invoice since: the one that the ledger has is paid.
+        debt = self._ledger.record(key, debts.PaymentAttempt(info.id))
+        payment = debt.payment
+        if debt.state != "paying" or payment is None:
             return debt
-        assert debt.payment_hash is not None
+        await self._check_own(payment)
         try:
-            known = await self._wallet.lookup(debt.payment_hash)
+            found = await self._wallet.pay(
+                payment.bolt11, max_fee_msat=self._fees.most(debt.amount_msat), timeout_s=_WAIT_S
+            )
+        except NodewireError as error:
+            try:
+                found = await self._recorded(payment, _WAIT_S)
+            except NotFound:
+                refused = not isinstance(error, LinkLost | TimedOut)
+                if not (refused and self._has_expired(debt) and "lookup-out" in info.abilities):
+                    raise _of_wallet(error) from None
+                # It would have been recorded, and nobody begins to pay an invoice that has expired.
+                return self._ledger.record(key, debts.PaymentFailure(payment.payment_hash, str(error)[:200]))
+            except NodewireError:
+                raise _of_wallet(error) from None
+        return self._enter(key, payment, found)
+
+    async def _resolve(self, debt: Debt, wait_s: float) -> Debt:
+        """Ask the wallet what became of a payment that was about to be made, and wait at most so long for its end."""
+        payment = next((one for one in debt.payments if one.state == "paying"), None)
+        if payment is None:
+            return debt
+        await self._check_own(payment)
+        try:
+            return self._enter(debt.key, payment, await self._recorded(payment, wait_s))
         except NotFound:
-            known = None
-        if known is not None and known.state == "settled" and known.preimage is not None:
-            return self._ledger.record(debt.key, debts.DebtPayment(known.preimage, known.fee_msat))
-        if known is not None and known.state == "failed":
-            return self._ledger.record(debt.key, debts.PaymentFailure("the wallet reports failure"))
-        if known is not None:
-            return debt  # in flight
-        # Never heard of: the same invoice again is the one request that cannot pay twice.
-        try:
-            return await self._send(debt)
-        except (PaymentFailed, BadInvoice, OverBudget):
-            return self._ledger.debt(debt.key)
+            # Never heard of: the same invoice again is the one request that cannot pay twice.
+            return await self._send(debt.key)
+
+    async def _check_own(self, payment: Payment) -> None:
+        """Check that a payment is this wallet's to make. Raises NotAllowed."""
+        info = await self._known_wallet()
+        if payment.wallet not in ("", info.id):
+            told = f"wallet {payment.wallet[:80]} was told to make it, not {info.id[:80]}"
+            raise NotAllowed("wallet", f"{told}: put that one back to learn what became of it")
+
+    async def _recorded(self, payment: Payment, wait_s: float) -> Transfer:
+        """The wallet's record of an outgoing payment, once it has ended or `wait_s` are over. Raises NotFound."""
+        loop, pause_s = asyncio.get_running_loop(), _ASK_S
+        until = loop.time() + wait_s
+        while True:
+            found = await self._wallet.lookup(payment.payment_hash, "out")
+            if found.state in ("settled", "failed") or loop.time() >= until:
+                return found
+            await asyncio.sleep(pause_s)
+            pause_s = min(_LONGEST_S, 2 * pause_s)
+
+    def _enter(self, key: Key, payment: Payment, found: Transfer) -> Debt:
+        """Write down what the wallet's record says. Raises NotAllowed: it has no preimage that proves the payment."""
+        if found.state == "settled":
+            paid = debts.DebtPayment(payment.payment_hash, found.preimage or "", found.fee_msat)
+            try:
+                return self._ledger.record(key, paid)
+            except BadInput as error:
+                raise _of_wallet(error) from error
+        if found.state == "failed":
+            return self._ledger.record(key, debts.PaymentFailure(payment.payment_hash, found.reason[:200]))
+        return self._ledger.debt(key)
 
     def _has_expired(self, debt: Debt) -> bool:
         assert debt.bolt11 is not None
         return invoices.decode(debt.bolt11).is_expired(self._now_s())
+
+
+def _of_wallet(error: NodewireError) -> NodewireError:
+    """An error of one's own wallet. What is bad input to it is nobody else's fault: the invoice was checked."""
+    return NotAllowed("wallet", str(error)) if isinstance(error, BadInput) else error
+
+
+def _on_its_way() -> TimedOut:
+    return TimedOut("payment", "on its way: whether it arrives is not known yet, so nothing else is paid for this")

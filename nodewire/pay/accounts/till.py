@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from weakref import WeakValueDictionary
 
-from nodewire.errors import BadZap, NodewireError, NotAllowed, NotFound
+from nodewire.errors import BadInput, BadZap, NodewireError, NotAllowed, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
@@ -17,7 +20,7 @@ from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger, Quote
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
-from nodewire.pay.lightning.wallet import Receipt, Wallet
+from nodewire.pay.lightning.wallet import Receipt, Wallet, WalletInfo
 
 Publish = Callable[[Event, tuple[str, ...]], Awaitable[None]]
 """Publishes an event to relays and returns once one has taken it; raises a typed error otherwise."""
@@ -26,6 +29,11 @@ Expect = Callable[[ZapRequest], None]
 
 MAX_QUOTES = 8
 """Unsettled invoices per due: a customer that loses invoices gets others, but not without end."""
+_AGAIN_S, _LONGEST_S = 1.0, 20.0
+"""After which a receipt that no relay took is published again, and the longest that this pause becomes."""
+_AT_ONCE = 8
+"""Receipts that are published at a time: one that no relay takes does not keep others back."""
+log = logging.getLogger("nodewire.pay")
 
 
 class Till:
@@ -49,6 +57,8 @@ class Till:
         self._expect = expect
         self._expiry_s = expiry_s
         self._now_s = now_s
+        self._info: WalletInfo | None = None
+        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap request (JSON as received): what LNURL's callback and the wire's frames ask for.
@@ -75,7 +85,7 @@ class Till:
             raise BadZap("amount", f"{due.amount_msat} msat are due, not {amount_msat} msat")
         if self._expect is not None:
             self._expect(request)
-        return await self._invoice(key, amount_msat, zap_request, zaps.description_hash(zap_request), self._expiry_s)
+        return await self._invoice(key, amount_msat, zap_request, zap_request, self._expiry_s)
 
     async def plain_invoice(self, key: Key, *, expiry_s: int) -> Invoice:
         """The invoice for a due whose customer sends no zap request, and gets no receipt but its preimage.
@@ -90,38 +100,44 @@ class Till:
         due = self._ledger.due(key)
         if due.state in ("settled", "receipted"):
             raise NotAllowed("chunk", "it is paid")
-        said = zaps.description_hash(f"{key.job}:{key.chunk}")
-        return await self._invoice(key, due.amount_msat, "", said, expiry_s)
+        return await self._invoice(key, due.amount_msat, "", f"{key.job}:{key.chunk}", expiry_s)
 
-    async def _invoice(
-        self, key: Key, amount_msat: int, zap_request: str, description_hash: str, expiry_s: int
-    ) -> Invoice:
-        quotes = self._ledger.quotes(key)
-        now_s = self._now_s()
-        for earlier in quotes:
-            if earlier.zap_request == zap_request:
-                invoice = invoices.decode(earlier.bolt11)
-                if not invoice.is_expired(now_s):
-                    return invoice
-        live = sum(not invoices.decode(earlier.bolt11).is_expired(now_s) for earlier in quotes[-MAX_QUOTES:])
-        if live >= MAX_QUOTES:
-            raise NotAllowed("invoice", f"{live} are open for this chunk")
-        invoice = await self._wallet.make_invoice(amount_msat, description_hash=description_hash, expiry_s=expiry_s)
-        self._ledger.quoted(Quote(key, invoice.payment_hash, zap_request, invoice.bolt11))
-        return invoice
+    async def _invoice(self, key: Key, amount_msat: int, zap_request: str, description: str, expiry_s: int) -> Invoice:
+        wallet = (await self._known_wallet()).id
+        async with self._locks.setdefault(key, asyncio.Lock()):  # the same request may come again meanwhile
+            quotes = self._ledger.quotes(key)
+            now_s = self._now_s()
+            for earlier in quotes:
+                if earlier.zap_request == zap_request and earlier.wallet in ("", wallet):
+                    invoice = invoices.decode(earlier.bolt11)
+                    if not invoice.is_expired(now_s):
+                        return invoice
+            live = sum(not invoices.decode(earlier.bolt11).is_expired(now_s) for earlier in quotes[-MAX_QUOTES:])
+            if live >= MAX_QUOTES:
+                raise NotAllowed("invoice", f"{live} are open for this chunk")
+            invoice = await self._wallet.invoice(amount_msat, description=description, expiry_s=expiry_s)
+            self._ledger.quoted(Quote(key, invoice.payment_hash, zap_request, invoice.bolt11, wallet))
+            return invoice
+
+    async def _known_wallet(self) -> WalletInfo:
+        if self._info is None:
+            self._info = await self._wallet.info()
+        return self._info
 
     async def run(self, on_settled: Callable[[Due], None] | None = None) -> None:
         """Follow the wallet without end: clear each due as it settles, tell `on_settled`, publish its receipt.
 
-        Starts where the ledger's cursor stands, so that what was paid while the process was down is found.
+        Starts where the ledger's cursor of this wallet stands, so that what was paid while the process was down is
+        found.
         """
+        wallet = (await self._known_wallet()).id
         unreceipted = asyncio.Event()
         unreceipted.set()
         async with asyncio.TaskGroup() as group:
             # Beside: relays that are slow, or refuse somebody's receipt, must not keep the next payment from counting.
             group.create_task(self._publish_each(unreceipted))
-            async for came in self._wallet.settled(after=self._ledger.cursor()):
-                due = self.clear(came)
+            async for came in self._wallet.settled(after=self._ledger.cursor(wallet)):
+                due = self.clear(came, wallet)
                 if due is None:
                     continue
                 if on_settled is not None:
@@ -129,36 +145,50 @@ class Till:
                 unreceipted.set()
 
     async def _publish_each(self, unreceipted: asyncio.Event) -> None:
+        """Publish receipts as payments settle, and those that no relay took again after a pause."""
+        pause_s = _AGAIN_S
         while True:
             await unreceipted.wait()
             unreceipted.clear()
-            await self.publish_receipts()
+            if not await self.publish_receipts():
+                pause_s = _AGAIN_S
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(unreceipted.wait(), pause_s)
+            unreceipted.set()
+            pause_s = min(_LONGEST_S, 2 * pause_s)
 
-    def clear(self, came: Receipt) -> Due | None:
-        """Enter one settled payment; the due that it clears, or None if it is for something else."""
-        return self._ledger.settled(
-            came.payment_hash, came.preimage, came.amount_msat, came.settled_at_s, cursor=came.cursor
-        )
+    def clear(self, came: Receipt, wallet: str) -> Due | None:
+        """Enter one payment that settled in the wallet with this id; the due that it is for.
+
+        None if it is for something else, of less than is due, or without the preimage that proves it.
+        """
+        try:
+            return self._ledger.settled(came, wallet)
+        except BadInput as error:
+            log.error("a payment does not count: %s", error)
+            return None
 
     async def publish_receipts(self) -> list[NodewireError]:
         """Publish every receipt that no relay has yet; what failed is tried again next time.
 
         A receipt is a function of the request and the moment of payment: published again, it is the same event.
         """
-        failed: list[NodewireError] = []
-        for due in self._ledger.unreceipted():
-            receipt = self._receipt(due)
-            if receipt is None:
-                self._ledger.receipted(due.key, "")
-                continue
-            signed, relays = receipt
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def publish(due: Due) -> NodewireError | None:
             try:
-                await self._publish(signed, relays)
+                async with turns:
+                    receipt = self._receipt(due)
+                    if receipt is not None:
+                        await self._publish(*receipt)
             except NodewireError as error:
-                failed.append(error)
-                continue
-            self._ledger.receipted(due.key, signed.id)
-        return failed
+                return error
+            self._ledger.receipted(due.key, "" if receipt is None else receipt[0].id)
+            return None
+
+        told = await asyncio.gather(*map(publish, self._ledger.unreceipted()))
+        return [error for error in told if error is not None]
 
     def _receipt(self, due: Due) -> tuple[Event, tuple[str, ...]] | None:
         """The receipt and where it goes; None where nobody asked for one."""

@@ -23,7 +23,8 @@ from nodewire.errors import BadInvoice, TooLarge
 MAX_CHARS = 2_048  # a plain invoice has about 300, one with route hints under 1,000
 MAX_MSAT = 10**14 - 1  # bolt11 2.2 shortens multiples of 1,000 BTC once too often
 MAX_EXPIRY_S = 366 * 86_400
-_MIN_FINAL_CLTV_EXPIRY = 144  # blocks; nothing here is ever settled on a chain
+MAX_FINAL_CLTV = 288
+"""How many blocks a payee may ask for at the end of the route: so long, two days, a payment that hangs is locked."""
 NETWORKS = ("bc", "tb", "tbs", "bcrt")
 REGTEST = "bcrt"
 
@@ -45,6 +46,8 @@ class Invoice:
     description_hash: str | None
     created_at_s: int
     expires_at_s: int
+    min_final_cltv_expiry: int
+    """Blocks that the payee asks for to claim the payment in."""
 
     def is_expired(self, now_s: float) -> bool:
         return now_s >= self.expires_at_s
@@ -79,6 +82,7 @@ def _decode(text: str) -> Invoice:
         features = raw.features.feature_list if raw.features else {}
         payee, payment_hash, created_at_s, expiry_s = raw.payee, raw.payment_hash, raw.date, raw.expiry
         description, description_hash = raw.description, raw.description_hash
+        final_cltv = raw.min_final_cltv_expiry
     except Exception as error:  # the library's bit reader raises whatever it stumbled over
         raise BadInvoice("invoice", f"{type(error).__name__}: {error}"[:200]) from error
     if payee != signer:
@@ -97,6 +101,7 @@ def _decode(text: str) -> Invoice:
         description_hash=description_hash,
         created_at_s=created_at_s,
         expires_at_s=created_at_s + expiry_s,
+        min_final_cltv_expiry=final_cltv,
     )
 
 
@@ -112,7 +117,7 @@ def check(
     """Check an invoice against what was asked for, before it is paid.
 
     Raises:
-        BadInvoice: another amount, network, payee or description hash, or expired.
+        BadInvoice: another amount, network, payee or description hash, expired, or of too long a lock at its end.
 
     """
     if network is not None and invoice.network != network:
@@ -125,6 +130,9 @@ def check(
         raise BadInvoice("payee", "another node than before")
     if invoice.is_expired(now_s):
         raise BadInvoice("expiry", f"expired at {invoice.expires_at_s}")
+    if invoice.min_final_cltv_expiry > MAX_FINAL_CLTV:
+        blocks = f"{invoice.min_final_cltv_expiry} blocks, at most {MAX_FINAL_CLTV}"
+        raise BadInvoice("min_final_cltv_expiry", f"{blocks}: so long a payment may hang. Have the payee ask for less")
 
 
 def issue(
@@ -137,6 +145,7 @@ def issue(
     expiry_s: int,
     description: str | None = None,
     description_hash: str | None = None,
+    min_final_cltv_expiry: int = 144,
 ) -> Invoice:
     """A new invoice signed with a node's `secret` (32 bytes); exactly one of description and its hash.
 
@@ -157,7 +166,7 @@ def issue(
     fields: dict[str, object] = {"payment_hash": payment_hash, "payment_secret": os.urandom(32).hex()}
     fields |= {"description": description} if description is not None else {"description_hash": description_hash}
     fields |= {
-        "min_final_cltv_expiry": _MIN_FINAL_CLTV_EXPIRY,
+        "min_final_cltv_expiry": min_final_cltv_expiry,
         "expire_time": expiry_s,
         "features": {"var_onion_optin": "required", "payment_secret": "required"},
     }

@@ -18,7 +18,7 @@ import orjson
 from aiohttp import web
 
 from nodewire.core.budget import Budget
-from nodewire.errors import BadInput, Busy, NodewireError, TooLarge
+from nodewire.errors import BadInput, Busy, NodewireError, NotFound, TooLarge
 from nodewire.net import http_server
 from nodewire.net.connection_limits import origin_of
 from nodewire.pay.lightning.invoices import MAX_MSAT, Invoice
@@ -32,6 +32,11 @@ MOST_WAIT_S = CONNECTION_S / 2
 MAX_QUOTES_EACH = 32
 """Invoices that one address may wait for at a time: each is work for the wallet."""
 WELL_KNOWN = "/.well-known/lnurlp/"
+_CORS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "GET, OPTIONS",
+    "Access-Control-Allow-Headers": "*",
+}
 
 Quote = Callable[[str, int, str], Awaitable[Invoice]]
 """The invoice for a zap request (JSON as received), the amount in msat and the origin that asks. Raises a typed error
@@ -110,7 +115,7 @@ def routes(endpoint: Endpoint) -> list[web.RouteDef]:
 @asynccontextmanager
 async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator[None]:
     """Serve `endpoint` on a bound socket, to strangers (`nodewire.net.http_server`)."""
-    app = web.Application(middlewares=[_in_turn()])
+    app = web.Application(middlewares=[_in_turn(), _for_browsers])
     app.add_routes(routes(endpoint))
     refusal = orjson.dumps(_refusal(Busy("connections", "others need the room")))
     async with http_server.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S, refusal=refusal):
@@ -137,6 +142,20 @@ def _in_turn() -> Callable[..., Awaitable[web.StreamResponse]]:
     return waited
 
 
+@web.middleware
+async def _for_browsers(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """A wallet in a browser asks first whether it may ask, and reads nothing of an answer that does not say so."""
+    if request.method == "OPTIONS":
+        return web.Response(status=204, headers={**_CORS, "Access-Control-Max-Age": "86400"})
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        refused = NotFound("url", "nobody of that name is paid here") if error.status == 404 else BadInput("request")
+        return _json(_refusal(refused), status=error.status)
+
+
 def _refusal(error: NodewireError) -> dict[str, Any]:
     return {"status": "ERROR", **error.as_dict(), "reason": error.reason or error.field}
 
@@ -158,7 +177,6 @@ def _asked(request: web.Request, endpoint: Endpoint) -> tuple[str, int]:
     return zap_request, amount_msat
 
 
-def _json(data: dict[str, Any]) -> web.Response:
-    # LUD-06 tells errors in the body; browsers need the header.
-    headers = {"Access-Control-Allow-Origin": "*"}
-    return web.Response(body=orjson.dumps(data), content_type="application/json", headers=headers)
+def _json(data: dict[str, Any], status: int = 200) -> web.Response:
+    # LUD-06 tells errors in the body.
+    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json", headers=_CORS)

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import NoReturn
 
 from nodewire.errors import NotAllowed, NotFound
-from nodewire.pay.lightning.invoices import Invoice
-from nodewire.pay.lightning.wallet import Payment, Receipt, Transfer
+from nodewire.pay.lightning.invoices import REGTEST, Invoice
+from nodewire.pay.lightning.wallet import Direction, Receipt, Transfer, WalletInfo
 
 
 def _refuse() -> NoReturn:
@@ -17,30 +17,22 @@ def _refuse() -> NoReturn:
 class NoWallet:
     """A Wallet that is empty, and takes nothing."""
 
+    async def info(self) -> WalletInfo:
+        return WalletInfo("none", REGTEST, 1, 0, 0, frozenset({"balance"}))
+
     async def balance_msat(self) -> int:
         return 0
 
-    async def make_invoice(self, amount_msat: int, *, description_hash: str, expiry_s: int) -> Invoice:
+    async def invoice(self, amount_msat: int, *, description: str, expiry_s: int) -> Invoice:
         _refuse()
 
-    async def make_hold_invoice(
-        self, amount_msat: int, *, payment_hash: str, description_hash: str, expiry_s: int
-    ) -> Invoice:
+    async def pay(self, bolt11: str, *, max_fee_msat: int, timeout_s: float = 60.0) -> Transfer:
         _refuse()
 
-    async def settle_hold(self, preimage: str) -> None:
-        _refuse()
-
-    async def cancel_hold(self, payment_hash: str) -> None:
-        _refuse()
-
-    async def pay(self, bolt11: str, *, max_fee_msat: int, timeout_s: float = 60.0) -> Payment:
-        _refuse()
-
-    async def lookup(self, payment_hash: str) -> Transfer:
+    async def lookup(self, payment_hash: str, direction: Direction) -> Transfer:
         raise NotFound("payment_hash", "there is no wallet here")
 
-    async def settled(self, after: int = 0) -> AsyncIterator[Receipt]:
+    async def settled(self, after: str = "") -> AsyncIterator[Receipt]:
         never: tuple[Receipt, ...] = ()
         for one in never:
             yield one

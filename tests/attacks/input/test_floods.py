@@ -30,6 +30,8 @@ from nodewire.nostr.nips import nip13, nip59
 from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import MAX_BROKEN, Due
 from nodewire.pay.accounts.ledger import Ledger, Quote
+from nodewire.pay.lightning.invoices import hash_of
+from nodewire.pay.lightning.wallet import Receipt
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import beacon
 from nodewire.protocol.job import request as job
@@ -220,8 +222,9 @@ async def test_a_key_that_has_paid_once_gets_no_prompts_without_end_from_jobs_th
     admission.free = FreeChunks(8, ledger.has_paid)
     was = Key("aa" * 32, PROVIDER.public, 0)
     ledger.owe(Due(was, ME.public, 100, due_by_s=10**10))
-    ledger.quoted(Quote(was, "cc" * 32, "{}", "lnbc"))
-    ledger.settled("cc" * 32, "dd" * 32, 100, 1, 1)
+    paid = hash_of("dd" * 32)
+    ledger.quoted(Quote(was, paid, "{}", "lnbc"))
+    ledger.settled(Receipt("1", paid, "dd" * 32, 100, 1), "w")
 
     async def opened(job, served):
         async def serve() -> None:

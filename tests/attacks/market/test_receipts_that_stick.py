@@ -10,7 +10,8 @@ from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger, Quote
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.accounts.zaps import build_request
-from nodewire.pay.lightning.wallet import Receipt
+from nodewire.pay.lightning.invoices import hash_of
+from nodewire.pay.lightning.wallet import ABILITIES, Receipt, WalletInfo
 
 PROVIDER, CUSTOMER, JOB = Keys(b"\x01" * 32), Keys(b"\x02" * 32), "cd" * 32
 
@@ -21,12 +22,15 @@ async def test_payments_count_while_receipts_wait_for_relays():
         key = Key(JOB, PROVIDER.public, chunk, 0)
         ledger.owe(Due(key, CUSTOMER.public, 100, 10))
         request = build_request(CUSTOMER, key, 100, relays=(), lnurl=None, created_at=1)
-        ledger.quoted(Quote(key, f"{chunk:064x}", request.to_json(), "lnbcrt1"))
+        ledger.quoted(Quote(key, hash_of(f"{chunk:064x}"), request.to_json(), "lnbcrt1"))
 
     class Wallet:
-        async def settled(self, after: int = 0):
+        async def info(self):
+            return WalletInfo("w", "bcrt", 1, 1, 1_000, ABILITIES)
+
+        async def settled(self, after: str = ""):
             for chunk in range(3):
-                yield Receipt(chunk + 1, f"{chunk:064x}", "00" * 32, 100, 5)
+                yield Receipt(str(chunk + 1), hash_of(f"{chunk:064x}"), f"{chunk:064x}", 100, 5)
             await asyncio.sleep(60)
 
     async def publish(event, relays):

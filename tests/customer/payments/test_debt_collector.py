@@ -20,7 +20,7 @@ from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.accounts.zaps import build_request, description_hash
 from nodewire.pay.lightning import invoices, lnurl
 from nodewire.pay.lightning.invoices import hash_of
-from nodewire.pay.lightning.wallet import Payment
+from nodewire.pay.lightning.wallet import ABILITIES, Transfer, WalletInfo
 from nodewire.protocol.job import feedback
 from nodewire.protocol.job.feedback import Due
 from nodewire.protocol.market import ad
@@ -34,16 +34,20 @@ class Wallet:
     """Pays every invoice once, for a fee of 7 msat, and counts."""
 
     def __init__(self):
-        self.paid: dict[str, Payment] = {}
+        self.paid: dict[str, Transfer] = {}
         self.preimages: dict[str, str] = {}
+
+    async def info(self):
+        return WalletInfo("w", NETWORK, 1, 1, 10**9, ABILITIES)
 
     async def pay(self, bolt11, *, max_fee_msat, timeout_s=60.0):
         await asyncio.sleep(0)
         invoice = invoices.decode(bolt11)
         preimage = self.preimages[invoice.payment_hash]
-        return self.paid.setdefault(bolt11, Payment(invoice.payment_hash, preimage, invoice.amount_msat, 7))
+        paid = Transfer(invoice.payment_hash, "out", "settled", invoice.amount_msat, 7, preimage, int(time.time()))
+        return self.paid.setdefault(bolt11, paid)
 
-    async def lookup(self, payment_hash):
+    async def lookup(self, payment_hash, direction):
         raise NotFound("payment", "unknown")
 
     @property

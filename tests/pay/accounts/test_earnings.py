@@ -7,6 +7,8 @@ from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import NEVER_S, Due
 from nodewire.pay.accounts.earnings import Takings
 from nodewire.pay.accounts.ledger import Ledger, Quote
+from nodewire.pay.lightning.invoices import hash_of
+from nodewire.pay.lightning.wallet import Receipt
 
 NOW_S = 1_000
 
@@ -29,8 +31,9 @@ def test_what_is_paid_owed_and_overdue_is_summed_apart(ledger, tmp_path):
     assert earnings.read(path, NOW_S) == Takings(0, 0, 0, 0)
     for chunk, amount_msat in ((0, 3), (1, 4)):
         key = owe(ledger, chunk, amount_msat, NOW_S)
-        ledger.quoted(Quote(key, f"{chunk}" * 64, "", "lnbcrt"))
-        ledger.settled(f"{chunk}" * 64, "ab" * 32, amount_msat, NOW_S, cursor=chunk)
+        preimage = f"{chunk}" * 64
+        ledger.quoted(Quote(key, hash_of(preimage), "", "lnbcrt"))
+        ledger.settled(Receipt(str(chunk), hash_of(preimage), preimage, amount_msat, NOW_S), "w")
     owe(ledger, 2, 50, NOW_S + 1)
     owe(ledger, 3, 600, NOW_S)
     owe(ledger, 4, 7_000, NOW_S - 100)

@@ -15,6 +15,7 @@ from nodewire.pay.accounts import debts, dues
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Expenses, Ledger, Quote
+from nodewire.pay.lightning.wallet import Receipt
 
 JOB, ALICE, BOB, CUSTOMER = "10" * 32, "aa" * 32, "bb" * 32, "cc" * 32
 PREIMAGES = [bytes([n]).hex() * 32 for n in range(8)]
@@ -24,16 +25,16 @@ KEY = Key(JOB, ALICE, 0)
 debt_events = st.lists(
     st.one_of(
         st.integers(0, 2).map(lambda n: debts.DebtInvoice(f"lnbcrt{n}", HASHES[n])),
-        st.just(debts.PaymentAttempt()),
-        st.integers(0, 2).map(lambda n: debts.DebtPayment(PREIMAGES[n], n)),
-        st.just(debts.PaymentFailure("no route")),
+        st.just(debts.PaymentAttempt("w")),
+        st.integers(0, 2).map(lambda n: debts.DebtPayment(HASHES[n], PREIMAGES[n], n)),
+        st.integers(0, 2).map(lambda n: debts.PaymentFailure(HASHES[n], "no route")),
     ),
     max_size=12,
 )
 due_events = st.lists(
     st.one_of(
         st.integers(0, 2).map(lambda n: dues.DueInvoice(HASHES[n])),
-        st.integers(0, 2).map(lambda n: dues.DueSettlement(HASHES[n], PREIMAGES[n], n)),
+        st.integers(0, 2).map(lambda n: dues.DueSettlement(HASHES[n], PREIMAGES[n], 1_000, n)),
         st.sampled_from(["r1", "r2"]).map(dues.DueReceipt),
     ),
     max_size=12,
@@ -53,17 +54,20 @@ def run(apply, log, entry):
 
 
 @given(debt_events)
-def test_a_debt_is_paid_once_and_only_from_paying(log):
+def test_a_debt_is_paid_once_and_only_where_a_wallet_was_told_to_pay(log):
     _, steps = run(debts.apply, log, Debt(KEY, 1_000))
     paid = [before for event, before, after in steps if after.state == "paid" and before.state != "paid"]
     assert len(paid) <= 1
-    assert all(before.state == "paying" for before in paid)
+    for before in paid:
+        assert {one.state for one in before.payments} & {"paying", "failed"}
 
 
 @given(debt_events)
 def test_an_invoice_is_replaced_only_when_nothing_can_have_been_paid_on_it(log):
     for _, before, after in run(debts.apply, log, Debt(KEY, 1_000))[1]:
-        if before.bolt11 != after.bolt11:
+        assert [one.bolt11 for one in after.payments][: len(before.payments)] == [one.bolt11 for one in before.payments]
+        assert sum(one.state == "paying" for one in after.payments) <= 1
+        if len(after.payments) > len(before.payments):
             assert before.state in ("planned", "invoiced", "failed")
 
 
@@ -93,8 +97,8 @@ def ledger(tmp_path):
 def pay(ledger, key, n, amount_msat=1_000, fee_msat=0):
     ledger.plan(key, amount_msat)
     ledger.record(key, debts.DebtInvoice(f"lnbcrt{n}", HASHES[n]))
-    ledger.record(key, debts.PaymentAttempt())
-    return ledger.record(key, debts.DebtPayment(PREIMAGES[n], fee_msat))
+    ledger.record(key, debts.PaymentAttempt("w"))
+    return ledger.record(key, debts.DebtPayment(HASHES[n], PREIMAGES[n], fee_msat))
 
 
 def test_a_debt_is_entered_once_and_found_as_it_stands(ledger):
@@ -102,8 +106,120 @@ def test_a_debt_is_entered_once_and_found_as_it_stands(ledger):
     assert ledger.plan(KEY, 1_000) == paid == ledger.debt(KEY)
     with pytest.raises(NotAllowed, match="amount"):
         ledger.plan(KEY, 2_000)
-    with pytest.raises(NotAllowed):
-        ledger.record(KEY, debts.DebtInvoice("another", HASHES[1]))
+    assert ledger.record(KEY, debts.DebtInvoice("another", HASHES[1])) == paid
+
+
+def pay_begun(ledger, n):
+    ledger.record(KEY, debts.DebtInvoice(f"lnbcrt{n}", HASHES[n]))
+    return ledger.record(KEY, debts.PaymentAttempt("w"))
+
+
+def test_a_failure_that_is_told_late_is_that_of_its_own_payment(ledger):
+    """Another process has begun to pay another invoice meanwhile."""
+    ledger.plan(KEY, 1_000)
+    pay_begun(ledger, 0)
+    assert ledger.record(KEY, debts.PaymentFailure(HASHES[0], "no route")).state == "failed"
+    assert pay_begun(ledger, 1).state == "paying"
+    assert ledger.record(KEY, debts.PaymentFailure(HASHES[0], "no route")).state == "paying"
+    assert ledger.record(KEY, debts.DebtInvoice("lnbcrt2", HASHES[2])).payment_hash == HASHES[1]
+    paid = ledger.record(KEY, debts.DebtPayment(HASHES[1], PREIMAGES[1], 5))
+    assert (paid.state, paid.preimage, [one.state for one in paid.payments]) == (
+        "paid",
+        PREIMAGES[1],
+        ["failed", "paid"],
+    )
+    assert ledger.record(KEY, debts.PaymentFailure(HASHES[1], "lost")) == paid == ledger.debt(KEY)
+
+
+def test_an_invoice_whose_payment_failed_is_not_tried_again(ledger):
+    ledger.plan(KEY, 1_000)
+    pay_begun(ledger, 0)
+    ledger.record(KEY, debts.PaymentFailure(HASHES[0], "no route"))
+    with pytest.raises(NotAllowed, match="tried before"):
+        ledger.record(KEY, debts.DebtInvoice("lnbcrt0", HASHES[0]))
+    assert ledger.record(KEY, debts.PaymentAttempt("w")).state == "failed"
+
+
+def test_every_payment_that_settled_counts_as_spent_even_if_the_wallet_had_said_that_it_failed(ledger):
+    ledger.plan(KEY, 1_000)
+    pay_begun(ledger, 0)
+    ledger.record(KEY, debts.PaymentFailure(HASHES[0], "no route"))
+    pay_begun(ledger, 1)
+    for n in range(2):
+        ledger.record(KEY, debts.DebtPayment(HASHES[n], PREIMAGES[n], 3))
+    assert (ledger.debt(KEY).state, ledger.spent()) == ("paid", Expenses(2_000, 6, 0))
+
+
+@pytest.mark.parametrize("event", [debts.DebtPayment(HASHES[3], PREIMAGES[3], 0), debts.PaymentFailure(HASHES[3], "")])
+def test_of_a_payment_that_is_not_the_debts_own_nothing_is_believed(ledger, event):
+    ledger.plan(KEY, 1_000)
+    before = pay_begun(ledger, 0)
+    with pytest.raises(NotFound, match="payment_hash"):
+        ledger.record(KEY, event)
+    assert ledger.debt(KEY) == before
+
+
+def test_each_wallet_has_a_cursor_of_its_own(ledger):
+    for wallet, cursor in (("a", 21), ("b", 4), ("a", 22)):
+        assert ledger.settled(came(5, cursor=cursor), wallet) is None
+    assert [ledger.cursor(wallet) for wallet in ("a", "b", "c")] == ["22", "4", ""]
+
+
+VERSION_3 = """
+CREATE TABLE debts (
+    job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    amount_msat INTEGER NOT NULL, state TEXT NOT NULL, bolt11 TEXT, payment_hash TEXT UNIQUE, preimage TEXT,
+    fee_msat INTEGER NOT NULL, reason TEXT NOT NULL, lnurl TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (job, payee, chunk, attempt)
+) STRICT;
+CREATE INDEX debts_unpaid ON debts (state) WHERE state <> 'paid';
+CREATE TABLE quotes (
+    payment_hash TEXT PRIMARY KEY, job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, zap_request TEXT NOT NULL, bolt11 TEXT NOT NULL, overpaid_msat INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE cursor (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), at INTEGER NOT NULL) STRICT;
+PRAGMA user_version = 3;
+"""
+
+
+DUES_3 = """
+CREATE TABLE dues (
+    job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    customer TEXT NOT NULL, amount_msat INTEGER NOT NULL, due_by_s INTEGER NOT NULL, state TEXT NOT NULL,
+    payment_hash TEXT, preimage TEXT, settled_at_s INTEGER NOT NULL, receipt TEXT,
+    PRIMARY KEY (job, payee, chunk, attempt)
+) STRICT;
+"""
+
+
+def test_a_ledger_of_version_3_keeps_its_debts_their_payments_and_quotes(tmp_path):
+    db = sqlite3.connect(tmp_path / "ledger.db")
+    db.executescript(VERSION_3)
+    rows = [
+        (JOB, ALICE, 0, 0, 1_000, "paid", "lnbcrt0", HASHES[0], PREIMAGES[0], 7, "", "lnurl1a"),
+        (JOB, ALICE, 1, 0, 2_000, "planned", None, None, None, 0, "", "lnurl1a"),
+        (JOB, BOB, 0, 0, 3_000, "paying", "lnbcrt2", HASHES[2], None, 0, "", ""),
+        (JOB, BOB, 1, 0, 4_000, "failed", "lnbcrt3", HASHES[3], None, 0, "no route", ""),
+    ]
+    db.executemany(f"INSERT INTO debts VALUES ({', '.join('?' * 12)})", rows)
+    db.execute("INSERT INTO quotes VALUES (?, ?, ?, 9, 0, '{}', 'lnbcrt4', 0)", (HASHES[4], JOB, ALICE))
+    db.execute("INSERT INTO cursor VALUES (1, 21)")
+    db.commit()
+    db.close()
+    ledger = Ledger(tmp_path / "ledger.db")
+    found = ledger.debts_of(JOB)
+    assert [(one.key.payee, one.key.chunk, one.amount_msat, one.state, one.lnurl) for one in found] == [
+        (row[1], row[2], row[4], row[5], row[11]) for row in rows
+    ]
+    assert [(one.bolt11, one.payment_hash, one.preimage, one.fee_msat, one.reason) for one in found] == [
+        tuple(row[6:11]) for row in rows
+    ]
+    assert (ledger.spent(), ledger.spent(payee=BOB)) == (Expenses(1_000, 7, 9_000), Expenses(0, 0, 7_000))
+    assert ledger.quotes(Key(JOB, ALICE, 9)) == [quote(4, Key(JOB, ALICE, 9))]
+    assert ledger.cursor("w") == ""  # whose the old cursor was is not known
+    paid = ledger.record(Key(JOB, BOB, 0), debts.DebtPayment(HASHES[2], PREIMAGES[2], 0))
+    assert paid.state == "paid"
+    ledger.close()
 
 
 def test_another_chunk_attempt_or_payee_is_another_debt(ledger):
@@ -126,9 +242,9 @@ def test_one_payment_does_not_count_for_two_debts(ledger):
 def test_a_preimage_of_another_hash_pays_nothing(ledger):
     ledger.plan(KEY, 1_000)
     ledger.record(KEY, debts.DebtInvoice("lnbcrt0", HASHES[0]))
-    ledger.record(KEY, debts.PaymentAttempt())
+    ledger.record(KEY, debts.PaymentAttempt("w"))
     with pytest.raises(BadInput, match="preimage"):
-        ledger.record(KEY, debts.DebtPayment(PREIMAGES[1], 0))
+        ledger.record(KEY, debts.DebtPayment(HASHES[0], PREIMAGES[1], 0))
     assert ledger.debt(KEY).state == "paying"
 
 
@@ -180,14 +296,19 @@ def test_the_book_is_on_disk_when_a_method_returns(tmp_path):
 def test_a_ledger_of_a_later_version_is_not_touched(tmp_path):
     path = tmp_path / "ledger.db"
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 4")
+    db.execute("PRAGMA user_version = 5")
     db.close()
-    with pytest.raises(BadConfig, match="version 4"):
+    with pytest.raises(BadConfig, match="version 5"):
         Ledger(path)
 
 
 def owe(ledger, key=KEY, amount_msat=1_000, customer=CUSTOMER, due_by_s=100):
     return ledger.owe(Due(key, customer, amount_msat, due_by_s))
+
+
+def came(n, amount_msat=1_000, at_s=50, cursor=0):
+    """What the provider's wallet says of the payment by hash `n`."""
+    return Receipt(str(cursor), HASHES[n], PREIMAGES[n], amount_msat, at_s)
 
 
 def quote(n, key=KEY):
@@ -201,10 +322,10 @@ def test_a_customer_is_in_debt_from_the_due_time_until_its_payment_settles(ledge
     assert not ledger.in_debt(BOB, 100)
     ledger.quoted(quote(0))
     assert (ledger.in_debt(CUSTOMER, 100), ledger.owed_msat(CUSTOMER)) == (True, 1_000)
-    ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=7)
+    ledger.settled(came(0, 1_000, 50, cursor=7), "w")
     assert (ledger.in_debt(CUSTOMER, 100), ledger.owed_msat(CUSTOMER)) == (False, 0)
     assert (ledger.earned_msat(), ledger.earned_msat(job=JOB), ledger.earned_msat(job="99" * 32)) == (1_000, 1_000, 0)
-    assert ledger.cursor() == 7
+    assert (ledger.cursor("w"), ledger.cursor("another")) == ("7", "")
 
 
 def test_any_of_a_dues_invoices_clears_it_and_a_second_payment_is_kept_as_overpaid(ledger):
@@ -212,10 +333,10 @@ def test_any_of_a_dues_invoices_clears_it_and_a_second_payment_is_kept_as_overpa
     ledger.quoted(quote(0))
     ledger.quoted(quote(1))
     assert ledger.quotes(KEY) == [quote(0), quote(1)]
-    ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=1)
-    ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=1)
+    ledger.settled(came(0, 1_000, 50, cursor=1), "w")
+    ledger.settled(came(0, 1_000, 50, cursor=1), "w")
     assert ledger.overpaid_msat(CUSTOMER) == 0
-    ledger.settled(HASHES[1], PREIMAGES[1], 1_000, 60, cursor=2)
+    ledger.settled(came(1, 1_000, 60, cursor=2), "w")
     assert ledger.due(KEY).payment_hash == HASHES[0]
     assert ledger.overpaid_msat(CUSTOMER) == 1_000
     with pytest.raises(NotAllowed):
@@ -223,9 +344,9 @@ def test_any_of_a_dues_invoices_clears_it_and_a_second_payment_is_kept_as_overpa
 
 
 def test_a_payment_for_something_else_only_moves_the_cursor(ledger):
-    assert ledger.settled(HASHES[5], PREIMAGES[5], 9, 1, cursor=3) is None
-    assert ledger.settled(HASHES[6], PREIMAGES[6], 9, 1, cursor=2) is None
-    assert ledger.cursor() == 3
+    assert ledger.settled(came(5, 9, 1, cursor=3), "w") is None
+    assert ledger.settled(came(6, 9, 1, cursor=2), "w") is None
+    assert ledger.cursor("w") == "2"
 
 
 def test_a_receipt_follows_a_settlement_and_is_published_once(ledger):
@@ -233,7 +354,7 @@ def test_a_receipt_follows_a_settlement_and_is_published_once(ledger):
     ledger.quoted(quote(0))
     with pytest.raises(NotAllowed):
         ledger.receipted(KEY, "r1")
-    due = ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=1)
+    due = ledger.settled(came(0, 1_000, 50, cursor=1), "w")
     assert ledger.unreceipted() == [due]
     assert ledger.receipted(KEY, "r1") == ledger.receipted(KEY, "r1") == ledger.due(KEY)
     assert ledger.unreceipted() == []
@@ -270,14 +391,12 @@ def test_the_stored_debt_is_the_debt_of_the_machine(log):
 
 def test_a_ledger_of_the_first_version_goes_on(tmp_path):
     path = tmp_path / "ledger.db"
-    before = Ledger(path)
-    before.plan(KEY, 1_000)
-    before.close()
     db = sqlite3.connect(path)
+    db.executescript(VERSION_3)
+    db.execute("INSERT INTO debts VALUES (?, ?, 0, 0, 1000, 'planned', NULL, NULL, NULL, 0, '', '')", (JOB, ALICE))
     db.execute("ALTER TABLE debts DROP COLUMN lnurl")
-    db.execute("DROP TABLE ended")
-    db.execute("DROP TABLE broken")
     db.execute("PRAGMA user_version = 1")
+    db.commit()
     db.close()
     after = Ledger(path)
     assert after.debt(KEY).lnurl == ""
@@ -290,12 +409,11 @@ def test_a_ledger_of_the_first_version_goes_on(tmp_path):
 
 def test_a_ledger_of_the_second_version_goes_on_and_its_dues_count_as_before(tmp_path):
     path = tmp_path / "ledger.db"
-    before = Ledger(path)
-    owe(before)
-    before.close()
     db = sqlite3.connect(path)
-    db.executescript("DROP TABLE broken; DROP TABLE ended; CREATE TABLE ended (job TEXT PRIMARY KEY) STRICT;")
+    db.executescript(VERSION_3 + "CREATE TABLE ended (job TEXT PRIMARY KEY) STRICT;" + DUES_3)
     db.execute("INSERT INTO ended VALUES (?)", (JOB,))
+    row = (JOB, ALICE, CUSTOMER)
+    db.execute("INSERT INTO dues VALUES (?, ?, 0, 0, ?, 1000, 100, 'due', NULL, NULL, 0, NULL)", row)
     db.execute("PRAGMA user_version = 2")
     db.commit()
     db.close()
@@ -327,7 +445,7 @@ def break_off(ledger, n, at_s, chunks=1):
 def settle(ledger, n, chunk=0):
     invoice = n + 4 * chunk
     ledger.quoted(quote(invoice, key_of(n, chunk)))
-    ledger.settled(HASHES[invoice], PREIMAGES[invoice], 1_000, 50, cursor=invoice)
+    ledger.settled(came(invoice, 1_000, 50, cursor=invoice), "w")
 
 
 def test_three_jobs_that_broke_off_shut_nobody_out_and_a_fourth_does_until_the_oldest_is_paid(ledger):
@@ -428,7 +546,7 @@ def test_a_claim_that_was_paid_or_forgone_is_kept_by_nobody_and_may_be_owed_anew
         due = Due(Key(JOB, ALICE, chunk), CUSTOMER, 1_000, 100)
         ledger.owe(due, under_way=True, claim="{}")
     ledger.quoted(Quote(Key(JOB, ALICE, 0), HASHES[0], "{}", "lnbcrt1"))
-    ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=1)
+    ledger.settled(came(0, 1_000, 50, cursor=1), "w")
     ledger.forgo(Key(JOB, ALICE, 0))
     ledger.forgo(due.key)
     assert ledger.due(Key(JOB, ALICE, 0)).state == "settled"

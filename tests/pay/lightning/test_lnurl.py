@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import orjson
@@ -25,7 +26,7 @@ from nodewire.errors import (
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import zaps
 from nodewire.pay.lightning import invoices, lnurl
-from nodewire.pay.lightning.lnurl_server import Endpoint, routes
+from nodewire.pay.lightning.lnurl_server import Endpoint, routes, serving
 from tests.pay.pay_market import Market
 
 CUSTOMER, PROVIDER = Keys(b"\x01" * 32), Keys(b"\x02" * 32)
@@ -152,6 +153,8 @@ async def test_an_offer_that_is_not_as_it_must_be_is_refused(endpoint, offer, er
         ({"description_hash": None, "description": "zap"}, "description_hash"),
         ({"created_at_s": 1_700_000_000}, "expiry"),
         ({"network": "bc"}, "network"),
+        ({"min_final_cltv_expiry": 289}, "min_final_cltv_expiry"),
+        ({"min_final_cltv_expiry": 65_535}, "min_final_cltv_expiry"),
     ],
 )
 async def test_an_invoice_that_is_not_what_was_asked_for_is_refused(endpoint, invoice, field):
@@ -330,3 +333,28 @@ async def test_the_offer_is_what_lud_06_and_nip_57_ask_for(provider):
     assert (offer["minSendable"], offer["maxSendable"]) == (10, 100_000)
     assert offer["callback"].startswith(base)
     assert any(kind == "text/plain" for kind, _ in orjson.loads(offer["metadata"]))
+
+
+async def test_a_wallet_in_a_browser_may_read_every_answer():
+    async def quote(zap_request, amount_msat, origin):
+        raise NotFound("due", "nothing is owed for that")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        endpoint = Endpoint("alice", base, PROVIDER.public, quote)
+        async with serving(endpoint, listening), ClientSession() as session:
+            asked = [
+                ("OPTIONS", endpoint.pay_url, 204),
+                ("OPTIONS", endpoint.callback, 204),
+                ("GET", endpoint.pay_url, 200),
+                ("GET", f"{endpoint.callback}?amount=5&nostr=x", 200),
+                ("GET", f"{base}/.well-known/lnurlp/nobody", 404),
+                ("POST", endpoint.callback, 405),
+            ]
+            for method, url, status in asked:
+                async with session.request(method, url, headers={"Origin": "https://wallet.example"}) as answer:
+                    assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (status, "*")
+                    assert "GET" in answer.headers["Access-Control-Allow-Methods"]
+                    if status >= 400:
+                        said = orjson.loads(await answer.read())
+                        assert said["status"] == "ERROR" and said["reason"]

@@ -196,7 +196,7 @@ async def test_a_listener_misses_nothing_while_the_service_restarts(path, unused
 
 
 async def _pay_new(payee, payer):
-    invoice = await payee.make_invoice(1_000, description_hash=HASH, expiry_s=600)
+    invoice = await payee.invoice(1_000, description="x", expiry_s=600)
     await payer.pay(invoice.bolt11, max_fee_msat=0)
     return invoice.payment_hash
 
@@ -236,7 +236,7 @@ async def test_money_in_the_shared_network_adds_up(simnet_url):
 
 async def test_own_invoices_are_listed_page_by_page(simnet_url):
     wallet, token = await SimWallet.open_account(simnet_url, "a", 0)
-    made = [(await wallet.make_invoice(n, description_hash=HASH, expiry_s=60)).bolt11 for n in range(1, 6)]
+    made = [(await wallet.invoice(n, description="x", expiry_s=60)).bolt11 for n in range(1, 6)]
     await wallet.close()
     listed, after = [], 0
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:

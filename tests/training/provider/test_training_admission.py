@@ -25,6 +25,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger, Quote
+from nodewire.pay.lightning.wallet import Receipt
 from nodewire.protocol.job import feedback
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.store.sealed_blobs import sealed_bytes
@@ -223,7 +224,7 @@ def pay(ledger: Ledger, key: Key) -> None:
     """As if this provider's wallet had said so."""
     preimage, hash_ = "11" * 32, events.hashlib.sha256(bytes.fromhex("11" * 32)).hexdigest()
     ledger.quoted(Quote(key, hash_, "{}", "lnbc"))
-    ledger.settled(hash_, preimage, ledger.due(key).amount_msat, int(time.time()), cursor=1)
+    ledger.settled(Receipt("1", hash_, preimage, ledger.due(key).amount_msat, int(time.time())), "w")
 
 
 def a_run(ledger: Ledger, tmp_path, published: list[Event], patience_s: float) -> ShardRun:

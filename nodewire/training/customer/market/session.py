@@ -49,11 +49,12 @@ async def open_session(stack: AsyncExitStack, config: CustomerConfig) -> Trainin
 
     """
     wallets = registry.wallet_class(config.wallet.kind)
+    network = registry.network_of(config.wallet.kind, config.wallet.network)
     keys, pool, market = await open_market(stack, config)
     wallet = wallets.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
-    payer = Payer(keys, wallet, ledger)
+    payer = Payer(keys, wallet, ledger, network=network)
     await payer.recover()
-    return TrainingSession(keys, pool, market.blobs, payer, ledger, config, wallets.network)
+    return TrainingSession(keys, pool, market.blobs, payer, ledger, config, network)

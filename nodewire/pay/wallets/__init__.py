@@ -1,0 +1,1 @@
+"""Wallets of real money, each behind an API that its service documents."""
