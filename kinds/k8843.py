@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from kinds.k8843_inboxes import InboxBacklog, Inboxes
 from kinds.k8843_parameters import GENERATION, checked
-from kinds.k8843_speculation import SpeculationTask, chunk_said
+from kinds.k8843_speculation import SpeculationTask, chunk_said, units_of
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
 from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
 from nodewire.protocol.job.chunk import chunk_of, first_seq
@@ -92,6 +92,8 @@ class SplitInference:
                 if guessing is not None:
                     guessing.begun(frame)
                 outs = await self._computed(frame, task, job, session, guessing)
+                if guessing is not None:
+                    await guessing.admit_prompt(outs)
             for out in outs:
                 desk.produced(task, chunk_said(out), out)
             if not closes:
@@ -176,9 +178,7 @@ class _ChunkCloser:
         for out in outs:
             if out.edge not in self._to_customer:
                 if out.seq == 0:
-                    positions = out.meta.get("tokens", 1)
-                    assert isinstance(positions, int)
-                    self._units = -(-positions // self._job.manifest.chunk)
+                    self._units = units_of(out, self._job.manifest)
                 elif ends:
                     self._lacks = out.seq
                 continue

@@ -83,13 +83,17 @@ class Chunks:
             raise BadFrame("chunk", f"{chunk} has been closed")
         plan = self._context.request.plan
         while (self._all_units + units - self.units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
-            is_guess = chunk - 1 not in self._closed or self._is_over  # which may never come true
+            # A prompt is none; what comes before its predecessor's close, or after the end, may never come true.
+            is_guess = chunk > 0 and (chunk - 1 not in self._closed or self._is_over)
             if self._record is not None and is_guess:
                 self._closes.clear()
                 await self._closes.wait()
                 continue
             raise OverBudget(
-                "max_total_msat", f"the job's budget is used up: what follows chunk number {chunk - 1} would cost more"
+                "max_total_msat",
+                f"the job's budget is used up: what follows chunk number {chunk - 1} would cost more"
+                if chunk
+                else f"the prompt alone takes {units} units of {plan.chunk_msat} msat, and would cost more",
             )
         try:
             await self._credit.admit(chunk)

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import sqlite3
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,6 +19,7 @@ from nodewire.errors import (
     NodeFailed,
     NodewireError,
     NotAllowed,
+    OverBudget,
     PaymentRequired,
     RelayRefused,
     TimedOut,
@@ -692,6 +693,46 @@ async def test_only_what_others_break_off_counts_against_the_customer(market, en
 
 async def ask_as_of_a_call(ask, *claim_and_close):
     await ask(*claim_and_close[:-1], None)
+
+
+def limit(market, max_total_msat=None, first_result_ms=None):
+    """Change what the plan allows."""
+    for run in market.runs.values():
+        plan = run.request.plan
+        if max_total_msat is not None:
+            plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"max_total_msat": max_total_msat})})
+        if first_result_ms is not None:
+            plan = plan.model_copy(update={"first_result_ms": first_result_ms})
+        change(run, request=replace(run.request, plan=plan))
+
+
+async def test_a_prompt_beyond_the_budget_ends_the_job_at_once_and_no_stage_computes_it(market):
+    """Of 64 positions a unit: the prompt has two, and the plan pays for one."""
+    limit(market, max_total_msat=market.plan.chunk_msat)
+    driver, stage = list(market.runs.values())[:2]
+    serving = [asyncio.create_task(run.run()) for run in market.runs.values()]
+    ids = np.full(100, 7, np.int64).tobytes()
+    await market.box.put(Frame("prompt", 0, (Array("int64", (100,), ids),), {"chunk": 0}))
+    with pytest.raises(OverBudget):
+        await asyncio.wait_for(asyncio.shield(serving[0]), 20)
+    assert not driver._ledger.owed_msat(CUSTOMER.public) and market.hub.queues[stage._context.keys.public].empty()
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+
+
+async def test_a_stage_ends_a_job_whose_prompt_is_beyond_the_budget_itself(market):
+    """A driver that sends it all the same is not waited for: no close can come that makes it fit."""
+    limit(market, max_total_msat=market.plan.chunk_msat)
+    stage = list(market.runs.values())[1]
+    width = market.actors[market.manifest.driver.name].program.config.hidden_size
+    rows = Array("float32", (1, 100, width), bytes(4 * 100 * width))
+    market.hub.queues[stage._context.keys.public].put_nowait(
+        Frame("hidden.0", 0, (rows,), {"pos": 0, "chunk": 0, "tokens": 100})
+    )
+    with pytest.raises(OverBudget):
+        await asyncio.wait_for(stage.run(), 20)
+    assert stage._ledger.owed_msat(CUSTOMER.public) == 0
 
 
 async def test_the_driver_tells_every_other_member_once_that_a_chunk_is_over(market):

@@ -26,6 +26,7 @@ from tests.provider.inference.test_provider_job import (  # noqa: F401
     change,
     folder,
     generate,
+    limit,
     make_market,
     served,
 )
@@ -174,17 +175,6 @@ async def test_a_budget_that_a_guess_would_break_ends_nothing(folder, tmp_path, 
     market = guessing(folder, tmp_path, truth, chance=1.0, depth=60, width=8, chunk=149)
     limit(market, max_total_msat=2 * market.plan.chunk_msat)
     assert await served(market) == truth.ids
-
-
-def limit(market, max_total_msat=None, first_result_ms=None):
-    """Change what the plan allows."""
-    for run in market.runs.values():
-        plan = run.request.plan
-        if max_total_msat is not None:
-            plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"max_total_msat": max_total_msat})})
-        if first_result_ms is not None:
-            plan = plan.model_copy(update={"first_result_ms": first_result_ms})
-        change(run, request=replace(run.request, plan=plan))
 
 
 async def until(holds):
