@@ -100,7 +100,7 @@ class Generation:
                             continue
                         raise failure from error
                     came = len(self.ids) - bought.first
-                    if came >= self.manifest.chunk:
+                    if came > self.manifest.chunk:  # chunk 1 is whole: the first token is chunk 0's
                         again = 0
                     may = may_begin(error, purchase, failures=again, came=came > 0)
                     if not may or self._chances.believed(error):
