@@ -1,8 +1,9 @@
 """Kind 8843 -> 6843: split inference. nips/11-job-requests.md.
 
 Any manifest is served by one loop: a frame that arrives on an edge goes to the task at its end, and what the task
-makes of it goes out on the task's edges. A manifest's mode decides what a chunk is. `generate`: 64 positions, closed
-by the driver, which alone knows how many were accepted. `embed` and `run`: one call, closed by each node itself.
+makes of it goes out on the task's edges. A manifest's mode decides what a chunk is. `generate`: as many positions
+as its `chunk` says, closed by the driver, which alone knows how many were accepted. `embed` and `run`: one call, closed
+by each node itself.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class Purchase:
         Raises:
             TimedOut: the plan's deadline passed without an output.
             LinkLost: a provider's link broke.
-            Rejected: a provider's frame is not what it must be, as this customer or another provider says.
+            FrameRejection: a provider's frame is not what it must be, as this customer or another provider says.
             NodewireError: a provider reported the error.
 
         """
@@ -216,8 +216,8 @@ class Purchase:
             yield output
 
     def _checked(self, frame: Frame[Array]) -> tuple[int, Any]:
-        """A frame's chunk, and the output that it is. Raises Rejected: it is no output, or says another chunk; its
-        producer knew before it sent it.
+        """A frame's chunk, and the output that it is. Raises FrameRejection: it is no output, or says another chunk;
+        its producer knew before it sent it.
         """
         chunk = chunk_of(self.manifest, frame.seq)
         try:
@@ -238,7 +238,7 @@ class Purchase:
         """Begin anew without the provider that has no free slot.
 
         Raises:
-            Refused: the job has begun.
+            ProviderRefusal: the job has begun.
             NoProvider: as many plans as there may be were refused.
 
         """

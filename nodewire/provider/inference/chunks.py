@@ -157,7 +157,9 @@ class Chunks:
             await self._settling.bill(chunk, units, self._hashing.pop(chunk), end=end, close=close)
 
     async def claim_unclosed(self) -> None:
-        """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
+        """The job failed: chunks that are complete here, and that the driver must have accepted (`Record.is_past`), are
+        claimed, though it has not closed them.
+        """
         if not self._context.generates or self._context.drives:
             return
         assert self._record is not None
