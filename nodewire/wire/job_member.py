@@ -14,7 +14,7 @@ from dataclasses import replace
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, first_of
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.wire.job.channel_spec import JobChannelSpec
-from nodewire.wire.link.persistent_link import KeptLink
+from nodewire.wire.link.persistent_link import PersistentLink
 from nodewire.wire.node import Node
 
 RETURN_S = 3.0
@@ -57,7 +57,7 @@ class Membership:
         self._doubted: set[str] = set()
         """Lost, and perhaps well."""
         self._returns: Counter[str] = Counter()
-        self._kept: dict[str, KeptLink] = {}
+        self._kept: dict[str, PersistentLink] = {}
         self.mailbox = node.open_job(replace(channel, on_lost=self._lost if self.relinks else None))
 
     async def link(self, peer: str) -> None:

@@ -19,7 +19,7 @@ from nodewire.wire.job.registry import Jobs
 from nodewire.wire.link.happy_eyeballs import Way
 from nodewire.wire.link.link import Link, Rung
 from nodewire.wire.link.link_manager import ANYBODY, Ladder, LinkPolicy, Links
-from nodewire.wire.link.persistent_link import KeptLink
+from nodewire.wire.link.persistent_link import PersistentLink
 from nodewire.wire.measure.survey import PACE_S, Survey
 
 
@@ -101,12 +101,12 @@ class Node:
         public: str,
         addresses: Sequence[str],
         failed: Callable[[NodewireError], None] = lambda error: None,
-    ) -> KeptLink:
+    ) -> PersistentLink:
         """Have a link to `public`, and another one whenever it is lost, until the result is closed.
 
         `failed` is told why, if the first one cannot be had at once.
         """
-        return KeptLink(self, public, addresses, failed)
+        return PersistentLink(self, public, addresses, failed)
 
     def open_job(self, channel: JobChannelSpec) -> JobMailbox:
         """The mailbox of a job on this node.
