@@ -32,6 +32,7 @@ from nodewire.llm.tokens.sampling_params import Sampling, parse_params
 from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.protocol.model.kv_pages import Room
 from nodewire.protocol.model.token_list import EXCUSED
+from nodewire.protocol.speculation.frame_meta import packed
 from nodewire.protocol.tensors.frame import Frame, chunk_of_turn
 from nodewire.text.stream import TextStream
 from nodewire.weights.tensorfile import DTYPES
@@ -330,9 +331,9 @@ class Driver:
         if sent.epoch:
             meta["epoch"] = sent.epoch
         if sent.parents is not None:
-            meta["parents"] = frame_checks.packed(sent.parents)
+            meta["parents"] = packed(sent.parents)
         if sent.keep:
-            meta["keep"] = frame_checks.packed(sent.keep)
+            meta["keep"] = packed(sent.keep)
         return Frame(self.program.edge_hidden, sent.seq, (self._rows(ids),), meta)
 
     def _rows(self, ids: Tensor) -> Tensor:

@@ -30,9 +30,6 @@ from nodewire.wire.job.plain_record import Record
 from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
 
-GRACE_S = 10.0
-"""How long a job waits for a provider that is lost to be heard of again."""
-
 
 class JobAttempt:
     """`await start()` publishes the request; `await end()` in any case, also if that fails."""
@@ -77,7 +74,6 @@ class JobAttempt:
             JobChannelSpec(
                 request.id,
                 routes_of(manifest, self.plan),
-                grace_s=GRACE_S,
                 tape=self._record or session.spool,
             ),
             manifest,

@@ -26,16 +26,13 @@ from nodewire.provider.tasks.loader import ServedManifest
 from nodewire.provider.tasks.prefix_cache import Prefixes, whose
 from nodewire.public_record import PublicRecord
 from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.job.channel_spec import JobChannelSpec
+from nodewire.wire.job.channel_spec import PROVIDER_GRACE_S, JobChannelSpec
 from nodewire.wire.job.plain_record import Record
 from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
 from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
-
-GRACE_S = 5.0
-"""How long a job waits for a neighbour that is lost to be heard of again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +101,7 @@ class JobFactory:
         channel = JobChannelSpec(
             request.id,
             routes_of(manifest, plan),
-            grace_s=GRACE_S,
+            grace_s=PROVIDER_GRACE_S,
             tape=record or tape,
             keep_inputs=record is None,  # which is given them when they are computed
         )
