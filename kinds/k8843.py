@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from kinds.k8843_decoder import DecoderTask, chunk_said, units_of
 from kinds.k8843_inboxes import InboxBacklog, Inboxes
 from kinds.k8843_parameters import GENERATION, checked
-from kinds.k8843_speculation import SpeculationTask, chunk_said, units_of
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
 from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
 from nodewire.protocol.job.chunk import chunk_of, first_seq
@@ -82,19 +82,19 @@ class SplitInference:
         closing: _ChunkCloser,
     ) -> None:
         generates = job.manifest.mode == "generate"
-        guessing = SpeculationTask(task, job, inboxes, desk) if generates else None
+        decoder = DecoderTask(task, job, inboxes, desk) if generates else None
         closes = not generates or task == job.manifest.driver.name
         while not closing.ended.is_set():  # returns of guesses may come after the last token
             frame = await inboxes.get(task)
-            if guessing is not None and guessing.concerns(frame):
-                outs = await self._guessed(frame, task, job, session, guessing)
+            if decoder is not None and decoder.is_inner(frame):
+                outs = await self._on_inner_edge(frame, task, job, session, decoder)
             else:
                 frame = await self._admitted(frame, task, job, inboxes, desk)
-                if guessing is not None:
-                    guessing.begun(frame)
-                outs = await self._computed(frame, task, job, session, guessing)
-                if guessing is not None:
-                    await guessing.admit_prompt(outs)
+                if decoder is not None:
+                    decoder.begun(frame)
+                outs = await self._computed(frame, task, job, session, decoder)
+                if decoder is not None:
+                    await decoder.admit_prompt(outs)
             for out in outs:
                 desk.produced(task, chunk_said(out), out)
             if not closes:
@@ -108,20 +108,20 @@ class SplitInference:
             closing.returned(frame)
 
     async def _computed(
-        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: SpeculationTask | None
+        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, decoder: DecoderTask | None
     ) -> Sequence[Frame[Array]]:
         try:
             outs = await session.receive(frame)
         except (BadInput, NotAllowed) as error:
             raise _refusal(error, job.manifest, task, frame) from error
-        return outs if guessing is None else guessing.outs(frame, outs)
+        return outs if decoder is None else decoder.outs(frame, outs)
 
-    async def _guessed(
-        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: SpeculationTask
+    async def _on_inner_edge(
+        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, decoder: DecoderTask
     ) -> Sequence[Frame[Array]]:
         """What is made of a frame among which there may be guesses."""
-        given, passed = await guessing.given(frame)
-        made = [out for one in given for out in await self._computed(one, task, job, session, guessing)]
+        given, passed = await decoder.given(frame)
+        made = [out for one in given for out in await self._computed(one, task, job, session, decoder)]
         return [*passed, *made]
 
     async def _admitted(self, frame: Frame[Array], task: str, job: Job, inboxes: Inboxes, desk: Desk) -> Frame[Array]:

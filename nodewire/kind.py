@@ -272,7 +272,7 @@ class Desk(Protocol):
         """Take note of an output for the chunk's commitment, before it is delivered."""
 
     def received(self, task: str, frame: Frame[Array]) -> None:
-        """Where guesses are allowed: take note of an input, before it is computed.
+        """Of a generation: take note of an input, before it is computed.
 
         Raises:
             BadFrame: it cannot follow those before it, or is more than the plan allows.

@@ -36,9 +36,9 @@ from nodewire.protocol.job.request import Request
 from nodewire.protocol.market.coordinates import in_ms
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.provider import metrics
-from nodewire.provider.admission.cancellations import Withdrawals
 from nodewire.provider.admission.checks import Admission, CertifiedPlanner
 from nodewire.provider.admission.free_chunks import FreeChunks
+from nodewire.provider.admission.withdrawals import Withdrawals
 from nodewire.provider.autoscale.bootstrap import InstalledKinds, open_following
 from nodewire.provider.evidence.committer import Committer
 from nodewire.provider.evidence.grants import Grants
@@ -306,7 +306,7 @@ async def _open_inference(
     provider = Provider(
         JobResources(
             keys=keys,
-            record=market,
+            public_record=market,
             node=node,
             ledger=ledger,
             admission=admission,
@@ -319,7 +319,7 @@ async def _open_inference(
         relays=pool,
         held=held,
         outage=outage,
-        beside=services,
+        services=services,
     )
     ready = {
         "name": name_of(config, keys.public),

@@ -25,7 +25,7 @@ class Planner:
     def __init__(self):
         self.asked: list[Terms] = []
 
-    def missed(self, whom):
+    def note_failed(self, whom):
         pass
 
     async def draw(self, manifest, terms, **options):
@@ -51,14 +51,15 @@ def purchase(payments: JobPayments) -> tuple[Purchase, Planner]:
         pass
 
     made, planner = object.__new__(Purchase), Planner()
-    running = {"is_open": True, "missed": set(), "cancel": lambda: None, "spent_msat": lambda: 0}
+    running = {"is_open": True, "lost_here": set(), "cancel": lambda: None, "spent_msat": lambda: 0}
     made._running = SimpleNamespace(payments=payments, find_absent=find_absent, end=payments.close, **running)
     made._done, made._gone, made._earlier, made._paying, made.timing = False, set(), [], None, JobTimes()
     made._terms = Terms(max_chunk_msat=10**6, max_total_msat=BUDGET_MSAT)
-    made._busy, made._wish, made._patience, made._kind, made.manifest = [], None, 1, None, documents.manifest()
+    made._busy, made._wish, made._patience, made.manifest = [], None, 1, documents.manifest()
+    made._order = SimpleNamespace(kind=None, inputs=())
     made._session = SimpleNamespace(
         planner=planner,
-        beside=asyncio.create_task,
+        run_in_background=asyncio.create_task,
         prepare=nothing,
         settler=SimpleNamespace(begin=lambda: None),
         payer=SimpleNamespace(funds=Funds),

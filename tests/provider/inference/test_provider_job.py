@@ -49,7 +49,7 @@ from nodewire.provider.inference.statements import Statements
 from nodewire.provider.tasks.job_worker import JobWorker
 from nodewire.provider.tasks.loader import loaded_name
 from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.generation_tape import GenerationTape
 from tests.kinds.inprocess import Box, Direct, Hub
 from tests.kinds.llama import load, make_llama
 
@@ -184,8 +184,8 @@ def make_market(
     for keys in providers[driver == "local" :]:
         spool = Spool(tmp_path / keys.public[:8], 10**8)
         statements = Statements(keys, request, manifest, spool) if policy == "sampled" else None
-        record = Record(statements or spool, REQUEST, manifest, lookahead)
-        mailbox = Recorded(market.hub, keys.public, record)
+        tape = GenerationTape(statements or spool, REQUEST, manifest, lookahead)
+        mailbox = Recorded(market.hub, keys.public, tape)
         market.runs[keys.public] = JobRun(
             JobContext(keys, request, manifest, params, cached_ppm=prefixes.cached_ppm),
             kind=KIND,
@@ -194,7 +194,7 @@ def make_market(
             ledger=Ledger(":memory:"),
             ports=JobPorts(publish, publish, commit),
             statements=statements,
-            record=record,
+            tape=tape,
         )
     market.box = market.hub.box(CUSTOMER.public)
 

@@ -28,7 +28,7 @@ OnPlain = Callable[[str, int, Frame[Array]], None]
 """Told edge, chunk and frame of what is final."""
 
 
-class Record:
+class GenerationTape:
     """Of one job. Edges from and to the customer, whose frames are no guesses, go straight to the tape."""
 
     def __init__(self, tape: Tape, request: str, manifest: Manifest, lookahead: int) -> None:

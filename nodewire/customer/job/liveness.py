@@ -19,7 +19,7 @@ KEPT = 0.9
 """What an output leaves of the longest wait before it: one that was long, once, does not count for ever."""
 
 
-class Presence:
+class ProviderLiveness:
     """Asks providers for a sign of life: before others say that one is gone, if an output is late.
 
     One that has stopped is noticed by its neighbours after 1 s of silence, and their word is not believed before the

@@ -1,7 +1,7 @@
-"""A task of a generation whose driver guesses: what is computed of a frame, and what it is called. Part of kind 8843.
+"""A task of a generation: what is computed of a frame, and what it is called. Part of kind 8843.
 
-Frames that are void are answered with ones without rows, uncomputed. A driver compares what comes back with what it has
-sent.
+Whatever is guessed, all rows of all generations go this way. Frames that are void are answered with ones without
+rows, uncomputed. A driver compares what comes back with what it has sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.tensors.position_split import count
 
 
-class SpeculationTask:
+class DecoderTask:
     """Of one task. Its frames come in through `given`; what the task makes goes out through `outs`."""
 
     def __init__(self, task: str, job: Job, inboxes: Inboxes, desk: Desk) -> None:
@@ -38,8 +38,8 @@ class SpeculationTask:
         self._epoch = 0
         """The newest that the driver has sent."""
 
-    def concerns(self, frame: Frame[Array]) -> bool:
-        """Whether there may be guesses on the frame's edge."""
+    def is_inner(self, frame: Frame[Array]) -> bool:
+        """Whether the frame came on an edge between tasks, where guesses may travel."""
         return frame.edge in self._inner
 
     def begun(self, frame: Frame[Array]) -> None:
