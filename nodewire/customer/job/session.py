@@ -305,7 +305,7 @@ class _LocalDesk:
             with suppress(LinkLost):  # one who has just died does not keep the others from hearing it
                 await self._mailbox.control(provider, close.control())
         if self._tape is not None:
-            self._tape.close(chunk, positions)  # which says it
+            self._tape.on_signed(chunk, positions)  # which says it
         else:
             self._say(chunk)
 

@@ -130,7 +130,7 @@ class Chunks:
         self._tape.check(chunk)
         self._signed[chunk] = word
         try:
-            self._tape.close(chunk, positions)
+            self._tape.on_signed(chunk, positions)
         except BadFrame as error:  # the driver's word contradicts what it sent
             self.broken = error
             self._task_group.ended.set()

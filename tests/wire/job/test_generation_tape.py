@@ -54,8 +54,8 @@ def test_frames_of_closed_chunks_are_on_disk_and_all_others_in_memory(kept):
     assert kept.kept() == []
     again = [(0, (1, 2, 3)), (1, (4, 5, 6)), (2, (7, 8, 9))]
     assert kept.read(0) == again
-    kept.tape.close(0)
-    kept.tape.close(1)
+    kept.tape.on_signed(0)
+    kept.tape.on_signed(1)
     assert kept.closed == [0, 1]
     assert kept.plain == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
     assert kept.kept() == [(0, (1, 2, 3)), (1, (4,)), (2, (5,)), (3, (7,)), (4, (8,))]
@@ -65,8 +65,8 @@ def test_frames_of_closed_chunks_are_on_disk_and_all_others_in_memory(kept):
 
 def test_a_close_that_comes_before_its_rows_waits_for_them(kept):
     kept.tape.write(JOB, "hidden.0", 0, frame(0, 0, 1, 2, 3))
-    kept.tape.close(1)
-    kept.tape.close(0)
+    kept.tape.on_signed(1)
+    kept.tape.on_signed(0)
     assert kept.closed == [0]
     kept.tape.write(JOB, "hidden.0", 0, frame(1, 3, 4, 5, 6))
     assert kept.closed == [0]
@@ -87,10 +87,10 @@ def both_ends(kept):
 
 def test_a_close_of_rows_that_the_driver_makes_void_is_refused_and_names_its_edge(kept):
     both_ends(kept)
-    kept.tape.close(0)
+    kept.tape.on_signed(0)
     kept.tape.write(JOB, "hidden.0", 0, frame(2, 6, 8, epoch=1))  # which is being computed
     with pytest.raises(BadFrame) as refused:
-        kept.tape.close(1)
+        kept.tape.on_signed(1)
     assert refused.value.field == "hidden.0"
     assert kept.closed == [0]
     assert kept.plain == [("hidden.0", 0, 0), ("hidden.1", 0, 0)]
@@ -100,7 +100,7 @@ def test_a_chunk_that_is_not_closed_is_complete_when_what_came_goes_far_beyond_i
     both_ends(kept)
     assert kept.tape.is_past(0)
     assert not kept.tape.is_past(1)
-    kept.tape.close(0)
+    kept.tape.on_signed(0)
     for seq in range(2, 20):
         for edge in ("hidden.0", "hidden.1"):
             kept.tape.write(JOB, edge, 0, frame(seq, 5 + seq, seq, edge=edge))
