@@ -1,8 +1,9 @@
 """Kind 8843 -> 6843: split inference. nips/11-job-requests.md.
 
 Any manifest is served by one loop: a frame that arrives on an edge goes to the task at its end, and what the task
-makes of it goes out on the task's edges. A manifest's mode decides what a chunk is. `generate`: 64 positions, closed
-by the driver, which alone knows how many were accepted. `embed` and `run`: one call, closed by each node itself.
+makes of it goes out on the task's edges. A manifest's mode decides what a chunk is. `generate`: as many positions
+as its `chunk` says, closed by the driver, which alone knows how many were accepted. `embed` and `run`: one call, closed
+by each node itself.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from kinds.k8843_decoder import DecoderTask, chunk_said, units_of
 from kinds.k8843_inboxes import InboxBacklog, Inboxes
 from kinds.k8843_parameters import GENERATION, checked
-from kinds.k8843_speculation import SpeculationTask, chunk_said
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
 from nodewire.kind import Desk, Job, Mailbox, Params, TaskSession, Worker
 from nodewire.protocol.job.chunk import chunk_of, first_seq
@@ -81,17 +82,19 @@ class SplitInference:
         closing: _ChunkCloser,
     ) -> None:
         generates = job.manifest.mode == "generate"
-        guessing = SpeculationTask(task, job, inboxes, desk) if generates else None
+        decoder = DecoderTask(task, job, inboxes, desk) if generates else None
         closes = not generates or task == job.manifest.driver.name
         while not closing.ended.is_set():  # returns of guesses may come after the last token
             frame = await inboxes.get(task)
-            if guessing is not None and guessing.concerns(frame):
-                outs = await self._guessed(frame, task, job, session, guessing)
+            if decoder is not None and decoder.is_inner(frame):
+                outs = await self._on_inner_edge(frame, task, job, session, decoder)
             else:
                 frame = await self._admitted(frame, task, job, inboxes, desk)
-                if guessing is not None:
-                    guessing.begun(frame)
-                outs = await self._computed(frame, task, job, session, guessing)
+                if decoder is not None:
+                    decoder.begun(frame)
+                outs = await self._computed(frame, task, job, session, decoder)
+                if decoder is not None:
+                    await decoder.admit_prompt(outs)
             for out in outs:
                 desk.produced(task, chunk_said(out), out)
             if not closes:
@@ -105,20 +108,20 @@ class SplitInference:
             closing.returned(frame)
 
     async def _computed(
-        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: SpeculationTask | None
+        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, decoder: DecoderTask | None
     ) -> Sequence[Frame[Array]]:
         try:
             outs = await session.receive(frame)
         except (BadInput, NotAllowed) as error:
             raise _refusal(error, job.manifest, task, frame) from error
-        return outs if guessing is None else guessing.outs(frame, outs)
+        return outs if decoder is None else decoder.outs(frame, outs)
 
-    async def _guessed(
-        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, guessing: SpeculationTask
+    async def _on_inner_edge(
+        self, frame: Frame[Array], task: str, job: Job, session: TaskSession, decoder: DecoderTask
     ) -> Sequence[Frame[Array]]:
         """What is made of a frame among which there may be guesses."""
-        given, passed = await guessing.given(frame)
-        made = [out for one in given for out in await self._computed(one, task, job, session, guessing)]
+        given, passed = await decoder.given(frame)
+        made = [out for one in given for out in await self._computed(one, task, job, session, decoder)]
         return [*passed, *made]
 
     async def _admitted(self, frame: Frame[Array], task: str, job: Job, inboxes: Inboxes, desk: Desk) -> Frame[Array]:
@@ -176,9 +179,7 @@ class _ChunkCloser:
         for out in outs:
             if out.edge not in self._to_customer:
                 if out.seq == 0:
-                    positions = out.meta.get("tokens", 1)
-                    assert isinstance(positions, int)
-                    self._units = -(-positions // self._job.manifest.chunk)
+                    self._units = units_of(out, self._job.manifest)
                 elif ends:
                     self._lacks = out.seq
                 continue

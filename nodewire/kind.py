@@ -18,6 +18,7 @@ from nodewire.errors import NodewireError
 from nodewire.protocol.model.edge_codec import OWN, Codings
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.tensors.inbox import Inbox as Inbox
 from nodewire.training.protocol.recipe import Recipe
 
 Params = Mapping[str, Any]
@@ -219,19 +220,6 @@ MakeWorker = Callable[[str], SharedWorker]
 """A worker around a kind's entry module."""
 
 
-class Inbox(Protocol):
-    """Where the frames of one job wait for the tasks that they are for, on a node that has taken them off its windows.
-
-    What waits here is bounded by the inbox alone.
-    """
-
-    def put(self, frame: Frame[Array]) -> bool:
-        """Take a frame as it comes; False if the inbox takes no more. It raises nothing."""
-
-    def fail(self, error: NodewireError) -> None:
-        """The job has ended by this error."""
-
-
 class Mailbox(Protocol):
     """One job's edges as one node sees them (`nodewire.wire`, or in-process)."""
 
@@ -284,7 +272,7 @@ class Desk(Protocol):
         """Take note of an output for the chunk's commitment, before it is delivered."""
 
     def received(self, task: str, frame: Frame[Array]) -> None:
-        """Where guesses are allowed: take note of an input, before it is computed.
+        """Of a generation: take note of an input, before it is computed.
 
         Raises:
             BadFrame: it cannot follow those before it, or is more than the plan allows.

@@ -30,7 +30,7 @@ from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.provider.tasks.job_worker import JobWorker
 from nodewire.provider.tasks.loader import loaded_name
 from nodewire.wire import JobChannelSpec, Node, Spool
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.generation_tape import GenerationTape
 from nodewire.worker.persistent_worker import maker
 
 MEMORY_BYTES = 500_000_000
@@ -68,13 +68,13 @@ async def provide() -> None:
         while line := await heard.readline():
             job = json.loads(line)
             plan = plan_of(manifest, known["holders"], known["customer"])
-            record = Record(spool, job["job"], manifest, plan.terms.lookahead)
+            tape = GenerationTape(spool, job["job"], manifest, plan.terms.lookahead)
             mailbox = node.open_job(
-                JobChannelSpec(job["job"], routes_of(manifest, known["holders"], known["customer"]), tape=record)
+                JobChannelSpec(job["job"], routes_of(manifest, known["holders"], known["customer"]), tape=tape)
             )
             request = Request(job["job"], known["customer"], 1, 8843, plan, "", _HASH, (), 0, (), _HASH)
             params = KIND.check(manifest, job["params"])
-            await served(keys, request, manifest, mailbox, JobWorker(worker, manifest, {}), params, record)
+            await served(keys, request, manifest, mailbox, JobWorker(worker, manifest, {}), params, tape)
 
 
 async def buy() -> None:

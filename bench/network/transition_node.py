@@ -37,7 +37,7 @@ from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.tasks.job_worker import JobWorker
 from nodewire.provider.tasks.loader import loaded_name
 from nodewire.wire import JobChannelSpec, Node, Route
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.generation_tape import GenerationTape
 from nodewire.worker.persistent_worker import maker
 
 COMPLETED, ASSIGNED = 28_843, 28_844
@@ -259,9 +259,9 @@ async def served(
     mailbox: Any,
     worker: JobWorker,
     params: Params,
-    record: Record | None = None,
+    tape: GenerationTape | None = None,
 ) -> None:
-    """A job from its opening to its end, as a daemon runs it; says when it is open, and when it is done. `record`: a
+    """A job from its opening to its end, as a daemon runs it; says when it is open, and when it is done. `tape`: a
     generation's."""
 
     async def nothing(_: Any) -> None:
@@ -274,7 +274,7 @@ async def served(
         worker=worker,
         ledger=Ledger(":memory:"),
         ports=JobPorts(nothing, nothing, nothing),
-        record=record,
+        tape=tape,
     )
     listening = asyncio.create_task(run.listen())
     say("open")

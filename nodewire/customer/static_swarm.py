@@ -191,7 +191,7 @@ class FilePlanner:
 
     def __init__(self, file: SwarmFile, nodes: Nodes, customer: str) -> None:
         self._file, self._swarm, self._nodes, self._customer = file, file.swarm, nodes, customer
-        self._missed: set[str] = set()
+        self._failed: set[str] = set()
 
     def terms(self, asked: Terms, units: int) -> Terms:
         return asked
@@ -213,7 +213,7 @@ class FilePlanner:
         if busy:
             named = ", ".join(self._called(one.provider) for one in busy)
             raise Busy("nodes", f"all {self._swarm.slots} sessions of {named} are taken: try again, or give more slots")
-        if failed := set(terms.excluded) - self._missed:
+        if failed := set(terms.excluded) - self._failed:
             raise NoProvider("nodes", f"{self._called(min(failed))} failed, and nobody else has its layers")
         held, _ = await self._nodes.call()
         if held != manifest.digest():
@@ -221,8 +221,8 @@ class FilePlanner:
         plan = by_file(self._swarm, manifest, terms=terms, customer=self._customer)
         return Draw(plan, plan.certificate, (), ads(self._file, plan), {one.task: 1 for one in plan.tasks})
 
-    def missed(self, providers: Iterable[str]) -> None:
-        self._missed.update(providers)
+    def note_failed(self, providers: Iterable[str]) -> None:
+        self._failed.update(providers)
 
     def _called(self, public: str) -> str:
         entry = self._file.node(public)

@@ -25,13 +25,14 @@ from nodewire.llm.programs.programs import DriverProgram
 from nodewire.llm.speculation.in_flight_tree import Flight, InFlightFrame
 from nodewire.llm.speculation.ngram_proposer import NgramDrafter
 from nodewire.llm.speculation.proposer import Drafter
-from nodewire.llm.speculation.scheduler import Router
+from nodewire.llm.speculation.scheduler import DraftScheduler
 from nodewire.llm.tokens.grammar import Grammars
 from nodewire.llm.tokens.sampler import Sampler
 from nodewire.llm.tokens.sampling_params import Sampling, parse_params
 from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.protocol.model.kv_pages import Room
 from nodewire.protocol.model.token_list import EXCUSED
+from nodewire.protocol.speculation.frame_meta import packed
 from nodewire.protocol.tensors.frame import Frame, chunk_of_turn
 from nodewire.text.stream import TextStream
 from nodewire.weights.tensorfile import DTYPES
@@ -46,7 +47,7 @@ class _Session:
     sampling: Sampling
     sampler: Sampler
     text: TextStream | None  # read for stop strings; None where there are none
-    router: Router | None  # None where nothing is guessed
+    scheduler: DraftScheduler | None  # None where nothing is guessed
     pages: int  # that it takes
     flight: Flight | None = None  # None until the prompt came
     prompt: int = 0  # its positions
@@ -99,10 +100,12 @@ class Driver:
         sampler = self._sampler(sampling)
         session_checks.check(session, self._sessions)
         ends = frozenset(self.program.config.eos_token_id)
-        router = Router(self._make_drafters(sampler), ends, self._clock_ns) if sampling.lookahead > 1 else None
+        scheduler = (
+            DraftScheduler(self._make_drafters(sampler), ends, self._clock_ns) if sampling.lookahead > 1 else None
+        )
         text = TextStream(self._tokenizer, sampling.stop) if sampling.stop else None
         pages = self._room.allocate(sampling.positions)
-        self._sessions[session] = _Session(sampling, sampler, text, router, pages)
+        self._sessions[session] = _Session(sampling, sampler, text, scheduler, pages)
 
     def _sampler(self, sampling: Sampling) -> Sampler:
         """Raises BadInput, Unsupported, Busy: a bias or a schema that cannot be, or not now."""
@@ -167,11 +170,11 @@ class Driver:
                 ) from error
         ids = torch.cat((ids, history))
         state.prompt = n
-        tree, lookahead = state.router is not None, state.sampling.lookahead
+        tree, lookahead = state.scheduler is not None, state.sampling.lookahead
         state.flight = Flight(n, int(ids[-1]), lookahead, tree=tree, chunk=self.program.chunk)
-        if state.router is not None:
+        if state.scheduler is not None:
             for token in ids.tolist():
-                state.router.accept(token)
+                state.scheduler.accept(token)
         meta = {"pos": 0, "chunk": 0, "tokens": n}
         return [Frame(self.program.edge_hidden, 0, (self._rows(ids),), meta)]
 
@@ -237,8 +240,8 @@ class Driver:
         pos = sent.pos if sent.seq else state.prompt - 1
         if frame_checks.count(frame, "pos") != pos:
             raise BadFrame("meta.pos", f"not {pos}")
-        if state.router is not None:
-            state.router.returned(sent)
+        if state.scheduler is not None:
+            state.scheduler.returned(sent)
         told = self._read(state, flight, sent, x)
         flight.returned()
         if state.ended is not None:
@@ -262,8 +265,8 @@ class Driver:
                 token, shown = self._chosen(state, logits, pos)
                 shown |= self._shown(state, logits, token, node.token)
             state.sampler.accept(token)
-            if state.router is not None:
-                state.router.accept(token, node.guesses)
+            if state.scheduler is not None:
+                state.scheduler.accept(token, node.guesses)
             flight.accept(token)
             told.append(self._told(state, token, pos, shown))
         return told
@@ -271,10 +274,10 @@ class Driver:
     def _chosen(self, state: _Session, logits: Tensor, pos: int) -> tuple[int, dict[str, str | bool]]:
         """The token; of a session that judges another's that one's, where it is excused."""
         token, sampler, sampling = state.sampler.choose(logits, pos), state.sampler, state.sampling
-        said, beside = (_at(listed, state.generated) for listed in (sampling.said or (), sampling.beside))
+        said, counter = (_at(listed, state.generated) for listed in (sampling.said or (), sampling.counter_tokens))
         if said is not None and said != token and sampler.excuses(logits, pos, said, self._dtype):
             token = said
-        if beside is not None and beside != token and sampler.excuses(logits, pos, beside, self._dtype):
+        if counter is not None and counter != token and sampler.excuses(logits, pos, counter, self._dtype):
             return token, {EXCUSED: True}
         return token, {}
 
@@ -299,15 +302,15 @@ class Driver:
 
     def _onward(self, state: _Session, flight: Flight) -> list[Frame[Any]]:
         """The newest token's row, unless it is out already, and guesses."""
-        router, rows = state.router, 1
-        if router is not None:
+        scheduler, rows = state.scheduler, 1
+        if scheduler is not None:
             # The last token's row is never needed, so neither is any after the one before it.
             last = min(state.sampling.positions, state.prompt + state.sampling.max_tokens) - 2
-            flight.grow(router.expand, router.worth, last, router.room(flight))
-            rows = router.width
+            flight.grow(scheduler.expand, scheduler.worth, last, scheduler.room(flight))
+            rows = scheduler.width
         sent = flight.frames(rows)
-        if router is not None:
-            router.sent([one for one in sent if one.nodes])
+        if scheduler is not None:
+            scheduler.sent([one for one in sent if one.nodes])
         return [self._hidden(state, one) for one in sent]
 
     def _ended(self, state: _Session, token: int, pos: int) -> Reason | None:
@@ -330,9 +333,9 @@ class Driver:
         if sent.epoch:
             meta["epoch"] = sent.epoch
         if sent.parents is not None:
-            meta["parents"] = frame_checks.packed(sent.parents)
+            meta["parents"] = packed(sent.parents)
         if sent.keep:
-            meta["keep"] = frame_checks.packed(sent.keep)
+            meta["keep"] = packed(sent.keep)
         return Frame(self.program.edge_hidden, sent.seq, (self._rows(ids),), meta)
 
     def _rows(self, ids: Tensor) -> Tensor:

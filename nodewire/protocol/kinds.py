@@ -17,6 +17,7 @@ INVENTORY = 8850
 BEACON = 8851
 CERTIFICATE = 8852
 EVIDENCE = 8853
+"""An oracle's fault, which proves itself; or a complaint about a claim without roots."""
 COMMITMENT = 8854
 RECEIPT = 8856
 BOND = 8858

@@ -24,8 +24,8 @@ from nodewire.protocol.job.request import Request
 from nodewire.protocol.market.static_swarm import RollCall
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.model.text_rules import text_blobs
-from nodewire.provider.admission.cancellations import Withdrawals
 from nodewire.provider.admission.checks import Admission, AdmittedJob
+from nodewire.provider.admission.withdrawals import Withdrawals
 from nodewire.provider.inference.job_factory import JobResources
 from nodewire.provider.inference.service import Provider
 from nodewire.provider.outage import Outage, disk_check, ledger_check
@@ -156,7 +156,7 @@ async def start(
     provider = Provider(
         JobResources(
             keys=keys,
-            record=record,
+            public_record=record,
             node=links.node,
             ledger=ledger,
             admission=Admission(keys.public, ByFile(file), ledger, served.manifest, 0, file.lookahead),

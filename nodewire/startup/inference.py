@@ -30,9 +30,9 @@ from nodewire.protocol.market.ad_profile import PublishedProfile
 from nodewire.protocol.market.coordinates import in_ms
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.provider import metrics
-from nodewire.provider.admission.cancellations import Withdrawals
 from nodewire.provider.admission.checks import Admission, CertifiedPlanner
 from nodewire.provider.admission.free_chunks import FreeChunks
+from nodewire.provider.admission.withdrawals import Withdrawals
 from nodewire.provider.autoscale.bootstrap import InstalledKinds, open_following
 from nodewire.provider.autoscale.follower import Follower
 from nodewire.provider.evidence.committer import Committer
@@ -114,7 +114,7 @@ async def open_inference(stack: AsyncExitStack, resources: ProviderResources) ->
     market, beside = resources.market, (tasks.follower, presence.presenter)
     services = [market.run, presence.announcer.run, presence.observer.run, evidence.committer.run, verifier.run]
     services += [one.run for one in beside if one is not None]
-    provider = Provider(jobs, relays=resources.pool, held=tasks.held, outage=outage, beside=services)
+    provider = Provider(jobs, relays=resources.pool, held=tasks.held, outage=outage, services=services)
     control.provider = provider
     stall = metrics.Stall(resources.keys.public, tasks.held, presence.bonding, market, outage)
     return Inference(
@@ -337,7 +337,7 @@ def _job_resources(resources: ProviderResources, held: Specializations, evidence
     )
     return JobResources(
         keys=keys,
-        record=market,
+        public_record=market,
         node=node,
         ledger=ledger,
         admission=admission,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, first_of
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.wire.job.channel_spec import JobChannelSpec
-from nodewire.wire.link.persistent_link import KeptLink
+from nodewire.wire.link.persistent_link import PersistentLink
 from nodewire.wire.node import Node
 
 RETURN_S = 3.0
@@ -35,9 +35,9 @@ class Membership:
         node: Node,
         addresses: Mapping[str, Sequence[str]],
         *,
-        noticed: Callable[[], None] = lambda: None,
+        on_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        """`channel` of the job, of which this object has the lost members; `addresses` of providers; `noticed` is
+        """`channel` of the job, of which this object has the lost members; `addresses` of providers; `on_loss` is
         called when a link is lost.
 
         Raises:
@@ -47,17 +47,17 @@ class Membership:
         # Only a generation outlives its links; a call of another model is made again.
         self.relinks = manifest.mode == "generate"
         self.routes = channel.routes
-        self.missed: set[str] = set()
+        self.lost_here: set[str] = set()
         """Members that this node itself found to be gone."""
         self._request = channel.request
         self._node = node
         self._addresses = addresses
-        self._noticed = noticed
+        self._on_loss = on_loss
         self._losses: asyncio.Queue[tuple[str, NodewireError]] = asyncio.Queue()
         self._doubted: set[str] = set()
         """Lost, and perhaps well."""
         self._returns: Counter[str] = Counter()
-        self._kept: dict[str, KeptLink] = {}
+        self._kept: dict[str, PersistentLink] = {}
         self.mailbox = node.open_job(replace(channel, on_lost=self._lost if self.relinks else None))
 
     async def link(self, peer: str) -> None:
@@ -100,7 +100,7 @@ class Membership:
             return
         reason = f"gone: {error}" if holds is None else "there, and holds the job no more"
         if holds is None and not isinstance(error, Busy | NotAllowed):  # who says that is there
-            self.missed.add(peer)
+            self.lost_here.add(peer)
         _log.info("job %s: %s is %s", self._request[:8], peer[:8], reason)
         self.mailbox.cancel(LinkLost(peer, reason))
 
@@ -123,5 +123,5 @@ class Membership:
             self._kept[peer] = self._node.keep(peer, addresses, lambda error: self._lost(peer, error))
 
     def _lost(self, peer: str, error: NodewireError) -> None:
-        self._noticed()
+        self._on_loss()
         self._losses.put_nowait((peer, error))

@@ -13,13 +13,13 @@ from nodewire.wire.evidence.pull import PULL, Holder, Pulls
 from nodewire.wire.framing.frames import Document
 from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.latency_query import LatencyQuery
-from nodewire.wire.job.liveness_query import Presence
 from nodewire.wire.job.mailbox import CANCEL, ERROR, RESUME, JobMailbox
+from nodewire.wire.job.presence_query import PresenceQuery
 from nodewire.wire.job.registry import Jobs
 from nodewire.wire.link.happy_eyeballs import Way
 from nodewire.wire.link.link import Link, Rung
 from nodewire.wire.link.link_manager import ANYBODY, Ladder, LinkPolicy, Links
-from nodewire.wire.link.persistent_link import KeptLink
+from nodewire.wire.link.persistent_link import PersistentLink
 from nodewire.wire.measure.survey import PACE_S, Survey
 
 
@@ -50,7 +50,7 @@ class Node:
         self._expect = expect
         self._pulls = Pulls(self, holder, policy.judges)
         self._jobs = Jobs(self, policy.patience.early_s)
-        self._presence = Presence(self._jobs.get)
+        self._presence = PresenceQuery(self._jobs.get)
         self._pacing = LatencyQuery(self._jobs.get)
         self._links = Links(keys, self, self._linked, policy)
         # Frames come and go without a stop here.
@@ -101,12 +101,12 @@ class Node:
         public: str,
         addresses: Sequence[str],
         failed: Callable[[NodewireError], None] = lambda error: None,
-    ) -> KeptLink:
+    ) -> PersistentLink:
         """Have a link to `public`, and another one whenever it is lost, until the result is closed.
 
         `failed` is told why, if the first one cannot be had at once.
         """
-        return KeptLink(self, public, addresses, failed)
+        return PersistentLink(self, public, addresses, failed)
 
     def open_job(self, channel: JobChannelSpec) -> JobMailbox:
         """The mailbox of a job on this node.
@@ -119,7 +119,7 @@ class Node:
         return self._jobs.open(channel)
 
     async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool | None:
-        """Whether the node `public` says that it holds the job (`wire.job.liveness_query`); None if it does not answer
+        """Whether the node `public` says that it holds the job (`wire.job.presence_query`); None if it does not answer
         in time.
 
         Without addresses it is for the node to come.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from nodewire.customer.job.durations import JobTimes
 from nodewire.customer.job.purchased_job import PurchasedJob
-from nodewire.customer.migration.contender import Leg
+from nodewire.customer.migration.contender import Contender
 from nodewire.customer.tokens.token_chunk import Piece
 from tests.protocol import documents
 
@@ -59,5 +59,5 @@ def last(token):
     return Piece(str(token), (token,), True, "stop")
 
 
-def leg(first=0, *, tokens=100, begun=lambda leg: None, **changes):
-    return Leg(PurchasedJob(Scripted(**changes), first), 8, tokens, begun)
+def contender(first=0, *, tokens=100, begun=lambda contender: None, **changes):
+    return Contender(PurchasedJob(Scripted(**changes), first), 8, tokens, begun)

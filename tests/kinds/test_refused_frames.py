@@ -19,7 +19,7 @@ from nodewire.llm.checkpoint.splitter import split_decoder
 from nodewire.protocol.model.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task
 from nodewire.protocol.tensors.frame import Frame
 from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.generation_tape import GenerationTape
 from tests.kinds.inprocess import Direct, Fed, to_arrays
 from tests.kinds.llama import load, make_llama
 
@@ -31,7 +31,7 @@ class Free:
     """A desk that lets everything be computed which can follow what came before."""
 
     def __init__(self, manifest, path):
-        self._record = Record(Spool(path, 10**8), REQUEST, manifest, 1)
+        self._tape = GenerationTape(Spool(path, 10**8), REQUEST, manifest, 1)
 
     async def admit(self, chunk, units=1):
         return
@@ -43,8 +43,8 @@ class Free:
         return
 
     def received(self, task, frame):
-        if frame.edge in self._record.inner:
-            self._record.record_frame(frame.edge, frame)
+        if frame.edge in self._tape.inner:
+            self._tape.record_frame(frame.edge, frame)
 
 
 async def answer(manifest, actors, task: str, *frames, params=None) -> NodewireError:

@@ -11,7 +11,7 @@ from functools import reduce
 
 from nodewire.llm.speculation.in_flight_tree import Flight, InFlightFrame
 from nodewire.llm.speculation.proposer import Candidate
-from nodewire.llm.speculation.scheduler import Router
+from nodewire.llm.speculation.scheduler import DraftScheduler
 
 Path = int
 """Stands for a path of tokens: the hash of the one before it and its last token."""
@@ -214,25 +214,25 @@ def rate(
     """Tokens a second of a ring whose frame of n rows takes every stage stage_s + row_s * (n - 1), one after the other,
     and a single row turn_s in all. The text is 0, 1, 2 ..."""
     now_s = 0.0
-    router = Router([RankedDrafter(ranks)], clock_ns=lambda: round(now_s * 1e9))
+    scheduler = DraftScheduler([RankedDrafter(ranks)], clock_ns=lambda: round(now_s * 1e9))
     flight = Flight(1, 0, lookahead, tree=True, chunk=2**40)
-    router.accept(0)
+    scheduler.accept(0)
     edge_s = (turn_s - stages * stage_s) / (stages + 1)
     free_s = [0.0] * stages
     assert flight.awaited is not None
     back, token = deque([(turn_s, flight.awaited)]), 0
     while token < count:
         now_s, sent = back.popleft()
-        router.returned(sent)
+        scheduler.returned(sent)
         for node in sent.nodes:
             if node is flight.head:
                 token += 1
-                router.accept(token, node.guesses)
+                scheduler.accept(token, node.guesses)
                 flight.accept(token)
         flight.returned()
-        flight.grow(router.expand, router.worth, 2**40, router.room(flight))
-        frames = flight.frames(router.width)
-        router.sent(frames)
+        flight.grow(scheduler.expand, scheduler.worth, 2**40, scheduler.room(flight))
+        frames = flight.frames(scheduler.width)
+        scheduler.sent(frames)
         for frame in frames:
             at_s = now_s
             for stage in range(stages):

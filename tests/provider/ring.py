@@ -21,7 +21,7 @@ from nodewire.provider.tasks.job_worker import JobWorker
 from nodewire.wire import Node
 from nodewire.wire.evidence.spool import Spool
 from nodewire.wire.job.channel_spec import JobChannelSpec
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.generation_tape import GenerationTape
 from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
 from tests.kinds.inprocess import Direct
@@ -125,7 +125,7 @@ class Ring:
         statements = None
         if self.policy == "sampled":
             statements = Statements(place.keys, self.request, self.manifest, place.spool)
-        tape = record = Record(statements or place.spool, REQUEST, self.manifest, self.lookahead)
+        tape = GenerationTape(statements or place.spool, REQUEST, self.manifest, self.lookahead)
         member = Membership(
             JobChannelSpec(REQUEST, routes_of(self.manifest, self.plan), grace_s=8.0, tape=tape),
             self.manifest,
@@ -149,7 +149,7 @@ class Ring:
             ledger=Ledger(":memory:"),
             ports=JobPorts(self.published, self.published, commit),
             statements=statements,
-            record=record,
+            tape=tape,
         )
         peers = {route.consumer for route in member.routes.values() if route.producer == place.keys.public}
         if run.drives:

@@ -37,7 +37,7 @@ def claims(market, run):
 def outputs(market, run):
     """By chunk, how many outputs its stage has committed to, by what it keeps."""
     edge = market.manifest.outputs(run.tasks[0])[0].name
-    kept = [frame for _, frame in run._record._tape.read(REQUEST, edge)]
+    kept = [frame for _, frame in run._tape._tape.read(REQUEST, edge)]
     return [sum(chunk_of(market.manifest, frame.seq) == chunk for frame in kept) for chunk in range(4)]
 
 
@@ -105,4 +105,4 @@ async def test_chunks_that_are_closed_far_ahead_are_refused(folder, tmp_path):  
     stage = list(market.runs.values())[1]
     with pytest.raises(BadFrame, match="newest"):
         await stage.on_close(signed(market, 2**20))
-    assert stage._chunks._closing == {}
+    assert stage._chunks._signed == {}

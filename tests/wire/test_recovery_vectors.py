@@ -58,7 +58,7 @@ async def test_what_a_lost_link_does(case):
             await asyncio.sleep(0)
     following.cancel()
     assert [(one.code, one.field) for one in node.ended] == ([(case["ended"], PEER)] if case["ended"] else [])
-    assert (PEER in member.missed) == case["gone"]
+    assert (PEER in member.lost_here) == case["gone"]
 
 
 @pytest.mark.parametrize("held", [True, None])

@@ -9,7 +9,7 @@ from bench.decode.emulation.cells import Back, Sent
 from bench.decode.emulation.truth import Scripted
 from nodewire.llm.speculation.in_flight_tree import Flight
 from nodewire.llm.speculation.proposer import Candidate
-from nodewire.llm.speculation.scheduler import Router
+from nodewire.llm.speculation.scheduler import DraftScheduler
 
 
 class _Drafter:
@@ -39,25 +39,25 @@ class Product:
         self.tokens = [begin.token]
         self._now_ns = 0
         self._flight = Flight(1, begin.token, lookahead, tree=True, chunk=64)
-        self._router = Router([_Drafter(begin)], clock_ns=lambda: self._now_ns)
+        self._scheduler = DraftScheduler([_Drafter(begin)], clock_ns=lambda: self._now_ns)
 
     def start(self, now_ms: float) -> list[Sent]:
         return [Sent(0, 0, tuple(self.tokens))]
 
     def returned(self, back: Back, now_ms: float) -> list[Sent]:
         self._now_ns = round(now_ms * 1e6)
-        flight, router, sent = self._flight, self._router, self._flight.awaited
+        flight, scheduler, sent = self._flight, self._scheduler, self._flight.awaited
         assert sent is not None
-        router.returned(sent)
+        scheduler.returned(sent)
         for node, token in zip(sent.nodes, back.tokens, strict=False):
             if node is flight.head:
-                router.accept(token, node.guesses)
+                scheduler.accept(token, node.guesses)
                 flight.accept(token)
                 self.tokens.append(token)
         flight.returned()
-        flight.grow(router.expand, router.worth, 2**40, router.room(flight))
-        frames = flight.frames(router.width)
-        router.sent([one for one in frames if one.nodes])
+        flight.grow(scheduler.expand, scheduler.worth, 2**40, scheduler.room(flight))
+        frames = flight.frames(scheduler.width)
+        scheduler.sent([one for one in frames if one.nodes])
         return [
             Sent(one.seq, one.pos, tuple(node.token for node in one.nodes), one.epoch, one.parents, one.keep)
             for one in frames

@@ -51,7 +51,7 @@ class ObservableCustomer(Customer):
         """Learn who the job's providers would be, and say so before it is requested."""
         if self._shown and self._show:
             why = "was refused or broke off, or its work failed"
-            why = "is slower than it need be; it goes on until this one has caught up" if bought.beside else why
+            why = "is slower than it need be; it goes on until this one has caught up" if bought.is_second else why
             notes.print(f"\nanother plan, for the one before {why}:", soft_wrap=True)
         self._shown = True
         plan = bought.plan

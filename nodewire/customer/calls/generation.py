@@ -15,7 +15,7 @@ from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.purchased_job import MAX_REPAIRS, PurchasedJob, judge
 from nodewire.customer.job.retry_policy import SecondChances, may_begin, without
 from nodewire.customer.job.session import Session
-from nodewire.customer.migration.contender import Leg
+from nodewire.customer.migration.contender import Contender
 from nodewire.customer.migration.migrator import Migration, Migrator
 from nodewire.customer.migration.race import Outcome, Race
 from nodewire.customer.models.text import ModelText
@@ -73,7 +73,7 @@ class Generation:
         """Buy the rest of the generation. Raises as `Customer.generate`."""
         failure: NodewireError | None = None
         again = 0
-        race = self._race = Race(self._decided, lambda leg: self._without(leg.bought, set()))
+        race = self._race = Race(self._decided, lambda contender: self._without(contender.bought, set()))
         moving = self._moving = Migrator(self, race, self.resplit_msat)
         try:
             while True:
@@ -100,7 +100,7 @@ class Generation:
                             continue
                         raise failure from error
                     came = len(self.ids) - bought.first
-                    if came >= self.manifest.chunk:
+                    if came > self.manifest.chunk:  # chunk 1 is whole: the first token is chunk 0's
                         again = 0
                     may = may_begin(error, purchase, failures=again, came=came > 0)
                     if not may or self._chances.believed(error):
@@ -118,21 +118,21 @@ class Generation:
             for bought in (*self.jobs, *self.lost):
                 await bought.purchase.paid()
 
-    def job(self, terms: Terms, patience: int) -> Leg:
+    def job(self, terms: Terms, patience: int) -> Contender:
         """Another job of the text so far, under these terms; it begins at once."""
         bought, tokens = PurchasedJob(self._purchase(terms, patience), len(self.ids)), self.remaining()
         self.begun(bought.purchase)
         positions = most_positions(self.manifest, bought.purchase.inputs)
-        return Leg(bought, positions, tokens, self._began)
+        return Contender(bought, positions, tokens, self._began)
 
-    def _began(self, leg: Leg) -> None:
-        if leg is self._race.lead:
-            self.jobs.append(leg.bought)
+    def _began(self, contender: Contender) -> None:
+        if contender is self._race.lead:
+            self.jobs.append(contender.bought)
 
-    def _decided(self, leg: Leg, outcome: Outcome) -> None:
-        if leg.is_begun:
-            (self.jobs if outcome == "moved" else self.lost).append(leg.bought)
-        self.moved(self._moving.decided(leg, outcome))
+    def _decided(self, contender: Contender, outcome: Outcome) -> None:
+        if contender.is_begun:
+            (self.jobs if outcome == "moved" else self.lost).append(contender.bought)
+        self.moved(self._moving.decided(contender, outcome))
 
     async def verify(
         self, progress: Callable[[JobVerification], None] = lambda found: None

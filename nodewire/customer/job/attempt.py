@@ -9,14 +9,14 @@ from contextlib import suppress
 from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.customer.job import control_messages
 from nodewire.customer.job.durations import JobTimes
+from nodewire.customer.job.liveness import ProviderLiveness
 from nodewire.customer.job.order import JobOrder
-from nodewire.customer.job.presence import Presence
 from nodewire.customer.job.provider_events import WORD_S, Answers
 from nodewire.customer.job.session import LocalMailbox, Session, signing_of
 from nodewire.customer.job.tickets import Tickets
 from nodewire.customer.payments.claims import Claims
 from nodewire.customer.payments.job_payments import JobPayments, most_chunks, most_units
-from nodewire.customer.payments.rejected_frames import FrameRejection, is_one_word, noticed
+from nodewire.customer.payments.rejected_frames import FrameRejection, is_one_word, rejection_of
 from nodewire.customer.payments.verification_share import Shares
 from nodewire.customer.planning.planner import Draw
 from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
@@ -26,12 +26,9 @@ from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.plan import LOCAL
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.wire.job.channel_spec import JobChannelSpec
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.generation_tape import GenerationTape
 from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
-
-GRACE_S = 10.0
-"""How long a job waits for a provider that is lost to be heard of again."""
 
 
 class JobAttempt:
@@ -72,18 +69,17 @@ class JobAttempt:
             network=session.network,
             chunks=most_chunks(manifest, order.inputs),
         )
-        self._record = Record(session.spool, request.id, manifest, lookahead) if generates else None
+        self._tape = GenerationTape(session.spool, request.id, manifest, lookahead) if generates else None
         self._member = Membership(
             JobChannelSpec(
                 request.id,
                 routes_of(manifest, self.plan),
-                grace_s=GRACE_S,
-                tape=self._record or session.spool,
+                tape=self._tape or session.spool,
             ),
             manifest,
             session.node,
             wires,
-            noticed=self._give_time,
+            on_loss=self._give_time,
         )
         self._mailbox = self._member.mailbox
         local = any(a.provider == LOCAL for a in self.plan.tasks)
@@ -99,7 +95,7 @@ class JobAttempt:
         """Of the output that is waited for now, if one is."""
         self._patient_until = 0.0
         """No output is late before that (the loop's time)."""
-        self._presence = Presence(session.node, wires)
+        self._liveness = ProviderLiveness(session.node, wires)
         self._named: set[str] = set()
         """Who is said to be why the job ended."""
         self.is_open = True
@@ -135,7 +131,7 @@ class JobAttempt:
                 self._local,
                 self.payments.closed,
                 signing,
-                self._record,
+                self._tape,
             )
             spawn(self._unless_told(serving))
 
@@ -170,9 +166,9 @@ class JobAttempt:
         finally:
             self._deadline = None
 
-    def noticed(self, error: BadFrame, edge: str) -> FrameRejection | None:
+    def rejection_of(self, error: BadFrame, edge: str) -> FrameRejection | None:
         """What it means that a frame on `edge` is of no use here; None if it is no provider's."""
-        return noticed(error, edge, self._manifest, {a.task: a.provider for a in self.plan.tasks})
+        return rejection_of(error, edge, self._manifest, {a.task: a.provider for a in self.plan.tasks})
 
     async def _meant(self, error: NodewireError) -> NodewireError | None:
         """What has ended the job as who ended it signs it, for a neighbour may only be passing it on; None if it is the
@@ -181,7 +177,7 @@ class JobAttempt:
         if isinstance(error, FrameRejection):
             return None
         if not error.by:
-            return self.noticed(error, error.field) if isinstance(error, BadFrame) else None
+            return self.rejection_of(error, error.field) if isinstance(error, BadFrame) else None
         with suppress(TimeoutError):
             async with asyncio.timeout(WORD_S):
                 await self.background.ended.wait()
@@ -199,7 +195,7 @@ class JobAttempt:
         except NodewireError as error:
             if is_one_word(error):
                 return
-            if not isinstance(error, BadFrame) or (meant := self.noticed(error, error.field)) is None:
+            if not isinstance(error, BadFrame) or (meant := self.rejection_of(error, error.field)) is None:
                 raise
             raise meant from error
 
@@ -222,28 +218,28 @@ class JobAttempt:
             self._give_time()
 
     @property
-    def missed(self) -> set[str]:
+    def lost_here(self) -> set[str]:
         """Providers that this node itself found to be gone."""
-        return self._member.missed
+        return self._member.lost_here
 
     def blamed(self) -> set[str]:
         """Providers that are gone, or for whose fault the job ended."""
         failure = self.background.fault
         named = {failure.field} & set(self.plan.providers()) if failure is not None else set()
-        return self.missed | self.answers.blamed | named | self._named
+        return self.lost_here | self.answers.blamed | named | self._named
 
     async def find_absent(self, error: NodewireError | None) -> set[str]:
         """Providers whose absence ended the job with `error`.
 
         What others say of one of them is not believed before this node has asked it. Where nobody is named, all are.
         """
-        found = self.missed | self.answers.failed
+        found = self.lost_here | self.answers.failed
         if isinstance(error, NodeFailed):
             found |= await self._failed(error)
         elif isinstance(error, LinkLost | TimedOut):
             self._named = {error.field} & set(self.plan.providers())
             asked = sorted((self._named or set(self.plan.providers())) - found)
-            found |= await self._presence.absent(asked)
+            found |= await self._liveness.absent(asked)
             if not found:  # either lies who says it or who is named, or the way between them is broken
                 self._named |= {error.by} & set(self.plan.providers())
         if found:
@@ -281,7 +277,7 @@ class JobAttempt:
             self.sharing.cancel()
             await asyncio.gather(self.sharing, return_exceptions=True)
         await self.background.end()
-        await self._presence.close()
+        await self._liveness.close()
         self._member.close()
         if self.is_open:
             self.is_open = False
@@ -295,7 +291,7 @@ class JobAttempt:
         getting = asyncio.ensure_future(self._mailbox.get())
         failing = asyncio.ensure_future(self.background.ended.wait())
         try:
-            await self._presence.wait_for_output(getting, failing)
+            await self._liveness.wait_for_output(getting, failing)
             if getting.done():
                 return getting.result()
             assert self.background.fault is not None

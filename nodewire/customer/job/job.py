@@ -61,7 +61,7 @@ class Purchase:
         self.manifest = order.manifest
         self.timing = JobTimes()
         self.receipts: list[Event] = []
-        self.beside = False
+        self.is_second = False
         """Whether it is to overtake another job of the same generation, which goes on."""
         self._session = session
         self._order = replace(order, params=order.kind.check(order.manifest, order.params))
@@ -184,7 +184,7 @@ class Purchase:
         Raises:
             TimedOut: the plan's deadline passed without an output.
             LinkLost: a provider's link broke.
-            Rejected: a provider's frame is not what it must be, as this customer or another provider says.
+            FrameRejection: a provider's frame is not what it must be, as this customer or another provider says.
             NodewireError: a provider reported the error.
 
         """
@@ -216,8 +216,8 @@ class Purchase:
             yield output
 
     def _checked(self, frame: Frame[Array]) -> tuple[int, Any]:
-        """A frame's chunk, and the output that it is. Raises Rejected: it is no output, or says another chunk; its
-        producer knew before it sent it.
+        """A frame's chunk, and the output that it is. Raises FrameRejection: it is no output, or says another chunk;
+        its producer knew before it sent it.
         """
         chunk = chunk_of(self.manifest, frame.seq)
         try:
@@ -225,7 +225,7 @@ class Purchase:
             if frame.meta.get("chunk", 0) != chunk:  # what has come may be paid: it is counted here
                 raise BadFrame("chunk", f"{frame.meta.get('chunk')!r} on frame {frame.seq}, which is of chunk {chunk}")
         except BadFrame as error:
-            if (meant := self.running.noticed(error, frame.edge)) is None:
+            if (meant := self.running.rejection_of(error, frame.edge)) is None:
                 raise
             raise meant from error
         return chunk, output
@@ -238,7 +238,7 @@ class Purchase:
         """Begin anew without the provider that has no free slot.
 
         Raises:
-            Refused: the job has begun.
+            ProviderRefusal: the job has begun.
             NoProvider: as many plans as there may be were refused.
 
         """
@@ -246,7 +246,7 @@ class Purchase:
             raise refusal
         self._busy.append(Busy(refusal.feedback, refusal.provider))
         if refusal.is_out:  # other jobs of this customer avoid it, too; a full one may have room for them
-            self._session.planner.missed([refusal.provider])
+            self._session.planner.note_failed([refusal.provider])
         self.running.cancel()
         await self._end()
         if len(self._busy) >= min(MAX_BUSY, MAX_REDRAWS):
@@ -305,7 +305,7 @@ class Purchase:
         assert running.sharing is not None
         payments, shares = running.payments, running.shares
         silent = await settlement.settle(payments, shares, running.sharing, running.answers, self._last_chunk)
-        self._session.planner.missed(silent)  # so nobody is waited for each time
+        self._session.planner.note_failed(silent)  # so nobody is waited for each time
         self.receipts += await settlement.give_receipts(
             self._session.keys, self.request.id, self.plan, running.payments, running.answers, running.publish
         )
@@ -317,9 +317,9 @@ class Purchase:
         try:
             if error is None or isinstance(error, NodewireError):
                 self._gone = await self._running.find_absent(error)
-                self._session.planner.missed(self._gone)
+                self._session.planner.note_failed(self._gone)
             if pays:
-                self._paying = self._session.beside(self._pay(self._running))
+                self._paying = self._session.run_in_background(self._pay(self._running))
         finally:
             if self._paying is None:
                 await self._running.end()
@@ -328,7 +328,7 @@ class Purchase:
         """Pay a job that broke off for what came. Who is gone is not waited for; what is not paid is owed."""
         try:
             try:
-                await settlement.pay_what_came(running.payments, running.missed | self._gone)
+                await settlement.pay_what_came(running.payments, running.lost_here | self._gone)
             finally:
                 await running.end()
         except Exception as error:  # noqa: BLE001 - the job's end must not hide how it ended

@@ -12,7 +12,7 @@ from nodewire.errors import LinkLost, NodeFailed, NodewireError, PaymentRequired
 from nodewire.protocol.job.plan import MAX_EXCLUDED, Terms
 
 MAX_AGAIN = 3
-"""How often a job is begun anew before a whole chunk has come."""
+"""How often a job is begun anew until a whole chunk of tokens has come: chunk 1, or a later one."""
 
 
 def may_begin(error: NodewireError, purchase: Purchase, *, failures: int, came: bool) -> bool:

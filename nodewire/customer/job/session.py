@@ -33,8 +33,8 @@ from nodewire.protocol.verification.statement import hashed
 from nodewire.public_record import PublicRecord
 from nodewire.wire.evidence.output_signer import OutputSigner, tell
 from nodewire.wire.evidence.spool import Spool
+from nodewire.wire.job.generation_tape import GenerationTape
 from nodewire.wire.job.mailbox import JobMailbox
-from nodewire.wire.job.plain_record import Record
 from nodewire.wire.node import Node
 
 _FAREWELL_S = 3.5
@@ -61,7 +61,7 @@ class PlannedJob(Protocol):
         """The most chunks that the job can have."""
 
     @property
-    def beside(self) -> bool:
+    def is_second(self) -> bool:
         """Whether another job of the same generation goes on until this one has caught up."""
 
 
@@ -94,7 +94,7 @@ class Session:
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))
     _workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _beside: set[asyncio.Task[None]] = field(default_factory=set)
+    _background: set[asyncio.Task[None]] = field(default_factory=set)
     """Words to the providers of jobs that are given up, and payments of those that broke off."""
 
     @property
@@ -114,20 +114,20 @@ class Session:
         The wire's own cancel reaches a job's neighbours, and goes on from there only where they have opened the job.
         """
         for public, addresses in providers.items():
-            self.beside(self._withdraw(request, public, addresses))
+            self.run_in_background(self._withdraw(request, public, addresses))
 
-    def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside whatever is bought next."""
         task = asyncio.create_task(work)
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task
 
     async def close(self) -> None:
         """Give what is done beside the jobs a moment, then leave."""
-        if self._beside:
-            await asyncio.wait(self._beside, timeout=_FAREWELL_S)
-        for task in self._beside:
+        if self._background:
+            await asyncio.wait(self._background, timeout=_FAREWELL_S)
+        for task in self._background:
             task.cancel()
 
     async def _withdraw(self, request: str, public: str, addresses: Sequence[str]) -> None:
@@ -150,11 +150,11 @@ class Session:
         mailbox: LocalMailbox,
         on_close: OnClose,
         signing: OutputSigner | None,
-        record: Record | None = None,
+        tape: GenerationTape | None = None,
     ) -> None:
         """Run the plan's local tasks here, in a worker, until the job's end; a local driver's closes go to `on_close`.
 
-        `signing`: of a job that may be judged, what those tasks put out. `record`: a generation's tape.
+        `signing`: of a job that may be judged, what those tasks put out. `tape`: a generation's.
 
         Raises:
             NodewireError: a task refused its input, the worker failed, or a provider cannot be reached.
@@ -162,7 +162,7 @@ class Session:
         """
         manifest, tasks = order.manifest, plan.tasks_of(LOCAL)
         worker = await self._worker(order.kind, manifest, tasks)
-        desk = _LocalDesk(self.keys, request, manifest, plan, mailbox, on_close, signing, record)
+        desk = _LocalDesk(self.keys, request, manifest, plan, mailbox, on_close, signing, tape)
         try:
             narrowed = codings(manifest, plan.terms.codecs)
             job = Job(request, manifest, tasks, order.params, narrowed, plan.terms.lookahead)
@@ -252,15 +252,15 @@ class _LocalDesk:
         mailbox: LocalMailbox,
         on_close: OnClose,
         signing: OutputSigner | None,
-        record: Record | None = None,
+        tape: GenerationTape | None = None,
     ) -> None:
         own = plan.tasks_of(LOCAL)
         self._providers = plan.providers()
-        self._record = record
+        self._tape = tape
         self._outputs = {edge.name for edge in manifest.edges if edge.source in own}
-        if record is not None:
+        if tape is not None:
             touched = {edge.name for edge in manifest.inner_edges if edge.source in own or edge.target in own}
-            record.attend(touched, self._plain, self._say)
+            tape.attend(touched, self._plain, self._say)
         self._on_close = on_close
         self._keys = keys
         self._request = request
@@ -273,15 +273,15 @@ class _LocalDesk:
         return
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
-        if self._signing is not None and (self._record is None or frame.edge not in self._record.inner):
+        if self._signing is not None and (self._tape is None or frame.edge not in self._tape.inner):
             self._signing.produced(chunk, frame.edge, hashed(frame))
             if not self._generates:  # a call's part is whole
                 self._say(chunk)
 
     def received(self, task: str, frame: Frame[Array]) -> None:
-        assert self._record is not None
-        if frame.edge in self._record.inner:
-            self._record.record_frame(frame.edge, frame)
+        assert self._tape is not None
+        if frame.edge in self._tape.inner:
+            self._tape.record_frame(frame.edge, frame)
 
     def _plain(self, edge: str, chunk: int, frame: Frame[Array]) -> None:
         """What went on an inner edge is final."""
@@ -304,8 +304,8 @@ class _LocalDesk:
         for provider in self._providers:
             with suppress(LinkLost):  # one who has just died does not keep the others from hearing it
                 await self._mailbox.control(provider, close.control())
-        if self._record is not None:
-            self._record.close(chunk, positions)  # which says it
+        if self._tape is not None:
+            self._tape.on_signed(chunk, positions)  # which says it
         else:
             self._say(chunk)
 

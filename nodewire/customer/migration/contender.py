@@ -13,12 +13,12 @@ from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.pay.bond.settlement import share_msat
 
 
-class Leg:
+class Contender:
     """It reads no further than its tokens are taken. `positions` and `tokens`: what it may take in and put out at most,
     by which `most_msat` is what it can cost.
     """
 
-    def __init__(self, bought: PurchasedJob, positions: int, tokens: int, begun: Callable[[Leg], None]) -> None:
+    def __init__(self, bought: PurchasedJob, positions: int, tokens: int, begun: Callable[[Contender], None]) -> None:
         """`begun` is told when its request is out."""
         self.bought, self.pace = bought, Pace()
         self.at = bought.first

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from nodewire.customer.job.retry_policy import without
 from nodewire.customer.job.session import Session
-from nodewire.customer.migration.contender import Leg
+from nodewire.customer.migration.contender import Contender
 from nodewire.customer.migration.race import Outcome, Race
 from nodewire.errors import NodewireError
 from nodewire.pay.bond.settlement import share_msat
@@ -77,7 +77,7 @@ class MovableGeneration(Protocol):
     def remaining(self) -> int:
         """How many tokens are still wanted."""
 
-    def job(self, terms: Terms, patience: int) -> Leg:
+    def job(self, terms: Terms, patience: int) -> Contender:
         """Another job of the text so far, under these terms; it begins at once."""
 
 
@@ -88,11 +88,11 @@ class Migrator:
         """`most_msat`: what all moves may cost beside what the generation would have cost; 0 is none."""
         self._made, self._race, self._left_msat = made, race, most_msat
         self._looking: asyncio.Task[None] | None = None
-        self._lead: Leg | None = None
+        self._lead: Contender | None = None
         self._best_s: float | None = None
         """The lead's."""
         self._pause_s, self._next_s = LOOK_S, time.monotonic() + LOOK_S
-        self._moves: dict[Leg, Migration] = {}
+        self._moves: dict[Contender, Migration] = {}
         self._avoided: set[str] = set()
         """Who did not keep up."""
         self._suspected: set[str] = set()
@@ -115,13 +115,13 @@ class Migrator:
         if self._made.remaining() * step_s > LEAST_SAVED_S and time.monotonic() >= self._next_s:
             self._looking = asyncio.create_task(self._look(lead, step_s, best_s))
 
-    def decided(self, leg: Leg, outcome: Outcome) -> Migration:
+    def decided(self, contender: Contender, outcome: Outcome) -> Migration:
         """What became of a second job. Who joined and did not keep up is in none of the next."""
-        moved = self._moves[leg]
+        moved = self._moves[contender]
         moved.outcome = outcome
-        if leg.is_begun:
-            moved.request = leg.bought.purchase.request.id
-            moved.started_ms = round(leg.started_s * 1_000, 1) if leg.started_s else None
+        if contender.is_begun:
+            moved.request = contender.bought.purchase.request.id
+            moved.started_ms = round(contender.started_s * 1_000, 1) if contender.started_s else None
         self._pause_s, self._next_s = LOOK_S, time.monotonic() + LOOK_S
         if outcome == "moved":
             moved.overtook_at = len(self._made.ids)
@@ -136,7 +136,7 @@ class Migrator:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
 
-    async def _look(self, lead: Leg, step_s: float, best_s: float) -> None:
+    async def _look(self, lead: Contender, step_s: float, best_s: float) -> None:
         """See whether there is a ring to go on with, and let it begin."""
         before = {a.task: a.provider for a in lead.bought.purchase.plan.tasks}
         slow = await self._slow(lead, step_s, before) if step_s >= QUICKER * best_s else set()
@@ -149,17 +149,17 @@ class Migrator:
             return
         plan, move, left_msat = found
         self._left_msat -= move.extra_msat
-        leg = self._made.job(terms.model_copy(update={"max_total_msat": left_msat}), patience=0)
+        contender = self._made.job(terms.model_copy(update={"max_total_msat": left_msat}), patience=0)
         after = {a.task: a.provider for a in plan.tasks}
-        self._moves[leg] = moved = Migration(
-            leg.at, before, after, round(step_s * 1_000, 3), round(move.step_s * 1_000, 3), tuple(sorted(slow))
+        self._moves[contender] = moved = Migration(
+            contender.at, before, after, round(step_s * 1_000, 3), round(move.step_s * 1_000, 3), tuple(sorted(slow))
         )
         self._made.moves.append(moved)
-        leg.bought.purchase.beside = True
-        self._race.second(leg, move.overtaking)
+        contender.bought.purchase.is_second = True
+        self._race.second(contender, move.overtaking)
 
     async def _found(
-        self, lead: Leg, terms: Terms, before: Mapping[str, str], here: Here
+        self, lead: Contender, terms: Terms, before: Mapping[str, str], here: Here
     ) -> tuple[Plan, Move, int] | None:
         """Another ring under the terms that is worth going to, and what is left of the budget for it."""
         made, planner = self._made, self._made.session.planner
@@ -174,13 +174,13 @@ class Migrator:
             return None
         ahead = Ahead(made.positions, made.remaining(), made.manifest.chunk)
         move = expected(here, turn_us(plan), plan.chunk_msat + share_msat(plan), ahead)
-        under_way = sum(leg.most_msat for leg in (lead, *self._race.abandoned))
+        under_way = sum(contender.most_msat for contender in (lead, *self._race.abandoned))
         left_msat = made.terms.max_total_msat - under_way
         if move is None or move.extra_msat > self._left_msat or move.total_msat > left_msat:
             return None
         return plan, move, left_msat
 
-    async def _slow(self, lead: Leg, step_s: float, assigned: Mapping[str, str]) -> set[str]:
+    async def _slow(self, lead: Contender, step_s: float, assigned: Mapping[str, str]) -> set[str]:
         """Whom to try to do without: who does not answer, or is most of a step by its own word. Where nobody is, each
         once, for one of them does not say how it is.
         """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from nodewire.customer.migration.contender import Leg
+from nodewire.customer.migration.contender import Contender
 from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import NodewireError
 
@@ -25,12 +25,12 @@ _LEEWAY = 1.2
 _MORE = 32
 """Tokens beyond twice what was expected, in which a second job overtakes the first or is out."""
 
-Decided = Callable[[Leg, Outcome], None]
+Decided = Callable[[Contender, Outcome], None]
 
 
 @dataclass(slots=True)
 class _Second:
-    leg: Leg
+    contender: Contender
     most: int
     """Tokens that it may take to overtake the first."""
 
@@ -40,17 +40,17 @@ class Race:
     overtook the first, it leads.
     """
 
-    def __init__(self, decided: Decided, ended: Callable[[Leg], None]) -> None:
+    def __init__(self, decided: Decided, ended: Callable[[Contender], None]) -> None:
         """`ended` is told of every job that was left, when it is over."""
         self._decided, self._ended = decided, ended
         self._second: _Second | None = None
-        self._lead: Leg | None = None
-        self._left: set[Leg] = set()
+        self._lead: Contender | None = None
+        self._left: set[Contender] = set()
         self.is_whole = False
         """Whether the last token has been given: what still runs is being settled."""
 
     @property
-    def lead(self) -> Leg:
+    def lead(self) -> Contender:
         assert self._lead is not None
         return self._lead
 
@@ -59,19 +59,19 @@ class Race:
         return self._second is not None
 
     @property
-    def abandoned(self) -> Sequence[Leg]:
+    def abandoned(self) -> Sequence[Contender]:
         """Jobs that are not read any more, and not over."""
         return tuple(self._left)
 
-    def begin(self, leg: Leg) -> None:
+    def begin(self, contender: Contender) -> None:
         """The job that leads, where none does any more."""
         assert self._second is None and not self.is_whole
-        self._lead = leg
+        self._lead = contender
 
-    def second(self, leg: Leg, overtaking: int) -> None:
+    def second(self, contender: Contender, overtaking: int) -> None:
         """Another job of the same text, which is expected to have overtaken the first after so many tokens."""
         assert self._second is None and not self.is_whole
-        self._second = _Second(leg, 2 * overtaking + _MORE)
+        self._second = _Second(contender, 2 * overtaking + _MORE)
 
     async def next(self, ids: Sequence[int]) -> Piece | None:
         """The token after `ids`; None if there is none: then the job that leads is settled.
@@ -86,7 +86,7 @@ class Race:
 
     async def _next(self, ids: Sequence[int]) -> Piece | None:
         while True:
-            if self._second is not None and self._second.leg.is_ready:
+            if self._second is not None and self._second.contender.is_ready:
                 if (piece := self._of_second(self._second, ids)) is not None:
                     return piece
             elif self.lead.is_ready:
@@ -94,10 +94,10 @@ class Race:
                     piece = self.lead.pop()
                 except NodewireError:
                     if self._second is not None:
-                        self._out(self._second.leg, "ended")
+                        self._out(self._second.contender, "ended")
                     raise
                 if self._second is not None and (piece is None or piece.end):
-                    self._out(self._second.leg, "ended")
+                    self._out(self._second.contender, "ended")
                 return piece
             else:
                 await self._news()
@@ -105,14 +105,14 @@ class Race:
     async def clear(self) -> None:
         """Return when the jobs that were left are settled."""
         left = [*self._left]
-        for leg in left:
-            leg.stop()
-        await asyncio.gather(*(leg.wait_end() for leg in left))
+        for contender in left:
+            contender.stop()
+        await asyncio.gather(*(contender.wait_end() for contender in left))
 
     async def end(self) -> None:
         """Nothing more is wanted; returns when all jobs are settled."""
         if self._second is not None:
-            self._out(self._second.leg, "ended")
+            self._out(self._second.contender, "ended")
         if self._lead is not None:
             self._lead.task.cancel()
             await self._lead.wait_end()
@@ -120,53 +120,53 @@ class Race:
 
     def _of_second(self, second: _Second, ids: Sequence[int]) -> Piece | None:
         """Take a token of the second job; it is the one to go on with if it is new."""
-        leg = second.leg
+        contender = second.contender
         try:
-            piece = leg.pop()
+            piece = contender.pop()
         except NodewireError:
             piece = None
         if piece is None:
-            self._out(leg, "failed")
-        elif leg.at > len(ids):
-            self._lead, before, self._second = leg, self.lead, None
+            self._out(contender, "failed")
+        elif contender.at > len(ids):
+            self._lead, before, self._second = contender, self.lead, None
             self._leave(before, LEAVING_S)
-            self._decided(leg, "moved")
+            self._decided(contender, "moved")
             return piece
-        elif not _same(leg, piece, ids):
-            self._out(leg, "differs")
+        elif not _same(contender, piece, ids):
+            self._out(contender, "differs")
         elif self._is_slower(second):
-            self._out(leg, "slower")
+            self._out(contender, "slower")
         return None
 
     def _is_slower(self, second: _Second) -> bool:
-        here_s, there_s = self.lead.pace.step_s, second.leg.pace.step_s
+        here_s, there_s = self.lead.pace.step_s, second.contender.pace.step_s
         slower = here_s is not None and there_s is not None and here_s < _LEEWAY * there_s
-        return slower or second.leg.at - second.leg.bought.first > second.most
+        return slower or second.contender.at - second.contender.bought.first > second.most
 
-    def _out(self, leg: Leg, outcome: Outcome) -> None:
+    def _out(self, contender: Contender, outcome: Outcome) -> None:
         self._second = None
-        self._leave(leg, 0)
-        self._decided(leg, outcome)
+        self._leave(contender, 0)
+        self._decided(contender, outcome)
 
-    def _leave(self, leg: Leg, patience_s: float) -> None:
-        self._left.add(leg)
-        leg.task.add_done_callback(lambda _: self._over(leg))
+    def _leave(self, contender: Contender, patience_s: float) -> None:
+        self._left.add(contender)
+        contender.task.add_done_callback(lambda _: self._over(contender))
         if patience_s:
-            leg.leave(patience_s)
+            contender.leave(patience_s)
         else:
-            leg.stop()
+            contender.stop()
 
-    def _over(self, leg: Leg) -> None:
-        self._left.discard(leg)
-        if not leg.task.cancelled():
-            leg.task.exception()  # which nobody waits for
-        self._ended(leg)
+    def _over(self, contender: Contender) -> None:
+        self._left.discard(contender)
+        if not contender.task.cancelled():
+            contender.task.exception()  # which nobody waits for
+        self._ended(contender)
 
     async def _news(self) -> None:
         if self._second is None:
             await self.lead.changed.wait()
             return
-        waiting = [asyncio.ensure_future(leg.changed.wait()) for leg in (self.lead, self._second.leg)]
+        waiting = [asyncio.ensure_future(contender.changed.wait()) for contender in (self.lead, self._second.contender)]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -174,6 +174,6 @@ class Race:
                 one.cancel()
 
 
-def _same(leg: Leg, piece: Piece, ids: Sequence[int]) -> bool:
-    first = leg.at - len(piece.ids)
-    return tuple(ids[first : leg.at]) == piece.ids
+def _same(contender: Contender, piece: Piece, ids: Sequence[int]) -> bool:
+    first = contender.at - len(piece.ids)
+    return tuple(ids[first : contender.at]) == piece.ids

@@ -196,7 +196,7 @@ class JobPayments:
         Raises:
             BadInput: the provider asks for what the plan does not say, or the driver for more units than anybody else;
                 nothing is paid.
-            Rejected: it is paid, for another count than the driver's first word.
+            FrameRejection: it is paid, for another count than the driver's first word.
             OverBudget, PaymentFailed, BadInvoice, BadZap, LinkLost, TimedOut: see `Payer.pay`.
 
         """

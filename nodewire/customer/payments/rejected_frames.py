@@ -50,7 +50,7 @@ def reported(said: Feedback, manifest: Manifest, now: Mapping[str, str]) -> Fram
     return FrameRejection(said.edge or "frames", reason, producers, said.provider)
 
 
-def noticed(error: BadFrame, edge: str, manifest: Manifest, now: Mapping[str, str]) -> FrameRejection | None:
+def rejection_of(error: BadFrame, edge: str, manifest: Manifest, now: Mapping[str, str]) -> FrameRejection | None:
     """What it means that this customer, or a task that runs here, cannot use a frame on `edge`; None if no provider
     made it.
     """

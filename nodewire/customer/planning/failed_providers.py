@@ -40,31 +40,31 @@ class FailedProviders:
     def __init__(self, committee: Committee, clock_s: Callable[[], float] = time.time) -> None:
         self._committee = committee
         self._clock_s = clock_s
-        self._missed: dict[str, _Absence] = {}
+        self._absences: dict[str, _Absence] = {}
 
     def note(self, providers: Iterable[str]) -> None:
         """These have just failed. Of jobs that break off together by one death it is one failure."""
         epoch = self._epoch()
         for provider in sorted(providers):
-            known = self._missed.pop(provider, None)
+            known = self._absences.pop(provider, None)
             if known is None:
-                self._missed[provider] = _Absence(epoch)
+                self._absences[provider] = _Absence(epoch)
             elif known.back:
-                self._missed[provider] = _Absence(epoch, known.times + 1)
+                self._absences[provider] = _Absence(epoch, known.times + 1)
             else:
-                self._missed[provider] = known
-        while len(self._missed) > MAX_EXCLUDED:
-            del self._missed[next(iter(self._missed))]
+                self._absences[provider] = known
+        while len(self._absences) > MAX_EXCLUDED:
+            del self._absences[next(iter(self._absences))]
 
     def now(self, snapshot: Snapshot) -> tuple[str, ...]:
         """Whom this snapshot still lists on the strength of beats from before they failed, sorted."""
         epoch = self._epoch()
-        self._missed = {one: at for one, at in self._missed.items() if epoch <= at.until + KEPT_EPOCHS}
-        waiting = {one for one, at in self._missed.items() if not at.back}
+        self._absences = {one: at for one, at in self._absences.items() if epoch <= at.until + KEPT_EPOCHS}
+        waiting = {one for one, at in self._absences.items() if not at.back}
         beats = snapshot.beats(waiting) if waiting else {}
         for provider, beat in beats.items():
-            self._missed[provider].back = beat.epoch >= self._missed[provider].until
-        return tuple(sorted(one for one in beats if not self._missed[one].back))
+            self._absences[provider].back = beat.epoch >= self._absences[provider].until
+        return tuple(sorted(one for one in beats if not self._absences[one].back))
 
     def _epoch(self) -> int:
         return self._committee.epoch_at(int(self._clock_s() * 1000))

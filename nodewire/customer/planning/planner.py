@@ -60,7 +60,7 @@ class Planner(Protocol):
     ) -> Draw:
         """The plan after those that these have refused. Raises NoProvider: there is none; or as its kind says."""
 
-    def missed(self, providers: Iterable[str]) -> None:
+    def note_failed(self, providers: Iterable[str]) -> None:
         """These were not there when they were needed."""
 
 
@@ -137,7 +137,7 @@ class MarketPlanner:
                 raise
             return under(terms)
 
-    def missed(self, providers: Iterable[str]) -> None:
+    def note_failed(self, providers: Iterable[str]) -> None:
         self._gone.note(providers)
 
 

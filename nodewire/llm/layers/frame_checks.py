@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,8 +62,3 @@ def count(frame: Frame[Any], name: str) -> int:
     if type(value) is not int or not 0 <= value < 2**53:
         raise BadFrame(f"meta.{name}", "missing, or not a non-negative integer")
     return value
-
-
-def packed(cells: Sequence[int]) -> bytes:
-    """Numbers of live cells as they stand in a frame's meta: little-endian int16."""
-    return struct.pack(f"<{len(cells)}h", *cells)

@@ -38,7 +38,7 @@ class ScoredGuess:
     candidate: Candidate
 
 
-class Router:
+class DraftScheduler:
     """One session's drafters, the fast ones first. All are asked for the same places; the surest words count."""
 
     def __init__(

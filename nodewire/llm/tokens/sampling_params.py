@@ -65,7 +65,7 @@ class Sampling:
     """The most of the session, prompt included."""
     said: tuple[int | None, ...] | None = None
     """Of a session that judges another's: the tokens that the other said, by number, None where it is not known."""
-    beside: tuple[int | None, ...] = ()
+    counter_tokens: tuple[int | None, ...] = ()
     """Those of a third, of which it is to say whether they are excused."""
 
     @property
@@ -121,7 +121,7 @@ def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
         json_schema=_schema(params),
         positions=_integer(params, "positions", positions, 1, positions),
         said=token_list.unpack(token_list.SAID, params[token_list.SAID]) if token_list.SAID in params else None,
-        beside=token_list.unpack(token_list.BESIDE, params.get(token_list.BESIDE, b"")),
+        counter_tokens=token_list.unpack(token_list.BESIDE, params.get(token_list.BESIDE, b"")),
     )
 
 

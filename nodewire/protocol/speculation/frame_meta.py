@@ -14,7 +14,7 @@ A frame without rows that keeps nothing stands for one that was void before it w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nodewire.errors import BadFrame
@@ -160,6 +160,6 @@ def rows_of(tensor: Array) -> Iterator[bytes]:
     return (bytes(view[i * step : (i + 1) * step]) for i in range(tensor.shape[1]))
 
 
-def packed(cells: tuple[int, ...]) -> bytes:
+def packed(cells: Sequence[int]) -> bytes:
     """Numbers of cells as `parents` and `keep` have them."""
     return b"".join(cell.to_bytes(2, "little", signed=True) for cell in cells)

@@ -1,6 +1,7 @@
-"""The chunks of a job at this provider: which may begin, what they count as, which are closed, when one is complete.
+"""The chunks of a job at this provider: which may begin, what they count as, which are closed.
 
-A generation's chunk is complete when its driver has closed it and the record lacks no row of it; a call at once.
+A generation's chunk is signed when the driver's close is here, and closed when the tape lacks no row of it, too. A call
+is closed at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nodewire.provider.inference.chunk_biller import ChunkBiller
 from nodewire.provider.inference.credit import Credit
 from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.inference.output_hasher import OutputHasher
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.generation_tape import GenerationTape
 
 log = logging.getLogger("nodewire.provider")
 
@@ -31,7 +32,7 @@ class Chunks:
     def __init__(
         self,
         context: JobContext,
-        record: Record | None,
+        tape: GenerationTape | None,
         credit: Credit,
         *,
         begin: Callable[[], None],
@@ -39,13 +40,13 @@ class Chunks:
         settling: ChunkBiller,
         task_group: JobTaskGroup,
     ) -> None:
-        """`record`: a generation's. `begin`: told before the first chunk is computed; it raises Busy where not."""
+        """`tape`: a generation's. `begin`: told before the first chunk is computed; it raises Busy where not."""
         self.units: dict[int, int] = {}
         """By chunk, what this node's inputs of it count as."""
         self.broken: BadFrame | None = None
         """What the driver did wrong."""
         self._context = context
-        self._record = record
+        self._tape = tape
         self._credit = credit
         self._begin = begin
         self._hashing = hashing
@@ -57,11 +58,11 @@ class Chunks:
         """Set with every chunk that is closed."""
         self._is_over = False
         """Whether the last one is."""
-        self._closing: dict[int, _Word] = {}
-        """By chunk that the driver has closed, and of which rows may be lacking here."""
+        self._signed: dict[int, _Word] = {}
+        """By chunk that is signed and not closed."""
         self._turn = asyncio.Lock()
         """Held by the chunk that is closed."""
-        self._finishing: list[asyncio.Task[None]] = []
+        self._billing: list[asyncio.Task[None]] = []
 
     def first_open(self) -> int:
         """The first chunk that has not been closed."""
@@ -79,17 +80,21 @@ class Chunks:
         """
         if chunk == 0:
             self._begin()
-        if self._record is None and chunk in self._closed:
+        if self._tape is None and chunk in self._closed:
             raise BadFrame("chunk", f"{chunk} has been closed")
         plan = self._context.request.plan
         while (self._all_units + units - self.units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
-            is_guess = chunk - 1 not in self._closed or self._is_over  # which may never come true
-            if self._record is not None and is_guess:
+            # A prompt is none; what comes before its predecessor's close, or after the end, may never come true.
+            is_guess = chunk > 0 and (chunk - 1 not in self._closed or self._is_over)
+            if self._tape is not None and is_guess:
                 self._closes.clear()
                 await self._closes.wait()
                 continue
             raise OverBudget(
-                "max_total_msat", f"the job's budget is used up: what follows chunk number {chunk - 1} would cost more"
+                "max_total_msat",
+                f"the job's budget is used up: what follows chunk number {chunk - 1} would cost more"
+                if chunk
+                else f"the prompt alone takes {units} units of {plan.chunk_msat} msat, and would cost more",
             )
         try:
             await self._credit.admit(chunk)
@@ -113,37 +118,37 @@ class Chunks:
             raise BadFrame(
                 "positions", f"{close.positions} of chunk {close.chunk}, which is not the last, or not so long"
             )
-        await self.finish(close.chunk, (close.units, close.end, close), close.positions)
+        await self.on_signed(close.chunk, (close.units, close.end, close), close.positions)
 
-    async def finish(self, chunk: int, word: _Word, positions: int | None = None) -> None:
-        """A chunk is over: when this node's part of it is complete, it is committed to and asked for."""
-        if chunk in self._closed or chunk in self._closing:
+    async def on_signed(self, chunk: int, word: _Word, positions: int | None = None) -> None:
+        """A chunk is over by somebody's word. When it is closed here, it is committed to and asked for."""
+        if chunk in self._closed or chunk in self._signed:
             return
-        if self._record is None:
-            await self._finished(chunk, word)
+        if self._tape is None:
+            await self._bill(chunk, word)
             return
-        self._record.check(chunk)
-        self._closing[chunk] = word
+        self._tape.check(chunk)
+        self._signed[chunk] = word
         try:
-            self._record.close(chunk, positions)
+            self._tape.on_signed(chunk, positions)
         except BadFrame as error:  # the driver's word contradicts what it sent
             self.broken = error
             self._task_group.ended.set()
 
-    def complete(self, chunk: int) -> None:
-        """No row of a chunk that the driver has closed is lacking, by the record.
+    def on_rows_whole(self, chunk: int) -> None:
+        """No row of a signed chunk is lacking, by the tape: it is closed.
 
         Raises BadFrame, naming an edge of the driver's: it counts what was computed here as something else.
         """
-        word, context = self._closing.pop(chunk), self._context
+        word, context = self._signed.pop(chunk), self._context
         if not context.drives and word[0] != self.units.get(chunk, word[0]):
             raise BadFrame(
                 driven(context.manifest), f"units: {word[0]} of chunk {chunk}, which had {self.units[chunk]}"
             )
         self._closed.add(chunk)  # at once: its close may come twice
-        self._finishing.append(self._task_group.spawn(self._finished(chunk, word)))
+        self._billing.append(self._task_group.spawn(self._bill(chunk, word)))
 
-    async def _finished(self, chunk: int, word: _Word) -> None:
+    async def _bill(self, chunk: int, word: _Word) -> None:
         units, end, close = word
         self._closed.add(chunk)
         self._is_over = self._is_over or end
@@ -153,11 +158,13 @@ class Chunks:
             await self._settling.bill(chunk, units, self._hashing.pop(chunk), end=end, close=close)
 
     async def claim_unclosed(self) -> None:
-        """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
+        """The job failed: chunks that are whole here, and that the driver must have accepted though it signed no close
+        (`GenerationTape.is_past`), are claimed by this node's own word.
+        """
         if not self._context.generates or self._context.drives:
             return
-        assert self._record is not None
+        assert self._tape is not None
         left = sorted(set(self.units) - self._closed)
-        for chunk in takewhile(self._record.is_past, left):
-            await self.finish(chunk, (self.units[chunk], False, None))
-        await asyncio.gather(*self._finishing)
+        for chunk in takewhile(self._tape.is_past, left):
+            await self.on_signed(chunk, (self.units[chunk], False, None))
+        await asyncio.gather(*self._billing)

@@ -43,7 +43,7 @@ from nodewire.provider.inference.output_hasher import OutputHasher
 from nodewire.provider.inference.statement_sender import StatementSender
 from nodewire.provider.inference.statements import Statements
 from nodewire.provider.tasks.job_worker import JobWorker
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.generation_tape import GenerationTape
 
 log = logging.getLogger("nodewire.provider")
 
@@ -93,9 +93,9 @@ class JobRun:
         ledger: Ledger,
         ports: JobPorts,
         statements: Statements | None = None,
-        record: Record | None = None,
+        tape: GenerationTape | None = None,
     ) -> None:
-        """`statements`: of a job that may be judged. `record`: a generation's tape."""
+        """`statements`: of a job that may be judged. `tape`: a generation's."""
         self._context = context
         self.credit = Credit(patience_s=context.patience_s)
         self._kind = kind
@@ -110,7 +110,7 @@ class JobRun:
         narrowed = codings(manifest, request.plan.terms.codecs)
         self._job = Job(request.id, manifest, context.tasks, context.params, narrowed, request.plan.terms.lookahead)
         self._statements = statements
-        self._record = record
+        self._tape = tape
         self._task_group = task_group = JobTaskGroup()
         self._stating = StatementSender(statements, mailbox.control, task_group) if statements is not None else None
         self._hashing = OutputHasher(context, self._stating, task_group)
@@ -126,15 +126,15 @@ class JobRun:
         )
         self._chunks = Chunks(
             context,
-            record,
+            tape,
             self.credit,
             begin=self._begin,
             hashing=self._hashing,
             settling=self._settling,
             task_group=task_group,
         )
-        if record is not None:
-            record.attend(context.inner_edges, self._plain, self._chunks.complete)
+        if tape is not None:
+            tape.attend(context.inner_edges, self._plain, self._chunks.on_rows_whole)
         self._frames = 0
         """Put out; what was not computed is none."""
 
@@ -252,15 +252,15 @@ class JobRun:
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         self._frames += is_computed(frame)
-        if self._record is None or frame.edge not in self._record.inner:  # else it may be a guess
+        if self._tape is None or frame.edge not in self._tape.inner:  # else it may be a guess
             self._hashing.note(task, chunk, frame)
 
     def received(self, task: str, frame: Frame[Array]) -> None:
-        assert self._record is not None
-        if frame.edge in self._record.inner:
-            self._record.record_frame(frame.edge, frame)
+        assert self._tape is not None
+        if frame.edge in self._tape.inner:
+            self._tape.record_frame(frame.edge, frame)
         else:  # the customer's, for who computes it again
-            self._record.write(self.request.id, frame.edge, 0, frame)
+            self._tape.write(self.request.id, frame.edge, 0, frame)
 
     def _plain(self, edge: str, chunk: int, frame: Frame[Array]) -> None:
         """What came or went on an inner edge is final."""
@@ -282,7 +282,7 @@ class JobRun:
             )
             # One who has just died does not keep the others from hearing it.
             await asyncio.gather(*(self._tell(peer, close) for peer in self._context.others))
-        await self._chunks.finish(chunk, (units, end, close), positions)
+        await self._chunks.on_signed(chunk, (units, end, close), positions)
 
     async def _tell(self, peer: str, close: Close) -> None:
         try:

@@ -12,8 +12,8 @@ from nodewire.errors import LinkLost, NodewireError, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol.committee.commitment import ChunkRoot
-from nodewire.provider.admission.cancellations import Withdrawals
 from nodewire.provider.admission.checks import Admission, AdmittedJob
+from nodewire.provider.admission.withdrawals import Withdrawals
 from nodewire.provider.inference.job import JobPorts, JobRun
 from nodewire.provider.inference.job_context import JobContext
 from nodewire.provider.inference.job_publisher import Publish
@@ -26,16 +26,13 @@ from nodewire.provider.tasks.loader import ServedManifest
 from nodewire.provider.tasks.prefix_cache import Prefixes, whose
 from nodewire.public_record import PublicRecord
 from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.job.channel_spec import JobChannelSpec
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.channel_spec import PROVIDER_GRACE_S, JobChannelSpec
+from nodewire.wire.job.generation_tape import GenerationTape
 from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
 from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
-
-GRACE_S = 5.0
-"""How long a job waits for a neighbour that is lost to be heard of again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +40,7 @@ class JobResources:
     """What all jobs at one provider use."""
 
     keys: Keys
-    record: PublicRecord
+    public_record: PublicRecord
     node: Node
     ledger: Ledger
     admission: Admission
@@ -60,7 +57,7 @@ class JobFactory:
 
     def __init__(self, resources: JobResources, *, publish: Publish, refuse: Publish, figures: Figures) -> None:
         self._keys = resources.keys
-        self._record = resources.record
+        self._public_record = resources.public_record
         self._node = resources.node
         self._ledger = resources.ledger
         self._admission = resources.admission
@@ -79,11 +76,11 @@ class JobFactory:
         NodewireError: what its plan stands on is not to be had.
         """
         request, manifest, plan = job.request, job.manifest, job.request.plan
-        ads, nodes = await self._record.ads(plan), await self._record.nodes(plan)
+        ads, nodes = await self._public_record.ads(plan), await self._public_record.nodes(plan)
         is_judged = plan.verification.policy == "sampled"
         statements = Statements(self._keys, request, manifest, self._spool) if is_judged else None
-        tape, generates = statements or self._spool, manifest.mode == "generate"
-        record = Record(tape, request.id, manifest, plan.terms.lookahead) if generates else None
+        kept, generates = statements or self._spool, manifest.mode == "generate"
+        tape = GenerationTape(kept, request.id, manifest, plan.terms.lookahead) if generates else None
         cached_ppm = ads[self._keys.public].cached_ppm
         context = JobContext(
             self._keys, request, manifest, job.params, patience_s=self._patience_s, cached_ppm=cached_ppm
@@ -104,9 +101,9 @@ class JobFactory:
         channel = JobChannelSpec(
             request.id,
             routes_of(manifest, plan),
-            grace_s=GRACE_S,
-            tape=record or tape,
-            keep_inputs=record is None,  # which is given them when they are computed
+            grace_s=PROVIDER_GRACE_S,
+            tape=tape or kept,
+            keep_inputs=tape is None,  # which is given them when they are computed
         )
         member = Membership(channel, manifest, self._node, {public: ad.wire for public, ad in ads.items()})
         try:
@@ -125,7 +122,7 @@ class JobFactory:
                     begin=lambda: self._admission.begin(request, self._origin_of(request.customer)),
                 ),
                 statements=statements,
-                record=record,
+                tape=tape,
             )
         except BaseException:
             member.mailbox.close()

@@ -49,9 +49,9 @@ class Provider:
         relays: EventTransport,
         held: Specializations,
         outage: Outage,
-        beside: Sequence[Callable[[], Awaitable[None]]] = (),
+        services: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """`beside`: what runs as long as it serves."""
+        """`services`: what runs as long as it serves."""
         self._keys = resources.keys
         self._relays = relays
         self._held = held
@@ -59,7 +59,7 @@ class Provider:
         self._withdrawals = resources.withdrawals
         self._proof = resources.proof
         self._outage = outage
-        self._services = (*beside, self._follow, self._proof.run, outage.run)
+        self._services = (*services, self._follow, self._proof.run, outage.run)
         self.figures = Figures()
         self._refusals = Refusals(self._publish, self.figures)
         self._factory = JobFactory(resources, publish=self._publish, refuse=self._refusals.tell, figures=self.figures)

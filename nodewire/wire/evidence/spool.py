@@ -90,8 +90,7 @@ class Spool:
                 says so afterwards.
 
         """
-        kept = self._edge(request, edge, create=True)
-        assert kept is not None
+        kept = self._edge(request, edge)
         if kept.cut or frame.seq < kept.next_seq:
             return
         header = frames.pack_record(attempt, frame.seq, frame.tensors, frame.meta)
@@ -153,20 +152,10 @@ class Spool:
         except FileNotFoundError:
             return
 
-    def complete(self, request: str, edge: str) -> bool:
-        """Whether all frames of the edge that were written are here; False also for one that is unknown."""
-        kept = self._edge(request, edge, create=False)
-        return kept is not None and not kept.cut
-
     def is_whole(self, request: str) -> bool:
         """Whether all frames and statements of the job that this process was given to keep are here."""
         job = self._jobs.get(request)
         return job is None or job.is_whole
-
-    def next_seq(self, request: str, edge: str) -> int:
-        """How many frames of the edge are here."""
-        kept = self._edge(request, edge, create=False)
-        return kept.next_seq if kept is not None else 0
 
     def keep_until(self, request: str, time_s: float) -> None:
         """Allow `sweep` to delete the job from `time_s` (unix seconds) on. Raises BadInput for a malformed id."""
@@ -225,23 +214,15 @@ class Spool:
         """A job needs the room no more that was reserved for it."""
         self._reserved -= self._room.pop(request, 0)
 
-    def _edge(self, request: str, edge: str, *, create: bool) -> _Edge | None:
+    def _edge(self, request: str, edge: str) -> _Edge:
         job = self._jobs.get(request)
         if job is not None and (kept := job.edges.get(edge)) is not None:
             return kept
         _check_names(request, edge)
         if job is None:
-            if not create:
-                return None
             job = self._jobs[request] = _Job()
         path = self._directory / request / edge
-        if path.is_file():
-            kept = _scan(path)
-        elif create:
-            kept = _Edge()
-        else:
-            return None
-        job.edges[edge] = kept
+        kept = job.edges[edge] = _scan(path) if path.is_file() else _Edge()
         return kept
 
     def _append(self, request: str, edge: str, buffers: list[bytes | bytearray | memoryview], total: int) -> None:

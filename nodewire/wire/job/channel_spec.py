@@ -9,6 +9,9 @@ from nodewire.errors import BadInput, NodewireError
 from nodewire.wire.job.edge_window import Route, Tape
 
 GRACE_S = 10.0
+"""In which a lost neighbour must be heard of again, or the job fails. nips/23-recovery.md allows no more."""
+PROVIDER_GRACE_S = 5.0
+"""A provider's, the least that it allows: its slot is free the sooner."""
 
 OnLost = Callable[[str, NodewireError], None]
 """Told a member's public key and what happened to it, at once."""
@@ -30,7 +33,7 @@ class JobChannelSpec:
     on_lost: OnLost | None = None
     """With it a lost member does not end the job: it is called at once."""
     grace_s: float = GRACE_S
-    """In which a lost neighbour must be heard of again, or the job fails."""
+    """How long a neighbour that was lost may be silent in the job."""
     tape: Tape | None = None
     """Keeps what is put, so that it can be sent again to a consumer that lacks it."""
     keep_inputs: bool = False

@@ -22,6 +22,7 @@ from nodewire.errors import BadFrame, Busy, LinkLost, NodewireError, NotAllowed
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.job.plan import tensor_key
 from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.tensors.inbox import Inbox
 from nodewire.wire.framing import frames
 from nodewire.wire.framing.frames import Document
 from nodewire.wire.framing.headers import DataHeader
@@ -49,14 +50,6 @@ class Exchange(sender.Exchange, Protocol):
         """The job is over here: what its members may still send, and may have sent by now, is none of their fault."""
 
     def forget(self, job: JobMailbox) -> None: ...
-
-
-class Inbox(Protocol):
-    """As nodewire.kind.Inbox."""
-
-    def put(self, frame: Frame[Array]) -> bool: ...
-
-    def fail(self, error: NodewireError) -> None: ...
 
 
 class JobMailbox:

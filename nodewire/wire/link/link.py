@@ -29,7 +29,7 @@ from nodewire.wire.framing import frames
 from nodewire.wire.framing.decoder import Decoder, FrameMemory
 from nodewire.wire.framing.frames import Buffer, DataHeader, Document
 from nodewire.wire.link.heartbeat import Pulse
-from nodewire.wire.link.send_queue import Outbox, Transfer
+from nodewire.wire.link.outbox import Outbox, Transfer
 from nodewire.wire.transport import identity
 from nodewire.wire.transport import tcp as transport
 from nodewire.wire.transport.identity import Identity

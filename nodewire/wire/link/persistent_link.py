@@ -27,13 +27,12 @@ class Links(Protocol):
         """Until the node is closed."""
 
 
-class KeptLink:
-    """Made by Node.keep. `times` says how often there has been a link."""
+class PersistentLink:
+    """Made by Node.keep."""
 
     def __init__(
         self, links: Links, public: str, addresses: Sequence[str], failed: Callable[[NodewireError], None]
     ) -> None:
-        self.times = 0
         self._task = links.run(self._keep(links, public, tuple(addresses), failed))
 
     async def _keep(
@@ -50,7 +49,7 @@ class KeptLink:
                     failed(error)
                 pause_s = max(pause_s, PAUSE_S)
             else:
-                self.times, began_s = self.times + 1, clock()
+                began_s = clock()
                 await link.over.wait()
                 pause_s = 0.0 if clock() - began_s > PAUSE_S else pause_s
             await asyncio.sleep(pause_s)

@@ -26,7 +26,7 @@ class Planner:
     def __init__(self):
         self.asked: list[Terms] = []
 
-    def missed(self, whom):
+    def note_failed(self, whom):
         pass
 
     async def draw(self, manifest, terms, **options):
@@ -52,7 +52,7 @@ def purchase(payments: JobPayments) -> tuple[Purchase, Planner]:
         pass
 
     made, planner = object.__new__(Purchase), Planner()
-    running = {"is_open": True, "missed": set(), "cancel": lambda: None, "spent_msat": lambda: 0}
+    running = {"is_open": True, "lost_here": set(), "cancel": lambda: None, "spent_msat": lambda: 0}
     made._running = SimpleNamespace(payments=payments, find_absent=find_absent, end=payments.close, **running)
     made._done, made._gone, made._earlier, made._paying, made.timing = False, set(), [], None, JobTimes()
     made._terms = Terms(max_chunk_msat=10**6, max_total_msat=BUDGET_MSAT)
@@ -60,7 +60,7 @@ def purchase(payments: JobPayments) -> tuple[Purchase, Planner]:
     made._order = JobOrder(None, "", made.manifest, {}, [])
     made._session = SimpleNamespace(
         planner=planner,
-        beside=asyncio.create_task,
+        run_in_background=asyncio.create_task,
         prepare=nothing,
         settler=SimpleNamespace(begin=lambda: None),
         payer=SimpleNamespace(funds=Funds),

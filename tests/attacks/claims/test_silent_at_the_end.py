@@ -49,7 +49,7 @@ async def test_who_is_waited_for_in_vain_is_left_out_of_the_next_plans(monkeypat
         plan=plan,
         publish=nothing,
     )
-    purchase._session = SimpleNamespace(planner=SimpleNamespace(missed=missed.extend), keys=documents.CUSTOMER)
+    purchase._session = SimpleNamespace(planner=SimpleNamespace(note_failed=missed.extend), keys=documents.CUSTOMER)
     await purchase._settle()
     assert missed == [LAST.public]
     purchase._running.sharing.cancel()

@@ -36,9 +36,9 @@ from nodewire.protocol import kinds
 from nodewire.protocol.committee import beacon
 from nodewire.protocol.job import request as job
 from nodewire.provider.admission import refusals
-from nodewire.provider.admission.cancellations import Withdrawals
 from nodewire.provider.admission.checks import Admission, AdmittedJob, CertifiedPlanner
 from nodewire.provider.admission.free_chunks import MOST_OF_ORIGIN, FreeChunks
+from nodewire.provider.admission.withdrawals import Withdrawals
 from nodewire.provider.evidence.server import EvidenceServer
 from nodewire.provider.evidence.store import KeptWork
 from nodewire.provider.inference import service
@@ -92,7 +92,7 @@ def provider(tmp_path) -> Provider:
     return Provider(
         JobResources(
             keys=PROVIDER,
-            record=trading,
+            public_record=trading,
             node=None,  # type: ignore[arg-type]
             ledger=ledger,
             admission=admission,
@@ -129,7 +129,7 @@ def requested(
         update={
             **CHANGES,
             "customer": keys.public,
-            "committee": provider._factory._record.committee_digest,
+            "committee": provider._factory._public_record.committee_digest,
             "terms": terms,
             "verification": verification,
         }
@@ -382,7 +382,7 @@ async def test_a_snapshot_is_unpacked_once_for_all_jobs_of_an_epoch(provider, tm
 
     monkeypatch.setattr(market_module.snapshot, "unpacked", note)
     ref = await Blobs([], tmp_path).put(b"a snapshot")
-    await asyncio.gather(*(provider._factory._record.snapshot(ref.sha256) for _ in range(20)))
+    await asyncio.gather(*(provider._factory._public_record.snapshot(ref.sha256) for _ in range(20)))
     assert len(unpacked) == 1
 
 

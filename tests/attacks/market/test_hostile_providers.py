@@ -15,7 +15,7 @@ from nodewire.customer.calls.tensor_call import Evaluation
 from nodewire.customer.job.durations import JobTimes
 from nodewire.customer.job.job import Purchase
 from nodewire.customer.payments.job_payments import JobPayments
-from nodewire.customer.payments.rejected_frames import noticed
+from nodewire.customer.payments.rejected_frames import rejection_of
 from nodewire.customer.planning.planner import MarketPlanner
 from nodewire.errors import BadFrame, BadInput, BadTag, NoProvider
 from nodewire.nostr import event as events
@@ -92,7 +92,7 @@ def purchase(frames: list[Frame[Array]], mode: str = "generate") -> Purchase:
         payments=payments(mode),
         next=following,
         delivered=lambda chunk: None,
-        noticed=lambda error, edge: noticed(error, edge, bought.manifest, {EDGE.source: PROVIDER.public}),
+        rejection_of=lambda error, edge: rejection_of(error, edge, bought.manifest, {EDGE.source: PROVIDER.public}),
     )
     bought._running = running  # type: ignore[assignment]
     bought._last_chunk, bought._done, bought._accept = -1, False, lambda frame: None
@@ -291,7 +291,7 @@ async def test_who_puts_out_what_is_none_is_done_without(monkeypatch):
             try:
                 self.accept(lies[self.seller])
             except BadFrame as error:
-                raise noticed(error, "out", manifest, {"only": self.seller}) from error
+                raise rejection_of(error, "out", manifest, {"only": self.seller}) from error
             yield
 
     monkeypatch.setattr(stateless_call, "Purchase", Made)

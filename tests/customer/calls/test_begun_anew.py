@@ -137,8 +137,8 @@ async def test_a_job_that_brought_a_whole_chunk_is_begun_anew_however_often_it_f
     at, jobs = 0, []
     for n in range(2 * MAX_AGAIN):
         jobs += [Job((), gone(f"{n:02x}{m:062x}"), {f"{n:02x}{m:062x}"}) for m in range(MAX_AGAIN - 1)]
-        jobs.append(Job(TOKENS[at : at + CHUNK], gone(f"{n:02x}{'f' * 62}"), {f"{n:02x}{'f' * 62}"}))
-        at += CHUNK
+        jobs.append(Job(TOKENS[at : at + CHUNK + 1], gone(f"{n:02x}{'f' * 62}"), {f"{n:02x}{'f' * 62}"}))
+        at += CHUNK + 1
     made, bought = generating(*jobs, Job(TOKENS[at : at + 1]))
     made.params["max_tokens"] = at + 1
     assert await ids(made) == TOKENS[: at + 1]
@@ -160,9 +160,12 @@ async def test_a_text_that_is_whole_is_not_gone_on_with_whatever_fails_after_it(
     assert made.ids == TOKENS[:5] and len(bought) == 1
 
 
-async def test_less_than_a_chunk_is_no_reason_to_go_on(generating):
-    jobs = [Job(TOKENS[n : n + 1], gone(f"{n:064x}"), {f"{n:064x}"}) for n in range(2 + MAX_AGAIN)]
+@pytest.mark.parametrize("count", [1, CHUNK])
+async def test_less_than_a_chunk_is_no_reason_to_go_on(generating, count):
+    """Of so many tokens the first is chunk 0's, so chunk 1 lacks its last."""
+    jobs = [Job(TOKENS[n * count : (n + 1) * count], gone(f"{n:064x}"), {f"{n:064x}"}) for n in range(2 + MAX_AGAIN)]
     made, bought = generating(*jobs)
+    made.params["max_tokens"] = len(jobs) * count
     with pytest.raises(LinkLost):
         await ids(made)
     assert len(bought) == 1 + MAX_AGAIN

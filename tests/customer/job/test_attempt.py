@@ -164,7 +164,7 @@ async def test_who_is_gone_is_asked_for_and_what_others_say_of_one_who_is_there_
         own = LinkLost(here, "no link from this node, a moment ago")
         one.background.fail(own)
         assert await one.find_absent(own) == set()
-        one.missed.add(here)
+        one.lost_here.add(here)
         assert await one.find_absent(own) == {here}
     finally:
         for other in others:
@@ -196,7 +196,7 @@ async def test_a_neighbours_word_that_another_is_gone_is_no_loss_of_this_nodes_o
         await asyncio.sleep(0)  # what runs beside hears it, too
     assert (caught.value.field, caught.value.by) == (stage, driver)
     assert await served.find_absent(caught.value) == set()
-    assert served.missed == set()
+    assert served.lost_here == set()
 
 
 async def test_of_a_loss_that_nobody_else_sees_both_are_left_out_who_says_it_and_who_is_named(served):

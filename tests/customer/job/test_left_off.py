@@ -59,11 +59,11 @@ async def left(purchase, error):
 def leaving(payments, **running):
     """A purchase whose job is under way, of which no output has come."""
     purchase = Purchase.__new__(Purchase)
-    purchase._running = SimpleNamespace(is_open=True, payments=payments, missed=set(), **running)
+    purchase._running = SimpleNamespace(is_open=True, payments=payments, lost_here=set(), **running)
     purchase._done, purchase._gone, purchase.timing = False, set(), JobTimes()
-    planner = SimpleNamespace(missed=lambda whom: None)
+    planner = SimpleNamespace(note_failed=lambda whom: None)
     purchase._earlier = []
-    purchase._session, purchase._paying = SimpleNamespace(planner=planner, beside=asyncio.create_task), None
+    purchase._session, purchase._paying = SimpleNamespace(planner=planner, run_in_background=asyncio.create_task), None
     return purchase
 
 

@@ -15,7 +15,7 @@ from nodewire.customer.job.session import LocalMailbox, Session, signing_of
 from nodewire.provider.inference import statements
 from nodewire.wire.evidence import output_signer
 from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.generation_tape import GenerationTape
 from tests.kinds.inprocess import Direct
 from tests.provider.inference.test_provider_job import CUSTOMER, REQUEST, Recorded, folder, generate, make_market  # noqa: F401
 from tests.provider.inference.test_speculative_job import guessing, truth  # noqa: F401
@@ -29,8 +29,8 @@ class Driving:
     def __init__(self, market, path, lookahead=1):
         self.market, self.heard = market, asyncio.Queue()
         self.spool = Spool(path / "customer", 10**8)
-        self.record = Record(self.spool, REQUEST, market.manifest, lookahead)
-        market.box = Recorded(market.hub, CUSTOMER.public, self.record)
+        self.tape = GenerationTape(self.spool, REQUEST, market.manifest, lookahead)
+        market.box = Recorded(market.hub, CUSTOMER.public, self.tape)
         self.closes = []
         self.signing = signing_of(CUSTOMER, REQUEST, market.manifest, market.plan)
         deliver = market.hub.on_control
@@ -82,7 +82,7 @@ class Driving:
             box,
             self.closed,
             self.signing,
-            self.record,
+            self.tape,
         )
         beside.append(asyncio.create_task(serving))
         market.box.get = outputs.get
@@ -161,4 +161,4 @@ async def test_where_it_guesses_its_word_is_on_what_it_would_have_sent_without(f
     assert [(one.chunk, one.signer) for one in kept] == [(n, CUSTOMER.public) for n in range(count)]
     assert {root.chunk for root in market.committed if root.task == "stage.0"} == set(range(count))
     sent = [frame for _, frame in spool.read(REQUEST, "hidden.0")]
-    assert sent == [frame for _, frame in first._record._tape.read(REQUEST, "hidden.0")]
+    assert sent == [frame for _, frame in first._tape._tape.read(REQUEST, "hidden.0")]

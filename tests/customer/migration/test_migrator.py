@@ -13,7 +13,7 @@ from nodewire.customer.migration.migrator import MAX_MOVES, Migrator
 from nodewire.customer.migration.race import Race
 from nodewire.errors import NoProvider
 from nodewire.protocol.job.plan import Terms
-from tests.customer.script import CHUNK, TOKENS, last, leg
+from tests.customer.script import CHUNK, TOKENS, contender, last
 from tests.protocol import documents
 
 STEP_S, SLOW_S = 0.01, 1.0
@@ -60,8 +60,8 @@ class Made:
         self.terms = documents.plan().terms.model_copy(update={"max_total_msat": budget_msat})
         self.positions, self.ids, self.moves, self.bought = 40, list(TOKENS[:40]), [], []
         self.lefts = left
-        self.race = Race(self.decided, lambda leg: None)
-        self.lead = leg(tokens=left, ads=ADS)
+        self.race = Race(self.decided, lambda contender: None)
+        self.lead = contender(tokens=left, ads=ADS)
         self.lead.started_s = STEP_S
         self.race.begin(self.lead)
         self.moving = Migrator(self, self.race, resplit_msat)
@@ -72,12 +72,12 @@ class Made:
     async def pace(self, public, wire, request, patience_s):
         return self.paces[public]
 
-    def decided(self, leg, outcome):
-        self.moving.decided(leg, outcome)
+    def decided(self, contender, outcome):
+        self.moving.decided(contender, outcome)
 
     def job(self, terms, patience):
         self.bought.append(terms)
-        return leg(len(self.ids), ads=ADS)
+        return contender(len(self.ids), ads=ADS)
 
     def tokens(self, step_s):
         """Enough that its reader knows how quick the ring is."""
@@ -147,7 +147,7 @@ async def test_where_nobody_says_that_it_is_slow_each_is_tried_once(make):
     for _ in range(5):
         await made.look()
         if made.race.has_second:
-            made.race._out(made.race._second.leg, "slower")
+            made.race._out(made.race._second.contender, "slower")
     left_out = [set(terms.excluded) & {ADA, BEA, CYD} for terms in made.market.asked]
     assert left_out[:3] == [{ADA}, {BEA}, {CYD}]
     assert len(made.moves) == 1  # only the stage stands twice
@@ -159,7 +159,7 @@ async def test_who_did_not_keep_up_is_in_no_plan_after_that_though_its_ad_flaps(
     for _ in range(4):
         await made.look()
         if made.race.has_second:
-            made.race._out(made.race._second.leg, "slower")
+            made.race._out(made.race._second.contender, "slower")
     assert [move.after["stage.0"] for move in made.moves] == [DAN, EVE]
 
 
@@ -218,7 +218,7 @@ async def test_a_generation_moves_only_so_often(make, monkeypatch):
     for _ in range(2 * MAX_MOVES):
         await made.look()
         if made.race.has_second:
-            made.race._out(made.race._second.leg, "slower")
+            made.race._out(made.race._second.contender, "slower")
     assert len(made.moves) == MAX_MOVES
 
 

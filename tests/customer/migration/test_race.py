@@ -8,7 +8,7 @@ import pytest
 
 from nodewire.customer.migration.race import Race
 from nodewire.errors import LinkLost, WorkerFailed
-from tests.customer.script import CHUNK, TOKENS, last, leg
+from tests.customer.script import CHUNK, TOKENS, contender, last
 
 LATE_S = 0.05
 
@@ -18,16 +18,16 @@ class Session:
 
     def __init__(self):
         self.told, self.ended, self.ids = [], [], []
-        self.race = Race(lambda leg, outcome: self.told.append((leg, outcome)), self.ended.append)
+        self.race = Race(lambda contender, outcome: self.told.append((contender, outcome)), self.ended.append)
 
     def lead(self, *tokens, first=0):
-        one = leg(first)
+        one = contender(first)
         self.race.begin(one)
         one.bought.purchase.put(*tokens)
         return one
 
     def second(self, *tokens, overtaking=100):
-        other = leg(len(self.ids))
+        other = contender(len(self.ids))
         self.race.second(other, overtaking)
         other.bought.purchase.put(*tokens)
         return other
@@ -78,7 +78,7 @@ async def test_a_job_that_is_left_ends_with_its_chunk(session):
 async def test_who_says_that_it_is_quick_and_never_catches_up_is_out(session):
     session.lead(*TOKENS[:100])
     await session.read(100)
-    boaster = leg(0)
+    boaster = contender(0)
     session.race.second(boaster, 4)
     boaster.bought.purchase.put(*TOKENS[:60])
     await session.nothing_comes()
@@ -89,7 +89,7 @@ async def test_who_says_that_it_is_quick_and_never_catches_up_is_out(session):
 async def test_who_makes_other_tokens_is_out_and_the_first_goes_on(session):
     honest = session.lead(*TOKENS[:20])
     await session.read(20)
-    liar = leg(10)
+    liar = contender(10)
     session.race.second(liar, 100)
     liar.bought.purchase.put(*TOKENS[10:15], 7)
     await session.nothing_comes()

@@ -15,7 +15,7 @@ from nodewire.customer.calls.embeddings import Embedding
 from nodewire.customer.job import provider_events as answering
 from nodewire.customer.job.provider_events import Answers
 from nodewire.customer.job.retry_policy import MAX_AGAIN, SecondChances, blamed, may_begin, silent
-from nodewire.customer.payments.rejected_frames import FrameRejection, noticed, reported
+from nodewire.customer.payments.rejected_frames import FrameRejection, rejection_of, reported
 from nodewire.errors import (
     BadFrame,
     BadInput,
@@ -66,11 +66,11 @@ def test_what_a_task_gets_from_the_customer_alone_is_the_customers_fault():
 
 
 def test_what_the_customer_cannot_use_itself_is_its_producers_fault_alone():
-    found = noticed(BadFrame("tokens", "two"), "tokens", RING, NOW)
+    found = rejection_of(BadFrame("tokens", "two"), "tokens", RING, NOW)
     assert (found.whom, found.refuser, str(found)) == ({DRIVER}, "", "tokens: two")
-    assert noticed(BadFrame("return", "NaN"), "return", RING, {**NOW, "driver": LOCAL}).whom == {SECOND}
-    assert noticed(BadFrame("tokens", "two"), "tokens", RING, {**NOW, "driver": LOCAL}) is None
-    assert noticed(BadFrame("prompt", "int32"), "prompt", RING, NOW) is None
+    assert rejection_of(BadFrame("return", "NaN"), "return", RING, {**NOW, "driver": LOCAL}).whom == {SECOND}
+    assert rejection_of(BadFrame("tokens", "two"), "tokens", RING, {**NOW, "driver": LOCAL}) is None
+    assert rejection_of(BadFrame("prompt", "int32"), "prompt", RING, NOW) is None
 
 
 # Whose word it is

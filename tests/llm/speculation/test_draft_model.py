@@ -91,7 +91,7 @@ def test_its_memory_is_counted_and_covers_what_it_takes(registration, plain, tmp
         driver.open("s", {"lookahead": 8})
         driver.receive("s", Frame("prompt", 0, (torch.tensor(text),)))
         state = driver._sessions["s"]
-        state.router.expand(state.flight.head)
+        state.scheduler.expand(state.flight.head)
 
     used = peak_bytes(serve, tmp_path / "trace.json")
     tokenizer = program.tokenizer.bytes * 16  # which PyTorch does not allocate

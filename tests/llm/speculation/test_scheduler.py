@@ -1,4 +1,4 @@
-"""The router sends what pays, by what it has measured, and nothing where nothing does."""
+"""The scheduler sends what pays, by what it has measured, and nothing where nothing does."""
 
 import random
 
@@ -8,7 +8,7 @@ from bench.decode.emulation.known_text import Knowing
 from nodewire.llm.speculation.acceptance_rate import Odds
 from nodewire.llm.speculation.in_flight_tree import Flight, InFlightFrame, Node
 from nodewire.llm.speculation.ring_times import Pace
-from nodewire.llm.speculation.scheduler import Router
+from nodewire.llm.speculation.scheduler import DraftScheduler
 from tests.llm.speculative_driver import rate
 
 
@@ -77,24 +77,24 @@ def late(right, *, row, turns=300, lookahead=32):
     """(frames, rows) for the last third of so many tokens, on a ring where a row costs `row` of a turn."""
     text = [random.Random(4).randrange(50) for _ in range(turns + 100)]
     now = 0
-    router = Router([Knowing([*text], right, 50)], clock_ns=lambda: now)
+    scheduler = DraftScheduler([Knowing([*text], right, 50)], clock_ns=lambda: now)
     flight = Flight(1, text[0], lookahead, tree=True, chunk=2**40)
-    router.accept(text[0])
+    scheduler.accept(text[0])
     count, found = 0, [0, 0]
     queue = [flight.awaited]
     while count < turns:
         sent = queue.pop(0)
         now += int(100e6 * (1 + row * (len(sent.nodes) - 1)))
-        router.returned(sent)
+        scheduler.returned(sent)
         for node in sent.nodes:
             if node is flight.head:
                 count += 1
-                router.accept(text[count], node.guesses)
+                scheduler.accept(text[count], node.guesses)
                 flight.accept(text[count])
         flight.returned()
-        flight.grow(router.expand, router.worth, 10**6, router.room(flight))
-        frames = flight.frames(router.width)
-        router.sent(frames)
+        flight.grow(scheduler.expand, scheduler.worth, 10**6, scheduler.room(flight))
+        frames = flight.frames(scheduler.width)
+        scheduler.sent(frames)
         queue += frames
         if count > turns * 2 // 3:
             found[0] += len(frames)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from kinds.k8843_speculation import SpeculationTask
+from kinds.k8843_decoder import DecoderTask
 from nodewire.errors import BadFrame, LinkLost, NodewireError
 from nodewire.protocol.tensors.frame import Frame
 from nodewire.provider.inference.statements import PATIENCE_S
@@ -47,7 +47,7 @@ def _believes(monkeypatch):
         self._desk.received(self._task, frame)
         return [frame]
 
-    monkeypatch.setattr(SpeculationTask, "_returned", returned)
+    monkeypatch.setattr(DecoderTask, "_returned", returned)
 
 
 def computed_alike(ring, place):

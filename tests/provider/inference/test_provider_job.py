@@ -4,7 +4,7 @@ import asyncio
 import errno
 import sqlite3
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,6 +19,7 @@ from nodewire.errors import (
     NodeFailed,
     NodewireError,
     NotAllowed,
+    OverBudget,
     PaymentRequired,
     RelayRefused,
     TimedOut,
@@ -48,7 +49,7 @@ from nodewire.provider.inference.statements import Statements
 from nodewire.provider.tasks.job_worker import JobWorker
 from nodewire.provider.tasks.loader import loaded_name
 from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.job.plain_record import Record
+from nodewire.wire.job.generation_tape import GenerationTape
 from tests.kinds.inprocess import Box, Direct, Hub
 from tests.kinds.llama import load, make_llama
 
@@ -183,8 +184,8 @@ def make_market(
     for keys in providers[driver == "local" :]:
         spool = Spool(tmp_path / keys.public[:8], 10**8)
         statements = Statements(keys, request, manifest, spool) if policy == "sampled" else None
-        record = Record(statements or spool, REQUEST, manifest, lookahead)
-        mailbox = Recorded(market.hub, keys.public, record)
+        tape = GenerationTape(statements or spool, REQUEST, manifest, lookahead)
+        mailbox = Recorded(market.hub, keys.public, tape)
         market.runs[keys.public] = JobRun(
             JobContext(keys, request, manifest, params, cached_ppm=prefixes.cached_ppm),
             kind=KIND,
@@ -193,7 +194,7 @@ def make_market(
             ledger=Ledger(":memory:"),
             ports=JobPorts(publish, publish, commit),
             statements=statements,
-            record=record,
+            tape=tape,
         )
     market.box = market.hub.box(CUSTOMER.public)
 
@@ -692,6 +693,46 @@ async def test_only_what_others_break_off_counts_against_the_customer(market, en
 
 async def ask_as_of_a_call(ask, *claim_and_close):
     await ask(*claim_and_close[:-1], None)
+
+
+def limit(market, max_total_msat=None, first_result_ms=None):
+    """Change what the plan allows."""
+    for run in market.runs.values():
+        plan = run.request.plan
+        if max_total_msat is not None:
+            plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"max_total_msat": max_total_msat})})
+        if first_result_ms is not None:
+            plan = plan.model_copy(update={"first_result_ms": first_result_ms})
+        change(run, request=replace(run.request, plan=plan))
+
+
+async def test_a_prompt_beyond_the_budget_ends_the_job_at_once_and_no_stage_computes_it(market):
+    """Of 64 positions a unit: the prompt has two, and the plan pays for one."""
+    limit(market, max_total_msat=market.plan.chunk_msat)
+    driver, stage = list(market.runs.values())[:2]
+    serving = [asyncio.create_task(run.run()) for run in market.runs.values()]
+    ids = np.full(100, 7, np.int64).tobytes()
+    await market.box.put(Frame("prompt", 0, (Array("int64", (100,), ids),), {"chunk": 0}))
+    with pytest.raises(OverBudget):
+        await asyncio.wait_for(asyncio.shield(serving[0]), 20)
+    assert not driver._ledger.owed_msat(CUSTOMER.public) and market.hub.queues[stage._context.keys.public].empty()
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+
+
+async def test_a_stage_ends_a_job_whose_prompt_is_beyond_the_budget_itself(market):
+    """A driver that sends it all the same is not waited for: no close can come that makes it fit."""
+    limit(market, max_total_msat=market.plan.chunk_msat)
+    stage = list(market.runs.values())[1]
+    width = market.actors[market.manifest.driver.name].program.config.hidden_size
+    rows = Array("float32", (1, 100, width), bytes(4 * 100 * width))
+    market.hub.queues[stage._context.keys.public].put_nowait(
+        Frame("hidden.0", 0, (rows,), {"pos": 0, "chunk": 0, "tokens": 100})
+    )
+    with pytest.raises(OverBudget):
+        await asyncio.wait_for(stage.run(), 20)
+    assert stage._ledger.owed_msat(CUSTOMER.public) == 0
 
 
 async def test_the_driver_tells_every_other_member_once_that_a_chunk_is_over(market):

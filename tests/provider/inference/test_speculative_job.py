@@ -26,6 +26,7 @@ from tests.provider.inference.test_provider_job import (  # noqa: F401
     change,
     folder,
     generate,
+    limit,
     make_market,
     served,
 )
@@ -163,7 +164,7 @@ async def test_what_is_kept_for_others_is_plain(folder, tmp_path, truth):  # noq
     await served(market)
     for run in market.runs.values():
         for edge in run._context.inner_edges:
-            kept = [frame for _, frame in run._record._tape.read(REQUEST, edge)]
+            kept = [frame for _, frame in run._tape._tape.read(REQUEST, edge)]
             assert [frame.seq for frame in kept] == list(range(len(truth.ids)))
             assert [frame.meta["chunk"] for frame in kept] == [0, *(1 + i // 16 for i in range(len(truth.ids) - 1))]
             assert {name for frame in kept for name in frame.meta} == {"pos", "chunk", "tokens"}
@@ -176,17 +177,6 @@ async def test_a_budget_that_a_guess_would_break_ends_nothing(folder, tmp_path, 
     assert await served(market) == truth.ids
 
 
-def limit(market, max_total_msat=None, first_result_ms=None):
-    """Change what the plan allows."""
-    for run in market.runs.values():
-        plan = run.request.plan
-        if max_total_msat is not None:
-            plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"max_total_msat": max_total_msat})})
-        if first_result_ms is not None:
-            plan = plan.model_copy(update={"first_result_ms": first_result_ms})
-        change(run, request=replace(run.request, plan=plan))
-
-
 async def until(holds):
     async with asyncio.timeout(60):
         while not holds():
@@ -195,7 +185,7 @@ async def until(holds):
 
 def put_out(stage):
     """The newest frame behind the first stage."""
-    history = stage._record._histories.get("hidden.1")
+    history = stage._tape._histories.get("hidden.1")
     return history.last_seq if history is not None else -1
 
 
@@ -258,7 +248,7 @@ async def test_a_rewind_into_a_closed_chunk_is_refused(folder, tmp_path, truth):
     driver, stage = list(market.runs.values())[:2]
 
     async def closing():
-        while not stage._record._histories or stage._record._histories["hidden.0"].last_seq < 17:
+        while not stage._tape._histories or stage._tape._histories["hidden.0"].last_seq < 17:
             await asyncio.sleep(0)
         for chunk in (0, 1):
             await stage.on_close(close(driver, chunk))
@@ -385,7 +375,7 @@ async def test_a_row_that_is_replaced_behind_an_empty_frame_convicts_nobody(fold
     await until(lambda: stage.open_chunk() == 2)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    tape = stage._record._tape
+    tape = stage._tape._tape
     actor = market.actors["stage.0"]
     actor.open("again", {})
     for (_, came), (_, made) in zip(tape.read(REQUEST, "hidden.0"), tape.read(REQUEST, "hidden.1"), strict=True):

@@ -134,7 +134,7 @@ async def test_a_call_is_signed_when_it_is_put_out_and_not_when_the_nodes_own_pa
     """A node's part of a call may wait for what its consumer makes of it, which waits for the statement."""
     driver, stage = list(market.runs.values())[:2]
     change(driver, generates=False)
-    driver._record = None  # which only a generation has
+    driver._tape = None  # which only a generation has
     edge = next(e.name for e in market.manifest.edges if e.target == "stage.0")
     driver.produced("driver", 3, dataclasses.replace(frame(3), edge=edge))
     while not told(market, "sent"):

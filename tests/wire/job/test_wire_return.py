@@ -140,8 +140,8 @@ class Generation:
                 async with asyncio.timeout(10):
                     error = await member.mailbox.failed()
                 assert (error.code, error.field) == (LinkLost.code, missing.public)
-                assert member.missed <= {missing.public}
-        assert any(missing.public in member.missed for member in self.members.values()) is not is_there
+                assert member.lost_here <= {missing.public}
+        assert any(missing.public in member.lost_here for member in self.members.values()) is not is_there
         return after_s
 
     @property
@@ -179,7 +179,7 @@ async def test_ways_that_are_cut_for_two_seconds_cost_the_time_and_nothing_else(
     for keys in cut:
         generation.ways[keys.public].mend()
     await generation.end()
-    assert not any(member.missed for member in generation.members.values())
+    assert not any(member.lost_here for member in generation.members.values())
     assert generation.stall_s < job_member.RETURN_S + 1
     if len(cut) > 1:
         assert generation.stall_s > 1.5
@@ -229,7 +229,7 @@ async def test_a_node_that_says_it_holds_the_job_and_is_silent_in_it_is_given_up
 
     answering = asyncio.create_task(answer())
     await refused_as(LinkLost, DRIVER.public, member.mailbox.get())
-    assert asked and not member.missed  # it was believed
+    assert asked and not member.lost_here  # it was believed
     assert customer.peers[DRIVER.public].is_open
     for task in (following, answering):
         task.cancel()

@@ -22,7 +22,7 @@ from nodewire.wire.framing.headers import FRAME_COST_BYTES, TENSOR_COST_BYTES, D
 from nodewire.wire.job.edge_table import JobEdges
 from nodewire.wire.job.edge_window import Route
 from nodewire.wire.link.heartbeat import Pulse
-from nodewire.wire.link.send_queue import Outbox, Transfer
+from nodewire.wire.link.outbox import Outbox, Transfer
 from tests.wire.framing.test_wire_frames import Recorder, feed
 
 JOB = "ab" * 32

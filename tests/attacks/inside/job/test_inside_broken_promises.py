@@ -60,11 +60,11 @@ async def test_who_says_that_its_neighbours_worker_died_keeps_it_from_no_later_j
 async def test_a_member_that_turns_a_link_away_ends_the_job_and_is_not_taken_for_gone(error):
     member = object.__new__(Membership)
     member._doubted, member._returns, member._addresses, member._kept = set(), Counter(), {}, {}
-    member.missed, member._request = set(), REQUEST
+    member.lost_here, member._request = set(), REQUEST
     ended = []
     member.mailbox = SimpleNamespace(cancel=ended.append)
     await member._look_after(HONEST.public, error)
-    assert not member.missed
+    assert not member.lost_here
     (why,) = ended
     assert isinstance(why, LinkLost)
     assert why.field == HONEST.public

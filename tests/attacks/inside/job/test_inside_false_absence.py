@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer.job.attempt import JobAttempt
-from nodewire.customer.job.presence import Presence
+from nodewire.customer.job.liveness import ProviderLiveness
 from nodewire.customer.job.retry_policy import SecondChances
 from nodewire.customer.payments.job_payments import most_units
 from nodewire.errors import BadInput, LinkLost
@@ -56,11 +56,11 @@ class Market:
         where = await self.stage.listen("127.0.0.1")
         self.running = running = object.__new__(JobAttempt)
         running._named, running.background = set(), SimpleNamespace(fault=None)
-        running._member = SimpleNamespace(missed=set())
+        running._member = SimpleNamespace(lost_here=set())
         running.answers = SimpleNamespace(blamed=set(), failed=set())
         running.request, running.plan = SimpleNamespace(id=REQUEST), job()[0]._plan
         running._session = SimpleNamespace(node=self.customer, log=logging.getLogger("nodewire.customer"))
-        running._presence = Presence(self.customer, {HONEST.public: (where,)})
+        running._liveness = ProviderLiveness(self.customer, {HONEST.public: (where,)})
         return self
 
     async def __aexit__(self, *_):
@@ -89,7 +89,7 @@ async def test_a_stage_that_is_gone_is_all_that_the_next_job_leaves_out():
 
 async def test_a_stage_that_the_customer_itself_has_missed_is_not_asked_again():
     async with Market() as market:
-        market.running._member.missed.add(HONEST.public)
+        market.running._member.lost_here.add(HONEST.public)
         assert await market.running.find_absent(market.said()) == {HONEST.public}
         assert not market.customer.peers
 

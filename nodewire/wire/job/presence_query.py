@@ -24,7 +24,7 @@ class _Job(Protocol):
     def is_held(self) -> bool: ...
 
 
-class Presence:
+class PresenceQuery:
     """One node's part in it, as asker and as asked. `job` finds one that is open here."""
 
     def __init__(self, job: Callable[[str], _Job | None]) -> None:

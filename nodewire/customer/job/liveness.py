@@ -19,7 +19,7 @@ KEPT = 0.9
 """What an output leaves of the longest wait before it: one that was long, once, does not count for ever."""
 
 
-class Presence:
+class ProviderLiveness:
     """Asks providers for a sign of life: before others say that one is gone, if an output is late.
 
     One that has stopped is noticed by its neighbours after 1 s of silence, and their word is not believed before the
@@ -63,7 +63,9 @@ class Presence:
         await asyncio.gather(*questions, return_exceptions=True)
 
     async def absent(self, providers: Sequence[str]) -> set[str]:
-        """Those of `providers` that refuse, or are silent for `PRESENCE_S`. One that answered is asked again."""
+        """Those of `providers` that are out of reach, or silent for `PRESENCE_S`. Who refuses is there. One that
+        answered is asked again.
+        """
         there = await asyncio.gather(*(self._question(provider).is_answered_well() for provider in providers))
         return {provider for provider, is_there in zip(providers, there, strict=True) if not is_there}
 

@@ -1,7 +1,7 @@
-"""A task of a generation whose driver guesses: what is computed of a frame, and what it is called. Part of kind 8843.
+"""A task of a generation: what is computed of a frame, and what it is called. Part of kind 8843.
 
-Frames that are void are answered with ones without rows, uncomputed. A driver compares what comes back with what it has
-sent.
+Whatever is guessed, all rows of all generations go this way. Frames that are void are answered with ones without
+rows, uncomputed. A driver compares what comes back with what it has sent.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from kinds.k8843_inboxes import Inboxes
 from nodewire.errors import BadFrame
 from nodewire.kind import Desk, Job
 from nodewire.protocol.job.frame_refusal import driven
+from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.speculation.frame_meta import Step, is_computed, step_of, without_rows
 from nodewire.protocol.tensors.frame import Array, Frame
+from nodewire.protocol.tensors.position_split import count
 
 
-class SpeculationTask:
+class DecoderTask:
     """Of one task. Its frames come in through `given`; what the task makes goes out through `outs`."""
 
     def __init__(self, task: str, job: Job, inboxes: Inboxes, desk: Desk) -> None:
@@ -36,13 +38,20 @@ class SpeculationTask:
         self._epoch = 0
         """The newest that the driver has sent."""
 
-    def concerns(self, frame: Frame[Array]) -> bool:
-        """Whether there may be guesses on the frame's edge."""
+    def is_inner(self, frame: Frame[Array]) -> bool:
+        """Whether the frame came on an edge between tasks, where guesses may travel."""
         return frame.edge in self._inner
 
     def begun(self, frame: Frame[Array]) -> None:
         """A prompt comes."""
         self._desk.received(self._task, frame)
+
+    async def admit_prompt(self, outs: Sequence[Frame[Array]]) -> None:
+        """The driver has made rows of a prompt, and knows only now how many units they are. Raises as Desk.admit."""
+        for out in outs:
+            if self._drives and out.seq == 0 and out.edge in self._inner:
+                await self._desk.admit(0, units_of(out, self._job.manifest))
+                self._admitted = 0
 
     async def given(self, frame: Frame[Array]) -> tuple[Sequence[Frame[Array]], Sequence[Frame[Array]]]:
         """What the task is to compute of a frame, and what goes out without that.
@@ -93,7 +102,7 @@ class SpeculationTask:
         chunk = chunk_said(frame)
         if chunk <= self._admitted:
             return True
-        units = max(1, -(-frame.tensors[0].shape[1] // self._job.manifest.chunk)) if frame.seq == 0 else 1
+        units = units_of(frame, self._job.manifest)
         admitting = asyncio.ensure_future(self._desk.admit(chunk, units))
         voided = asyncio.ensure_future(self._inboxes.voided(self._task, frame))
         try:
@@ -121,6 +130,11 @@ def chunk_said(frame: Frame[Array]) -> int:
     if type(chunk) is not int or not 0 <= chunk < 2**31:
         raise BadFrame("chunk", "not a chunk number")
     return chunk
+
+
+def units_of(frame: Frame[Array], manifest: Manifest) -> int:
+    """What a frame of hidden states counts as: a prompt takes as many units as its rows fill, all others one."""
+    return max(1, -(-count(frame) // manifest.chunk)) if frame.seq == 0 else 1
 
 
 def epoch_of(frame: Frame[Array]) -> int:

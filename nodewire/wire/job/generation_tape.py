@@ -1,9 +1,9 @@
 """A generation's tape: what comes and goes is kept as plain history.
 
 It stands in front of a tape that keeps frames by their numbers (a spool, say). That gets the plain frames of a chunk
-when it is closed (`protocol.speculation.plain_history`). A chunk is closed at this node when its driver has said so and
-no edge of the node's tasks lacks a row of it, whichever comes later. Of the guesses themselves the newest are in memory
-as they went out, for a consumer whose link was made again.
+when it is closed (`protocol.speculation.plain_history`). A chunk is closed at this node when its driver has signed that
+and no edge of the node's tasks lacks a row of it, whichever comes later. Of the guesses themselves the newest are in
+memory as they went out, for a consumer whose link was made again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.wire.job.edge_window import Tape
 
 MAX_AHEAD = 1_024
-"""Chunks that a driver may close before their rows are here, as to a node that still computes what came before."""
+"""Chunks that a driver may sign before their rows are here, as to a node that still computes what came before."""
 
 MAX_SENT_BYTES = 4 * 2**20
 """Of an edge's frames that are held as they went out; the newest is, however large."""
@@ -28,7 +28,7 @@ OnPlain = Callable[[str, int, Frame[Array]], None]
 """Told edge, chunk and frame of what is final."""
 
 
-class Record:
+class GenerationTape:
     """Of one job. Edges from and to the customer, whose frames are no guesses, go straight to the tape."""
 
     def __init__(self, tape: Tape, request: str, manifest: Manifest, lookahead: int) -> None:
@@ -43,8 +43,8 @@ class Record:
         self._edges: Collection[str] = ()
         self._plain: OnPlain = lambda edge, chunk, frame: None
         self._closed: Callable[[int], None] = lambda chunk: None
-        self._wanted: dict[int, int | None] = {}
-        """Chunks that the driver has closed: how many of their positions count."""
+        self._signed: dict[int, int | None] = {}
+        """Chunks that are signed and not closed: how many of their positions count."""
 
     def attend(
         self, edges: Collection[str], plain: OnPlain, closed: Callable[[int], None] = lambda chunk: None
@@ -98,13 +98,13 @@ class Record:
         if chunk >= newest + MAX_AHEAD:
             raise BadFrame("chunk", f"{chunk} is closed, {newest} is the newest here")
 
-    def close(self, chunk: int, positions: int | None = None) -> None:
-        """The driver says that a chunk is over, of which `positions` count, or all."""
-        self._wanted[chunk] = positions
+    def on_signed(self, chunk: int, positions: int | None = None) -> None:
+        """The driver has signed that a chunk is over, of which `positions` count, or all."""
+        self._signed[chunk] = positions
         self._advance()
 
     def is_past(self, chunk: int) -> bool:
-        """Whether a chunk is complete here, and the driver must have accepted it, which it has not closed."""
+        """Whether a chunk is whole here, and the driver must have accepted it, which it has not signed."""
         found = [self._histories.get(edge) for edge in self._edges]
         histories = [one for one in found if one is not None]
         return (
@@ -127,7 +127,7 @@ class Record:
         self._tell(oldest)
         if not edges or oldest > self._newest:
             return False
-        positions = self._wanted.get(oldest)
+        positions = self._signed.get(oldest)
         found = zip(edges, histories, strict=True)
         closing = [(edge, one) for edge, one in found if one is None or one.closed < oldest]
         lacking = [one is None or one.lacks(oldest, positions) for _, one in closing]
@@ -143,13 +143,13 @@ class Record:
 
     @property
     def _newest(self) -> int:
-        """The newest chunk that the driver says is over."""
-        return max(self._wanted, default=-1)
+        """The newest chunk that is signed."""
+        return max(self._signed, default=-1)
 
     def _tell(self, oldest: int) -> None:
-        """Of the chunks that the driver has closed, tell those before `oldest`."""
-        for chunk in sorted(chunk for chunk in self._wanted if chunk < oldest):
-            del self._wanted[chunk]
+        """Of the signed chunks, tell those before `oldest`: they are closed."""
+        for chunk in sorted(chunk for chunk in self._signed if chunk < oldest):
+            del self._signed[chunk]
             self._closed(chunk)
 
     def _check_same(self, histories: list[History], chunk: int, positions: int | None) -> None:
