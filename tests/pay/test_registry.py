@@ -56,7 +56,10 @@ def test_a_kind_that_nobody_registered_is_refused_with_those_that_there_are(inst
     install("coins", "coin = coins:CoinWallet")
     with pytest.raises(BadConfig) as refused:
         registry.wallet_class("lnd")
-    assert str(refused.value) == 'wallet.kind: \'lnd\' is not a kind of wallet that there is: "coin", "sim"'
+    assert (
+        str(refused.value)
+        == 'wallet.kind: \'lnd\' is not a kind of wallet that there is: "coin", "lnbits", "nwc", "sim"'
+    )
 
 
 def test_another_packages_wallet_is_imported_when_its_kind_is_configured(install):

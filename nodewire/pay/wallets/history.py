@@ -32,8 +32,8 @@ InvoiceList = Callable[[int], Awaitable[Sequence[ListedInvoice]]]
 async def settled(wallet: str, after: str, listed: InvoiceList, pause_s: float = _PAUSE_S) -> AsyncIterator[Receipt]:
     """Incoming payments of the wallet with this id, as `Wallet.settled` tells of them.
 
-    A cursor is the moment before which every invoice has been paid and told, or can be paid no more. So those younger
-    than that may be told again. The list is asked for every `pause_s`, and more rarely while it cannot be had.
+    A cursor is the moment before which every invoice has been told up to this receipt, or can be paid no more. So those
+    younger than that may be told again. The list is asked for every `pause_s`, and more rarely while it cannot be had.
 
     Raises:
         BadInput: the cursor is not this wallet's.
@@ -55,11 +55,12 @@ async def settled(wallet: str, after: str, listed: InvoiceList, pause_s: float =
             if one.transfer.state in ("open", "pending") and now_s < one.expires_at_s + LATE_S
         ]
         since_s = min(open_s, default=max((one.created_at_s for one in found), default=since_s))
-        came = [one.transfer for one in found if one.transfer.state == "settled"]
-        for one in sorted(came, key=lambda one: one.at_s):
-            if one.payment_hash not in told:
-                told.add(one.payment_hash)
-                place = cursor.at(wallet, since_s)
-                yield Receipt(place, one.payment_hash, one.preimage or "", one.amount_msat, one.at_s)
+        came = [one for one in found if one.transfer.state == "settled" and one.transfer.payment_hash not in told]
+        came.sort(key=lambda one: one.transfer.at_s)
+        for number, listed_one in enumerate(came, 1):
+            one = listed_one.transfer
+            told.add(one.payment_hash)
+            place_s = min((since_s, *(later.created_at_s for later in came[number:])))
+            yield Receipt(cursor.at(wallet, place_s), one.payment_hash, one.preimage or "", one.amount_msat, one.at_s)
         told &= {one.transfer.payment_hash for one in found}
         await asyncio.sleep(pause_s)

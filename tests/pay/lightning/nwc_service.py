@@ -119,7 +119,8 @@ class NwcService:
         raise Refusal("NOT_FOUND", "no such payment")
 
     async def list_transactions(self, type, unpaid=False, limit=50, offset=0, **since):
-        rows = [await self._row(*key) for key in reversed(self.book) if key[1] == type]
+        keys = [key for key in reversed(self.book) if key[1] == type]  # the book may grow while the wallet answers
+        rows = [await self._row(*key) for key in keys if key in self.book]
         rows = [row for row in rows if row["created_at"] >= since.get("from", 0)]
         return {"transactions": [] if self.forgets and type == "outgoing" else rows[offset : offset + limit]}
 
