@@ -171,7 +171,8 @@ def story(
         yield f"the lottery picked nothing that {cheater.name} did"
     if others := {one["provider"] for one in done["verdicts"] if one["culprit"] == cheater.public} - {cheater.public}:
         whose = ", ".join(sorted(names.get(one, one[:8]) for one in others))
-        yield f"{cheater.name} had to compute {whose}'s work again, and found what nobody else finds"
+        check = f"{cheater.name} was drawn to check {whose}'s work by computing it again"
+        yield f"{check}, and signed what nobody else finds"
     if came["convicted"]:
         votes = f", by at least {min(came['votes'])} of {len(oracles)} oracles" if came["votes"] else ""
         yield f"[bold red]convicted: {', '.join(came['convicted'])}[/]{votes}"

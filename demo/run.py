@@ -206,7 +206,7 @@ def _judged(
         ),
         Check("the market lists it no more", not still_listed, still_listed),
         Check(
-            "what other providers made again is, token by token, that of one machine",
+            "the text that the customer has in the end is, token by token, that of one machine",
             report["tokens_identical_after_repair"],
             _apart(betrayed["ids"], alone["ids"][: dishonest_provider.TOKENS]),
         ),
@@ -313,7 +313,7 @@ class Trade:
             raise Broken(f"the answer needed nobody who died, {MOST_ASKED} times")
         note(
             f"{answered['killed']} computed {answered['task']}; {answered['went_on']} took its place, from the text so"
-            f" far. For {answered['failover_ms'] / 1000:.1f} s at most nothing came."
+            f" far. The longest pause was {answered['failover_ms'] / 1000:.1f} s."
         )
         note(
             f"{len(answered['ids'])} tokens for {sats(answered['spent_msat'])},"
@@ -328,7 +328,7 @@ class Trade:
             _alone(self.smollm2, self.folder),
         )  # fmt: skip
         self.embedding = json.loads((self.folder / "embed.json").read_text())
-        table = Table("sentence", "by MiniLM the nearest of the others", box=None, header_style="bold")
+        table = Table("sentence", "the closest in meaning, by MiniLM", box=None, header_style="bold")
         for i, j in enumerate(nearest(self.embedded["vectors"])):
             table.add_row(SENTENCES[i], SENTENCES[j])
         out.print(table)

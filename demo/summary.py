@@ -52,5 +52,6 @@ def speed(report: Mapping, processes: int) -> Iterator[str]:
     )
     yield (
         f"Here {processes} daemons and their workers share {os.cpu_count()} cores with all else that runs"
-        f" ({report['load']:.1f} processes wanted one); real strangers have cores of their own, and longer ways."
+        f" ({report['load']:.1f} processes wanted a core at a time);"
+        " real strangers have cores of their own, and longer ways."
     )

@@ -83,7 +83,8 @@ def test_a_cheater_that_was_not_drawn_is_told_as_such(told):
 
 def test_a_cheater_that_is_caught_as_it_checks_another_is_told_as_such(told):
     lines = "\n".join(told([(False, "pass", CHEATER)], convicted=["provider-8"], lost_msat=2_000_000))
-    assert "provider-8 had to compute eeeeeeee's work again, and found what nobody else finds" in lines
+    told = "provider-8 was drawn to check eeeeeeee's work by computing it again, and signed what nobody else finds"
+    assert told in lines
     assert "convicted: provider-8" in lines and "the customer read" in lines
 
 
