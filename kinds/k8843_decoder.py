@@ -133,7 +133,7 @@ def chunk_said(frame: Frame[Array]) -> int:
 
 
 def units_of(frame: Frame[Array], manifest: Manifest) -> int:
-    """What a frame of hidden states counts as: a prompt takes as many units as its rows fill, all others one."""
+    """The units of a frame of hidden states: as many as a prompt's rows fill, one for all others."""
     return max(1, -(-count(frame) // manifest.chunk)) if frame.seq == 0 else 1
 
 

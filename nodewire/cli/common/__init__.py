@@ -1,1 +1,1 @@
-"""What several commands use."""
+"""Parts that several commands share."""

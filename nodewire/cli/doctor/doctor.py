@@ -81,7 +81,7 @@ async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str
 
 
 def _machine_checks(role: AnyRole | None) -> list[Check]:
-    """Of what every role needs of this machine."""
+    """Checks of this machine that every role needs."""
     checks: list[Check] = [("Python", _python), ("packages", _packages)]
     if isinstance(role, ProviderConfig) or find_spec("torch") is not None:
         level = role.worker.sandbox if role is not None and role.worker is not None else "full"
@@ -90,7 +90,7 @@ def _machine_checks(role: AnyRole | None) -> list[Check]:
 
 
 def _role_checks(role: AnyRole) -> list[Check]:
-    """Of everything that a role's file names."""
+    """Checks of everything that a role's file names."""
     return [*_network_checks(role), *_market_checks(role), *_worker_checks(role), *_money_checks(role)]
 
 
@@ -105,7 +105,7 @@ def _network_checks(role: AnyRole) -> list[Check]:
 
 
 def _market_checks(role: AnyRole) -> list[Check]:
-    """Of the disk, which keeps what the market says, and of the committee and the people who say it."""
+    """Checks of the disk with the market's records, of the committee, and of people whom the file names."""
     checks: list[Check] = [(f"disk at {role.state}", partial(disk.check, role))]
     checks.append(("committee and epochs", partial(_committee, role)))
     if not isinstance(role, OracleConfig) and role.names:
@@ -114,7 +114,7 @@ def _market_checks(role: AnyRole) -> list[Check]:
 
 
 def _worker_checks(role: AnyRole) -> list[Check]:
-    """Of what is computed: models and tasks that are served, a training, a draft."""
+    """Checks of the models and tasks that are served, of a training, and of a draft model."""
     checks: list[Check] = []
     if isinstance(role, ProviderConfig):
         checks.append(("[worker] device", partial(_device, role.worker.device)))

@@ -270,7 +270,7 @@ async def _market(role: AnyRole) -> dict[str, Trainer]:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """What is wanted of the market. `start` and `model` as `nodewire.training.customer.api.train` has them."""
+    """A training to be made by the market; `start` and `model` as `nodewire.training.customer.api.train` has them."""
 
     customer: CustomerConfig
     recipe: Recipe

@@ -177,7 +177,7 @@ class TrainingView:
             self._print(line)
 
     def _trouble(self, event: happened.Event | Progress | PaymentWait, provider: str) -> str | None:
-        """What went wrong, in a line; None if nothing did."""
+        """The failure in a line; None if there was none."""
         who = self._name(provider)
         match event:
             case happened.ResultJudgement(request, _, False, reason, _):
