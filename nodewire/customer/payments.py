@@ -28,7 +28,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
 
 AHEAD_S = 15
-"""How far the clock of a provider may be ahead."""
+"""How far the clock of a provider may be ahead, or behind."""
 _MOST_BYTES_PER_TOKEN = 8
 """A text has at most so many bytes for a token, on average. An id has as many, and counts as one."""
 _SPECIAL_TOKENS = 16
@@ -84,10 +84,11 @@ class JobPayments:
         network: str,
         *,
         most_units: int,
+        requested_s: int,
         private_endpoints: bool,
     ) -> None:
-        """`most_units`: what chunk 0 may count at most, from the size of the input. `private_endpoints`: whether
-        LNURL endpoints on loopback and private networks, over plain http, may be asked."""
+        """`most_units`: what chunk 0 may count at most, from the size of the input. `requested_s`: when (unix).
+        `private_endpoints`: whether LNURL endpoints on loopback and private networks, over plain http, may be asked."""
         self.paid: dict[tuple[str, int], Paid] = {}
         self.failed: list[NodewireError] = []
         self._request = request
@@ -97,6 +98,7 @@ class JobPayments:
         self._relays = relays
         self._network = network
         self._most_units = most_units
+        self._requested_s = requested_s
         self._private_endpoints = private_endpoints
         self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
         """By chunk, the units that the driver's first close says; None where every call is one."""
@@ -172,6 +174,8 @@ class JobPayments:
             raise BadInput("payment-required", "not by a provider of this job")
         if said.created_at > time.time() + AHEAD_S:
             raise BadInput("created_at", "a claim of the future: when it must be committed to counts from there")
+        if said.created_at < self._requested_s - AHEAD_S:
+            raise BadInput("created_at", "a claim of before its request: nobody would hear a complaint about it")
         if said.due is None or said.due.chunk > self._delivered + AHEAD:
             raise BadInput("chunk", f"a payment is asked for before its time; {self._delivered} was the last to come")
         at = said.provider, said.due.chunk

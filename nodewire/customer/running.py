@@ -59,6 +59,7 @@ class Running:
             session.relays,
             session.network,
             most_units=most_units(manifest, inputs),
+            requested_s=request.created_at,
             private_endpoints=session.private_endpoints,
         )
         self.shares = Shares(

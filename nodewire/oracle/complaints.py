@@ -14,7 +14,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.relays import Relays
 from nodewire.oracle.case import Unfounded
 from nodewire.protocol import complaint, job
-from nodewire.protocol.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS, Complaint
+from nodewire.protocol.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS, HEARD_EPOCHS, Complaint
 from nodewire.protocol.job import Request
 from nodewire.verify.finality import certificates, final_roots
 
@@ -61,7 +61,9 @@ class Complaints:
             raise BadInput("c", "another committee's")
         epoch, last = self._epoch(), one.last_epoch(self._committee)
         if not last - CLAIMED_EPOCHS - 1 <= epoch <= last + LOOKED_EPOCHS:
-            raise BadInput("created_at", f"the claim was made in epoch {last - CLAIMED_EPOCHS}, this is {epoch}")
+            raise BadInput("created_at", f"the complaint is of epoch {last - CLAIMED_EPOCHS}, this is {epoch}")
+        if (claimed := self._claimed(one)) < last - CLAIMED_EPOCHS - HEARD_EPOCHS:
+            raise BadInput("created_at", f"the claim is of epoch {claimed}, over {HEARD_EPOCHS} before the complaint")
         if self._read >= 0 and one.provider not in self._bonded:
             raise BadInput("p", "the accused has no bond")
         if one.provider not in self._open and len(self._open) >= MAX_ACCUSED:
@@ -69,6 +71,8 @@ class Complaints:
         if self._read < 0 and sum(map(len, self._open.values())) >= MAX_UNREAD:
             raise BadInput("p", "it is not known yet who has a bond, and many are accused")
         of_one = self._open.setdefault(one.provider, {})
+        if one.key in of_one and of_one[one.key].created_at <= one.created_at:
+            return  # votes are about one and the same
         of_one[one.key] = one
         if len(of_one) > MAX_OF_ONE:
             del of_one[min(of_one, key=lambda key: (of_one[key].due.amount_msat, key))]
@@ -115,8 +119,10 @@ class Complaints:
             raise BadInput("e", "not the customer's own job of this committee, or the accused has no part in it")
         if plan.verification.policy != "sampled":
             raise BadInput("policy", "the job's customer had nothing sampled")
+        claimed = self._claimed(one)
         in_time = range(last - CLAIMED_EPOCHS, last + 1)
-        finality = await final_roots(request.id, plan, request.created_at, self._market, self._relays, also=in_time)
+        also = {*range(claimed, claimed + CLAIMED_EPOCHS + 1), *in_time}
+        finality = await final_roots(request.id, plan, request.created_at, self._market, self._relays, also=also)
         if finality.unread:
             raise NotFound("epochs", f"what {len(finality.unread)} of them certify is not to be had")
         held = finality.claimed(plan, one.provider, one.due.chunk, one.due.attempt, one.due.root)
@@ -153,6 +159,10 @@ class Complaints:
         of_one.pop(one.key, None)
         if not of_one:
             del self._open[one.provider]
+
+    def _claimed(self, one: Complaint) -> int:
+        """The epoch that the claim is dated in."""
+        return self._committee.epoch_at(one.claim.created_at * 1000)
 
     def _epoch(self) -> int:
         return self._committee.epoch_at(int(self._clock.time_s() * 1000))
