@@ -75,7 +75,9 @@ class Answers:
         background: JobTaskGroup,
         *,
         network: str,
+        chunks: int,
     ) -> None:
+        """`chunks`: how many the job has at most."""
         self.heard: set[str] = set()
         """Who has said anything."""
         self.blamed: set[str] = set()
@@ -87,13 +89,17 @@ class Answers:
         self.results: dict[str, result.Said] = {}
         """What each provider's result says (decrypted), by public key."""
         self.roots: dict[tuple[str, ChunkRoot], None] = {}
-        """What providers said in their results that they committed to."""
+        """What providers said in their results that they committed to: of each task of theirs and each chunk that a
+        job can have the first word."""
+        self._rooted: set[tuple[str, str, int, int]] = set()
         self.zap_receipts = ZapReceipts(network)
         self._keys = keys
         self._request = request
         self._plan = plan
         self._manifest = manifest
         self._claims = claims
+        self._chunks = chunks
+        self._provider_of = {a.task: a.provider for a in plan.tasks}
         self._background = background
         self._said = asyncio.Condition()
         """Notified with every event of the job."""
@@ -137,11 +143,20 @@ class Answers:
                 self._feedback(heard)
         elif event.kind == kinds.result_of(kinds.INFERENCE):
             said = result.parse(event)
-            self.roots.update(dict.fromkeys((event.pubkey, root) for root in said.roots))
+            if said.request != self._request:
+                return
+            for root in said.roots:
+                self._root(event.pubkey, root)
             text = nip44.decrypt(said.ciphertext, nip44.conversation_key(self._keys, event.pubkey))
             self.results[event.pubkey] = result.Said.parse(text)
         else:
             self.zap_receipts.note(event)
+
+    def _root(self, provider: str, root: ChunkRoot) -> None:
+        is_its_own = self._provider_of.get(root.task) == provider
+        if is_its_own and root.chunk < self._chunks and not root.attempt and root.key not in self._rooted:
+            self._rooted.add(root.key)
+            self.roots[provider, root] = None
 
     def _feedback(self, said: Feedback) -> None:
         self.heard.add(said.provider)

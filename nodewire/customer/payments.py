@@ -21,7 +21,7 @@ from nodewire.pay.payer import Payer
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.cached import WHOLE_PPM, due_msat
-from nodewire.protocol.chunk import AHEAD
+from nodewire.protocol.chunk import AHEAD, chunk_of
 from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -51,6 +51,13 @@ class Paid:
 def most_units(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
     """What chunk 0 may count at most: no more than a text has bytes (and a few special tokens); ids are counted."""
     return -(-most_positions(manifest, inputs) // manifest.chunk) if manifest.mode == "generate" else 1
+
+
+def most_chunks(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
+    """How many chunks a job has at most."""
+    if manifest.mode == "generate":
+        return 1 + chunk_of(manifest, manifest.context)
+    return 1 + max((chunk_of(manifest, frame.seq) for frame in inputs), default=-1)
 
 
 def most_positions(manifest: Manifest, inputs: Sequence[Frame[Array]], tokens: int = 0) -> int:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from nodewire.customer import controls
 from nodewire.customer.answers import WORD_S, Answers
 from nodewire.customer.claims import Claims
-from nodewire.customer.payments import JobPayments, most_units
+from nodewire.customer.payments import JobPayments, most_chunks, most_units
 from nodewire.customer.planning import Draw
 from nodewire.customer.presence import Presence
 from nodewire.customer.rejected import Rejected, is_one_word, noticed
@@ -81,6 +81,7 @@ class Running:
             self._claims,
             self.background,
             network=session.network,
+            chunks=most_chunks(manifest, inputs),
         )
         generates, lookahead = manifest.mode == "generate", self.plan.terms.lookahead
         self._record = Record(session.spool, request.id, manifest, lookahead) if generates else None
