@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from nodewire.errors import NodewireError
+from nodewire.errors import BadFrame, NodewireError, TimedOut
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.nostr.event import Event
 from nodewire.pay.debts import Key
@@ -21,6 +21,7 @@ from nodewire.protocol.cached import due_msat
 from nodewire.protocol.chunk import Leaf, claim, opening
 from nodewire.protocol.close import Close
 from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.refusal import driven
 from nodewire.provider.credit import Credit
 from nodewire.provider.job_context import JobContext
 from nodewire.provider.prefixes import FoundPrompts
@@ -101,7 +102,14 @@ class Settling:
                 if self._stating is not None:  # what its inputs are signed by, it is judged by
                     await self._stating.statements.complete(chunk, self._stating.tell)
                 roots = [self._root(leaves, task, chunk) for task, leaves in made.items()]
-                await self._commit(roots)
+                try:
+                    await self._commit(roots)
+                except TimedOut as error:  # whoever closes it so late would have this node's bond slashed
+                    if close is None or self._context.drives:
+                        raise
+                    raise BadFrame(
+                        driven(self._context.manifest), f"chunk {chunk} is closed late: {error.reason}"
+                    ) from error
                 self.roots += roots
                 cached = self._prompts.cached(made, units) if self._context.generates and chunk == 0 else 0
                 await self._ask(chunk, units, cached, claim(roots), close)

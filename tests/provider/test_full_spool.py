@@ -11,6 +11,7 @@ from nodewire.protocol import job
 from nodewire.protocol.chunk import Opening
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
+from nodewire.provider import proving
 from nodewire.provider.admission import AdmittedJob
 from nodewire.provider.committing import Committing
 from nodewire.provider.holding import Holding, Kept
@@ -111,11 +112,13 @@ async def test_what_is_committed_to_is_in_the_spool_though_its_consumers_have_no
 
 
 @pytest.fixture
-def provider(tmp_path):
+def provider(tmp_path, monkeypatch):
     """Its Proven, spool and file, with one frame of a job; `admitted(policy)` is the job."""
+    now_s = COMMITTEE.close_ms(job.parse(EVENT).plan.epoch) / 1000
+    monkeypatch.setattr(proving, "time", SimpleNamespace(time=lambda: now_s))
     spool, file = Spool(tmp_path / "spool", 10**6), KeptWork(tmp_path / "kept.db")
     committing = Committing(CUSTOMER, None, None, SimpleNamespace(committee=None), file)
-    proven = Proven(PROVIDER.public, file, Holding(PROVIDER, COMMITTEE, spool, granted), committing, spool, 60_000)
+    proven = Proven(PROVIDER.public, file, Holding(PROVIDER, COMMITTEE, spool, granted), committing, spool, COMMITTEE)
     return proven, spool, file
 
 
