@@ -10,6 +10,7 @@ import pytest
 from nodewire.errors import BadFrame, TimedOut
 from nodewire.job_task_group import JobTaskGroup
 from nodewire.pay.ledger import Ledger
+from nodewire.protocol import job as requests
 from nodewire.protocol.chunk import Leaf, Shown
 from nodewire.protocol.close import Close
 from nodewire.protocol.commitment import ChunkRoot
@@ -51,9 +52,7 @@ def made(tmp_path):
 
 
 def proving_request(policy):
-    from nodewire.protocol import job
-
-    request = job.parse(EVENT)
+    request = requests.parse(EVENT)
     verification = request.plan.verification.model_copy(update={"policy": policy})
     object.__setattr__(request, "plan", request.plan.model_copy(update={"verification": verification}))
     return request
