@@ -119,15 +119,14 @@ class Answers:
 
     async def complete(self, paid: Callable[[], Iterable[Paid]]) -> None:
         """Return when every provider has given its result, and a receipt for every zap."""
-
-        def has_everything() -> bool:
-            here = {*self._plan.providers()}
-            return self.results.keys() >= here and all(
-                self.zap_receipts.of(one) for one in paid() if one.provider in here
-            )
-
         async with self._said:
-            await self._said.wait_for(has_everything)
+            await self._said.wait_for(lambda: not self.lacking(paid()))
+
+    def lacking(self, paid: Iterable[Paid]) -> set[str]:
+        """The providers that have not given their result, or a receipt for a zap."""
+        here = {*self._plan.providers()}
+        without = {one.provider for one in paid if one.provider in here and self.zap_receipts.of(one) is None}
+        return (here - self.results.keys()) | without
 
     async def own_word(self) -> None:
         """Return when some provider has said itself that it is at fault."""

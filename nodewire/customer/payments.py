@@ -276,6 +276,10 @@ class JobPayments:
     def _wanted(self, last_chunk: int) -> set[tuple[str, int]]:
         return {(p, n) for n in range(last_chunk + 1) for p in self._charging()} - self._refused
 
+    def unclaimed(self, last_chunk: int) -> set[str]:
+        """The providers that have not asked for all that they could be paid up to `last_chunk`."""
+        return {provider for provider, _ in self._wanted(last_chunk) - self.paid.keys() - self._claims.keys()}
+
     def _charging(self) -> set[str]:
         return {p for p in self._plan.providers() if self._plan.price_msat(p)}
 

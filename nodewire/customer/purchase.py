@@ -304,7 +304,9 @@ class Purchase:
     async def _settle(self) -> None:
         running = self.running
         assert running.sharing is not None
-        await ending.settle(running.payments, running.shares, running.sharing, running.answers, self._last_chunk)
+        payments, shares = running.payments, running.shares
+        silent = await ending.settle(payments, shares, running.sharing, running.answers, self._last_chunk)
+        self._session.planner.missed(silent)  # so nobody is waited for each time
         self.receipts += await ending.give_receipts(
             self._session.keys, self.request.id, self.plan, running.payments, running.answers, running.publish
         )
