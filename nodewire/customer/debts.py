@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from nodewire.customer.payments import AHEAD_S
+from nodewire.customer.payments import BEHIND_S
 from nodewire.errors import BadInput, NodewireError, NotFound, TimedOut
 from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
@@ -235,7 +235,7 @@ def _is_in_plan(said: Feedback, request: Request) -> bool:
     plan, due = request.plan, said.due
     price_msat = plan.price_msat(said.provider)
     fair = price_msat > 0 and due.amount_msat <= due.units * price_msat and (due.units == 1 or due.chunk == 0)
-    fair &= said.created_at >= request.created_at - AHEAD_S
+    fair &= said.created_at >= request.created_at - BEHIND_S
     return fair and not due.attempt and due.units * plan.chunk_msat <= plan.terms.max_total_msat
 
 

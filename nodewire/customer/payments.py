@@ -28,7 +28,9 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
 
 AHEAD_S = 15
-"""How far the clock of a provider may be ahead, or behind."""
+"""How far the clock of a provider may be ahead."""
+BEHIND_S = 600
+"""How long before its request a claim may be dated: this machine's clock may be ahead, and complaints reach far back."""
 _MOST_BYTES_PER_TOKEN = 8
 """A text has at most so many bytes for a token, on average. An id has as many, and counts as one."""
 _SPECIAL_TOKENS = 16
@@ -181,7 +183,7 @@ class JobPayments:
             raise BadInput("payment-required", "not by a provider of this job")
         if said.created_at > time.time() + AHEAD_S:
             raise BadInput("created_at", "a claim of the future: when it must be committed to counts from there")
-        if said.created_at < self._requested_s - AHEAD_S:
+        if said.created_at < self._requested_s - BEHIND_S:
             raise BadInput("created_at", "a claim of before its request: nobody would hear a complaint about it")
         if said.due is None or said.due.chunk > self._delivered + AHEAD:
             raise BadInput("chunk", f"a payment is asked for before its time; {self._delivered} was the last to come")

@@ -98,11 +98,11 @@ async def test_a_claim_of_which_records_need_not_be_kept_any_more_convicts_nobod
         complaints.came(late)
 
 
-@pytest.mark.parametrize("back_s", [60, DAY_S, 20_000 * DAY_S])
+@pytest.mark.parametrize("back_s", [601, DAY_S, 20_000 * DAY_S])
 def test_a_claim_that_is_dated_before_its_request_is_not_paid(back_s):
     """A day back no oracle hears a complaint about it any more."""
     now_s = int(time.time())
     payments, _ = job(requested_s=now_s)
     with pytest.raises(BadInput, match="created_at"):
         payments.expects(replace(asks(DRIVER, 0), created_at=now_s - back_s))
-    assert payments.expects(replace(asks(DRIVER, 0), created_at=now_s - 10))  # a clock that is behind
+    assert payments.expects(replace(asks(DRIVER, 0), created_at=now_s - 599))  # a clock that is behind

@@ -1,4 +1,4 @@
-"""A provider that says nothing when all is done: each answer that it has a part in would take half a minute to settle."""
+"""A provider that says nothing when all is done: each answer of its would take half a minute to be settled."""
 
 from __future__ import annotations
 
