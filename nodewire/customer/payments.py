@@ -30,7 +30,7 @@ from nodewire.protocol.plan import Plan
 AHEAD_S = 15
 """How far the clock of a provider may be ahead."""
 BEHIND_S = 600
-"""How long before its request a claim may be dated: this machine's clock may be ahead, and complaints reach far back."""
+"""How long before its request a claim may be dated, as this machine's clock may be ahead: complaints reach far back."""
 _MOST_BYTES_PER_TOKEN = 8
 """A text has at most so many bytes for a token, on average. An id has as many, and counts as one."""
 _SPECIAL_TOKENS = 16

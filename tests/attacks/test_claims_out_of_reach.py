@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from nodewire.customer import debts
 from nodewire.errors import BadInput
-from nodewire.protocol import complaint
+from nodewire.protocol import complaint, feedback
 from nodewire.protocol.complaint import CLAIMED_EPOCHS, HEARD_EPOCHS
 from tests.customer.paid_job import DRIVER, asks, job
 from tests.customer.public_record import CUSTOMER
@@ -106,3 +107,9 @@ def test_a_claim_that_is_dated_before_its_request_is_not_paid(back_s):
     with pytest.raises(BadInput, match="created_at"):
         payments.expects(replace(asks(DRIVER, 0), created_at=now_s - back_s))
     assert payments.expects(replace(asks(DRIVER, 0), created_at=now_s - 599))  # a clock that is behind
+
+
+@pytest.mark.parametrize(("back_s", "counts"), [(599, True), (601, False)])
+def test_such_a_claim_is_not_found_among_old_debts_either(record, back_s, counts):
+    said = feedback.parse(record.claimed(1, 0, at_s=record.began_s - back_s))
+    assert debts._is_in_plan(said, record.request) == counts
