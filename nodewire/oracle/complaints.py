@@ -122,7 +122,7 @@ class Complaints:
         claimed = self._claimed(one)
         in_time = range(last - CLAIMED_EPOCHS, last + 1)
         also = {*range(claimed, claimed + CLAIMED_EPOCHS + 1), *in_time}
-        finality = await final_roots(request.id, plan, request.created_at, self._market, self._relays, also=also)
+        finality = await final_roots(request.id, plan, self._market, self._relays, also=also)
         if finality.unread:
             raise NotFound("epochs", f"what {len(finality.unread)} of them certify is not to be had")
         held = finality.claimed(plan, one.provider, one.due.chunk, one.due.attempt, one.due.root)
