@@ -107,7 +107,8 @@ class Answers:
     async def follow(self, pool: Relaying) -> None:
         """Take what comes until cancelled."""
         answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), nip57.RECEIPT})
-        wanted = Filter(kinds=answers, tags={"e": frozenset({self._request})})
+        providers = frozenset(self._plan.providers())  # anybody may say anything about a public request
+        wanted = Filter(kinds=answers, authors=providers, tags={"e": frozenset({self._request})})
         async with pool.subscribe([wanted]) as events:
             async for event in events:
                 try:

@@ -241,7 +241,8 @@ async def settle(found: Verified, request: Event, holder: BondHolder, keys: Keys
 
 
 async def _listen(request: Request, found: Verified, market: Market, pool: Relaying, came: asyncio.Event) -> None:
-    about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({request.id})})
+    oracles = frozenset(oracle.pubkey for oracle in market.committee.oracles)
+    about = Filter(kinds=frozenset({kinds.CERTIFICATE}), authors=oracles, tags={"e": frozenset({request.id})})
     while True:
         try:
             async with pool.subscribe([about]) as events:
