@@ -119,18 +119,17 @@ class Complaints:
             raise BadInput("e", "not the customer's own job of this committee, or the accused has no part in it")
         if plan.verification.policy != "sampled":
             raise BadInput("policy", "the job's customer had nothing sampled")
-        claimed = self._claimed(one)
-        in_time = range(last - CLAIMED_EPOCHS, last + 1)
-        also = {*range(claimed, claimed + CLAIMED_EPOCHS + 1), *in_time}
+        spans = [range(first, first + CLAIMED_EPOCHS + 1) for first in (self._claimed(one), last - CLAIMED_EPOCHS)]
+        also = {epoch for span in spans for epoch in span}
         finality = await final_roots(request.id, plan, self._market, self._relays, also=also)
         if finality.unread:
             raise NotFound("epochs", f"what {len(finality.unread)} of them certify is not to be had")
         held = finality.claimed(plan, one.provider, one.due.chunk, one.due.attempt, one.due.root)
         if held is not None and held.epoch <= last:
             raise BadInput("root", f"certified in epoch {held.epoch}")
-        certified = await certificates(self._relays, self._committee, in_time[1:])
-        if len(certified) < ENOUGH_EPOCHS:
-            raise BadInput("epochs", f"only {len(certified)} were certified in which the roots could have been")
+        certified = await certificates(self._relays, self._committee, also)
+        if (few := min(sum(epoch in certified for epoch in span[1:]) for span in spans)) < ENOUGH_EPOCHS:
+            raise BadInput("epochs", f"only {few} were certified in which the roots could have been")
         _log.warning("%s claimed chunk %d and committed to nothing", one.provider[:8], one.due.chunk)
         self._holds(Unfounded(one, last, task))
 

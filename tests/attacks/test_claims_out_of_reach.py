@@ -10,7 +10,7 @@ import pytest
 from nodewire.customer import debts
 from nodewire.errors import BadInput
 from nodewire.protocol import complaint, feedback
-from nodewire.protocol.complaint import CLAIMED_EPOCHS, HEARD_EPOCHS
+from nodewire.protocol.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS, HEARD_EPOCHS
 from tests.customer.paid_job import DRIVER, asks, job
 from tests.customer.public_record import CUSTOMER
 from tests.oracle.test_oracle_complaints import Record
@@ -62,6 +62,18 @@ async def test_an_honest_claim_is_founded_however_late_somebody_complains(record
 
     record.contents = of_oracles
     assert await complaints_of == []
+
+
+async def test_whose_claim_fell_into_a_time_without_certificates_is_not_to_blame_later(record):
+    """It could not commit then, and its chunk's deadline may have passed since."""
+    claim, complaints, later = record.claim(), record.complaints(), record.epoch + 100
+    for number in range(record.epoch + CLAIMED_EPOCHS - ENOUGH_EPOCHS + 2, later + CLAIMED_EPOCHS + 1):
+        record.certify(number)  # three of those of the claim's time
+    record.now(later)
+    complaints.came(complaint.build(CUSTOMER, record.committee.digest(), claim, created_at=record.at_ms // 1000))
+    record.now(later + CLAIMED_EPOCHS + 2)
+    await complaints.look()
+    assert record.said == []
 
 
 async def test_who_complains_beforehand_takes_no_time_from_the_accused(record):
