@@ -34,6 +34,8 @@ BEHIND_S = 600
 _MOST_BYTES_PER_TOKEN = 8
 """A text has at most so many bytes for a token, on average. An id has as many, and counts as one."""
 _SPECIAL_TOKENS = 16
+_MOST_POSITIONS = 2**21
+"""Of a session, where the manifest says nothing."""
 log = logging.getLogger("nodewire.customer")
 
 
@@ -58,7 +60,7 @@ def most_units(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
 def most_chunks(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
     """How many chunks a job has at most."""
     if manifest.mode == "generate":
-        return 1 + chunk_of(manifest, manifest.context)
+        return 1 + chunk_of(manifest, manifest.context or _MOST_POSITIONS)
     return 1 + max((chunk_of(manifest, frame.seq) for frame in inputs), default=-1)
 
 

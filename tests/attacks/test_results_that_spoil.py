@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer.answers import Answers
+from nodewire.customer.payments import most_chunks
 from nodewire.customer.receipts import MAX_ZAP_RECEIPTS, ZapReceipts
 from nodewire.customer.transcribing import _roots
 from nodewire.job_task_group import JobTaskGroup
@@ -120,3 +121,9 @@ def test_a_receipt_of_another_provider_is_none_and_fills_its_own_room_alone():
     seen._read[SECOND.public] = MAX_ZAP_RECEIPTS
     seen.note(fair)
     assert seen.of(paid) is None
+
+
+@pytest.mark.parametrize(("context", "chunks"), [(64, 2), (65, 3), (0, 2**15 + 1)])
+def test_no_chunk_that_a_generation_can_have_is_left_out(context, chunks):
+    """Position 1 is the first of chunk 1; a manifest need not say how many there are."""
+    assert most_chunks(SimpleNamespace(mode="generate", chunk=64, context=context), ()) == chunks
