@@ -24,3 +24,4 @@ export * from "./json.js";
 export * as merkle from "./merkle.js";
 export * from "./msgpack.js";
 export * from "./value.js";
+export * as wire from "./wire/index.js";
