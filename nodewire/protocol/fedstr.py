@@ -21,6 +21,7 @@ from nodewire.nostr import nip44
 from nodewire.nostr.event import Event, Tags
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
+from nodewire.protocol.committee import HttpUrl
 from nodewire.protocol.families import READING_TOML
 from nodewire.protocol.feedback import Status
 from nodewire.protocol.recipe import MAX_SHARDS, Recipe
@@ -82,7 +83,7 @@ class Output(Schema):
     ERROR: ClassVar[type[BadInput]] = BadEvent
 
     v: Literal[1] = 1
-    urls: tuple[str, ...] = Field(max_length=8)
+    urls: tuple[HttpUrl, ...] = Field(max_length=8)
     sha256: Hex32
     bytes: Count
     key: Hex32
