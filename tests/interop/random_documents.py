@@ -22,6 +22,7 @@ from nodewire.protocol.beat import Beat
 from nodewire.protocol.body import Body
 from nodewire.protocol.close import Close
 from nodewire.protocol.closing import Close as RoundClose
+from nodewire.protocol.closing import Closed, Counted, drawn, shown
 from nodewire.protocol.commitment import Commitment
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.delivery import Delivered, Progress
@@ -30,10 +31,12 @@ from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.job import Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.outer import Optimization, OuterDelivered, OuterTicket
+from nodewire.protocol.outer import work_gflop as step_gflop
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.receipt import Closing, Receipt
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import Round, RoundTicket
+from nodewire.protocol.round import work_gflop as round_gflop
 from nodewire.protocol.schema import Schema
 from nodewire.protocol.sent import Sent
 from nodewire.protocol.splice import Splice
@@ -43,7 +46,7 @@ from nodewire.protocol.transcript import Transcript
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Report, Sampled
 
-NUMBER = 4_000
+NUMBER = 6_000
 SEED = 2_026
 VECTORS = Path(__file__).parents[1] / "vectors"
 _MARKET = (Ad, Beat, Body, Committee, Inventory, Manifest, Plan, Share, Splice)
@@ -124,7 +127,7 @@ def _training(examples: dict[str, Any]) -> dict[str, list[Any]]:
     opens = [[one, two], [three, four]]
     outer_ticket = {"v": 1, "request": one, "salt": two, "recipe": recipe, "theta_key": three, "theta_sha256": four}
     outer_result = {"v": 1, "theta_key": one, "theta_sha256": two, "root": three, "momenta_key": four}
-    shown = [{"segment": n, "blob": blob, "key": two, "sha256": three} for n in (0, 3)]
+    states = [{"segment": n, "blob": blob, "key": two, "sha256": three} for n in (0, 3)]
     inputs = [
         {**step["inputs"][0], "index": n // 2, "weight": n + 1, "result": key}
         for n, key in enumerate((one, two, three))
@@ -141,7 +144,7 @@ def _training(examples: dict[str, Any]) -> dict[str, list[Any]]:
         "Round": [round_, {**round_, "shards": shards, "start": blob, "previous": three, "inline": 45_056}],
         "RoundClose": [json.loads(examples["round_close"]["content"])],
         "RoundTicket": [ticket, {**ticket, "start_key": one, "carried": two}],
-        "Showing": [{"v": 1, "shown": shown}],
+        "Showing": [{"v": 1, "shown": states}],
         "Trainer": [json.loads(examples["trainer"]["content"])],
         "Transcript": _transcripts(recipe, examples),
     }
@@ -278,8 +281,21 @@ def _case(name: str, text: str) -> dict[str, Any]:
         return {**case, "error": error.code}
     if isinstance(read, Recipe):
         takes = (read.parameters(), read.trained(), read.stretches(), read.flops_per_round(), read.memory_bytes())
-        case["takes"] = [str(number) for number in (*takes, read.upload_bytes())]
+        case["takes"] = [str(number) for number in (*takes, read.upload_bytes(), *_audited(read))]
     return {**case, "is": read.seal() if isinstance(read, Ticket) else sha256(packed).hexdigest()}
+
+
+def _audited(recipe: Recipe) -> tuple[Any, ...]:
+    """What a round and an outer step of three inputs are in gflop, and what is drawn and asked for of two results."""
+    steps = max(1, recipe.steps // 2)
+    said: list[Any] = [round_gflop(recipe, steps), step_gflop(recipe, 3)]
+    for doubted in (False, True):
+        of = {"request": "1" * 64, "provider": "2" * 64, "index": 0, "result": "3" * 64, "commitment": recipe.digest()}
+        counted = Counted(**of, doubted=doubted)
+        close = RoundClose(job="4" * 64, round=0, nonce="5" * 64, results=(counted,))
+        segments = drawn(Closed("6" * 64, "7" * 64, close), counted, recipe, steps)
+        said += [",".join(map(str, segments)), ",".join(map(str, shown(segments, recipe, steps)))]
+    return tuple(said)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop import random_documents, random_frames, random_plans
+from tests.interop import random_documents, random_events, random_frames, random_plans
 
 CORE = Path(__file__).parents[2] / "plugin" / "core"
 NPM = shutil.which("npm")
@@ -21,9 +21,11 @@ if NPM is None or not (CORE / "node_modules").is_dir():
 
 def test_the_second_implementation_passes_the_vectors_and_agrees_on_random_cases(tmp_path):
     files = {}
-    for name, module in (("PLANS", random_plans), ("DOCUMENTS", random_documents), ("FRAMES", random_frames)):
-        files[f"NODEWIRE_RANDOM_{name}"] = str(tmp_path / f"{name}.jsonl")
-        module.write(Path(files[f"NODEWIRE_RANDOM_{name}"]))
+    for module in (random_plans, random_documents, random_events, random_frames):
+        name = module.__name__.rpartition(".")[2]
+        file = tmp_path / f"{name}.jsonl"
+        module.write(file)
+        files[f"NODEWIRE_{name.upper()}"] = str(file)
     run = subprocess.run(
         [NPM, "test"],
         cwd=CORE,
@@ -35,5 +37,6 @@ def test_the_second_implementation_passes_the_vectors_and_agrees_on_random_cases
     assert run.returncode == 0, run.stdout[-8_000:] + run.stderr[-2_000:]
     assert re.search(rf"# {random_plans.NUMBER} cases, of them \d+ plans", run.stdout), run.stdout[-2_000:]
     assert re.search(rf"# {random_documents.NUMBER} documents, of them \d+ read", run.stdout), run.stdout[-2_000:]
+    assert re.search(rf"# {random_events.NUMBER} events, of them \d+ read", run.stdout), run.stdout[-2_000:]
     assert re.search(rf"# {random_frames.NUMBER} links, of them \d+ without a fault", run.stdout), run.stdout[-2_000:]
     assert "# skipped 0" in run.stdout

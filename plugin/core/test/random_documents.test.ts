@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import type { DocumentType } from "../src/document.js";
 import { ad, beat, spliceAd } from "../src/documents/ad.js";
+import * as commitments from "../src/documents/commitments.js";
 import { body, committee, inventory, partial } from "../src/documents/committee.js";
 import { close, rollCall, sent, swarm, ticket, ticketSeal } from "../src/documents/job.js";
 import { manifest } from "../src/documents/manifest.js";
@@ -92,7 +93,13 @@ function read(type: DocumentType<any>, json: string): { is: string; why: string;
 }
 
 function takesIn(of: Recipe): string {
-  const takes = takesOf(of);
-  const { parameters, trained, stretches, flopsPerRound, memoryBytes, uploadBytes } = takes;
-  return formatJson([parameters, trained, stretches, flopsPerRound, memoryBytes, uploadBytes].map(String));
+  const { parameters, trained, stretches, flopsPerRound, memoryBytes, uploadBytes } = takesOf(of);
+  const steps = of.steps > 1n ? of.steps / 2n : 1n;
+  const gflop = [commitments.roundGflop(of, steps), commitments.stepGflop(of, 3n)];
+  const audited = [false, true].flatMap((doubted) => {
+    const drawn = commitments.drawnSegments(of, steps, { close: "6".repeat(64), commitment: recipe.digest(of), doubted });
+    return [drawn, commitments.snapshotsOf(of, steps, drawn)];
+  });
+  const said = [parameters, trained, stretches, flopsPerRound, memoryBytes, uploadBytes, ...gflop, ...audited];
+  return formatJson(said.map(String));
 }
