@@ -4,3 +4,5 @@ export * from "./control.js";
 export * from "./frames.js";
 export * from "./head.js";
 export * from "./header.js";
+export * from "./history.js";
+export * from "./mxint8.js";
