@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop import random_documents, random_events, random_frames, random_plans
+from tests.interop import random_documents, random_events, random_frames, random_guesses, random_plans
 
 CORE = Path(__file__).parents[2] / "plugin" / "core"
 NPM = shutil.which("npm")
@@ -21,7 +21,7 @@ if NPM is None or not (CORE / "node_modules").is_dir():
 
 def test_the_second_implementation_passes_the_vectors_and_agrees_on_random_cases(tmp_path):
     files = {}
-    for module in (random_plans, random_documents, random_events, random_frames):
+    for module in (random_plans, random_documents, random_events, random_frames, random_guesses):
         name = module.__name__.rpartition(".")[2]
         file = tmp_path / f"{name}.jsonl"
         module.write(file)
@@ -39,4 +39,5 @@ def test_the_second_implementation_passes_the_vectors_and_agrees_on_random_cases
     assert re.search(rf"# {random_documents.NUMBER} documents, of them \d+ read", run.stdout), run.stdout[-2_000:]
     assert re.search(rf"# {random_events.NUMBER} events, of them \d+ read", run.stdout), run.stdout[-2_000:]
     assert re.search(rf"# {random_frames.NUMBER} links, of them \d+ without a fault", run.stdout), run.stdout[-2_000:]
+    assert re.search(rf"# {random_guesses.NUMBER} edges, of them \d+ without a fault", run.stdout), run.stdout[-2_000:]
     assert "# skipped 0" in run.stdout

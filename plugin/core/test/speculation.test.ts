@@ -1,9 +1,11 @@
 /** speculation1.json: what guesses become, what is refused, what is claimed and what stays uncomputed; and mxint8. */
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { fromHex } from "../src/bytes.js";
 import { NodewireError } from "../src/errors.js";
+import { parseJson } from "../src/json.js";
 import type { Value, ValueMap } from "../src/value.js";
 import { type Guess, History, type PlainRow, readMxint8, uncomputed } from "../src/wire/index.js";
 import { at, list, text, vectors } from "./vectors.js";
@@ -78,6 +80,35 @@ for (const one of list(at(speculation, "void"))) {
     assert.deepEqual(uncomputed(waiting), numbers(one.get("uncomputed")));
   });
 }
+
+const file = process.env["NODEWIRE_RANDOM_GUESSES"];
+const skip = file ? false : "make interop writes them, and names their file in NODEWIRE_RANDOM_GUESSES";
+
+test("random guesses become what nodewire makes of them", { skip }, (context) => {
+  const lines = readFileSync(file!, "utf-8").trimEnd().split("\n");
+  let whole = 0;
+  lines.forEach((line, n) => {
+    const one = parseJson(line) as ValueMap;
+    const steps = list(one.get("steps")!);
+    const history = begun(one);
+    const plain: PlainRow<number>[] = [];
+    const isRefused = one.get("refused") === true;
+    steps.forEach((of, at) => {
+      if (isRefused && at === steps.length - 1) assert.throws(() => step(history, of), NodewireError, `case ${n}`);
+      else plain.push(...step(history, of));
+    });
+    const wanted = list(one.get("plain")!).map((row) => ["seq", "pos", "chunk", "row"].map((name) => number(row.get(name))));
+    assert.deepEqual(
+      plain.map((row) => [row.seq, row.pos, row.chunk, row.row]),
+      wanted,
+      `case ${n}`,
+    );
+    if (!isRefused) assert.deepEqual(history.claims(), numbers(one.get("claims")), `case ${n}`);
+    whole += Number(!isRefused);
+  });
+  context.diagnostic(`${lines.length} edges, of them ${whole} without a fault`);
+  assert.ok(whole > lines.length / 10 && whole < lines.length * 0.9, `${whole} of ${lines.length} are without a fault`);
+});
 
 test("the numbers of mxint8", () => {
   const of = at(vectors("examples1.json"), "mxint8");

@@ -50,7 +50,8 @@ export class History<R> {
   /** Chunks that are closed. */
   private closed = 0;
   private isOver = false;
-  private furthest = 0;
+  /** The last position that a row on the run ever had. */
+  private furthest: number;
   private readonly came = new Map<number, number>();
 
   constructor(private readonly of: Bounds) {
@@ -78,8 +79,8 @@ export class History<R> {
     else if (frame.rows.length > 0) {
       this.cells = [];
       this.run.push(...frame.rows);
-      this.reached(this.end() - 1);
     }
+    this.furthest = Math.max(this.furthest, this.end() - 1);
   }
 
   /** The plain frames that a close makes final; `positions` of the last chunk. Raises bad-frame. */
@@ -87,7 +88,9 @@ export class History<R> {
     if (this.isOver || chunk !== this.closed) throw refused("chunk", `${chunk} is closed out of order`);
     const first = this.first(chunk);
     const count = chunk === 0 ? 0 : (positions ?? this.of.chunk);
-    if (count > this.of.chunk || this.run.length < first - this.of.prompt + count)
+    if (positions !== undefined && (positions < 1 || positions > this.of.chunk))
+      throw refused("positions", "are not from 1 to the chunk's");
+    if (this.run.length < first - this.of.prompt + count)
       throw refused("chunk", `${chunk} is closed before its rows came`);
     this.closed = chunk + 1;
     this.isOver = positions !== undefined && chunk > 0;
@@ -99,6 +102,7 @@ export class History<R> {
 
   /** Chunks that are not closed and are claimed all the same when the job fails. */
   claims(): number[] {
+    if (this.isOver) return [];
     const claimed: number[] = [];
     for (let chunk = this.closed; chunk === 0 || this.isPast(chunk); chunk++) {
       if (chunk === 0 && this.seq === 0) break;
@@ -107,7 +111,7 @@ export class History<R> {
     return claimed;
   }
 
-  /** Whether all of a chunk is there, and a row came more than 2 * lookahead positions behind it. */
+  /** Whether all of a chunk is there, and a row of the run came more than 2 * lookahead positions behind it. */
   private isPast(chunk: number): boolean {
     const behind = this.first(chunk + 1);
     return this.end() >= behind && this.furthest - (behind - 1) > 2 * this.of.lookahead;
@@ -120,10 +124,6 @@ export class History<R> {
   /** The first position of a chunk. */
   private first(chunk: number): number {
     return chunk === 0 ? 0 : this.of.prompt + (chunk - 1) * this.of.chunk;
-  }
-
-  private reached(pos: number): void {
-    this.furthest = Math.max(this.furthest, pos);
   }
 
   private count({ chunk, rows }: Guess<R>): void {
@@ -139,11 +139,14 @@ export class History<R> {
     const end = this.end();
     if (keep && keep.length === 0) throw refused("keep", "is empty");
     if (pos < prompt) throw refused("pos", "is before the prompt's end");
-    if (keep ? pos !== end + keep.length : pos > end) throw refused("pos", "is not where the run ends");
+    // one that stands for a frame which was void may stand behind others of these
+    if (keep ? pos !== end + keep.length : rows.length > 0 && pos > end) throw refused("pos", "is not where the run ends");
     const open = this.first(Math.max(1, this.closed));
     if (pos < open || this.isOver) throw refused("closed", "is where a chunk is closed");
     if (pos - open >= 4 * size + 2 * lookahead) throw refused("pos", "is too far behind what is closed");
     const of = keep && rows.length === 0 ? pos - 1 : pos;
+    if (keep && rows.length > 0 && chunk !== 1 + Math.floor((end - prompt) / size))
+      throw refused("keep", "stands beside rows of another chunk than its first cell's");
     if (chunk !== 1 + Math.floor((of - prompt) / size)) throw refused("chunk", `${chunk} is not that of the position`);
     return end;
   }
@@ -179,9 +182,8 @@ export class History<R> {
       if (!Number.isInteger(parent) || parent < -1 || parent >= this.cells.length)
         throw refused("parents", "have one that is no live cell of a lower number");
       this.cells.push({ row, parent });
-      const depth = this.depth(this.cells.length - 1);
-      if (depth > 2 * this.of.lookahead - 1) throw refused("parents", "have a row too far behind the run's end");
-      this.reached(this.end() + depth);
+      if (this.depth(this.cells.length - 1) > 2 * this.of.lookahead - 1)
+        throw refused("parents", "have a row too far behind the run's end");
     });
   }
 
