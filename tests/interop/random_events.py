@@ -15,9 +15,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nodewire.errors import NodewireError
+from nodewire.errors import BadEvent, NodewireError
 from nodewire.nostr.event import Event
-from nodewire.protocol import audit, closing, delivery, inline, outer, trainer
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import audit, closing, delivery, fedstr, inline, outer, trainer
 from nodewire.protocol import round as rounds
 
 NUMBER = 3_000
@@ -25,8 +26,18 @@ SEED = 2_026
 VECTORS = Path(__file__).parents[1] / "vectors"
 
 
+PROVIDER = Keys(b"\x02" * 32)
+"""Whom requests in FEDSTR's layout are for: other readers have this key, too."""
+
+
 def _round(event: Event) -> None:
     inline.of(event, rounds.parse(event).round.theta)
+
+
+def _read_fedstr(event: Event) -> None:
+    if not fedstr.is_ours(event, PROVIDER):
+        raise BadEvent("event", "is not for this provider")
+    fedstr.parse(event, PROVIDER)
 
 
 READERS: dict[str, Callable[[Event], Any]] = {
@@ -37,6 +48,7 @@ READERS: dict[str, Callable[[Event], Any]] = {
     "outer_delivery": outer.parse_result,
     "round_close": closing.parse,
     "snapshots_asked": audit.parse,
+    "fedstr": _read_fedstr,
 }
 _MANY = ("e", "p", "t")
 """Of tags that stand once a reader takes the first, or refuses a second."""
@@ -103,12 +115,38 @@ def _bases() -> dict[str, list[dict[str, Any]]]:
     made = examples["delivery"]
     tags = [*made["tags"][:4], ["i", two, "blob", "5"], *made["tags"][4:]]
     found["outer_delivery"] = [{**made, "kind": 6_842}, {**made, "kind": 6_842, "tags": tags}]
+    found["fedstr"] = _fedstr(examples)
     close = examples["round_close"]
     said = json.loads(close["content"])
     said["results"] += [{**said["results"][0], "index": 1, "request": one, "provider": two}]
     tags = [["e", one], close["tags"][0], ["p", two], close["tags"][1], close["tags"][2]]
     found["round_close"].append({**close, "content": json.dumps(said), "tags": tags})
     return found
+
+
+def _fedstr(examples: dict[str, Any]) -> list[dict[str, Any]]:
+    url, text = ["i", "https://a.example/d", "url", "", "data"], ["i", "d2VpZ2h0cw==", "text", "", "state"]
+    cited = [url, ["x", "1" * 64, "data", "1000"], ["key", "2" * 64, "data"], text, ["bid", "7"]]
+    recipe = json.dumps(examples["recipe"]["document"])
+    named = {"task": "train", "run": "fedavg", "recipe": recipe, "round": "3", "index": "1"}
+    plain = {
+        "task": "train",
+        "run": "diloco",
+        "model": "mlp",
+        "inputs": "4",
+        "hidden": "8,4",
+        "classes": "2",
+        "steps": "7",
+    }
+    plain |= {"batch": "4", "lr": "0.10", "momentum": "5e-1", "deadline": "60", "seed": "9"}
+    return [
+        {**examples["round"], "kind": 8_000, "content": "", "tags": [["p", PROVIDER.public], *cited, *_params(said)]}
+        for said in (named, plain)
+    ]
+
+
+def _params(said: dict[str, str]) -> list[list[str]]:
+    return [["param", name, value] for name, value in said.items()]
 
 
 def _change(random: Random, event: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import { ad, beat, spliceAd } from "../src/documents/ad.js";
 import * as commitments from "../src/documents/commitments.js";
 import { body, committee, inventory, partial } from "../src/documents/committee.js";
 import { close, rollCall, sent, swarm, ticket, ticketSeal } from "../src/documents/job.js";
+import { fedstrResult } from "../src/documents/fedstr.js";
 import { manifest } from "../src/documents/manifest.js";
 import { plan } from "../src/documents/plan.js";
 import { type Recipe, recipe } from "../src/documents/recipe.js";
@@ -35,7 +36,7 @@ const TYPES: Record<string, DocumentType<any>> = {
   Optimization: training.outerStep,
   OuterDelivered: training.outerDelivered,
   OuterTicket: training.outerTicket,
-  Output: training.fedstrResult,
+  Output: fedstrResult,
   Plan: plan,
   Progress: training.progress,
   Recipe: recipe,

@@ -13,8 +13,9 @@ import { conversationKey, decrypt, encrypt } from "../src/encryption/nip44.js";
 import { NodewireError } from "../src/errors.js";
 import * as audits from "../src/events/audits.js";
 import * as delivery from "../src/events/delivery.js";
-import { eventId, eventOf, type EventTemplate, type NostrEvent, verifyEvent } from "../src/events/event.js";
+import { eventId, eventOf, type EventTemplate, type NostrEvent, signEvent, verifyEvent } from "../src/events/event.js";
 import { done, reason } from "../src/events/job.js";
+import { isFedstr, parseFedstr, parseFedstrResult } from "../src/events/fedstr.js";
 import * as training from "../src/events/training.js";
 import { blobHash, taggedHash } from "../src/hash.js";
 import { parseJson } from "../src/json.js";
@@ -134,6 +135,55 @@ test("what stands in an event is what it cites", () => {
   assert.throws(() => training.parseRound({ ...event, tags: padded }), /bad-tag: inline/);
 });
 
+const PROVIDER = new Uint8Array(32).fill(2);
+
+test("a request in FEDSTR's layout says the same in the plain and encrypted", () => {
+  const provider = toHex(schnorr.getPublicKey(PROVIDER));
+  const hash = "ab".repeat(32);
+  const said = [
+    ["i", hash, "job", "wss://a.example"],
+    ["i", "https://a.example/s", "url", "", "state"],
+    ["x", hash, "state", "2000"],
+    ["param", "task", "train"],
+    ["param", "run", "diloco"],
+    ...Object.entries({ model: "linear", inputs: "4", classes: "2", steps: "9", batch: "3", lr: "1e-3", round: "5" }).map(
+      ([name, value]) => ["param", name, value],
+    ),
+  ];
+  const sealed = encrypt(JSON.stringify(said), conversationKey(customer, provider));
+  const asked = (tags: string[][], content = ""): NostrEvent =>
+    signEvent(customer, { kind: 8000, created_at: 1_800_000_000, tags: [["p", provider], ...tags], content });
+  for (const event of [asked(said), asked([["encrypted"]], sealed)]) {
+    assert.ok(isFedstr(event, PROVIDER));
+    const read = parseFedstr(event, PROVIDER);
+    assert.deepEqual(read.data, { type: "job", id: hash });
+    assert.deepEqual(read.state, { type: "url", url: "https://a.example/s", sha256: hash, bytes: 2000n, key: null });
+    assert.deepEqual([read.round, read.index, read.deadlineS, read.bidMsat], [5n, 0n, 3600n, null]);
+    assert.deepEqual([read.recipe.inner.lr, read.recipe.outer.method, read.recipe.outer.lr], ["0.001", "nesterov", "0.7"]);
+  }
+  assert.ok(!isFedstr(asked([["encrypted"]], "no ciphertext"), PROVIDER));
+  assert.ok(!isFedstr(asked(said), customer));
+  const other = said.map((row) => (row[1] === "run" ? ["param", "run", "fedavg"] : row));
+  const withRecipe = [...other.slice(0, 5), ["param", "recipe", recipe.json(parseFedstr(asked(said), PROVIDER).recipe)]];
+  assert.throws(() => parseFedstr(asked(withRecipe), PROVIDER), /unsupported: run/);
+  const state = [["i", hash, "job", "", "state"], ["i", hash, "job"], ...said.slice(3)];
+  assert.throws(() => parseFedstr(asked(state), PROVIDER), /unsupported: i/);
+});
+
+test("a result in FEDSTR's layout", () => {
+  const [request, provider] = ["ab".repeat(32), toHex(schnorr.getPublicKey(PROVIDER))];
+  const of = toHex(schnorr.getPublicKey(customer));
+  const result = (amount: string[]): NostrEvent => {
+    const tags = [["request", "{}"], ["e", request], ["p", of], ["amount", ...amount], ["encrypted"]];
+    return signEvent(PROVIDER, { kind: 6000, created_at: 1, tags, content: "c" });
+  };
+  const { id: _, ...read } = parseFedstrResult(result(["750", "lnbc1"]));
+  assert.deepEqual(read, { provider, request, customer: of, amountMsat: 750n, bolt11: "lnbc1", content: "c" });
+  assert.equal(parseFedstrResult(result(["0"])).bolt11, null);
+  assert.throws(() => parseFedstrResult(result([])), /bad-tag: amount/);
+  assert.throws(() => parseFedstrResult(result(["-1"])), /bad-tag: amount/);
+});
+
 const READERS: Record<string, (event: NostrEvent) => unknown> = {
   trainer: training.parseTrainer,
   round: training.parseRound,
@@ -142,6 +192,10 @@ const READERS: Record<string, (event: NostrEvent) => unknown> = {
   outer_delivery: delivery.parseStepDelivery,
   round_close: audits.parseRoundClose,
   snapshots_asked: audits.parseSnapshotsAsked,
+  fedstr: (event) => {
+    if (!isFedstr(event, PROVIDER)) throw new NodewireError("bad-event", "event", "is not for this provider");
+    return parseFedstr(event, PROVIDER);
+  },
 };
 
 const file = process.env["NODEWIRE_RANDOM_EVENTS"];

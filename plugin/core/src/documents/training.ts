@@ -1,6 +1,6 @@
 /**
- * What customers and trainers say to each other (nips/32-training-outer-steps.md to nips/35-training-results.md,
- * nips/37-fedstr.md): ads, rounds, steps, tickets, deliveries, closes, and snapshots that are shown.
+ * What customers and trainers say to each other (nips/32-training-outer-steps.md to nips/35-training-results.md): ads,
+ * rounds, steps, tickets, deliveries, closes, and snapshots that are shown.
  */
 
 import { document } from "../document.js";
@@ -250,19 +250,3 @@ const showingFields = object({ v: version, shown: list(shown, 128, 1) });
 export type Showing = Typed<typeof showingFields>;
 /** The plain text of a 6844's content. */
 export const showing = document(showingFields, { what: "showing", code: "bad-event", mostBytes: 40 * KiB });
-
-const fedstrFields = object({
-  v: version,
-  urls: list(webUrl, 8),
-  sha256: hex32,
-  bytes: count,
-  key: hex32,
-  update_sha256: hex32,
-  update_bytes: count,
-  samples: count,
-  loss: count,
-});
-
-export type FedstrResult = Typed<typeof fedstrFields>;
-/** The plain text of a 6000's content. */
-export const fedstrResult = document(fedstrFields, { what: "result", code: "bad-event", mostBytes: 16 * KiB });
