@@ -27,6 +27,7 @@ export * from "./events/event.js";
 export * from "./events/fedstr.js";
 export * from "./events/job.js";
 export * from "./events/rounds.js";
+export * from "./events/tickets.js";
 export * from "./events/training.js";
 export * from "./events/work.js";
 export * from "./hash.js";

@@ -8,14 +8,17 @@ import { toHex, toUtf8 } from "../src/bytes.js";
 import * as commitments from "../src/documents/commitments.js";
 import { recipe } from "../src/documents/recipe.js";
 import { takesOf } from "../src/documents/takes.js";
-import { delivered, roundTicket } from "../src/documents/training.js";
+import { ticket } from "../src/documents/job.js";
+import { delivered, type OuterTicket, roundTicket } from "../src/documents/training.js";
 import { conversationKey, decrypt, encrypt } from "../src/encryption/nip44.js";
+import { wrap } from "../src/encryption/wrap.js";
 import { NodewireError } from "../src/errors.js";
 import * as audits from "../src/events/audits.js";
 import * as delivery from "../src/events/delivery.js";
 import { eventId, eventOf, type EventTemplate, type NostrEvent, signEvent, verifyEvent } from "../src/events/event.js";
 import { done, reason } from "../src/events/job.js";
 import { isFedstr, parseFedstr, parseFedstrResult } from "../src/events/fedstr.js";
+import { type OpenedTicket, openTicket, wrapTicket } from "../src/events/tickets.js";
 import * as training from "../src/events/training.js";
 import { blobHash, taggedHash } from "../src/hash.js";
 import { parseJson } from "../src/json.js";
@@ -168,6 +171,30 @@ test("a request in FEDSTR's layout says the same in the plain and encrypted", ()
   assert.throws(() => parseFedstr(asked(withRecipe), PROVIDER), /unsupported: run/);
   const state = [["i", hash, "job", "", "state"], ["i", hash, "job"], ...said.slice(3)];
   assert.throws(() => parseFedstr(asked(state), PROVIDER), /unsupported: i/);
+});
+
+test("tickets are wrapped for their provider, and told from each other", () => {
+  const provider = toHex(schnorr.getPublicKey(PROVIDER));
+  const by = toHex(schnorr.getPublicKey(customer));
+  const round = roundTicket.parse(at(examples, "round_ticket"));
+  const { index: _, shard_key: _key, shard_sha256: _sha, start_key: _start, carried: _carried, ...shared } = round;
+  const outer = { ...shared, momenta_key: null, momenta_sha256: null, opens: [["1".repeat(64), "2".repeat(64)]] };
+  const cases: OpenedTicket[] = [
+    { customer: by, type: "job", ticket: ticket.parse(at(examples, "ticket", "document")) },
+    { customer: by, type: "round", ticket: round },
+    { customer: by, type: "outer", ticket: outer as OuterTicket },
+  ];
+  for (const one of cases) {
+    const event = wrapTicket(one, customer, provider, 1_800_000_000);
+    verifyEvent(event);
+    assert.deepEqual([event.kind, event.tags], [21_059, [["p", provider]]]);
+    assert.deepEqual(openTicket(event, PROVIDER), one);
+    assert.throws(() => openTicket(event, customer), /bad-ciphertext/);
+  }
+  const offer = wrap({ kind: 28_843, created_at: 1, tags: [], content: "{}" }, customer, provider, 1);
+  assert.throws(() => openTicket(offer, PROVIDER), /bad-event: rumor.kind/);
+  const long = wrap({ kind: 28_841, created_at: 1, tags: [], content: "x".repeat(24_577) }, customer, provider, 1);
+  assert.throws(() => openTicket(long, PROVIDER), /too-large: ticket/);
 });
 
 test("a result in FEDSTR's layout", () => {
