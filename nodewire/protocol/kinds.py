@@ -5,7 +5,8 @@ from __future__ import annotations
 FEDAVG = 8840
 DILOCO = 8841
 OUTER = 8842
-TRAINING = (FEDAVG, DILOCO, OUTER)
+ROUNDS = (FEDAVG, DILOCO)
+TRAINING = (*ROUNDS, OUTER)
 """A round of training, by how its results become the next weights; and that outer step itself, as a paid job."""
 INFERENCE = 8843
 VERIFICATION = 8844

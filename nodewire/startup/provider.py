@@ -312,7 +312,7 @@ async def _open_inference(
         admission=admission,
         withdrawals=withdrawals,
         spool=spool,
-        proof=CommitteeProof(keys.public, kept, holding, committing, spool, market.committee.epoch_ms),
+        proof=CommitteeProof(keys.public, kept, holding, committing, spool, market.committee),
         patience_s=config.patience_s,
         outage=outage,
         prefixes=config.prefixes,

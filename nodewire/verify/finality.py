@@ -69,14 +69,18 @@ class Finality:
 
 
 async def final_roots(
-    request: str, plan: Plan, since_s: int, market: Market, relays: Relays, *, also: Iterable[int] = ()
+    request: str, plan: Plan, market: Market, relays: Relays, *, also: Iterable[int] = ()
 ) -> Finality:
-    """What certificates hold of a job that was requested at `since_s` (unix). Raises as `Relays.fetch_all`.
+    """What certificates hold of a job. Raises as `Relays.fetch_all`.
+
+    The job is no older than its plan's epoch, by a certificate. The request's date is its customer's word: one of long
+    ago would have years of commitments read, and one of tomorrow none.
 
     Read are the epochs that relays have commitments to it for. Whoever concludes something from there being none reads
     `also` those in which one may be certified: its author may have deleted it.
     """
     members = frozenset(plan.providers())
+    since_s = market.committee.close_ms(plan.epoch - 1) // 1000
     wanted = Filter(kinds=frozenset({kinds.COMMITMENT}), authors=members, since=since_s)
     committed: dict[str, CommitmentEvent] = {}
     for event in await relays.fetch_all([wanted]):
@@ -115,7 +119,7 @@ async def final_claims(
     Raises as `Relays.fetch_all`.
     """
     plan, committee = request.plan, market.committee
-    found = await final_roots(request.id, plan, request.created_at, market, relays)
+    found = await final_roots(request.id, plan, market, relays)
     open_ = [
         said
         for said in claims
@@ -126,7 +130,7 @@ async def final_claims(
     also = {first + n for first in began for n in range(epochs + 1)}
     if not also - found.certificates.keys():
         return found
-    return await final_roots(request.id, plan, request.created_at, market, relays, also=also)
+    return await final_roots(request.id, plan, market, relays, also=also)
 
 
 async def certificates(relays: Relays, committee: Committee, epochs: Iterable[int]) -> dict[int, Certificate]:

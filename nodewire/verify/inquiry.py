@@ -111,7 +111,7 @@ class Inquiry:
         manifest = await self._market.manifest(request.manifest_address, request.plan.manifest)
         try:
             async with asyncio.timeout(within_s) as limit:
-                final = await final_roots(request.id, request.plan, request.created_at, self._market, self._relays)
+                final = await final_roots(request.id, request.plan, self._market, self._relays)
                 return await gather(
                     sample=sample,
                     request=request,

@@ -24,12 +24,12 @@ class Payer:
         return SimpleNamespace(key=key, state="paid")
 
 
-def job(mode="generate"):
+def job(mode="generate", requested_s=0):
     payer, plan = Payer(), documents.plan()
     ads = {one: SimpleNamespace(lnurl="https://wallet.example/pay") for one in plan.providers()}
     manifest = SimpleNamespace(mode=mode, chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
     payments = JobPayments(
-        REQUEST, plan, manifest, ads, payer, (), "bcrt", most_units=8, private_endpoints=False
+        REQUEST, plan, manifest, ads, payer, (), "bcrt", most_units=8, requested_s=requested_s, private_endpoints=False
     )  # fmt: skip
     return payments, payer
 

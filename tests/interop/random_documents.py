@@ -33,13 +33,39 @@ from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.verification.sample import JobSamples, Report
 from nodewire.protocol.verification.statement import FrameStatement
 from nodewire.protocol.verification.verdict import Verdict
+from nodewire.training.fedstr.events import Output
+from nodewire.training.protocol.audit import AuditAnswer
+from nodewire.training.protocol.outer_step import Optimization, OuterDeliveryDetails, OuterTicket
+from nodewire.training.protocol.outer_step import work_gflop as step_gflop
+from nodewire.training.protocol.recipe import Recipe
+from nodewire.training.protocol.result import DeliveryDetails, Progress
+from nodewire.training.protocol.round import Round, RoundTicket
+from nodewire.training.protocol.round import work_gflop as round_gflop
+from nodewire.training.protocol.round_close import Close as RoundClose
+from nodewire.training.protocol.round_close import CloseEvent, CountedResult, drawn, shown
+from nodewire.training.protocol.trainer_ad import Trainer
+from nodewire.training.protocol.transcript import Transcript
 
-NUMBER = 4_000
+NUMBER = 6_000
 SEED = 2_026
 VECTORS = Path(__file__).parents[1] / "vectors"
 _MARKET = (Ad, Beat, Body, Committee, Inventory, Manifest, Plan, Share, Splice)
 _WORK = (Close, Closing, Commitment, Receipt, Report, RollCall, JobSamples, FrameStatement, Swarm, Ticket, Verdict)
-TYPES: dict[str, type[Schema]] = {cls.__name__: cls for cls in (*_MARKET, *_WORK)}
+_TRAINING = (
+    DeliveryDetails,
+    Optimization,
+    OuterDeliveryDetails,
+    OuterTicket,
+    Output,
+    Progress,
+    Recipe,
+    Round,
+    RoundTicket,
+    AuditAnswer,
+)
+_TRAINING += (Trainer, Transcript)
+TYPES: dict[str, type[Schema]] = {cls.__name__: cls for cls in (*_MARKET, *_WORK, *_TRAINING)}
+TYPES["RoundClose"] = RoundClose
 _ATOMS = (None, True, False, "", "x", "a b", "é" * 65, "\N{SNOWMAN}" * 128, "local", "ws://x", "https://x", "9.9.9.9:1")
 _ATOMS += ("-", "a" * 64, "A" * 64, "0" * 64, "f" * 63, "02" + "0" * 64, "[::1]:65535", "x:65536", "x:0", "a" * 129)
 _NUMBERS = (-1, 0, 1, 2, 7, 8, 64, 65, 256, 257, 4_096, 4_097, 10**6, 10**6 + 1, 2**40, 2**40 + 1, 2**53 - 1, 2**53)
@@ -87,8 +113,130 @@ def _bases() -> dict[str, list[Any]]:
     found["Beat"].append({**found["Beat"][0], "observed": observed})
     terms = {"ends": ["a" * 64], "lookahead": 2, "codecs": {"return": "int8"}}
     found["Plan"] += [{**one, "terms": {**one["terms"], **terms}, "busy": ["b" * 64]} for one in found["Plan"]]
+    found |= _training(examples)
     assert set(found) == set(TYPES)
     return found
+
+
+def _training(examples: dict[str, Any]) -> dict[str, list[Any]]:
+    one, two, three, four = ("1" * 64, "2" * 64, "3" * 64, "4" * 64)
+    recipe, ticket = examples["recipe"]["document"], examples["round_ticket"]
+    round_, step = json.loads(examples["round"]["content"]), json.loads(examples["outer"]["content"])
+    blob = {"sha256": one, "bytes": 7}
+    shards = [{**round_["shards"][0], "index": n, "provider": key} for n, key in enumerate((one, two))]
+    opens = [[one, two], [three, four]]
+    outer_ticket = {"v": 1, "request": one, "salt": two, "recipe": recipe, "theta_key": three, "theta_sha256": four}
+    outer_result = {"v": 1, "theta_key": one, "theta_sha256": two, "root": three, "momenta_key": four}
+    states = [{"segment": n, "blob": blob, "key": two, "sha256": three} for n in (0, 3)]
+    inputs = [
+        {**step["inputs"][0], "index": n // 2, "weight": n + 1, "result": key}
+        for n, key in enumerate((one, two, three))
+    ]
+    output = {"urls": ["https://b.example/" + one], "sha256": one, "bytes": 9, "key": two, "update_sha256": three}
+    return {
+        "Delivered": [examples["delivered"], {**examples["delivered"], "carried": one}],
+        "Optimization": [step, {**step, "momenta": blob, "inputs": inputs}],
+        "OuterDelivered": [{**outer_result, "momenta_sha256": one}],
+        "OuterTicket": [{**outer_ticket, "momenta_key": None, "momenta_sha256": None, "opens": opens}],
+        "Output": [{"v": 1, **output, "update_bytes": 8, "samples": 3, "loss": 2}],
+        "Progress": [{"v": 1, "step": 3, "loss": 2_301_000}],
+        "Recipe": _recipes(recipe),
+        "Round": [round_, {**round_, "shards": shards, "start": blob, "previous": three, "inline": 45_056}],
+        "RoundClose": [json.loads(examples["round_close"]["content"])],
+        "RoundTicket": [ticket, {**ticket, "start_key": one, "carried": two}],
+        "Showing": [{"v": 1, "shown": states}],
+        "Trainer": [json.loads(examples["trainer"]["content"])],
+        "Transcript": _transcripts(recipe, examples),
+    }
+
+
+def _recipes(base: dict[str, Any]) -> list[Any]:
+    """A recipe of each family, with what has several forms in its forms."""
+    blob = {"sha256": "5" * 64, "bytes": 9}
+    linear = {"name": "linear", "inputs": 64, "classes": 10}
+    cnn = {
+        "name": "cnn",
+        "channels": 3,
+        "height": 9,
+        "width": 8,
+        "filters": [4, 6],
+        "kernel": 5,
+        "pool": True,
+        "classes": 2,
+    }
+    decoder = {"name": "decoder", "tokens": "byte", "width": 48, "inner": 100, "layers": 3, "heads": 4, "kv_heads": 2}
+    decoder |= {"head_dim": 12, "positions": 64, "ends": [0, 255]}
+    stretched = {"factor": "8.0", "low_freq_factor": "1.0", "high_freq_factor": "4.0"}
+    stretched |= {"original_max_position_embeddings": 8_192}
+    bpe = {**decoder, "tokens": "bpe", "vocabulary": 900, "tokenizer": blob, "start": blob, "tied": False}
+    encoder = {"name": "encoder", "vocabulary": 500, "width": 36, "inner": 80, "layers": 2, "heads": 3, "positions": 40}
+    encoder |= {"tokenizer": blob}
+    windows, texts = (
+        {**base["data"], "layout": "bytes", "window": 64},
+        {**base["data"], "layout": "texts", "window": 30},
+    )
+    muon = {**base["inner"], "optimizer": "muon", "rise": 4}
+    adamw = {"optimizer": "adamw", "lr": "1e-05"}
+    topk = {"method": "topk", "block": 128, "fraction": "0.3", "bits": 2, "error_feedback": "0.9"}
+    pieces = {"method": "int4", "fragments": 2}
+    needed = {
+        "v": 1,
+        "name": "few",
+        "family": linear,
+        "loss": "squared_error",
+        "data": {"layout": "arrays"},
+        "inner": adamw,
+    }
+    needed |= {"steps": 7, "batch": 5, "rounds": 3}
+    lm = {"loss": "next_token", "data": windows}
+    return [
+        base,
+        needed,
+        {**base, "family": linear, "compression": {"method": "int8"}, "precision": "bf16"},
+        {**base, "family": cnn, "inner": muon, "compression": topk, "audit": {"fraction": "0.0"}},
+        {**base, **lm, "family": {**decoder, "rope_scaling": stretched}, "compression": pieces, "inner": muon},
+        {
+            **base,
+            **lm,
+            "family": bpe,
+            "data": texts,
+            "outer": {"stored": "bf16", "shards": 4, "aggregate": "krum", "tolerated": 1},
+        },
+        {
+            **base,
+            **lm,
+            "family": bpe,
+            "data": {**windows, "layout": "tokens"},
+            "adapter": {"rank": 4, "alpha": 8, "targets": ["q_proj", "embed_tokens"]},
+            "inner": adamw,
+        },
+        {
+            **base,
+            "family": encoder,
+            "loss": "contrastive",
+            "data": texts,
+            "compression": {**topk, "bits": 8},
+            "inner": muon,
+        },
+    ]
+
+
+def _transcripts(recipe: dict[str, Any], examples: dict[str, Any]) -> list[Any]:
+    one, two, three, four = ("1" * 64, "2" * 64, "3" * 64, "4" * 64)
+    event = json.dumps(examples["round"])
+    payment = {"request": one, "provider": two, "part": 1, "amount_msat": 750}
+    weighed = {"request": one, "provider": two, "index": 0, "round": 0, "steps": 12, "weight": 384}
+    made = {"round": 0, "before": three, "after": four, "loss": 2_000_000, "results": [weighed]}
+    undone = {"failed": [{"request": one, "provider": two}], "rounds": [made]}
+    keys = {"request": one, "provider": two, "theta_key": one, "theta_sha256": one, "shard_key": two}
+    shown = {"v": 1, "shown": [{"segment": 1, "blob": {"sha256": one, "bytes": 2}, "key": two, "sha256": three}]}
+    opened = {"results": {one: examples["delivered"]}, "answers": {two: shown}}
+    least = {"v": 1, "customer": one, "job": two, "salt": three, "recipe": recipe, "shards": 2, "network": "simnet"}
+    least |= {name: [event] for name in ("requests", "results", "closes", "asks", "answers", "receipts")}
+    least |= {"payments": [payment], "rounds": [made], "weights": four, "sig": "5" * 128}
+    bought = {"requests": [event], "results": [event], "payments": [payment]}
+    opened |= {"shards": [{**keys, "shard_sha256": two}]}
+    return [least, {**least, "undone": [undone], "bought": bought, "opened": opened}]
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -124,13 +272,30 @@ def _changed(random: Random, document: Any) -> Any:
     return document
 
 
-def _case(name: str, text: str) -> dict[str, str]:
-    case = {"type": name, "text": text}
+def _case(name: str, text: str) -> dict[str, Any]:
+    case: dict[str, Any] = {"type": name, "text": text}
     try:
         read = TYPES[name].parse(text)
+        packed = b"" if isinstance(read, Ticket) else read.pack()
     except NodewireError as error:
         return {**case, "error": error.code}
-    return {**case, "is": read.seal() if isinstance(read, Ticket) else sha256(read.pack()).hexdigest()}
+    if isinstance(read, Recipe):
+        takes = (read.parameters(), read.trained(), read.stretches(), read.flops_per_round(), read.memory_bytes())
+        case["takes"] = [str(number) for number in (*takes, read.upload_bytes(), *_audited(read))]
+    return {**case, "is": read.seal() if isinstance(read, Ticket) else sha256(packed).hexdigest()}
+
+
+def _audited(recipe: Recipe) -> tuple[Any, ...]:
+    """What a round and an outer step of three inputs are in gflop, and what is drawn and asked for of two results."""
+    steps = max(1, recipe.steps // 2)
+    said: list[Any] = [round_gflop(recipe, steps), step_gflop(recipe, 3)]
+    for doubted in (False, True):
+        of = {"request": "1" * 64, "provider": "2" * 64, "index": 0, "result": "3" * 64, "commitment": recipe.digest()}
+        counted = CountedResult(**of, doubted=doubted)
+        close = RoundClose(job="4" * 64, round=0, nonce="5" * 64, results=(counted,))
+        segments = drawn(CloseEvent("6" * 64, "7" * 64, close), counted, recipe, steps)
+        said += [",".join(map(str, segments)), ",".join(map(str, shown(segments, recipe, steps)))]
+    return tuple(said)
 
 
 if __name__ == "__main__":

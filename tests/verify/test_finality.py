@@ -34,7 +34,7 @@ class Record(PublicRecord):
         return found.claimed(self.request.plan, PROVIDERS[0].public, 0, 0, self.claim.due.root) is not None
 
     async def roots(self):
-        return await final_roots(self.request.id, self.request.plan, self.began_s, self, self)
+        return await final_roots(self.request.id, self.request.plan, self, self)
 
     async def claims(self):
         return await final_claims(self.request, [self.claim], CLAIMED_EPOCHS, self, self)

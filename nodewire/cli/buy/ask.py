@@ -272,12 +272,12 @@ def _generate_here(
     moments: list[float] = []
     likely: list[Any] = []
 
-    def keep_likely(said: str) -> None:
+    def told(said: str) -> None:
         likely.append([dict(zip(("id", "logprob", "text"), row, strict=True)) for row in orjson.loads(said)])
 
     started = time.perf_counter()
     try:
-        for token, text in steps(keep_likely):
+        for token, text in steps(told):
             moments.append(time.perf_counter())
             ids.append(token)
             texts.append(text)

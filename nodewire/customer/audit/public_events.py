@@ -53,9 +53,11 @@ async def read(request: Request, manifest: Manifest, market: Market, relays: Rel
     """Raises TimedOut, RelayRefused: relays do not answer."""
     record = Record(request, manifest, market.committee)
     about = {"e": frozenset({request.id})}
-    told = frozenset({kinds.FEEDBACK, kinds.CERTIFICATE, nip57.RECEIPT})
+    providers = frozenset(request.plan.providers())
+    oracles = frozenset(oracle.pubkey for oracle in market.committee.oracles)
     wanted = [
-        Filter(kinds=told, tags=about),
+        Filter(kinds=frozenset({kinds.FEEDBACK, nip57.RECEIPT}), authors=providers, tags=about),
+        Filter(kinds=frozenset({kinds.CERTIFICATE}), authors=oracles, tags=about),
         Filter(kinds=frozenset({kinds.RECEIPT}), authors=frozenset({request.customer}), tags=about),
     ]
     for event in sorted(await relays.fetch_all(wanted), key=lambda event: (event.created_at, event.id)):

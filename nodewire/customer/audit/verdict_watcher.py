@@ -246,7 +246,8 @@ async def settle(found: JobVerification, request: Event, holder: BondHolder, key
 async def _listen(
     request: Request, found: JobVerification, market: Market, pool: EventTransport, came: asyncio.Event
 ) -> None:
-    about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({request.id})})
+    oracles = frozenset(oracle.pubkey for oracle in market.committee.oracles)
+    about = Filter(kinds=frozenset({kinds.CERTIFICATE}), authors=oracles, tags={"e": frozenset({request.id})})
     while True:
         try:
             async with pool.subscribe([about]) as events:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nodewire.customer.calls.generation import Generation
 from nodewire.customer.job.purchased_job import PurchasedJob
 from nodewire.customer.job.session import Session
 from nodewire.customer.job.summary import spent
+from nodewire.customer.payments.job_payments import ZapPayment
+from nodewire.protocol.committee.commitment import ChunkRoot
+from nodewire.protocol.job.chunk import claim
 from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.job.transcript import GenerationTranscript, Part, TaskRoot
 from nodewire.protocol.market import coordinates
@@ -46,14 +51,27 @@ async def _part(session: Session, manifest: Manifest, bought: PurchasedJob) -> P
         first=bought.first,
         ads=tuple(event.to_json() for _, event in snapshot.ad_events(plan.providers())),
         rtts_us=_round_trips(plan, manifest, snapshot),
-        roots=tuple(
-            TaskRoot(provider=provider, task=root.task, chunk=root.chunk, attempt=root.attempt, root=root.root)
-            for provider, root in purchase.answers.roots
-        ),
+        roots=_roots(plan, purchase.answers.roots, purchase.payments.paid.values()),
         receipts=tuple(event.to_json() for event in purchase.receipts),
         paid_msat=sum(cost.paid_msat.values()),
         fees_msat=cost.fees_msat,
         share_msat=cost.share_msat,
+    )
+
+
+def _roots(plan: Plan, said: Iterable[tuple[str, ChunkRoot]], paid: Iterable[ZapPayment]) -> tuple[TaskRoot, ...]:
+    """What providers say that they committed to. What is not what one was paid for stands for nothing: its chunk is
+    as one without roots."""
+    order = {one.task: n for n, one in enumerate(plan.tasks)}
+    claims = {(one.provider, one.due.chunk): one.due.root for one in paid}
+    of_chunk: dict[tuple[str, int], list[ChunkRoot]] = {}
+    for provider, root in sorted(said, key=lambda one: (one[1].chunk, order[one[1].task])):
+        of_chunk.setdefault((provider, root.chunk), []).append(root)
+    return tuple(
+        TaskRoot(provider=provider, task=root.task, chunk=root.chunk, attempt=root.attempt, root=root.root)
+        for (provider, chunk), roots in of_chunk.items()
+        if (claimed := claims.get((provider, chunk))) is None or claim(roots) == claimed
+        for root in roots
     )
 
 

@@ -14,7 +14,7 @@ from nodewire.customer.job.provider_events import WORD_S, Answers
 from nodewire.customer.job.session import LocalMailbox, Session, signing_of
 from nodewire.customer.job.tickets import Tickets
 from nodewire.customer.payments.claims import Claims
-from nodewire.customer.payments.job_payments import JobPayments, most_units
+from nodewire.customer.payments.job_payments import JobPayments, most_chunks, most_units
 from nodewire.customer.payments.rejected_frames import FrameRejection, is_one_word, noticed
 from nodewire.customer.payments.verification_share import Shares
 from nodewire.customer.planning.planner import Draw
@@ -59,6 +59,7 @@ class JobAttempt:
             session.relays,
             session.network,
             most_units=most_units(manifest, inputs),
+            requested_s=request.created_at,
             private_endpoints=session.private_endpoints,
         )
         self.shares = Shares(
@@ -80,6 +81,7 @@ class JobAttempt:
             self._claims,
             self.background,
             network=session.network,
+            chunks=most_chunks(manifest, inputs),
         )
         generates, lookahead = manifest.mode == "generate", self.plan.terms.lookahead
         self._record = Record(session.spool, request.id, manifest, lookahead) if generates else None

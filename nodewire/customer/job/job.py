@@ -121,12 +121,13 @@ class Purchase:
 
     @property
     def spent_msat(self) -> int:
-        """Paid so far, to providers and for verification, and what is being paid of a job that broke off."""
+        """Paid so far, to providers and for verification, and what is owed of jobs that broke off: whoever waits with
+        its claim is paid, too."""
         if self._running is None:
             return 0
-        is_paying = self._paying is not None and not self._paying.done()
+        broke_off = self._earlier if self._paying is None else (*self._earlier, self._running)
         spent = sum(one.spent_msat() for one in (*self._earlier, self._running))
-        return spent + (self.payments.unpaid_msat() if is_paying else 0)
+        return spent + sum(one.payments.unpaid_msat() for one in broke_off)
 
     @property
     def cached_tokens(self) -> int:
@@ -266,15 +267,18 @@ class Purchase:
     async def _begin(self) -> None:
         """Draw a plan, publish the request, send the tickets and the inputs."""
         self._session.settler.begin()
+        refused = [*self._earlier, *([self._running] if self._running is not None else [])]
+        cost_msat = sum(one.spent_msat() + one.payments.unpaid_msat() for one in refused)
+        left_msat = max(0, self._terms.max_total_msat - cost_msat)
+        terms = self._terms.model_copy(update={"max_total_msat": left_msat})
         async with self._session.payer.funds() as funds:
             await self._session.prepare(self._kind, self.manifest, self._terms.local(self.manifest))
             drawn = await self._session.planner.draw(
-                self.manifest, self._terms, busy=self._busy, wish=self._wish, patience=self._patience
+                self.manifest, terms, busy=self._busy, wish=self._wish, patience=self._patience
             )
             await funds.check(least_msat(drawn.plan, self.manifest, self._inputs))
         self.timing.planned = time.monotonic()
-        if self._running is not None:
-            self._earlier.append(self._running)
+        self._earlier = refused
         request = await requesting.signed(
             self._session.keys,
             drawn,
@@ -301,7 +305,9 @@ class Purchase:
     async def _settle(self) -> None:
         running = self.running
         assert running.sharing is not None
-        await settlement.settle(running.payments, running.shares, running.sharing, running.answers, self._last_chunk)
+        payments, shares = running.payments, running.shares
+        silent = await settlement.settle(payments, shares, running.sharing, running.answers, self._last_chunk)
+        self._session.planner.missed(silent)  # so nobody is waited for each time
         self.receipts += await settlement.give_receipts(
             self._session.keys, self.request.id, self.plan, running.payments, running.answers, running.publish
         )

@@ -76,7 +76,9 @@ class Answers:
         background: JobTaskGroup,
         *,
         network: str,
+        chunks: int,
     ) -> None:
+        """`chunks`: how many the job has at most."""
         self.heard: set[str] = set()
         """Who has said anything."""
         self.blamed: set[str] = set()
@@ -88,13 +90,17 @@ class Answers:
         self.results: dict[str, result.ResultDetails] = {}
         """What each provider's result says (decrypted), by public key."""
         self.roots: dict[tuple[str, ChunkRoot], None] = {}
-        """What providers said in their results that they committed to."""
+        """What providers said in their results that they committed to: of each task of theirs and each chunk that a
+        job can have the first word."""
+        self._rooted: set[tuple[str, str, int, int]] = set()
         self.zap_receipts = ZapReceipts(network)
         self._keys = keys
         self._request = request
         self._plan = plan
         self._manifest = manifest
         self._claims = claims
+        self._chunks = chunks
+        self._provider_of = {a.task: a.provider for a in plan.tasks}
         self._background = background
         self._said = asyncio.Condition()
         """Notified with every event of the job."""
@@ -102,7 +108,8 @@ class Answers:
     async def follow(self, pool: EventTransport) -> None:
         """Take what comes until cancelled."""
         answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), nip57.RECEIPT})
-        wanted = Filter(kinds=answers, tags={"e": frozenset({self._request})})
+        providers = frozenset(self._plan.providers())  # anybody may say anything about a public request
+        wanted = Filter(kinds=answers, authors=providers, tags={"e": frozenset({self._request})})
         async with pool.subscribe([wanted]) as events:
             async for event in events:
                 try:
@@ -114,15 +121,14 @@ class Answers:
 
     async def complete(self, paid: Callable[[], Iterable[ZapPayment]]) -> None:
         """Return when every provider has given its result, and a receipt for every zap."""
-
-        def has_everything() -> bool:
-            here = {*self._plan.providers()}
-            return self.results.keys() >= here and all(
-                self.zap_receipts.find_receipt(one) for one in paid() if one.provider in here
-            )
-
         async with self._said:
-            await self._said.wait_for(has_everything)
+            await self._said.wait_for(lambda: not self.lacking(paid()))
+
+    def lacking(self, paid: Iterable[ZapPayment]) -> set[str]:
+        """The providers that have not given their result, or a receipt for a zap."""
+        here = {*self._plan.providers()}
+        without = {one.provider for one in paid if one.provider in here and self.zap_receipts.find_receipt(one) is None}
+        return (here - self.results.keys()) | without
 
     async def own_word(self) -> None:
         """Return when some provider has said itself that it is at fault."""
@@ -138,11 +144,20 @@ class Answers:
                 self._feedback(heard)
         elif event.kind == kinds.result_of(kinds.INFERENCE):
             said = result.parse(event)
-            self.roots.update(dict.fromkeys((event.pubkey, root) for root in said.roots))
+            if said.request != self._request:
+                return
+            for root in said.roots:
+                self._root(event.pubkey, root)
             text = nip44.decrypt(said.ciphertext, nip44.conversation_key(self._keys, event.pubkey))
             self.results[event.pubkey] = result.ResultDetails.parse(text)
         else:
             self.zap_receipts.note(event)
+
+    def _root(self, provider: str, root: ChunkRoot) -> None:
+        is_its_own = self._provider_of.get(root.task) == provider
+        if is_its_own and root.chunk < self._chunks and not root.attempt and root.key not in self._rooted:
+            self._rooted.add(root.key)
+            self.roots[provider, root] = None
 
     def _feedback(self, said: Feedback) -> None:
         self.heard.add(said.provider)

@@ -44,8 +44,10 @@ async def pay_what_came(payments: JobPayments, gone: Collection[str]) -> None:
 
 async def settle(
     payments: JobPayments, shares: Shares, sharing: asyncio.Task[None], answers: Answers, last_chunk: int
-) -> None:
-    """Wait for the last payments and the providers' receipts. `sharing` is what has paid the shares until now."""
+) -> set[str]:
+    """Wait for the last payments and the providers' receipts. `sharing` is what has paid the shares until now.
+
+    Returns the providers that were waited for in vain: they asked for no payment, or gave no result or receipt."""
     try:
         async with asyncio.timeout(SETTLE_S):
             await payments.settled(last_chunk)
@@ -54,7 +56,11 @@ async def settle(
             await shares.finish(payments, last_chunk)
             await answers.complete(payments.paid.values)
     except TimeoutError:
-        log.warning("some providers asked for no payment or gave no receipt in time")
+        silent = payments.unclaimed(last_chunk) or answers.lacking(payments.paid.values())
+        named = ", ".join(sorted(provider[:8] for provider in silent))
+        log.warning("some providers asked for no payment or gave no receipt in time: %s", named)
+        return silent
+    return set()
 
 
 async def give_receipts(

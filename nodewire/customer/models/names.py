@@ -190,20 +190,20 @@ class ModelNames:
         """
         found: dict[str, Event] = {}
 
-        def add_newest(events: Iterable[Event]) -> None:
+        def take(events: Iterable[Event]) -> None:
             for event in sorted(events, key=newest_first):
                 found.setdefault(manifest_event.address(event), event)
 
         for address in dict.fromkeys(pin.manifest for pin in self._pins.values()):
             if len(found) < most:
                 _, author, name = address.split(":", 2)
-                add_newest(await self._fetched(authors={author}, about={"d": {name}}))
+                take(await self._fetched(authors={author}, about={"d": {name}}))
         for some in _parts(sorted({known.own, *known.followed})):
-            add_newest(await self._fetched(authors=some))
+            take(await self._fetched(authors=some))
         for some in _held_parts(snapshot):
             if len(found) < most:
-                add_newest(await self._fetched(about={"x": some}))
-        add_newest(await self._fetched())
+                take(await self._fetched(about={"x": some}))
+        take(await self._fetched())
         return list(found.values())[:most]
 
     async def candidates(self, known: TrustedSources, models: Sequence[tuple[str, Event | None]]) -> list[Candidate]:

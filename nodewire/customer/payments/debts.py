@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from nodewire.customer.payments.job_payments import BEHIND_S
 from nodewire.errors import BadInput, NodewireError, NotFound, TimedOut
 from nodewire.nostr.event import Event
 from nodewire.nostr.event_transport import EventTransport
@@ -233,11 +234,12 @@ def _received(receipts: Iterable[Event]) -> set[tuple[str, str, int]]:
 
 
 def _is_in_plan(said: Feedback, request: Request) -> bool:
-    """Whether the request's plan has this provider ask for such an amount."""
+    """Whether the request's plan has this provider ask for such an amount, and it did so after the request."""
     assert said.due is not None
     plan, due = request.plan, said.due
     price_msat = plan.price_msat(said.provider)
     fair = price_msat > 0 and due.amount_msat <= due.units * price_msat and (due.units == 1 or due.chunk == 0)
+    fair &= said.created_at >= request.created_at - BEHIND_S
     return fair and not due.attempt and due.units * plan.chunk_msat <= plan.terms.max_total_msat
 
 

@@ -19,7 +19,7 @@ from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
 from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.lnurl import Fetch
-from nodewire.protocol.job.chunk import AHEAD
+from nodewire.protocol.job.chunk import AHEAD, chunk_of
 from nodewire.protocol.job.feedback import Due, Feedback
 from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.market.ad import Ad
@@ -29,9 +29,13 @@ from nodewire.protocol.tensors.frame import Array, Frame
 
 AHEAD_S = 15
 """How far the clock of a provider may be ahead."""
+BEHIND_S = 600
+"""How long before its request a claim may be dated, as this machine's clock may be ahead: complaints reach far back."""
 _MOST_BYTES_PER_TOKEN = 8
 """A text has at most so many bytes for a token, on average. An id has as many, and counts as one."""
 _SPECIAL_TOKENS = 16
+_MOST_POSITIONS = 2**21
+"""Of a session, where the manifest says nothing."""
 log = logging.getLogger("nodewire.customer")
 
 
@@ -51,6 +55,13 @@ class ZapPayment:
 def most_units(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
     """What chunk 0 may count at most: no more than a text has bytes (and a few special tokens); ids are counted."""
     return -(-most_positions(manifest, inputs) // manifest.chunk) if manifest.mode == "generate" else 1
+
+
+def most_chunks(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
+    """How many chunks a job has at most."""
+    if manifest.mode == "generate":
+        return 1 + chunk_of(manifest, manifest.context or _MOST_POSITIONS)
+    return 1 + max((chunk_of(manifest, frame.seq) for frame in inputs), default=-1)
 
 
 def most_positions(manifest: Manifest, inputs: Sequence[Frame[Array]], tokens: int = 0) -> int:
@@ -84,10 +95,11 @@ class JobPayments:
         network: str,
         *,
         most_units: int,
+        requested_s: int,
         private_endpoints: bool,
     ) -> None:
-        """`most_units`: what chunk 0 may count at most, from the size of the input. `private_endpoints`: whether
-        LNURL endpoints on loopback and private networks, over plain http, may be asked."""
+        """`most_units`: what chunk 0 may count at most, from the size of the input. `requested_s`: when (unix).
+        `private_endpoints`: whether LNURL endpoints on loopback and private networks, over plain http, may be asked."""
         self.paid: dict[tuple[str, int], ZapPayment] = {}
         self.failed: list[NodewireError] = []
         self._request = request
@@ -97,6 +109,7 @@ class JobPayments:
         self._relays = relays
         self._network = network
         self._most_units = most_units
+        self._requested_s = requested_s
         self._private_endpoints = private_endpoints
         self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
         """By chunk, the units that the driver's first close says; None where every call is one."""
@@ -173,6 +186,8 @@ class JobPayments:
             raise BadInput("payment-required", "not by a provider of this job")
         if said.created_at > time.time() + AHEAD_S:
             raise BadInput("created_at", "a claim of the future: when it must be committed to counts from there")
+        if said.created_at < self._requested_s - BEHIND_S:
+            raise BadInput("created_at", "a claim of before its request: nobody would hear a complaint about it")
         if said.due is None or said.due.chunk > self._delivered + AHEAD:
             raise BadInput("chunk", f"a payment is asked for before its time; {self._delivered} was the last to come")
         at = said.provider, said.due.chunk
@@ -265,6 +280,10 @@ class JobPayments:
 
     def _wanted(self, last_chunk: int) -> set[tuple[str, int]]:
         return {(p, n) for n in range(last_chunk + 1) for p in self._charging()} - self._refused
+
+    def unclaimed(self, last_chunk: int) -> set[str]:
+        """The providers that have not asked for all that they could be paid up to `last_chunk`."""
+        return {provider for provider, _ in self._wanted(last_chunk) - self.paid.keys() - self._claims.keys()}
 
     def _charging(self) -> set[str]:
         return {p for p in self._plan.providers() if self._plan.price_msat(p)}

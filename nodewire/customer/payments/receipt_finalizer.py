@@ -37,6 +37,8 @@ round of the third is over, one epoch after that has closed."""
 PATIENCE_EPOCHS = 16
 """How much longer records that relays lack, and payments that are still owed, are waited for."""
 _MOST_S = 600.0
+_IDS = 500
+"""In one filter."""
 log = logging.getLogger("nodewire.customer")
 
 
@@ -175,18 +177,24 @@ class Closings:
         return found
 
     async def _records(self, request: str) -> _Records:
+        """What its providers and this customer have said; anybody else may say anything about a public request. The
+        claims that receipts name are asked for by their ids: whoever made one may put any number of events before it.
+        """
         about = {"e": frozenset({request})}
-        events = await self._pool.fetch_all(
-            [
-                Filter(ids=frozenset({request})),
-                Filter(kinds=frozenset({kinds.FEEDBACK, nip57.RECEIPT}), tags=about),
-                Filter(kinds=frozenset({kinds.RECEIPT}), authors=frozenset({self._keys.public}), tags=about),
-            ]
-        )
+        own = Filter(kinds=frozenset({kinds.RECEIPT}), authors=frozenset({self._keys.public}), tags=about)
+        events = await self._pool.fetch_all([Filter(ids=frozenset({request})), own])
         asked = next((event for event in events if event.id == request), None)
         if asked is None:
             raise NotFound("request", f"no relay has {request}")
-        return _Records(job.parse(asked), events, self._network)
+        known = _Records(job.parse(asked), events, self._network)
+        claims = sorted({paid.feedback for one in known.receipts.values() for paid in one.chunks})
+        wanted = [Filter(ids=frozenset(claims[i : i + _IDS])) for i in range(0, len(claims), _IDS)]
+        providers = frozenset(known.request.plan.providers())
+        wanted.append(Filter(kinds=frozenset({kinds.FEEDBACK, nip57.RECEIPT}), authors=providers, tags=about))
+        found = await self._pool.fetch_all(wanted)
+        known.take(event for event in found if event.id in claims)  # first: a later one may be dated before it
+        known.take(event for event in found if event.id not in claims)
+        return known
 
 
 class _Records:
@@ -201,6 +209,9 @@ class _Records:
         self.receipts: dict[str, Receipt] = {}
         self.closings: dict[str, Closing] = {}
         self.zap_receipts = ZapReceipts(network)
+        self.take(events)
+
+    def take(self, events: Iterable[Event]) -> None:
         for event in sorted(events, key=lambda event: (event.created_at, event.id)):
             try:
                 self._take(event)

@@ -3,45 +3,53 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 
 from nodewire.customer.payments.job_payments import ZapPayment
-from nodewire.errors import NodewireError
+from nodewire.errors import BadZap, NodewireError
 from nodewire.nostr.event import Event
+from nodewire.nostr.nips import nip57
 from nodewire.pay.accounts import zaps
+from nodewire.pay.accounts.debts import Key
 from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.job.receipt import MAX_CHUNKS, PaidChunk, Receipt
 
 MAX_ZAP_RECEIPTS = 16_384
-"""Kept of one provider."""
+"""Read of one provider."""
 
 log = logging.getLogger("nodewire.customer")
 
 
 class ZapReceipts:
-    """What the providers of one job published as receipts (kind 9735), checked when asked for."""
+    """What the providers of one job published as receipts (kind 9735). Each is checked once, as it comes: a provider
+    may publish any number of false ones, and only ids are kept."""
 
     def __init__(self, network: str) -> None:
         self._network = network
-        self._seen: dict[str, list[Event]] = {}
+        self._read: Counter[str] = Counter()
+        """By provider, how many came."""
+        self._ids: dict[tuple[Key, str], str] = {}
+        """By chunk and invoice."""
 
     def note(self, event: Event) -> None:
-        seen = self._seen.setdefault(event.pubkey, [])
-        if len(seen) < MAX_ZAP_RECEIPTS:
-            seen.append(event)
+        """Take a receipt that holds by every clause of NIP-57, by who was to be paid."""
+        if self._read[event.pubkey] >= MAX_ZAP_RECEIPTS:
+            return
+        self._read[event.pubkey] += 1
+        try:
+            key = zaps.chunk_of(nip57.parse_request(event.tag("description") or ""))
+            zap = zaps.check_receipt(event, key=key, nostr_pubkey=event.pubkey, network=self._network)
+            if key.payee != event.pubkey:
+                raise BadZap("p", "another's")
+        except NodewireError as error:
+            log.info("receipt by %s: %s", event.pubkey[:8], error)
+            return
+        self._ids.setdefault((zap.key, event.tag("bolt11") or ""), event.id)
 
     def find_receipt(self, paid: ZapPayment) -> str | None:
-        """The id of the provider's receipt for this zap, checked by every clause of NIP-57."""
-        for event in self._seen.get(paid.provider, []):
-            if event.tag("bolt11") != paid.debt.bolt11:
-                continue
-            try:
-                zaps.check_receipt(event, key=paid.debt.key, nostr_pubkey=paid.provider, network=self._network)
-            except NodewireError as error:
-                log.warning("receipt by %s: %s", paid.provider[:8], error)
-                continue
-            return event.id
-        return None
+        """The id of the provider's receipt for this zap."""
+        return self._ids.get((paid.debt.key, paid.debt.bolt11 or ""))
 
 
 def receipts_for(

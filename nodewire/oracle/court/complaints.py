@@ -16,7 +16,7 @@ from nodewire.oracle.court.case import UnfoundedComplaint
 from nodewire.protocol.job import request as job
 from nodewire.protocol.job.request import Request
 from nodewire.protocol.verification import complaint
-from nodewire.protocol.verification.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS, Complaint
+from nodewire.protocol.verification.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS, HEARD_EPOCHS, Complaint
 from nodewire.verify.finality import certificates, final_roots
 
 LOOKED_EPOCHS = 4
@@ -62,7 +62,9 @@ class Complaints:
             raise BadInput("c", "another committee's")
         epoch, last = self._epoch(), one.last_epoch(self._committee)
         if not last - CLAIMED_EPOCHS - 1 <= epoch <= last + LOOKED_EPOCHS:
-            raise BadInput("created_at", f"the claim was made in epoch {last - CLAIMED_EPOCHS}, this is {epoch}")
+            raise BadInput("created_at", f"the complaint is of epoch {last - CLAIMED_EPOCHS}, this is {epoch}")
+        if (claimed := self._claimed(one)) < last - CLAIMED_EPOCHS - HEARD_EPOCHS:
+            raise BadInput("created_at", f"the claim is of epoch {claimed}, over {HEARD_EPOCHS} before the complaint")
         if self._read >= 0 and one.provider not in self._bonded:
             raise BadInput("p", "the accused has no bond")
         if one.provider not in self._open and len(self._open) >= MAX_ACCUSED:
@@ -70,6 +72,8 @@ class Complaints:
         if self._read < 0 and sum(map(len, self._open.values())) >= MAX_UNREAD:
             raise BadInput("p", "it is not known yet who has a bond, and many are accused")
         of_one = self._open.setdefault(one.provider, {})
+        if one.key in of_one and of_one[one.key].created_at <= one.created_at:
+            return  # votes are about one and the same
         of_one[one.key] = one
         if len(of_one) > MAX_OF_ONE:
             del of_one[min(of_one, key=lambda key: (of_one[key].due.amount_msat, key))]
@@ -116,16 +120,17 @@ class Complaints:
             raise BadInput("e", "not the customer's own job of this committee, or the accused has no part in it")
         if plan.verification.policy != "sampled":
             raise BadInput("policy", "the job's customer had nothing sampled")
-        in_time = range(last - CLAIMED_EPOCHS, last + 1)
-        finality = await final_roots(request.id, plan, request.created_at, self._market, self._relays, also=in_time)
+        spans = [range(first, first + CLAIMED_EPOCHS + 1) for first in (self._claimed(one), last - CLAIMED_EPOCHS)]
+        also = {epoch for span in spans for epoch in span}
+        finality = await final_roots(request.id, plan, self._market, self._relays, also=also)
         if finality.unread:
             raise NotFound("epochs", f"what {len(finality.unread)} of them certify is not to be had")
         held = finality.claimed(plan, one.provider, one.due.chunk, one.due.attempt, one.due.root)
         if held is not None and held.epoch <= last:
             raise BadInput("root", f"certified in epoch {held.epoch}")
-        certified = await certificates(self._relays, self._committee, in_time[1:])
-        if len(certified) < ENOUGH_EPOCHS:
-            raise BadInput("epochs", f"only {len(certified)} were certified in which the roots could have been")
+        certified = await certificates(self._relays, self._committee, also)
+        if (few := min(sum(epoch in certified for epoch in span[1:]) for span in spans)) < ENOUGH_EPOCHS:
+            raise BadInput("epochs", f"only {few} were certified in which the roots could have been")
         _log.warning("%s claimed chunk %d and committed to nothing", one.provider[:8], one.due.chunk)
         self._holds(UnfoundedComplaint(one, last, task))
 
@@ -154,6 +159,10 @@ class Complaints:
         of_one.pop(one.key, None)
         if not of_one:
             del self._open[one.provider]
+
+    def _claimed(self, one: Complaint) -> int:
+        """The epoch that the claim is dated in."""
+        return self._committee.epoch_at(one.claim.created_at * 1000)
 
     def _epoch(self) -> int:
         return self._committee.epoch_at(int(self._clock.time_s() * 1000))

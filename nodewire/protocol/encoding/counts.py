@@ -79,6 +79,23 @@ def stopping(schema: CoreSchema) -> CoreSchema:
     return schema
 
 
+def exact(schema: CoreSchema) -> CoreSchema:
+    """A core schema whose constant integers are integers: `True` and `1.0` equal 1, and are none."""
+    made: CoreSchema = _exact(schema)
+    return made
+
+
+def _exact(part: Any) -> Any:
+    if isinstance(part, dict):
+        if part.get("type") == "literal" and all(type(one) is int for one in part["expected"]):
+            return {"type": "chain", "steps": [{"type": "int", "strict": True}, part]}
+        if part.get("type") != "chain":
+            part.update({key: _exact(value) for key, value in part.items()})
+    elif isinstance(part, list):
+        part[:] = map(_exact, part)
+    return part
+
+
 def _stop(part: Any) -> None:
     if isinstance(part, dict):
         if part.get("type") in ("tuple", "list"):

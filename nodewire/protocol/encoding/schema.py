@@ -60,7 +60,7 @@ class Schema(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return counts.stopping(handler(source))
+        return counts.exact(counts.stopping(handler(source)))
 
     @classmethod
     def parse(cls, data: bytes | str) -> Self:

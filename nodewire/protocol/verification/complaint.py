@@ -2,7 +2,8 @@
 
 `p` = the accused, `c` = the committee, `e` = the request; content = {"v": 1, "events": [the claim, a signed 7000]}.
 By the job's customer. A claim's roots are certified up to `CLAIMED_EPOCHS` after the epoch in which it was signed, or
-what was paid for them could never be judged. nips/17-commitments.md.
+what was paid for them could never be judged. A claim's date is the accused's own word, so no complaint is too late by
+it: the accused has as long again from the complaint on. nips/17-commitments.md.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from nodewire.protocol.job.feedback import Due
 KIND = kinds.EVIDENCE
 CLAIMED_EPOCHS = 8
 """So many epochs after the one in which it is signed, a claim's roots must be certified."""
+HEARD_EPOCHS = 4_096
+"""No older is a claim that is complained about: what was certified then may be kept no longer."""
 ENOUGH_EPOCHS = 4
 """So many of these the committee must have certified at all, or nobody is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """`claim` is the accused `provider`'s signed word, `due` what stands in it."""
+    """`claim` is the accused `provider`'s signed word, `due` what stands in it; `created_at` is the complaint's."""
 
     customer: str
     committee: str
@@ -38,6 +41,7 @@ class Complaint:
     provider: str
     claim: Event
     due: Due
+    created_at: int
 
     @property
     def key(self) -> str:
@@ -45,8 +49,8 @@ class Complaint:
         return case_key(self.provider, self.request, self.claim.id)
 
     def last_epoch(self, committee: Committee) -> int:
-        """The last epoch whose certificate may hold the claim's roots."""
-        return committee.epoch_at(self.claim.created_at * 1000) + CLAIMED_EPOCHS
+        """The last epoch whose certificate may hold the claim's roots, or they are withheld."""
+        return committee.epoch_at(max(self.created_at, self.claim.created_at) * 1000) + CLAIMED_EPOCHS
 
 
 def case_key(provider: str, request: str, claim: str) -> str:
@@ -79,4 +83,4 @@ def parse(event: Event) -> Complaint:
     if (said.provider, said.request, said.customer) != (provider, request, event.pubkey):
         raise BadTag("p", "the claim is another's, or of another job")
     verify_event(claim)
-    return Complaint(event.pubkey, tags.hex32(event, "c"), request, provider, claim, said.due)
+    return Complaint(event.pubkey, tags.hex32(event, "c"), request, provider, claim, said.due, event.created_at)

@@ -201,7 +201,7 @@ class JobVerifier:
         plan = request.plan
         if plan.verification.policy != "sampled" or not plan.epoch <= sampled.epoch <= plan.epoch + MAX_JOB_EPOCHS:
             raise BadInput("request", "not to be sampled")
-        final = await final_roots(request.id, plan, request.created_at, self._market, self._relays)
+        final = await final_roots(request.id, plan, self._market, self._relays)
         earlier = [one for one in final.roots.values() if one.epoch < sampled.epoch]
         seen = {place(one.provider, one.root.request, one.root.task, one.root.chunk) for one in earlier}
         snapshot = await self._market.snapshot(known[0].snapshot)

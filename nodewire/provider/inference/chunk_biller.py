@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from nodewire.core.job_task_group import JobTaskGroup
-from nodewire.errors import NodewireError
+from nodewire.errors import BadFrame, NodewireError, TimedOut
 from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import Due
@@ -21,6 +21,7 @@ from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.job import feedback
 from nodewire.protocol.job.chunk import Leaf, claim, opening
 from nodewire.protocol.job.chunk_close import Close
+from nodewire.protocol.job.frame_refusal import driven
 from nodewire.protocol.market.cached_price import due_msat
 from nodewire.provider.inference.credit import Credit
 from nodewire.provider.inference.job_context import JobContext
@@ -102,7 +103,14 @@ class ChunkBiller:
                 if self._stating is not None:  # what its inputs are signed by, it is judged by
                     await self._stating.statements.complete(chunk, self._stating.tell)
                 roots = [self._root(leaves, task, chunk) for task, leaves in made.items()]
-                await self._commit(roots)
+                try:
+                    await self._commit(roots)
+                except TimedOut as error:  # whoever closes it so late would have this node's bond slashed
+                    if close is None or self._context.drives:
+                        raise
+                    raise BadFrame(
+                        driven(self._context.manifest), f"chunk {chunk} is closed late: {error.reason}"
+                    ) from error
                 self.roots += roots
                 cached = self._prompts.cached(made, units) if self._context.generates and chunk == 0 else 0
                 await self._ask(chunk, units, cached, claim(roots), close)

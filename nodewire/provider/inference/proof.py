@@ -8,9 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from nodewire.errors import NodeFailed
+from nodewire.errors import NodeFailed, TimedOut
 from nodewire.protocol.committee.commitment import ChunkRoot
-from nodewire.protocol.job.plan import Plan
+from nodewire.protocol.committee.committee import Committee
+from nodewire.protocol.job.plan import CERTIFY_EPOCHS, Plan
 from nodewire.protocol.model.manifest import CUSTOMER
 from nodewire.protocol.verification.statement import FrameStatement
 from nodewire.provider.admission.checks import AdmittedJob
@@ -38,7 +39,12 @@ class Proof(Protocol):
         """
 
     async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
-        """These roots of a chunk are final. They are on disk when it returns."""
+        """These roots of a chunk are final. They are on disk when it returns.
+
+        Raises:
+            TimedOut: no certificate can be counted on to hold them in time, so nothing may be asked for them.
+            NodeFailed: they cannot be written down.
+        """
 
     async def ended(self, request: str) -> None:
         """It is over here."""
@@ -51,12 +57,18 @@ class CommitteeProof:
     """For a committee (a Proof): roots are committed to, and the work of sampled jobs is shown to who judges it."""
 
     def __init__(
-        self, public: str, kept: KeptWork, holding: EvidenceServer, committing: Committer, spool: Spool, epoch_ms: int
+        self,
+        public: str,
+        kept: KeptWork,
+        holding: EvidenceServer,
+        committing: Committer,
+        spool: Spool,
+        committee: Committee,
     ) -> None:
         """`public`: this provider's key."""
         self._public = public
         self._kept, self._holding, self._committing = kept, holding, committing
-        self._spool, self._epoch_ms = spool, epoch_ms
+        self._spool, self._committee, self._epoch_ms = spool, committee, committee.epoch_ms
         self._unseen: set[str] = set()
         """Jobs under way of which nobody may ask anything: not to be judged, or nothing is committed to."""
 
@@ -69,9 +81,13 @@ class CommitteeProof:
         self._holding.keep(KeptJob(job.request, job.manifest, job.ticket))
 
     async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
-        if plan.verification.policy == "sampled":  # at once: the roots count, too, if this is cancelled meanwhile
-            self._unseen.discard(roots[0].request)
-        await self._committing.commit(roots, plan.deadline_epoch(roots[0].chunk, self._epoch_ms))
+        deadline = plan.deadline_epoch(roots[0].chunk, self._epoch_ms)
+        if plan.verification.policy == "sampled":
+            epoch = self._committee.epoch_at(int(time.time() * 1000))
+            if epoch > deadline - CERTIFY_EPOCHS:
+                raise TimedOut("chunk", f"a certificate must hold it up to epoch {deadline}, and this is {epoch}")
+            self._unseen.discard(roots[0].request)  # at once: the roots count, too, if this is cancelled meanwhile
+        await self._committing.commit(roots, deadline)
 
     async def ended(self, request: str) -> None:
         until_s = time.time()

@@ -21,6 +21,7 @@ from nodewire.nostr.event import Event, Tags
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip44
 from nodewire.protocol import kinds
+from nodewire.protocol.committee.committee import HttpUrl
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Schema
 from nodewire.protocol.job.feedback import Status
@@ -83,7 +84,7 @@ class Output(Schema):
     ERROR: ClassVar[type[BadInput]] = BadEvent
 
     v: Literal[1] = 1
-    urls: tuple[str, ...] = Field(max_length=8)
+    urls: tuple[HttpUrl, ...] = Field(max_length=8)
     sha256: Hex32
     bytes: Count
     key: Hex32

@@ -77,12 +77,14 @@ def parse(event: Event) -> AuditRequest:
         BadEvent, BadTag: with the field at fault; also if it is of another job than training.
     """
     tags.check_kind(event, kinds.VERIFICATION)
-    if tags.number("k", tags.text(event, "k")) not in kinds.TRAINING:
-        raise BadTag("k", "not a round of training")
+    if tags.number("k", tags.text(event, "k")) not in kinds.ROUNDS:
+        raise BadTag("k", "no round of training")
     wanted = next((tag[1:] for tag in event.tags if tag[0] == "snapshots"), ())
     if not 0 < len(wanted) <= MAX_SNAPSHOTS:
         raise BadTag("snapshots", f"{len(wanted)}, from 1 to {MAX_SNAPSHOTS}")
     snapshots = tuple(tags.number("snapshots", one, most=MAX_STATES) for one in wanted)
+    if list(snapshots) != sorted(set(snapshots)):
+        raise BadTag("snapshots", "not ascending, each once")
     close = tags.hex32(event, "close")
     return AuditRequest(tags.hex32(event, "e"), event.pubkey, tags.hex32(event, "p"), snapshots, close)
 

@@ -198,7 +198,7 @@ def parse(event: Event) -> RoundRequest:
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: with the field at fault.
     """
-    if event.kind not in (kinds.FEDAVG, kinds.DILOCO):
+    if event.kind not in kinds.ROUNDS:
         raise BadEvent("kind", f"{event.kind} is no round of training")
     round_ = Round.parse(event.content)
     inputs = {tag[2]: tag[1] for tag in event.tags if tag[0] == "i" and len(tag) > 2}

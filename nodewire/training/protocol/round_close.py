@@ -94,6 +94,8 @@ def parse(event: Event) -> CloseEvent:
     for name, said in (("e", {one.request for one in close.results}), ("p", {one.provider for one in close.results})):
         if event.values(name) != sorted(said):
             raise BadTag(name, "not those of the results")
+    if tags.number("k", tags.text(event, "k")) not in kinds.ROUNDS:
+        raise BadTag("k", "no round of training")
     return CloseEvent(event.id, event.pubkey, close)
 
 

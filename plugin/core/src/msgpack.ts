@@ -14,9 +14,12 @@ export function pack(value: Value): Uint8Array {
   return concat(...parts);
 }
 
-/** The value of canonical bytes. Raises bad-input for every other. */
-export function unpack(bytes: Uint8Array, field = "blob"): Value {
-  const reader = new Reader(bytes, field);
+/**
+ * The value of canonical bytes. Raises bad-input for every other. In `any` form keys stand in any order, and lengths and
+ * integers may be longer than they need; of a key that stands twice the last counts.
+ */
+export function unpack(bytes: Uint8Array, field = "blob", form: "canonical" | "any" = "canonical"): Value {
+  const reader = new Reader(bytes, field, form === "canonical");
   const value = reader.value(0);
   reader.end();
   return value;
@@ -79,6 +82,7 @@ class Reader {
   constructor(
     private readonly bytes: Uint8Array,
     private readonly field: string,
+    private readonly isCanonical: boolean,
   ) {}
 
   value(depth: number): Value {
@@ -149,7 +153,7 @@ class Reader {
       const key = this.value(depth + 1);
       if (typeof key !== "string") throw this.fault("has a key that is no string");
       const bytes = toUtf8(key, this.field);
-      if (before && compareBytes(before, bytes) >= 0) {
+      if (this.isCanonical && before && compareBytes(before, bytes) >= 0) {
         this.at = start;
         throw this.fault("has keys out of order");
       }
@@ -172,19 +176,19 @@ class Reader {
 
   private unsigned(size: number, least: bigint): bigint {
     const value = toNumber(this.take(size));
-    if (value < least) throw this.fault("has an integer that is not in its shortest form");
+    if (this.isCanonical && value < least) throw this.fault("has an integer that is not in its shortest form");
     return value;
   }
 
   private negative(size: number, below: bigint): bigint {
     const value = BigInt.asIntN(8 * size, toNumber(this.take(size)));
-    if (value >= below) throw this.fault("has an integer that is not in its shortest form");
+    if (this.isCanonical && value >= below) throw this.fault("has an integer that is not in its shortest form");
     return value;
   }
 
   private length(size: number, least: number): number {
     const length = this.number(size);
-    if (length < least) throw this.fault("has a length that is not in its shortest form");
+    if (this.isCanonical && length < least) throw this.fault("has a length that is not in its shortest form");
     return length;
   }
 

@@ -102,7 +102,7 @@ def provider(tmp_path) -> Provider:
             EvidenceServer(PROVIDER, document, spool, None),  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
             spool,
-            document.epoch_ms,
+            document,
         ),
         patience_s=30,
         outage=Outage([], lambda: None),

@@ -71,6 +71,7 @@ def payments(mode: str = "generate") -> JobPayments:
         (),
         "bcrt",
         most_units=2,
+        requested_s=0,
         private_endpoints=False,
     )
 

@@ -49,7 +49,7 @@ class Certified:
     def committed(self, epoch: int) -> Event:
         chunks = tuple(sorted(self.roots[epoch], key=lambda one: one.key))
         held = Commitment(committee=COMMITTEE.digest(), epoch=epoch, chunks=chunks)
-        return commitment.build(PROVIDER, held, created_at=10)[0]
+        return commitment.build(PROVIDER, held, created_at=COMMITTEE.close_ms(epoch) // 1000)[0]
 
     def certificate(self, epoch: int) -> Event:
         cited, voters = body(epoch), SEATS[: COMMITTEE.quorum]
@@ -93,7 +93,7 @@ async def test_a_late_root_is_neither_final_nor_drawn_nor_an_input(epoch, final)
     market = Certified({epoch: [root(0)]})
     found = await followed(market, root(0))
     assert (found.roots, found.certified, len(found.samples)) == (1, final, final)
-    held = await final_roots(REQUEST.id, REQUEST.plan, REQUEST.created_at, market, market)  # type: ignore[arg-type]
+    held = await final_roots(REQUEST.id, REQUEST.plan, market, market)  # type: ignore[arg-type]
     assert len(held.roots) == final
 
 
@@ -103,5 +103,5 @@ async def test_a_root_that_no_certificate_holds_and_a_second_one_are_not_final()
     assert (found.roots, found.certified) == (2, 0)
     assert [one.root for one in found.samples] == [digest("first")]
     # nor is it an input by which who worked on the first could be made a cheater
-    held = await final_roots(REQUEST.id, REQUEST.plan, REQUEST.created_at, market, market)  # type: ignore[arg-type]
+    held = await final_roots(REQUEST.id, REQUEST.plan, market, market)  # type: ignore[arg-type]
     assert [(one.provider, one.root.root) for one in held.roots.values()] == [(PROVIDER.public, digest("first"))]

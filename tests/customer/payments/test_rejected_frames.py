@@ -80,7 +80,7 @@ def heard(monkeypatch):
     """Answers to a request under way, whose providers may be quoted for a moment."""
     monkeypatch.setattr(answering, "WORD_S", 0.05)
     background = JobTaskGroup()
-    made = Answers(documents.CUSTOMER, REQUEST, documents.plan(), RING, None, background, network="bcrt")
+    made = Answers(documents.CUSTOMER, REQUEST, documents.plan(), RING, None, background, network="bcrt", chunks=4)
     return made, background
 
 

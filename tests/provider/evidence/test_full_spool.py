@@ -15,6 +15,7 @@ from nodewire.provider.admission.checks import AdmittedJob
 from nodewire.provider.evidence.committer import Committer
 from nodewire.provider.evidence.server import EvidenceServer, KeptJob
 from nodewire.provider.evidence.store import KeptWork
+from nodewire.provider.inference import proof
 from nodewire.provider.inference.proof import CommitteeProof, most_bytes
 from nodewire.wire.evidence.pull import Want
 from nodewire.wire.evidence.spool import Spool
@@ -111,12 +112,14 @@ async def test_what_is_committed_to_is_in_the_spool_though_its_consumers_have_no
 
 
 @pytest.fixture
-def provider(tmp_path):
+def provider(tmp_path, monkeypatch):
     """Its Proven, spool and file, with one frame of a job; `admitted(policy)` is the job."""
+    now_s = COMMITTEE.close_ms(job.parse(EVENT).plan.epoch) / 1000
+    monkeypatch.setattr(proof, "time", SimpleNamespace(time=lambda: now_s))
     spool, file = Spool(tmp_path / "spool", 10**6), KeptWork(tmp_path / "kept.db")
     committing = Committer(CUSTOMER, None, None, SimpleNamespace(committee=None), file)
     proven = CommitteeProof(
-        PROVIDER.public, file, EvidenceServer(PROVIDER, COMMITTEE, spool, granted), committing, spool, 60_000
+        PROVIDER.public, file, EvidenceServer(PROVIDER, COMMITTEE, spool, granted), committing, spool, COMMITTEE
     )
     return proven, spool, file
 

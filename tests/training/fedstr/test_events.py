@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewire.errors import BadTag, NodewireError, TooLarge, Unsupported
+from nodewire.errors import BadEvent, BadTag, NodewireError, TooLarge, Unsupported
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip44
 from nodewire.training.fedstr import events as fedstr
-from nodewire.training.fedstr.events import Source
+from nodewire.training.fedstr.events import Output, Source
 from tests.kinds.digits import RECIPE
 
 CUSTOMER, PROVIDER = Keys(b"\x01" * 32), Keys(b"\x02" * 32)
@@ -148,3 +148,19 @@ def test_whatever_tags_come_only_typed_errors_do(tags, valid, content, seals):
         fedstr.parse(event, PROVIDER)
     except NodewireError:
         return
+
+
+@pytest.mark.parametrize("url", ["", "ftp://a.example/" + HASH, "https://a.example/ " + HASH, "https://" + "a" * 249])
+def test_a_result_whose_update_is_at_no_url_is_refused(url):
+    said = {
+        "v": 1,
+        "urls": ["https://a.example/" + HASH],
+        "sha256": HASH,
+        "bytes": 9,
+        "key": KEY,
+        "update_sha256": HASH,
+    }
+    said |= {"update_bytes": 8, "samples": 3, "loss": 2}
+    assert Output.from_document(said).urls == ("https://a.example/" + HASH,)
+    with pytest.raises(BadEvent, match=r"urls\.0"):
+        Output.from_document({**said, "urls": [url]})

@@ -83,6 +83,22 @@ def test_numbers_without_quotes_are_for_toml_only():
         Recipe.from_document(document)
 
 
+@pytest.mark.parametrize(
+    ("table", "field", "value"),
+    [
+        ("compression", "bits", 8.0),
+        ("compression", "block", 256.0),
+        ("profile", "threads", 1.0),
+        ("profile", "threads", True),
+    ],
+)
+def test_what_equals_an_integer_and_is_none_is_refused(table, field, value):
+    document = Recipe.from_toml(DIGITS).document()
+    document[table][field] = value
+    with pytest.raises(BadRecipe, match=rf"{table}\.{field}"):
+        Recipe.from_document(document)
+
+
 def test_what_is_no_recipe_is_refused():
     with pytest.raises(TooLarge):
         Recipe.from_toml("#" * 40_000)

@@ -11,7 +11,7 @@ from nodewire.errors import BadEvent, BadTag, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding import random_draw
 from nodewire.training.engine import draw
-from nodewire.training.protocol import round_close
+from nodewire.training.protocol import audit, round_close
 from nodewire.training.protocol.audit import MAX_SNAPSHOTS
 from nodewire.training.protocol.round_close import Close, CountedResult
 from tests.kinds.digits import RECIPE
@@ -50,12 +50,24 @@ def test_a_close_that_is_none_is_refused():
     event = round_close.build(KEYS, 8840, close(), created_at=1)
     with pytest.raises(BadTag):
         round_close.parse(replace(event, tags=(("e", REQUEST), ("p", BEA))))
+    for kind in ("8842", "8843", "x"):
+        with pytest.raises(BadTag, match="k"):
+            round_close.parse(replace(event, tags=(("e", REQUEST), ("p", ADA), ("k", kind))))
     with pytest.raises(BadEvent):
         round_close.parse(replace(event, kind=8856))
     with pytest.raises(BadEvent, match="twice"):
         round_close.parse(
             replace(event, content=event.content.replace('"results":[', f'"results":[{counted().to_json()},'))
         )
+
+
+@pytest.mark.parametrize(
+    ("kind", "snapshots", "tag"), [(8842, (1, 2), "k"), (8840, (2, 1), "snapshots"), (8841, (1, 1), "snapshots")]
+)
+def test_a_question_for_snapshots_is_of_a_round_and_in_order(kind, snapshots, tag):
+    assert audit.parse(audit.ask(KEYS, 8841, REQUEST, ADA, ROOT, (1, 2), created_at=1)).snapshots == (1, 2)
+    with pytest.raises(BadTag, match=tag):
+        audit.parse(audit.ask(KEYS, kind, REQUEST, ADA, ROOT, snapshots, created_at=1))
 
 
 @pytest.mark.parametrize("segments", [1, 2, 34, 384])

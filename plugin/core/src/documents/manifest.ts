@@ -30,6 +30,8 @@ export const CUSTOMER = "customer";
 const MOST_CHAT_BYTES = 131_072n;
 
 export const blob = object({ sha256: hex32, bytes: count });
+/** Bytes on a server, by their plain SHA-256. */
+export type Blob = Typed<typeof blob>;
 
 export const dtype = oneOf("float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool");
 

@@ -45,7 +45,7 @@ async def test_who_says_that_its_neighbours_worker_died_keeps_it_from_no_later_j
     monkeypatch.setattr(provider_events, "WORD_S", 0.1)
     monkeypatch.setattr(attempt, "WORD_S", 0.3)
     background, plan = JobTaskGroup(), job()[0]._plan
-    said = Answers(ME, REQUEST, plan, SimpleNamespace(), SimpleNamespace(), background, network="bcrt")
+    said = Answers(ME, REQUEST, plan, SimpleNamespace(), SimpleNamespace(), background, network="bcrt", chunks=4)
     async with Market() as market:
         market.running.answers, market.running.background = said, background
         word = Feedback("ee" * 32, DRIVER.public, REQUEST, ME.public, "error", "node-failed", by=HONEST.public)

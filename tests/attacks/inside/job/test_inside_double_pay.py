@@ -41,7 +41,7 @@ def job():
     ads = {one.public: SimpleNamespace(lnurl="https://wallet.example/pay") for one in (DRIVER, HONEST, FRIEND)}
     manifest = SimpleNamespace(mode="generate", chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
     payments = JobPayments(
-        REQUEST, made, manifest, ads, payer, (), "bcrt", most_units=8, private_endpoints=False
+        REQUEST, made, manifest, ads, payer, (), "bcrt", most_units=8, requested_s=0, private_endpoints=False
     )  # fmt: skip
     return payments, payer
 
