@@ -204,10 +204,10 @@ async def test_anothers_result_under_ones_own_name_opens_nothing(market, monkeyp
 
     build = result.build
 
-    def relabelled(keys, kind, request, customer, *, commitment, **others):
+    def relabelled(keys, kind, request, customer, goods, *, created_at):
         if keys.public == made["ada"]:
-            commitment = hashlib.sha256(commitment.encode()).hexdigest()
-        return build(keys, kind, request, customer, commitment=commitment, **others)
+            goods = replace(goods, commitment=hashlib.sha256(goods.commitment.encode()).hexdigest())
+        return build(keys, kind, request, customer, goods, created_at=created_at)
 
     monkeypatch.setattr("nodewire.training.protocol.result.build", relabelled)
     async with (
