@@ -150,7 +150,8 @@ class SplitInference:
 
 class _ChunkCloser:
     """Tells the desk when this node's part of a chunk is complete: of calls by each output, of a generation by what its
-    driver takes and puts out."""
+    driver takes and puts out.
+    """
 
     def __init__(self, job: Job, desk: Desk) -> None:
         self.ended = asyncio.Event()

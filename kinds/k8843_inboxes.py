@@ -50,7 +50,8 @@ class Inboxes:
 
     def put(self, frame: Frame[Array]) -> bool:
         """As the port. One frame too many ends the job: its neighbours send faster than this node is paid, or
-        computes."""
+        computes.
+        """
         if self._ended.is_set():
             return False
         cost = _cost(frame)

@@ -29,6 +29,7 @@ def checked(manifest: Manifest, params: Params) -> Params:
     Raises:
         BadInput: one that is none of the kind's, or out of its bounds; it is named.
         Unsupported: one that the model's ring, which answers tokens, cannot do.
+
     """
     if manifest.mode != "generate":
         _only(params, ())

@@ -50,6 +50,7 @@ class SpeculationTask:
         Raises:
             BadFrame: the frame cannot follow those before it, or is no answer to what was sent.
             PaymentRequired, OverBudget, BadFrame: as Desk.admit; the last names an edge of the driver's.
+
         """
         if self._drives:
             return await self._returned(frame), []

@@ -31,6 +31,7 @@ def parse_msat(text: str) -> int:
 
     Raises:
         BadInput: it is none of these.
+
     """
     number, unit = text.strip().lower().replace(" ", ""), 1000
     if number.endswith("msat"):
@@ -87,6 +88,7 @@ class File(Section):
 
         Raises:
             BadConfig: the file cannot be read, is not TOML, or a field is wrong.
+
         """
         text = _text(path)
         data = _parsed(path, text)

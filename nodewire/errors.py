@@ -77,7 +77,8 @@ class BadVersion(BadInput):
     @classmethod
     def from_versions(cls, said: object, known: object) -> BadVersion:
         """The error where a document's `v` is `said`: a peer's words in few, and not at all where they are nested or
-        a number of thousands of digits, which Python does not write."""
+        a number of thousands of digits, which Python does not write.
+        """
         fits = said is None or isinstance(said, str) or (isinstance(said, int) and said.bit_length() <= 64)
         return cls("v", f"{repr(said)[:40] if fits else type(said).__name__}; this software speaks {known}")
 
@@ -183,7 +184,7 @@ class Withheld(NotFound):
 
 
 class NotCarried(NotFound):
-    """A provider of training has not, or no more, what it would have to carry on from the round before"""
+    """A provider of training has not, or no more, what it would have to carry on from the round before."""
 
     code = "not-carried"
     pays = "nobody"

@@ -29,7 +29,8 @@ class Limits:
     """What a worker may use: `memory_bytes` above its empty baseline, `threads` CPU threads, `device` for tensors;
     `compiled`, a folder of libraries that the operator has made of tasks (graph/compile.py), none if empty; `draft`,
     that of a model whose guesses a decoder's driver may send ahead (llm/speculation/draft_model.py), likewise;
-    `graphs`, whether steps of decoding are captured on a GPU (llm/cuda_graphs/runner.py)."""
+    `graphs`, whether steps of decoding are captured on a GPU (llm/cuda_graphs/runner.py).
+    """
 
     memory_bytes: int
     threads: int = 1
@@ -70,7 +71,8 @@ class TaskSize:
 @dataclass(frozen=True, slots=True)
 class Fit:
     """What a decoder comes to at a memory target: so many tasks, the smallest of which has room for `sessions` of
-    `context` positions. Without tasks one does not fit: `change` says what to ask for instead, if anything helps."""
+    `context` positions. Without tasks one does not fit: `change` says what to ask for instead, if anything helps.
+    """
 
     target_bytes: int
     context: int
@@ -134,7 +136,8 @@ class BatchActor(Actor, Protocol):
     @property
     def batches(self) -> int:
         """In how many of their first dimensions such calls may differ; 0 where it computes none as one, because one
-        session's data could be seen in another's."""
+        session's data could be seen in another's.
+        """
 
     def receive_together(
         self, calls: Sequence[tuple[str, Sequence[Frame[Any]]]]
@@ -145,7 +148,8 @@ class BatchActor(Actor, Protocol):
 @runtime_checkable
 class InBlocks(Actor, Protocol):
     """An actor that may be sent the positions of a frame in parts (`protocol.tensors.position_split`), one after the
-    other."""
+    other.
+    """
 
     @property
     def block(self) -> int:
@@ -180,7 +184,8 @@ class Worker(Protocol):
 
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> TaskSession:
         """Reserve what a session needs. On edges in `codings` frames come, and go, narrowed: the actor has them in
-        their own dtypes. Cancelled, it leaves nothing open."""
+        their own dtypes. Cancelled, it leaves nothing open.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +207,8 @@ class SharedWorker(Worker, Protocol):
         self, task: str, engine: str, program: Path, weights: Sequence[Path], slots: int = 0
     ) -> Mapping[str, int]:
         """Verify and load a task; {"memory_bytes", "load_ms"}. With `slots` one whose sessions have pages has them for
-        so many, and not for as many as its manifest says. Raises BadTask, BadHash, OverMemory, WorkerFailed."""
+        so many, and not for as many as its manifest says. Raises BadTask, BadHash, OverMemory, WorkerFailed.
+        """
 
     async def open(
         self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = Turn()
@@ -237,7 +243,8 @@ class Mailbox(Protocol):
 
     def deliver_to(self, inbox: Inbox) -> None:
         """Hand the frames that `get` would return to an inbox: those that wait now, and later ones as they come. Their
-        windows open at once. What the inbox does not take stays for `get`."""
+        windows open at once. What the inbox does not take stays for `get`.
+        """
 
 
 class Clock(Protocol):
@@ -270,6 +277,7 @@ class Desk(Protocol):
         Raises:
             PaymentRequired: they are not, for the desk's patience.
             BadFrame: the chunk has been closed; or the driver has not closed that predecessor: nothing is asked for.
+
         """
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
@@ -280,11 +288,13 @@ class Desk(Protocol):
 
         Raises:
             BadFrame: it cannot follow those before it, or is more than the plan allows.
+
         """
 
     async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
         """All of this node's part of `chunk` is done; it counts as `units` chunks. `end`: it was the last.
-        `positions`: how many of the chunk's count, if not all."""
+        `positions`: how many of the chunk's count, if not all.
+        """
 
 
 class JobKind(Protocol):

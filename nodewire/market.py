@@ -91,6 +91,7 @@ class Market:
         Raises:
             NotFound: no relay has the committee.
             BadConfig: the address is not a committee's.
+
         """
         found = committee.parse(await addressed(pool, address, kinds.COMMITTEE))
         if digest is not None and found.digest() != digest:
@@ -133,6 +134,7 @@ class Market:
 
         Raises:
             NoQuorum: none was certified in time.
+
         """
         try:
             async with asyncio.timeout(timeout_s), self._changed:
@@ -163,6 +165,7 @@ class Market:
 
         Raises:
             NotFound, BadQuorum: there is none, or the event does not certify it.
+
         """
         known = self._epochs.certificate(digest)
         if known is None:
@@ -179,6 +182,7 @@ class Market:
         Raises:
             NotFound: it is nowhere to be had.
             RelayRefused, TimedOut: no relay answers.
+
         """
         found = await self._certified_events([id_])
         if id_ not in found:
@@ -200,6 +204,7 @@ class Market:
 
         Raises:
             RelayRefused, TimedOut: no relay answers.
+
         """
         if (known := self.body_of(epoch)) is not None:
             return known
@@ -225,6 +230,7 @@ class Market:
 
         Raises:
             NotFound, BadHash, BadInput: no store has it, or it is not what was cited.
+
         """
         async with self._reading:  # many jobs begin with an epoch: its snapshot is read once
             if sha256 not in self._snapshots:
@@ -260,6 +266,7 @@ class Market:
             NotFound: one of them, its blob, or an inventory that the body cites is not to be had (yet).
             BadHash: what the inventories list is not what it certifies.
             RelayRefused, TimedOut: no relay answers.
+
         """
         found = await self.contents(body)
         if found.lacking:
@@ -319,6 +326,7 @@ class Market:
 
         Raises:
             RelayRefused, TimedOut: no relay answers.
+
         """
         found = {id_: self._kept[id_] for id_ in ids if id_ in self._kept}
         wanted = [id_ for id_ in ids if id_ not in found]
@@ -371,6 +379,7 @@ class Market:
         Raises:
             NotFound: no relay has it, or only another version.
             BadManifest, BadHash: it is malformed or not what its event says.
+
         """
         if digest is not None and digest in self._manifests:
             return self._manifests[digest]
@@ -401,6 +410,7 @@ async def read_manifest(event: Event, blobs: Blobs) -> Manifest:
     Raises:
         NotFound: no store has it.
         BadManifest, BadHash ...: it is malformed, or not what the event says.
+
     """
     blob = None
     if not event.content:
@@ -416,6 +426,7 @@ async def addressed(pool: Pool, address: str, kind: int) -> Event:
         NotFound: no relay has it.
         BadConfig: the address is of another kind.
         RelayRefused, TimedOut: no relay answers.
+
     """
     number, _, rest = address.partition(":")
     author, _, name = rest.partition(":")

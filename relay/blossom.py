@@ -138,6 +138,7 @@ def authorized(request: web.Request, verb: nipb7.Verb, now_s: int, config: Confi
 
     Raises:
         NotAllowed: there is none, or it is forged, expired, or for something else.
+
     """
     server = urlsplit(config.url or f"ws://{request.host}").hostname
     try:

@@ -61,7 +61,8 @@ class House(Protocol):
 
 class Conversation:
     """The relay's side of one connection. `url` is the relay's, as the client dialled it. `path` is the client's
-    address (its origin) and a name of the connection."""
+    address (its origin) and a name of the connection.
+    """
 
     def __init__(self, house: House, outbox: Outbox, url: str, path: tuple[str, str]) -> None:
         self._house, self._outbox, self._url, self._path = house, outbox, url, path
@@ -94,6 +95,7 @@ class Conversation:
 
         Raises:
             LinkLost: the client was cut off meanwhile.
+
         """
         await working.pay(self._house.work, self._path[0], working.of_message(len(text)), self._house.counts)
         try:

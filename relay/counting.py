@@ -15,7 +15,8 @@ REASONS = frozenset(
 
 class Counts:
     """`answers`: to EVENTs, by whether the event was accepted and the reason's prefix. `refusals`: of messages that
-    were not taken at all, by the prefix. `delivered`: live events, to each subscription."""
+    were not taken at all, by the prefix. `delivered`: live events, to each subscription.
+    """
 
     def __init__(self) -> None:
         self.answers: Counter[tuple[bool, str]] = Counter()

@@ -22,7 +22,8 @@ _HEX = frozenset("0123456789abcdef")
 
 def obey(db: sqlite3.Connection, deletion: Event, permanent_kinds: Set[int]) -> int:
     """Delete what `deletion` names and its author may delete, and remember it against being published again; how many
-    events that were."""
+    events that were.
+    """
     author, gone = bytes.fromhex(deletion.pubkey), 0
     for value in set(deletion.values("e")):
         if len(value) == 64 and _HEX.issuperset(value):

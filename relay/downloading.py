@@ -23,6 +23,7 @@ async def send(
 
     Raises:
         HTTPRequestRangeNotSatisfiable: the file has no such range.
+
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)

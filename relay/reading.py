@@ -161,6 +161,7 @@ class Archive:
 
         Raises:
             TimedOut: the query looked at too many events, or for too long.
+
         """
         return await self._run(lambda db: find(db, filters, reader, self._most), reader.path, _is_small(filters))
 
@@ -173,6 +174,7 @@ class Archive:
 
         Raises:
             TimedOut: the query looked at too many events, or for too long.
+
         """
         return await self._run(lambda db: count(db, filters, reader), reader.path, _is_small(filters))
 

@@ -72,6 +72,7 @@ def open_writer(path: Path, synchronous: Literal["FULL", "NORMAL"]) -> sqlite3.C
 
     Raises:
         BadConfig: the file is not a database of this version.
+
     """
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

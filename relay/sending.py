@@ -79,6 +79,7 @@ class Outbox:
 
         Raises:
             LinkLost: the reader has been cut off.
+
         """
         while self._bytes > self._most_now // 2 and not self._broken:
             self._room.clear()

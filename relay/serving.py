@@ -261,6 +261,7 @@ async def serve(
     Raises:
         BadConfig: the database cannot be used.
         OSError: the port is taken.
+
     """
     relay = Relay(config, policies, clock)
     shelf = None

@@ -27,6 +27,7 @@ class Slots:
         Raises:
             Busy: the slots are taken, and no address has more of them than this one.
             TimedOut: the block has lasted for `longest_s`.
+
         """
         ends = asyncio.timeout(longest_s)
         was_displaced = False

@@ -138,6 +138,7 @@ class Shelf:
             TooLarge: above the cap for one blob, or for an uploader or all together (field "quota").
             BadHash: the bytes have another hash; nothing is kept.
             TimedOut, ConnectionError: whatever `chunks` raise; nothing is kept.
+
         """
         room = self._limits.blob_bytes if announced_bytes is None else announced_bytes
         self.fits(announced_bytes or 0, pubkey)

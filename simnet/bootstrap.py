@@ -18,6 +18,7 @@ def open_treasurer(
 
     Raises:
         BadConfig: a file cannot be used, the committee does not list this holder, or a delay is too short.
+
     """
     keys = Keys.from_file(key)
     try:

@@ -143,7 +143,8 @@ class HolderBook:
 
     def computed_units(self, request: str, customer: str, chunk: int, unit_msat: int, at_ms: int) -> int:
         """Units that the customer had zapped shares for before `at_ms`, up to `chunk`, of which the first costs
-        `unit_msat`; at least 1."""
+        `unit_msat`; at least 1.
+        """
         if not unit_msat:
             return 1
         came = sum(self._share(request, customer, one).before_ms(at_ms) for one in range(chunk + 1))
@@ -173,6 +174,7 @@ class HolderBook:
         Raises:
             NotFound: no such case.
             NotAllowed: it gives the payee nothing.
+
         """
         case = self.case(ref)
         if payee in case.payouts:
@@ -227,6 +229,7 @@ def apply(event: Step, book: HolderBook) -> HolderBook:
     Raises:
         NotFound, NotAllowed, BadInput: the event does not fit what stands in the book.
         PaymentFailed: the treasury does not hold what a claim asks for.
+
     """
     match event:
         case HolderSeat(node):

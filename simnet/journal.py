@@ -73,6 +73,7 @@ class Journal:
 
     Raises:
         BadConfig: the file cannot be opened, or another process writes it.
+
     """
 
     def __init__(self, path: Path) -> None:

@@ -137,6 +137,7 @@ def apply(event: Event, network: Network) -> Network:
         BadInput: the event's own values are impossible (a preimage of another hash, a negative amount).
         PaymentFailed: the payer has too little, pays itself, or the invoice is paid by another or no longer payable.
         NotAllowed: the invoice's phase does not admit the event.
+
     """
     match event:
         case NodeJoin(node, opening_msat):

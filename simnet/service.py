@@ -70,6 +70,7 @@ class Simnet:
 
         Raises:
             NotAllowed: more than the faucet gives.
+
         """
         if opening_msat > self.faucet_msat:
             raise NotAllowed("opening_msat", f"the faucet gives at most {self.faucet_msat} msat")
@@ -110,6 +111,7 @@ class Simnet:
         Raises:
             BadInvoice: a value is out of range.
             NotAllowed: the payment hash is taken.
+
         """
         self.sweep()
         if payment_hash is not None and payment_hash in self.state.invoices:
@@ -150,6 +152,7 @@ class Simnet:
             BadInvoice: malformed or of another network.
             PaymentFailed: unknown to this network, expired, cancelled, paid by another, or beyond the balance.
             OverBudget: routing costs more than `max_fee_msat`.
+
         """
         self.sweep()
         asked = invoices.decode(bolt11, network=invoices.REGTEST)
@@ -175,6 +178,7 @@ class Simnet:
         Raises:
             NotFound: the account has no invoice that this preimage opens.
             NotAllowed: nothing is held.
+
         """
         self.sweep()
         invoice = self.transfer(payee, invoices.hash_of(preimage))
@@ -191,6 +195,7 @@ class Simnet:
         Raises:
             NotFound: the account has no such invoice.
             NotAllowed: it is settled or expired.
+
         """
         self.sweep()
         invoice = self.transfer(payee, payment_hash)
@@ -246,6 +251,7 @@ class Simnet:
 
         Raises:
             As `holding.apply`; PaymentFailed if the account does not have what the step moves. Then nothing happened.
+
         """
         book, after = self._stepped(step)
         if book is not self.book or after is not self.state:

@@ -43,6 +43,7 @@ class Shares:
         Raises:
             BadZap: the request breaks a clause of NIP-57, or names no job and chunk.
             NotAllowed, Busy: its sender, its `origin`, or everybody together, has too many open invoices.
+
         """
         request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self._keys.public)
         if request.recipient != self._keys.public:

@@ -64,6 +64,7 @@ class Rules:
 
         Raises:
             BadInput: shorter than that, or no time at all.
+
         """
         least_s = -(-VERDICT_EPOCHS * committee.epoch_ms // 1000)
         if delay_s is not None and delay_s < least_s:
@@ -110,6 +111,7 @@ class Treasurer:
             BadInput: an impossible amount or end.
             NotAllowed: the provider has a bond already or was convicted; the key stood for something else.
             PaymentFailed: the account has too little.
+
         """
         self.sweep()
         bond = canonical.digest("nodewire/bond/1", [account, provider, _key(key)])
@@ -142,6 +144,7 @@ class Treasurer:
         Raises:
             NotFound: it never had a bond.
             NotAllowed: the bond is no longer locked.
+
         """
         deposit, now_s = self.bond(provider), self._now_s()
         bond = deposit.bond
@@ -164,6 +167,7 @@ class Treasurer:
         Raises:
             NotFound: it never had a bond.
             NotAllowed: another account's, or slashed.
+
         """
         self.sweep()
         deposit = self._own(account, provider)
@@ -180,6 +184,7 @@ class Treasurer:
         Raises:
             BadQuorum, BadInput ...: the certificate does not hold, or the request is not its job's.
             NotAllowed: another verdict on the same sample was settled before.
+
         """
         certified = verdict.parse(certificate)
         certified.check(self._committee)
@@ -260,6 +265,7 @@ class Treasurer:
             NotFound, NotAllowed: no such case, or it gives this key nothing.
             BadInvoice: not an open invoice of this network for exactly the amount.
             PaymentFailed: the treasury does not hold it yet.
+
         """
         self.sweep()
         self._lapse(claim_key(case, payee))

@@ -41,6 +41,7 @@ class SimWallet:
 
         Raises:
             NotAllowed: more than the service's faucet gives.
+
         """
         stranger = cls(url, "")
         try:
@@ -55,6 +56,7 @@ class SimWallet:
 
         Raises:
             BadConfig: the file cannot be read.
+
         """
         if token_file is None:
             return cls(url, "")
@@ -166,6 +168,7 @@ class SimWallet:
             BadInput: the service's address is no URL.
             LinkLost, TimedOut: no answer, or one that is not the service's own (a proxy's page, a crash).
             NodewireError: what the service reports.
+
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})

@@ -1,5 +1,6 @@
 """The chat template of a Hugging Face folder: chat_template.jinja, or else what tokenizer_config.json has; or that of a
-GGUF file."""
+GGUF file.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ def chat_template(folder: Path) -> ChatTemplate | None:
         BadConfig: a file cannot be read, or is not what its name says.
         NotFound, BadTask, Unsupported: a GGUF file is missing or malformed.
         BadManifest, TooLarge: the template, or a token, is longer than may be published.
+
     """
     if gguf.is_one(folder):
         template, tokens = chat_of(gguf.open_model(folder))

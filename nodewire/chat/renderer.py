@@ -42,6 +42,7 @@ class Renderer:
             BadInput: the template cannot be read, or refuses the messages.
             TooLarge: it takes too much time or memory, or makes too long a prompt.
             WorkerFailed: the process broke off.
+
         """
         known = {**variables, **chat.tokens}
         asked = {"template": chat.template, "known": known, "messages": list(messages), "tools": list(tools)}

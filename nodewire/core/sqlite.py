@@ -36,6 +36,7 @@ def open_versioned(
     Raises:
         BadConfig: it cannot be opened, or is of a version from which no step leads here.
         NodeFailed: there is no room for it, or its disk fails.
+
     """
     try:
         if secret and path != ":memory:":

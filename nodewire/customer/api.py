@@ -144,6 +144,7 @@ class Customer:
             BadInput: it is no name and no address.
             Ambiguous: it may be several models; `candidates` has their addresses.
             NotFound: nobody has such a model.
+
         """
         return ModelAt(model) if self.session.models is None else await self.session.models.find(model)
 
@@ -181,6 +182,7 @@ class Customer:
             BadInput: a parameter or the prompt is out of range.
             Ambiguous, NotFound: as `find_model`.
             NoQuorum, NoProvider, OverBudget, TimedOut, LinkLost ...: nothing, or no more, was bought.
+
         """
         _check(prompt)
         address, manifest = await self._manifest(model, "generate")
@@ -283,6 +285,7 @@ class Customer:
         Raises:
             BadInput, TooLarge: a name, dtype, shape or integer is not what the model takes; nothing was bought.
             NoQuorum, NoProvider, OverBudget, TimedOut, LinkLost ...: as `generate`.
+
         """
         address, manifest = await self._manifest(model, "run")
         one = isinstance(inputs, Mapping)
@@ -315,6 +318,7 @@ class Customer:
 
         Raises:
             NotFound, BadHash, BadManifest ...: there is no such manifest, or what it cites is not to be had.
+
         """
         record = self.session.record
         _, manifest = await self._manifest(model, "generate")

@@ -44,6 +44,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
         Busy: another process buys with the same key.
         BadConfig: a file of the configuration cannot be used.
         NotFound: no relay knows the committee.
+
     """
     congestion.check(config.wire.congestion)
     wallets = registry.wallet_class(config.wallet.kind)

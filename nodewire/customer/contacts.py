@@ -25,6 +25,7 @@ async def people(relays: EventTransport, named: Iterable[str], field: str) -> tu
         NotFound: the relays have no such list.
         TooLarge: they are more than 64 together.
         TimedOut, RelayRefused: as `EventTransport.fetch`.
+
     """
     found: dict[str, None] = {}
     for text in named:

@@ -73,6 +73,7 @@ class Nodes:
         Raises:
             NoProvider: a node cannot be reached, does not admit us, or goes by another file or copy of the model. All
                 of them are named.
+
         """
         asked = await asyncio.gather(*(self.ask(entry) for entry in self._file.ring), return_exceptions=True)
         faults, held, links = [], dict[str, list[str]](), dict[str, Link]()
@@ -159,7 +160,8 @@ class NodesRecord:
 
     async def fetch_blob(self, sha256: str, max_bytes: int) -> Path:
         """Of a swarm's blobs its customers need the chat template, and by which tokens are read. Raises NotFound,
-        BadHash, TooLarge."""
+        BadHash, TooLarge.
+        """
         cut = self._cut
         shown = {} if cut is None else text_blobs(cut) | ({} if cut.chat is None else {"chat": cut.chat})
         name = next((name for name, blob in shown.items() if blob.sha256 == sha256), None)
@@ -203,6 +205,7 @@ class FilePlanner:
             Busy: a node has no slot free.
             BadPlan: as `by_file`.
             BadInput: a wish for all edges.
+
         """
         if wish is not None:
             raise BadInput("--edge-codec", "a swarm's edges are named one by one, such as hidden.1=bf16")
@@ -231,6 +234,7 @@ async def start(stack: AsyncExitStack, config: SwarmCustomer) -> Session:
     Raises:
         BadConfig: the file does not name this customer.
         Busy: another command of this customer's is under way.
+
     """
     congestion.check(config.congestion)
     stack.enter_context(held(config.state))

@@ -62,6 +62,7 @@ class Accounts:
 
         Raises:
             TooFast: it would be one too many; nothing was counted.
+
         """
         with self._transaction():
             self._db.execute("INSERT INTO keys (name) VALUES (?) ON CONFLICT DO NOTHING", (key.name,))
@@ -81,6 +82,7 @@ class Accounts:
 
         Raises:
             OverBudget: nothing is left.
+
         """
         with self._transaction():
             most_msat = min(most_msat, self._left_msat(key, most_msat))
@@ -99,6 +101,7 @@ class Accounts:
 
         Raises:
             OverBudget: others have it meanwhile; the job is not noted, and may not be published.
+
         """
         with self._transaction():
             sql = "SELECT msat, EXISTS (SELECT * FROM jobs WHERE reserved = id) FROM reserved WHERE id = ?"

@@ -310,7 +310,7 @@ def _unknown(name: str, why: str = "") -> Refusal:
 
 
 def _refusal(error: web.HTTPException, request: web.Request) -> Refusal:
-    """aiohttp's own: no such path or method, a body that is too large."""
+    """An error of aiohttp's own: no such path or method, a body that is too large."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return Refusal(413, "invalid_request_error", "the body is too large", code="too-large")
     where = f"{request.method} {request.path[:128]}"

@@ -146,6 +146,7 @@ class Desk:
         Raises:
             Busy: too many requests are under way or wait.
             OverBudget: nothing is left of the key's budget.
+
         """
         owner = f"key {key.name}" if self._config.keys else origin
         await self._line.acquire(owner, key.at_a_time)

@@ -35,6 +35,7 @@ class Line:
         Raises:
             TooMany: the owner has or waits for `at_a_time` already.
             Busy: others wait, or no place is free in time.
+
         """
         mine = self._waiting.get(owner, ())
         if at_a_time is not None and self._has_place[owner] + len(mine) >= at_a_time:

@@ -72,6 +72,7 @@ def read(path: Path) -> Header:
         Unsupported: a version, or a tensor's type, that is not read.
         TooLarge: a count or a length above its cap; nothing was allocated for it.
         OSError: the file cannot be read.
+
     """
     size = path.stat().st_size
     with path.open("rb") as file:

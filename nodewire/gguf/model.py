@@ -22,7 +22,8 @@ T = TypeVar("T", bool, int, float, str)
 
 def is_one(path: Path) -> bool:
     """Whether a path that a model is asked for at is a GGUF file's: by its name, though it may not be there, or by how
-    the file begins, whatever its name."""
+    the file begins, whatever its name.
+    """
     if path.suffix == SUFFIX:
         return not path.is_dir()
     if not path.is_file():
@@ -100,6 +101,7 @@ def open_model(path: Path) -> Model:
         NotFound: a file is missing.
         BadTask, Unsupported, TooLarge: a file is not one of GGUF that is read, or the shards are not of one model.
         OSError: a file cannot be read.
+
     """
     files = files_of(path)
     metadata: Mapping[str, Any] = {}

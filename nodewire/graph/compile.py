@@ -1,12 +1,13 @@
-"""A task's program compiled ahead, where an operator allows it: `python -m nodewire.graph.compile FOLDER PROGRAM...`
+"""A task's program compiled ahead, where an operator allows it.
 
-Compiling starts processes and writes files, and a worker may do neither. So a builder, which this module is when it is
-run, verifies a program as a worker would, makes it an fx graph again (nothing of the program but operators, sizes and
-constants gets into it; every name is ours), and has TorchInductor, which is what `torch.compile` runs, write a library
-into a folder. It has seen the program and no weights, inputs or keys: weights are arguments of the library. A worker
-whose configuration names the folder ([worker] compiled) loads what it finds there by key, and believes it only where
-it has said the same as the interpreter, at sizes of 1 and above; everything else, and all when there is no library, no
-C++ compiler, another version of torch, another processor or number of threads, is interpreted.
+`python -m nodewire.graph.compile FOLDER PROGRAM...` does it. Compiling starts processes and writes files, and a worker
+may do neither. So a builder, which this module is when it is run, verifies a program as a worker would, makes it an fx
+graph again (nothing of the program but operators, sizes and constants gets into it; every name is ours), and has
+TorchInductor, which is what `torch.compile` runs, write a library into a folder. It has seen the program and no
+weights, inputs or keys: weights are arguments of the library. A worker whose configuration names the folder ([worker]
+compiled) loads what it finds there by key, and believes it only where it has said the same as the interpreter, at sizes
+of 1 and above; everything else, and all when there is no library, no C++ compiler, another version of torch, another
+processor or number of threads, is interpreted.
 
 A library is code: the folder must be the operator's and writable by nobody else. It is for the CPU.
 """
@@ -71,7 +72,8 @@ def rematerialized(program: Program) -> torch.fx.GraphModule:
 
 def _from_zero(graph: torch.fx.Graph, given: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a selection that refuses what the interpreter refuses. The library counts a negative index from the
-    end: whoever answered so would be judged by others who do not."""
+    end: whoever answered so would be judged by others who do not.
+    """
     below = graph.call_function(torch.ops.aten.lt.Scalar, (given["index"], 0))
     refused = graph.call_function(torch.ops.aten.where.ScalarSelf, (below, _BEYOND, given["index"]))
     return {**given, "index": refused}
@@ -109,6 +111,7 @@ def build(data: bytes, folder: Path, threads: int = 1) -> Path:
     Raises:
         BadTask, BadVersion, TooLarge: the program is not one that a worker would load.
         Unsupported: TorchInductor cannot compile it, or there is no C++ compiler.
+
     """
     path = folder / f"{key(data, threads)}.so"
     if path.exists():
@@ -168,6 +171,7 @@ class CompiledProgram:
 
         Raises:
             BadTask: the library refuses, which an index out of range makes it do.
+
         """
         arguments = [*(inputs[one.name].contiguous() for one in self._program.inputs), *self._weights]
         try:
@@ -207,6 +211,7 @@ def find(data: bytes, program: Program, weights: Tensors, folder: Path, threads:
         NotFound: nobody has compiled it for this machine.
         NotAllowed: others may write into the folder.
         BadTask: it says something else than the interpreter.
+
     """
     path = folder / f"{key(data, threads)}.so"
     if not path.is_file():

@@ -106,6 +106,7 @@ def tokenizer(data: bytes, positions: int) -> Tokenizer:
 
     Raises:
         BadTask: the library does not read it.
+
     """
     with _guarded():
         made = Tokenizer.from_str(data.decode())
@@ -156,6 +157,7 @@ def texts_of(tensor: torch.Tensor) -> list[str]:
     Raises:
         TooLarge: over 1 MiB, 1,024 texts, or 32,768 characters in one.
         BadInput: not such a list, or empty.
+
     """
     if tensor.numel() > MAX_TEXTS_BYTES:
         raise TooLarge(TEXTS, f"{tensor.numel()} bytes, at most {MAX_TEXTS_BYTES}")

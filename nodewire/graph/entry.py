@@ -42,6 +42,7 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
     Raises:
         BadTask, BadVersion, TooLarge: the program or its weights are not what the whitelist and its own types allow.
         OverMemory: its peak at the largest sizes is above `limits.memory_bytes`.
+
     """
     torch.set_num_threads(limits.threads)
     if engine == "encoder.driver":
@@ -275,6 +276,7 @@ def _common(frames: Any) -> Meta:
 
     Raises:
         BadFrame: two of them disagree.
+
     """
     meta: dict[str, int | str | bytes | bool | None] = {}
     for frame in frames:

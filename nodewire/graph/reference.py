@@ -20,6 +20,7 @@ def embed(directory: Path, texts: Sequence[str]) -> torch.Tensor:
     Raises:
         NotFound, BadInput: the directory is not a sentence encoder of a supported family, or `texts` is empty.
         BadConfig: `transformers` is not installed.
+
     """
     if not texts:
         raise BadInput("texts", "none")

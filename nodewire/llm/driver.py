@@ -76,7 +76,8 @@ class Driver:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Guesses are those of `make_drafters`, by default what the session's own text says. One that lends its ends
-        fills nothing."""
+        fills nothing.
+        """
         self.program = program
         self._make_drafters = make_drafters or (lambda sampler: [NgramDrafter()])
         self._clock_ns = clock_ns
@@ -90,7 +91,8 @@ class Driver:
 
     def open(self, session: str, params: Params) -> None:
         """Raises as `session_checks.check`; Busy; BadInput naming a parameter (see sampling.parse_params); Unsupported:
-        one needs logits, where none come."""
+        one needs logits, where none come.
+        """
         sampling = parse_params(params, self.program.positions)
         if self.program.lends and (wanted := sampling.needs_logits) is not None:
             raise Unsupported(wanted, "this model's head is at its last stage, which answers the likeliest token alone")
@@ -121,6 +123,7 @@ class Driver:
             NotFound: the session is not open.
             NotAllowed: a second prompt, a return that is not awaited, or anything after the end but what was in flight.
             BadFrame, BadInput, TooLarge: the frame or the prompt cannot be used; the field says why.
+
         """
         state = self._sessions.get(session)
         if state is None:

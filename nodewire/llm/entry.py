@@ -36,6 +36,7 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
         BadHash: the tokenizer is not the one that the program cites.
         OverMemory: the task needs more than `limits.memory_bytes`.
         BadConfig: the draft model that `limits` names is none, or has other tokens than the driver's.
+
     """
     device = _device(limits)
     if engine == REFERENCE_ENGINE:

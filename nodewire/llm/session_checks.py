@@ -15,6 +15,7 @@ def check(session: str, opened: Container[str]) -> None:
     Raises:
         TooLarge: its name is longer than MAX_SESSION_NAME.
         NotAllowed: it is open already.
+
     """
     if len(session) > MAX_SESSION_NAME:
         raise TooLarge("session", f"a name of {len(session)} characters, at most {MAX_SESSION_NAME}")

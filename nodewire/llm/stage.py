@@ -45,7 +45,8 @@ class Stage:
     """An Actor that batches (nodewire.kind). Of a session's parameters it reads `positions`: how many there will be at
     most, the program's unless given; they have their memory from then on, so the fewer, the more sessions fit, and
     LongRoPE turns by them. And `prefixes`: among whose prompts it keeps and finds beginnings of this one's, nobody's
-    unless given."""
+    unless given.
+    """
 
     def __init__(
         self, program: StageProgram, fill: Fill, device: torch.device, graphing: Graphing | None = None
@@ -87,6 +88,7 @@ class Stage:
         Raises:
             BadInput: `positions` are none that the program has, or `prefixes` is no name.
             Busy, and as `session_checks.check`.
+
         """
         most = params.get("positions", self.program.positions)
         if type(most) is not int or not 1 <= most <= self.program.positions:
@@ -110,6 +112,7 @@ class Stage:
             NotFound: the session is not open.
             BadFrame: another edge, dtype or shape, numbers that are not finite, or places that are not in the lane.
             TooLarge: more positions than the session's.
+
         """
         (answer,) = self.receive_together([(session, (frame,))])
         if isinstance(answer, NodewireError):

@@ -1,5 +1,6 @@
 """A frame of hidden states that a stage is at: what it says of its lane, checked before anything changes, and how far
-it has been computed."""
+it has been computed.
+"""
 
 from __future__ import annotations
 
@@ -113,6 +114,7 @@ def begin(frame: Frame[Any], x: Tensor, lane: Lane, epoch: int, *, closes: bool)
     Raises:
         BadFrame: `pos` is not where the lane may go on, cells are none, or parents no tree.
         TooLarge: more positions than the session's, or live cells than a lane's.
+
     """
     pos, chunk, n = frame_checks.count(frame, "pos"), frame_checks.count(frame, "chunk"), x.shape[1]
     of = frame_checks.count(frame, "epoch") if "epoch" in frame.meta else 0
@@ -148,6 +150,7 @@ def _cells(frame: Frame[Any], name: str) -> list[int] | None:
 
     Raises:
         BadFrame: something else. TooLarge: more than may live.
+
     """
     value = frame.meta.get(name)
     if value is None:

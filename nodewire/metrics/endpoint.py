@@ -118,6 +118,7 @@ async def serving(exposed: MetricsExposition) -> AsyncIterator[str]:
 
     Raises:
         BadConfig: the address cannot be had.
+
     """
     scrapes = Scrapes(exposed)
     host, _ = host_port.parse(exposed.listen, "metrics.listen", least_port=0, error=BadConfig)

@@ -43,6 +43,7 @@ def connector(url: URL, *, allow_private: bool) -> aiohttp.TCPConnector:
 
     Raises:
         NotAllowed: the URL's scheme, or the address that it is, is not allowed.
+
     """
     assert url.host is not None
     if url.scheme == "http" and not allow_private:

@@ -38,6 +38,7 @@ def listening_socket(field: str, address: str) -> socket.socket:
 
     Raises:
         BadConfig: it cannot be had; `field` of the configuration says so.
+
     """
     host, port = host_port.parse(address, field, least_port=0, error=BadConfig)
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

@@ -66,6 +66,7 @@ def serialize(pubkey: str, created_at: int, kind: int, tags: Sequence[Sequence[s
 
     Raises:
         BadEvent: a string is not valid Unicode (a lone surrogate).
+
     """
     # NIP-01 names seven escapes and wants everything else verbatim. orjson writes the other control characters below
     # U+0020 as \u00XX; so do JSON.stringify (nostr-tools) and serde_json (rust-nostr), and ids must equal theirs.
@@ -98,6 +99,7 @@ def parse(data: bytes | str | object, *, max_bytes: int = MAX_BYTES) -> Event:
         TooLarge: more than `max_bytes` of text or more than 2,000 tags.
         BadEvent: a field is missing or of the wrong type.
         BadSignature: the id is not the hash, or the signature is not the author's.
+
     """
     event = parse_unverified(data, max_bytes=max_bytes)
     verify(event)
@@ -141,6 +143,7 @@ def of_hashed(data: bytes) -> Event:
 
     Raises:
         TooLarge, BadEvent: as `parse`, or the bytes are not the ones that NIP-01 hashes.
+
     """
     if len(data) > MAX_BYTES:
         raise TooLarge("event", f"{len(data)} bytes, at most {MAX_BYTES}")
@@ -162,6 +165,7 @@ def verify(event: Event) -> None:
 
     Raises:
         BadSignature: one of them is wrong.
+
     """
     if event_id(event.pubkey, event.created_at, event.kind, event.tags, event.content) != event.id:
         raise BadSignature("id", "not the hash of the event")

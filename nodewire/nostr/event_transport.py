@@ -1,5 +1,6 @@
 """How events come to others and from them: over relays (`nodewire.nostr.pool`), or over the links of those who know
-each other (`nodewire.wire.swarm.event_relay`)."""
+each other (`nodewire.wire.swarm.event_relay`).
+"""
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ class Keys:
 
         Raises:
             BadInput: it is neither.
+
         """
         text = text.strip()
         if text.startswith("nsec1"):
@@ -62,6 +63,7 @@ class Keys:
 
         Raises:
             BadConfig: others may read the file, or it holds no key.
+
         """
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -98,6 +100,7 @@ class Keys:
 
         Raises:
             BadInput: `public` is no point of the curve.
+
         """
         try:
             # libsecp256k1's ecdh runs in constant time, unlike its tweak_mul; only its hash has to be replaced.
@@ -119,6 +122,7 @@ def from_npub(text: str) -> str:
 
     Raises:
         BadInput: it is neither.
+
     """
     if text.startswith("npub1"):
         try:

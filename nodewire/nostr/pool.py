@@ -56,6 +56,7 @@ class Pool:
 
     Raises:
         BadConfig: no relay, more than 64, or one whose URL is none of a websocket.
+
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Pool:
 
         Raises:
             BadInput, TooLarge: no filter, or more than 64.
+
         """
         return self._open(_filters(filters), self._links, max_queued)
 
@@ -126,6 +128,7 @@ class Pool:
         Raises:
             RelayRefused: every relay refused.
             TimedOut: none answered to the end.
+
         """
         # Stored events come newest first, and a full queue drops what came first: relays must not send more than fits.
         bounded = [_limited(one, max_events) for one in _filters(filters)]
@@ -149,6 +152,7 @@ class Pool:
 
         Raises:
             RelayRefused, TimedOut: as `fetch`.
+
         """
         wanted = tuple(replace(one, limit=None) for one in _filters(filters))
         found: dict[str, Event] = {}
@@ -184,6 +188,7 @@ class Pool:
         Raises:
             RelayRefused: all that answered refused (`reason` holds their words).
             TimedOut: none answered.
+
         """
         tasks = {asyncio.create_task(_within(timeout_s, link.publish(event))): url for url, link in self._links.items()}
         for task in tasks:
@@ -210,6 +215,7 @@ class Pool:
         Raises:
             RelayRefused: all that answered refused.
             TimedOut: none answered.
+
         """
         wanted, sub_id = _filters(filters), self._next_id()
         asked = (_within(timeout_s, link.count(sub_id, wanted)) for link in self._links.values())

@@ -98,6 +98,7 @@ class Oracle:
         keep: gets each event that may be certified: whoever reads it here later asks no relay.
         keep_snapshot: gets, with its SHA-256, each snapshot that this oracle votes for: nobody here reads it again.
         counts: whether what a certified verdict says of a provider may be listed (`oracle.court.shares`).
+
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class Oracle:
 
         Raises:
             ExceptionGroup of LinkLost: every relay has ended the subscription; a supervisor starts the oracle again.
+
         """
         with tenured():
             await self._run()

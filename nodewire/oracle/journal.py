@@ -50,6 +50,7 @@ class Journal:
 
     Raises:
         BadConfig: it cannot be opened.
+
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,6 +61,7 @@ class Journal:
 
         Raises:
             NotAllowed: the epoch is so old that what was said in it is forgotten (a clock set back, say).
+
         """
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -87,6 +89,7 @@ class Journal:
 
         Raises:
             NotAllowed: the epoch is so old that the vote on this sample may be forgotten.
+
         """
         self._db.execute("BEGIN IMMEDIATE")
         try:

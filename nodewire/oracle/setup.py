@@ -45,11 +45,19 @@ def create_committee(
     """Found a committee of 3f+1 oracles in `directory`, which must not hold one yet.
 
     Args:
+        directory: gets the committee's document and a folder of keys for each oracle.
+        name: of the document's address.
+        f: oracles that may fail, or lie, at a time.
         genesis_s: start of epoch 0, unix seconds.
+        epoch_ms: length of an epoch.
+        skew_ms: how far clocks and relays may lag.
+        beat_ms: how often a node beats.
+        random: gives so many random bytes; the shares of the beacon's key are dealt with them.
         numbers: any other fields of `Committee` (relays, blobs, bond_unit_msat ...).
 
     Raises:
         BadConfig: there is a committee already, or a number is out of range.
+
     """
     path = directory / "committee.json"
     if path.exists():
@@ -98,6 +106,7 @@ def load_seat(directory: Path, committee: Committee) -> Seat:
     Raises:
         BadConfig: a file is missing, readable by others or malformed, or the secrets are not those of an oracle of
             this committee.
+
     """
     if not (directory / "key").exists():
         raise BadConfig(str(directory / "key"), "no such file")

@@ -33,6 +33,7 @@ class WalletClass(Protocol):
 
         Raises:
             BadConfig: the file cannot be read, or this kind needs one.
+
         """
 
     async def open_account(self, url: str, name: str, opening_msat: int = 0) -> tuple[Wallet, str]:
@@ -40,6 +41,7 @@ class WalletClass(Protocol):
 
         Raises:
             NotAllowed: this kind opens no accounts, or none with so much in it.
+
         """
 
 
@@ -55,6 +57,7 @@ def wallet_class(kind: str, field: str = "wallet.kind") -> WalletClass:
 
     Raises:
         BadConfig: no installed package has wallets of this kind, several have, or they cannot be imported.
+
     """
     found: WalletClass | None = _load(WALLETS, kind, field)
     if found is None:
@@ -69,6 +72,7 @@ def bond_holder(kind: str, wallet: Wallet) -> BondHolder:
 
     Raises:
         BadConfig: several packages have holders of this kind, or they cannot be imported.
+
     """
     found: BondHolderClass | None = _load(BOND_HOLDERS, kind, "wallet.kind")
     return found(wallet) if found is not None else NoBondHolder(kind)

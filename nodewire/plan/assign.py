@@ -89,6 +89,7 @@ class Busy:
         Raises:
             BadEvent, BadTag: it is no feedback.
             BadPlan: it is no refusal, or one of another customer's job.
+
         """
         said = feedback.parse(event)
         if said.status != "busy" or said.customer != customer:
@@ -127,6 +128,7 @@ def assign(
         OverBudget: every choice costs more than the terms allow.
         BadInput: snapshot, body and committee do not belong together, or k or busy is out of range.
         BadPlan: the terms narrow an edge that cannot be, or have a model sampled that answers tokens.
+
     """
     if not (snapshot.committee == body.committee == committee.digest() and snapshot.epoch == body.epoch):
         raise BadInput("snapshot", "not of this committee and epoch")

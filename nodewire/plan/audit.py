@@ -46,10 +46,16 @@ def audit(
     """What is wrong with `plan`, carried by a request of `customer`; an empty list if it is the one that follows.
 
     Args:
+        plan: as the request carries it.
+        customer: the request's author, a public key.
+        manifest: of the model that the plan names.
+        committee: on whose word the plan stands.
         certificate: of the plan's epoch; its votes are checked here.
         partials: of the beacon; those that prove nothing are passed over.
         snapshot_blob: the blob that the plan cites, unread.
         busy: the verified feedback events that the plan cites, in any order.
+        manifest_digest: of `manifest`, if it is known already.
+
     """
     findings = list(_citations(plan, customer, manifest_digest or manifest.digest(), committee, certificate))
     snapshot: Snapshot | None = None

@@ -23,6 +23,7 @@ def by_file(swarm: Swarm, manifest: Manifest, *, terms: Terms, customer: str) ->
 
     Raises:
         BadPlan: the manifest is not one that the file's nodes can have, or the terms narrow an edge that cannot be.
+
     """
     digest, places, allowed = swarm.digest(), swarm.places(), free(terms, swarm.lookahead)
     if [task.name for task in manifest.tasks] != list(places):

@@ -50,14 +50,16 @@ class Rates:
 
     def is_told_by(self, work: Work) -> bool:
         """Whether the operations of `work` take longer at best than a call that does nothing: of a table that is looked
-        up, or a text that is cut, the roofline says nothing."""
+        up, or a text that is cut, the roofline says nothing.
+        """
         return work.flops / self.flops_per_s * 1e6 > self.call_us
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Fitted rates, and how far predictions are from the `count` measurements: the factor that half of them, and nine
-    in ten of them, stay within (1.25: a quarter too high or too low)."""
+    in ten of them, stay within (1.25: a quarter too high or too low).
+    """
 
     rates: Rates
     within_half: float
@@ -71,6 +73,7 @@ def fit(rates: Rates, measured: Sequence[tuple[Work, float]]) -> Fit:
 
     Raises:
         BadInput: nothing was measured that has work to do, or not above 0.
+
     """
     worked = [(work, us, roof) for work, us in measured if (roof := rates.roof_us(work)) > 0]
     if not worked or min(us for _, us, _ in worked) <= 0:

@@ -61,6 +61,7 @@ class Epochs:
 
         Raises:
             BadInput: it is malformed, of another committee, or proves nothing (BadQuorum, BadSignature).
+
         """
         if event.kind == kinds.CERTIFICATE:
             self._take_certificate(event)
@@ -99,6 +100,7 @@ class Epochs:
 
         Raises:
             NoQuorum: none is certified, has a beacon and is still valid at `now_ms` (unix).
+
         """
         for certificate, event in self._by_age(now_ms):
             if is_valid(self._committee, certificate.body.epoch, now_ms) and (

@@ -26,7 +26,8 @@ PREFILL = 0.1
 @dataclass(frozen=True, slots=True)
 class Here:
     """The ring that a session is on: by its plan, and as it was seen. `started_s`: from the request to the first
-    token; `chunk_msat`: with the verification share."""
+    token; `chunk_msat`: with the verification share.
+    """
 
     turn_us: int
     chunk_msat: int
@@ -51,7 +52,8 @@ class Ahead:
 @dataclass(frozen=True, slots=True)
 class Move:
     """What is expected of one. `overtaking`: tokens that both rings make. `extra_msat`: what it costs more than to
-    stay; `total_msat`: all that the other ring can cost."""
+    stay; `total_msat`: all that the other ring can cost.
+    """
 
     step_s: float
     overtaking: int

@@ -48,9 +48,13 @@ def draw(
     """The samples of an epoch, in the order of (commitment id, chunk).
 
     Args:
+        committee: its numbers say how many chunks are drawn, and by how many each is computed again.
         beacon: of the epoch whose certificate holds `commitments` (64 hex digits); `snapshot` is that epoch's.
+        commitments: all that the epoch's certificate holds.
         requests: the job requests that the commitments name, as far as they are known; others are not sampled.
+        snapshot: of the same epoch: verifiers are drawn from it.
         seen: places (`place`) of which an earlier certificate holds a root already.
+
     """
     digest, known = committee.digest(), set(seen)
     busy: dict[tuple[str, str], str] = {}

@@ -35,7 +35,8 @@ class Figures:
     @contextmanager
     def job(self, kind: int) -> Iterator[None]:
         """An admitted job, to its end. One that finds no room is refused. A cancelled one is none: the daemon
-        stops."""
+        stops.
+        """
         began_ns = time.monotonic_ns()
         try:
             yield

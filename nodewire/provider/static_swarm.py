@@ -96,6 +96,7 @@ async def start(
     Raises:
         BadConfig: the file does not name this node, or another copy of the model than this one; it cannot listen.
         BadTask, OverMemory, WorkerFailed: its part of the model cannot be loaded.
+
     """
     congestion.check(config.congestion)
     await devices.check(config.worker.device)

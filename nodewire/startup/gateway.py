@@ -36,6 +36,7 @@ async def start(stack: AsyncExitStack, config: GatewayConfig) -> dict[str, Any]:
     Raises:
         BadConfig: a file, an environment variable or the address of the configuration cannot be used.
         Busy: another gateway works in its state folder.
+
     """
     keys = Keys(config.keys)
     templates = {model.name: template_file(model.template) for model in config.models if model.template is not None}

@@ -57,6 +57,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
 
     Raises:
         Busy: another daemon works in its state folder.
+
     """
     stack.enter_context(held(config.state))
     committee = load_committee(config.committee)

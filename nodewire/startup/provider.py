@@ -87,6 +87,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         NotAllowed, PaymentFailed: the bond was asked back or slashed, or is larger than the wallet.
         BadConfig: the wallet's service does not know the token, or a device or congestion control is not there.
         Busy: another daemon works in its state folder.
+
     """
     congestion.check(config.wire.congestion)
     await devices.check(config.worker.device)
@@ -181,7 +182,8 @@ async def _open_inference(
     lnurl: str,
 ) -> tuple[Provider, dict[str, Any], list[Collector], list[LastingWorker]]:
     """What serves the tasks in [[serve]] and those that it follows demand to, what its ready line says of them, what it
-    shows Prometheus, and its workers, of which there may be others later."""
+    shows Prometheus, and its workers, of which there may be others later.
+    """
     job_kinds = installed()
     made = list[LastingWorker]()
 

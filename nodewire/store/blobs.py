@@ -125,6 +125,7 @@ class Blobs:
             NotFound: no server has it.
             BadHash: a server sent other bytes, and none sent the right ones.
             LinkLost, TimedOut: it could not be fetched now.
+
         """
         if inline is not None:
             self.keep(inline)
@@ -155,6 +156,7 @@ class Blobs:
             TooLarge: above the node's cap.
             BadConfig: there are servers but no keys to sign with.
             NotAllowed, TooLarge, LinkLost: no server took it; the last one's reason.
+
         """
         ref = await asyncio.to_thread(self._keep, source)
         if not self._servers:
@@ -174,6 +176,7 @@ class Blobs:
 
         Raises:
             TooLarge: above SMALL_BYTES.
+
         """
         if len(data) > SMALL_BYTES:
             raise TooLarge("blob", f"{len(data)} bytes, at most {SMALL_BYTES} at once")

@@ -26,6 +26,7 @@ async def measured_s(servers: Iterable[str]) -> float:
 
     Raises:
         NotFound: none of them says what time it is.
+
     """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_ANSWER_S)) as session:
         found = await asyncio.gather(*(_of(session, _http(url)) for url in dict.fromkeys(servers)))

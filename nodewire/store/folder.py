@@ -17,12 +17,14 @@ def listed(path: Path, field: str) -> tuple[list[Path], int]:
     The order is that of relative POSIX paths: which sample stands in which shard follows from it.
 
     Args:
+        path: a file, or a folder with all that is below it.
         field: what errors name.
 
     Raises:
         NotFound: nothing is there.
         BadData: a link leads out of the folder.
         TooLarge: more than 100,000 files or 32 GiB; nothing was read.
+
     """
     files: list[Path] = []
     if path.is_file():
@@ -47,7 +49,8 @@ def listed(path: Path, field: str) -> tuple[list[Path], int]:
 
 def digest(path: Path, field: str) -> str:
     """SHA-256 of the digests of the files at `path`, in their order: of the data set, wherever it stands and whatever
-    its files are called. Reads all of them. Raises as `listed`."""
+    its files are called. Reads all of them. Raises as `listed`.
+    """
     whole = hashlib.sha256()
     for file in listed(path, field)[0]:
         with file.open("rb") as opened:

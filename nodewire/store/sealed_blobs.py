@@ -52,6 +52,7 @@ def unseal(source: Path | bytes, key: str) -> Iterator[bytes]:
 
     Raises:
         BadCiphertext: it was not made with this key, or something of it is missing or was changed.
+
     """
     cipher, left = _cipher(key), size_of(source)
     with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:

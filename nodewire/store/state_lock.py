@@ -25,6 +25,7 @@ def held(folder: Path) -> Iterator[None]:
 
     Raises:
         Busy: another daemon holds it; its process is named.
+
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+") as file:
@@ -58,6 +59,7 @@ def sole_key(path: Path) -> Iterator[None]:
 
     Raises:
         Busy: another process, which is named where the system tells, holds the same file.
+
     """
     with path.open("rb") as file:
         try:

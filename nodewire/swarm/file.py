@@ -96,6 +96,7 @@ class SwarmFile(File):
         Raises:
             BadConfig: it cannot be read, or a field is wrong.
             BadInput: `split` is no split, or not for these nodes.
+
         """
         found = cls.load(path)
         return found.cut_at(layer_ranges.parse(split)) if split else found

@@ -34,6 +34,7 @@ def axes(manifest: Manifest, programs: Mapping[str, GraphProgram], dim: str) -> 
 
     Raises:
         Unproven: parts of the batch might give something else, or no output lies along it.
+
     """
     found: dict[str, int | None] = {}
     edges: dict[str, list[Known]] = {}

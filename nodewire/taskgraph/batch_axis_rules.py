@@ -80,6 +80,7 @@ def value_of(operator: str, args: Sequence[Any], named: Mapping[str, Any]) -> Kn
 
     Raises:
         Unproven: it depends on the batch, and no rule says that rows stay apart.
+
     """
     flat = [one for arg in (*args, *named.values()) for one in (arg if isinstance(arg, list) else [arg])]
     rule = RULES.get(operator)

@@ -32,6 +32,7 @@ class Detokenizer:
     Raises:
         TooLarge: over 64 MiB, 4,000,000 values, or 4,096 characters in a token.
         BadTask: not a tokenizer, or a decoder that is not taken; the reason names it.
+
     """
 
     def __init__(self, data: bytes) -> None:

@@ -40,6 +40,7 @@ async def open_training(
     Raises:
         BadConfig: no installed package serves a kind of round that the configuration names.
         WorkerFailed, OverMemory: a worker cannot be started.
+
     """
     job_kinds = installed_training()
     entries = {job_kinds[kind].worker_entry for kind in train.kinds if kind in job_kinds}

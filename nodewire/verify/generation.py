@@ -44,7 +44,8 @@ class Fault:
 @dataclass(slots=True)
 class GenerationAudit:
     """What contradicts what. `held` counts what was looked at, by step; `missing` roots of chunks whose tokens are in
-    the text: a job that broke off had no time to commit to its last."""
+    the text: a job that broke off had no time to commit to its last.
+    """
 
     transcript: GenerationTranscript
     manifest: Manifest | None = None
@@ -198,6 +199,7 @@ async def replay(
 
     Raises:
         NodewireError: what a task refuses.
+
     """
     manifest, request, ticket = reading.manifest, reading.requests[0], reading.tickets[0]
     assert manifest is not None

@@ -41,7 +41,7 @@ class Draws(Protocol):
 
 
 class Overloaded(TimedOut):
-    """This machine has not computed in time what others wait for: nobody else is to blame for it."""
+    """What others wait for was not computed here in time: nobody else is to blame for it."""
 
 
 class Inquiry:
@@ -75,6 +75,7 @@ class Inquiry:
         Raises:
             NotFound: nothing says where the node is.
             LinkLost, TimedOut, NotAllowed, BadInput ...: it is silent, refuses, or sends something else.
+
         """
         request = await self._draws.request(sample.request)
         addresses = await self._addresses(request, sample, epoch)
@@ -89,6 +90,7 @@ class Inquiry:
         Raises:
             BadHash: they do not.
             NotFound, TooLarge, LinkLost ...: they are not to be had.
+
         """
         request = await self._draws.request(sample.request)
         addresses = await self._addresses(request, sample, epoch)
@@ -106,6 +108,7 @@ class Inquiry:
             Withheld: the provider does not show its part of the inputs.
             NotFound: others' inputs are not to be had, or not certified.
             TimedOut, RelayRefused: relays do not say what was certified.
+
         """
         request = await self._draws.request(sample.request)
         manifest = await self._market.manifest(request.manifest_address, request.plan.manifest)
@@ -142,6 +145,7 @@ class Inquiry:
                 worker is not kept busy with those: other oracles may be faster.
             NotAllowed: nothing is computed here, or no installed package computes such a job.
             BadTask, OverMemory, WorkerFailed ...: the task is refused or fails here.
+
         """
         manifest, task = inputs.manifest, inputs.sample.task
         kind = self._kinds.get(manifest.kind)

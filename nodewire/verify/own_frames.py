@@ -33,6 +33,7 @@ async def shown_leaves(
         BadHash: a frame is not the one that was committed to.
         NotFound: not all frames are shown.
         NotAllowed, Busy, LinkLost ...: the provider refuses, or cannot be reached.
+
     """
     committed = {(leaf.edge, leaf.seq): leaf for leaf in opening.leaves}
     expected = sum(_bytes_of(leaf) for leaf in opening.leaves)

@@ -69,7 +69,8 @@ class Equivocated(BadHash):
 
 class Unopened(NotFound):
     """The producer of an input does not open what it committed to: `sample` is that. It must be shown in any case, or
-    two neighbours would make each other pass, one by its word for what was never sent."""
+    two neighbours would make each other pass, one by its word for what was never sent.
+    """
 
     def __init__(self, sample: Sample) -> None:
         super().__init__(sample.task, f"{sample.provider[:8]} does not open its chunk {sample.chunk}")
@@ -220,6 +221,7 @@ async def gather(
             where the provider is.
         TooLarge: the inputs have more than `most_input_bytes` in all.
         NodewireError: a peer's refusal.
+
     """
     of = _Case(sample, request, manifest, final, addresses, Patience(patience_s), last)
     of.at(sample.provider)
@@ -257,6 +259,7 @@ async def recompute(
     Raises:
         NotFound: it takes longer than 120 s.
         NodewireError: the worker's error.
+
     """
     manifest, sample = inputs.manifest, inputs.sample
     found: list[Leaf] = []
@@ -307,6 +310,7 @@ async def pull_opening(node: Node, peer: str, addresses: Sequence[str], sample: 
     Raises:
         BadInput: it is another chunk's.
         NodewireError: `peer` refuses, or cannot be reached.
+
     """
     return await _opening(sample, manifest, node, peer, addresses, sample.task, sample.chunk)
 
@@ -390,6 +394,7 @@ async def _frames(of: _Case, edge: Edge, chunk: int, producer: str, node: Node, 
     Raises:
         Withheld, NotFound: they are not shown, or not committed to; or what was certified cannot be read.
         TooLarge: there are more than `max_bytes` of them.
+
     """
     if producer == of.request.customer:
         raise Withheld("sent", f"the customer's word for {edge.name} in chunk {chunk} is not shown")
@@ -444,6 +449,7 @@ async def _statements(of: _Case, node: Node) -> dict[tuple[str, int, str], Frame
 
     Raises:
         NodewireError: it cannot be reached, or is busy: that is not yet an answer.
+
     """
     provider, sample = of.sample.provider, of.sample
     want = _want(sample, "sent", sample.task, sample.chunk).model_copy(update={"first": 0})
@@ -464,6 +470,7 @@ async def _tokens(of: _Case, node: Node) -> dict[int, int]:
 
     Raises:
         NodewireError: it cannot be reached, or is busy: that is not yet an answer.
+
     """
     provider, sample = of.sample.provider, of.sample
     edge = choices.tokens_edge(of.manifest, sample.task)
@@ -498,6 +505,7 @@ async def _received(
         Unopened: it does not open what it committed to.
         NotFound: what it committed to is not known yet.
         Withheld: the provider cannot be reached, or is busy.
+
     """
     if producer == of.sample.provider:
         return None  # it can sign to itself what it likes: only what it committed to binds it

@@ -19,6 +19,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
     Raises:
         NotFound, BadTask, BadInput, TooLarge: a file is missing or malformed, or a tensor stands in two.
+
     """
     tensors: dict[str, StoredTensor] = {}
     for path in weight_files(directory):
@@ -51,6 +52,7 @@ def read_tokenizer(directory: Path, max_bytes: int) -> bytes:
 
     Raises:
         NotFound, TooLarge, BadInput: there is none.
+
     """
     data = read_bounded(directory / "tokenizer.json", max_bytes)
     try:

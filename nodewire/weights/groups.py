@@ -30,7 +30,8 @@ Form = Literal["numbers", "int8", "int4", "scales"]
 
 class Layout(NamedTuple):
     """How codes lie. `down`: a word's are of one row, else of neighbour rows. `order`: which of its rows each code of a
-    word is of, the lowest first. `less`: what zeros are less than what is meant."""
+    word is of, the lowest first. `less`: what zeros are less than what is meant.
+    """
 
     down: bool
     order: tuple[int, ...] | None = None
@@ -79,6 +80,7 @@ class GroupedMatrix:
 
         Raises:
             BadTask: a file ends early, a column's group is none, or numbers are not what they were said to be.
+
         """
         out, unit = self.out, _WORD // self.bits
         begin, end = first // out // unit * unit, -(-last // out // unit) * unit

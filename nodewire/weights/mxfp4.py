@@ -23,6 +23,7 @@ def decoded(blocks: Tensor, scales: Tensor) -> Tensor:
 
     Raises:
         BadTask: a scale is no number.
+
     """
     if bool((scales == _NO_NUMBER).any()):
         raise BadTask("weights", "a scale of MXFP4 is no number")

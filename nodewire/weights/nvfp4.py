@@ -21,6 +21,7 @@ def decoded(octets: Tensor, scales: Tensor, divisor: Tensor) -> Tensor:
 
     Raises:
         BadTask: the divisor is no positive number.
+
     """
     if not (bool(torch.isfinite(divisor).all()) and float(divisor) > 0):
         raise BadTask("weights", "a global scale of NVFP4 is not above 0")

@@ -52,6 +52,7 @@ class StoredTensor:
 
         Raises:
             BadTask: the file ends early.
+
         """
         buffer = bytearray(min(PIECE_BYTES, self.nbytes))
         with self.path.open("rb", buffering=0) as file:
@@ -71,6 +72,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     Raises:
         TooLarge: the header is longer than 16 MiB.
         BadTask: the header is malformed, or its tensors overlap, leave gaps or do not fill the file.
+
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -115,6 +117,7 @@ def read_into(stored: StoredTensor, target: Tensor) -> None:
 
     Raises:
         BadTask: the file ends early, or holds a number that is not finite.
+
     """
     flat, dtype, at = target.view(-1), _dtype(stored), 0
     for view in stored.octets():
@@ -157,6 +160,7 @@ def laid_out(tensors: Iterable[tuple[str, StoredTensor | AssembledTensor]]) -> t
 
     Raises:
         BadTask: a stored tensor is of an unknown dtype.
+
     """
     head, rows = _laid_out(tensors)
     return head, len(head) + sum(made.nbytes for _, made in rows)
@@ -169,6 +173,7 @@ def write(folder: Path, tensors: Iterable[tuple[str, StoredTensor | AssembledTen
 
     Raises:
         BadTask: a stored tensor is cut short, of an unknown dtype, or not as large as its shape.
+
     """
     head, rows = _whole(tensors)
     partial = folder / f".{os.getpid()}.partial"
@@ -228,6 +233,7 @@ def read(made: AssembledTensor) -> Tensor:
 
     Raises:
         BadTask: as `write`.
+
     """
     data = bytearray(made.nbytes)
     at = 0

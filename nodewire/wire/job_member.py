@@ -47,6 +47,7 @@ class Membership:
 
         Raises:
             NotAllowed: the job is open here already.
+
         """
         # Only a generation outlives its links; a call of another model is made again.
         self.relinks = manifest.mode == "generate"
@@ -78,6 +79,7 @@ class Membership:
 
         Raises:
             LinkLost: the member of a call cannot be reached.
+
         """
         if self.relinks:
             self._keep(peer)
@@ -103,7 +105,7 @@ class Membership:
         self._kept.clear()
 
     async def _look_after(self, peer: str, error: NodewireError) -> None:
-        """This node's link to a member has ended: the job does, too, unless the member comes back and has it."""
+        """The link to a member has ended: the job does, too, unless the member comes back and has it."""
         if peer in self._doubted:
             return
         self._keep(peer)

@@ -111,6 +111,7 @@ class Node:
             NotAllowed, Busy: it does not admit us.
             LinkLost, TimedOut: no address answers.
             BadInput: no address, over 16, or a malformed one.
+
         """
         return await self._links.link(public, addresses)
 
@@ -132,6 +133,7 @@ class Node:
         Raises:
             NotAllowed: the job is open already.
             TooLarge: too many routes, or a limit over 256 MiB.
+
         """
         return self._jobs.open(channel)
 
@@ -146,7 +148,8 @@ class Node:
 
     async def pace(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> int | None:
         """What the node `public` says that its part of a turn of the job takes, in microseconds
-        (`wire.job.latency_query`)."""
+        (`wire.job.latency_query`).
+        """
         reaching = self.link(public, addresses) if addresses else self.reach(public)
         return await self._pacing.ask(reaching, public, request, patience_s)
 
@@ -172,6 +175,7 @@ class Node:
             BadPeer: somebody else is there.
             NotAllowed, Busy: `peer` does not admit us.
             LinkLost, TimedOut: whoever it is does not answer.
+
         """
         return await self._links.secure(peer, connection, rung)
 

@@ -26,13 +26,17 @@ async def feed(
     """What the worker answers to the last piece; every frame has `meta`, and `end` in it. None of it touches the disk.
 
     Args:
+        session: of a task that takes `edge`.
+        edge: on which the frames go.
         pieces: at least one, none empty; they are made in a thread, for they may be read and opened on the way.
         sha256: of all of them; None where nobody has said.
+        meta: said with every frame.
         total: about how many bytes they have, if that is known: a thread is for more than HERE_BYTES.
 
     Raises:
         BadHash, BadData: they are not what the hash says, or no bytes.
         NodewireError: as making a piece does, or the worker.
+
     """
     digest, iterator, seq = hashlib.sha256(), iter(pieces), 0
     is_small = total is not None and total <= HERE_BYTES

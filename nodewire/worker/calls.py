@@ -96,6 +96,7 @@ class Calls:
             TooLarge: the frames have more bytes than the arena.
             Busy: too many calls of the session wait.
             NodewireError: what the worker answers; WorkerFailed: it has died.
+
         """
         self._check_alive()
         nbytes = message.layout([array.nbytes for frame in frames for array in frame.tensors])[1]
@@ -122,7 +123,8 @@ class Calls:
 
     def _goes_at_once(self, entry: Entry) -> bool:
         """Send the call now if the process is idle and nothing waits, as in a decoder's ring; False if it must queue.
-        The queue is told afterwards."""
+        The queue is told afterwards.
+        """
         if self._calls or self._next or not self._queue.is_free(entry):
             return False
         call: Call = entry.what
@@ -218,7 +220,8 @@ class Calls:
 
     def _may_go(self, entry: Entry) -> bool:
         """A worker that computes gets what will take little time besides, so that it need not wait for the next call:
-        a more urgent one that comes meanwhile waits no longer for it than AHEAD_US."""
+        a more urgent one that comes meanwhile waits no longer for it than AHEAD_US.
+        """
         call: Call = entry.what
         expected_us = self._expected.us(entry.task, entry.nbytes) if call.frames else None
         call.expected_us = expected_us or 0

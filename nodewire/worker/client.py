@@ -95,6 +95,7 @@ class WorkerProcess:
             TimedOut: not ready within `start_timeout_s`.
             WorkerFailed: it died while starting.
             NotFound: of a draft's file a shard is missing.
+
         """
         extras.check("torch")
         roots = [_resolved(path) for path in readable]

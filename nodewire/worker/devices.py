@@ -88,6 +88,7 @@ async def check(device: str) -> None:
 
     Raises:
         BadConfig: it does not; torch's reason is told.
+
     """
     if device == "cpu":
         return

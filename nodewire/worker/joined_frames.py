@@ -52,6 +52,7 @@ class JoinedFrames:
         Raises:
             BadFrame: the edge has had that seq, or is none of them.
             TooLarge: too many calls or bytes wait.
+
         """
         if frame.edge not in self._together:
             raise BadFrame("edge", f"{frame.edge[:64]!r} does not lead here")

@@ -83,7 +83,8 @@ class LastingWorker:
         self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN
     ) -> TaskSession:
         """As the port; the first session after a death waits until everything is loaded again. A session ends with the
-        process that has it, though another lives."""
+        process that has it, though another lives.
+        """
         return await (await self._living()).open(task, session, params, codings, turn)
 
     @property
@@ -98,7 +99,8 @@ class LastingWorker:
 
     async def _living(self) -> Mortal:
         """The process there is, or a new one. Who gives up waiting does not end its start: it is slow where many
-        start at once, and would never come to its end if each that waits began it anew."""
+        start at once, and would never come to its end if each that waits began it anew.
+        """
         if self._process is None or not self._process.alive:
             if self._starting is None or self._starting.done():
                 self._starting = asyncio.create_task(self._started())
@@ -134,7 +136,8 @@ def maker(
     stack: AsyncExitStack, limits: Limits, readable: Path, call_timeout_s: float = CALL_S, batch: int = 1
 ) -> Callable[[str], LastingWorker]:
     """What makes a worker around a kind's entry module: capped by `limits`, reading below `readable`, stopped with
-    `stack`. Its process starts when something is loaded."""
+    `stack`. Its process starts when something is loaded.
+    """
 
     def make(entry: str) -> LastingWorker:
         worker = LastingWorker(

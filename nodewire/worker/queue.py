@@ -52,7 +52,8 @@ class Entry:
     @property
     def due_us(self) -> int:
         """Earlier goes first: with every microsecond that passes a call gains as much as one that is farther from its
-        job's end by a microsecond."""
+        job's end by a microsecond.
+        """
         return self.entered_us - min(self.remaining_us, MAX_PATH_US)
 
 
@@ -121,7 +122,8 @@ class _Customer:
 
 class Queue:
     """Calls that wait, at most `max_calls` and `max_bytes` of them. Of one customer's at most half of that, and what is
-    free: customers who fill it up leave room for the next."""
+    free: customers who fill it up leave room for the next.
+    """
 
     def __init__(self, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:
         self.max_calls, self.max_bytes = max_calls, max_bytes
@@ -154,6 +156,7 @@ class Queue:
         Raises:
             TooLarge: it is larger than all that may wait.
             Busy: there is no room now, or too many calls of its session wait.
+
         """
         if not self.has_room(entry.customer, entry.nbytes):
             raise Busy("queue", f"{self.calls} calls of {self.nbytes} bytes wait already")

@@ -33,7 +33,8 @@ class ProcessSession:
     ) -> None:
         """`batches`: in how many of their first dimensions calls that are computed together may differ; 0 where none
         are. `block`: how many positions are computed at once, longer frames are cut; 0 where none are.
-        `joined_frames`: of a task whose calls are made of the frames of several edges."""
+        `joined_frames`: of a task whose calls are made of the frames of several edges.
+        """
         self._calls = calls
         self._turn, self._codings = turn, codings
         self._limit_s = limit_s
@@ -62,6 +63,7 @@ class ProcessSession:
             NotFound: it has been closed.
             WorkerFailed: the process has died.
             NodewireError: as the task raises.
+
         """
         if self._closing is not None:
             raise NotFound("session", "closed")

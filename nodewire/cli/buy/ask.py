@@ -61,7 +61,8 @@ class _Question:
 @dataclass(frozen=True, slots=True)
 class _Engine:
     """How a model runs on this machine. `dtype` None: as its files have it; `draft`: the folder of a model that
-    guesses."""
+    guesses.
+    """
 
     dtype: Literal["float32", "bfloat16"] | None
     threads: int
@@ -190,6 +191,7 @@ def _limits(stop: list[str] | None, json_schema: Path | None, logprobs: int | No
 
     Raises:
         BadInput: the schema's file cannot be read.
+
     """
     params: dict[str, Any] = {}
     if stop:

@@ -94,6 +94,7 @@ class Talk(ABC):
         Raises:
             NodewireError: nothing came; the question is not part of the history then. (What breaks off later, too,
                 but for a budget: then what came is an answer.)
+
         """
         question = {"role": "user", "content": text}
         prompt = await self.renderer.render(self.template, [*self.messages, question])
@@ -215,7 +216,8 @@ class Conversation(Talk):
 
     async def ring(self) -> list[dict[str, Any]]:
         """Who computed what of the last answer, at what price, and how far each is from the one after (by coordinates;
-        from this machine as its link was measured). Times are one way."""
+        from this machine as its link was measured). Times are one way.
+        """
         if self.last is None:
             return []
         plan, health = self.last.plan, self.customer.session.node.survey.health

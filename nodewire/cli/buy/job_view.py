@@ -27,7 +27,8 @@ _NAME_CHARS = 24
 
 class ObservableCustomer(Customer):
     """A customer whose purchases can be looked at while they run. `names` are the ads' of whom they went to. With
-    `asks` a user at a terminal says which model a name means, once."""
+    `asks` a user at a terminal says which model a name means, once.
+    """
 
     def __init__(self, config: CustomerConfig | SwarmCustomer, *, show: bool, asks: bool) -> None:
         super().__init__(config)
@@ -126,7 +127,8 @@ def _show_plan(bought: PlannedJob, names: Mapping[str, str]) -> None:
 
 def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled: bool) -> None:
     """What it came to. `streamed`: output came piece by piece, at a rate that means something. `sampled`: it is
-    verified, whether that was waited for or not."""
+    verified, whether that was waited for or not.
+    """
     where = f"--config {one_line(str(config))}"
     for one in done.get("verdicts", ()):
         what = f"{one['task']} of chunk {one['chunk']} by {one['provider'][:8]}"

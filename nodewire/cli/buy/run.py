@@ -124,6 +124,7 @@ def _run_here(folder: Path, calls: Sequence[Mapping[str, Any]]) -> list[dict[str
     Raises:
         BadInput, TooLarge: a call is not what the model takes, or larger; NotFound: a blob is missing.
         Unsupported: the model is not called with tensors.
+
     """
     from nodewire.cli.common.registration_folder import registration_in
     from nodewire.customer.calls.arrays import array_of, raw, to_torch

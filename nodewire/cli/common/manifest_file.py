@@ -20,6 +20,7 @@ def read_manifest(path: Path) -> Manifest:
         BadConfig: it cannot be read.
         NotFound: the folder holds none.
         BadManifest, BadVersion, TooLarge: it is none.
+
     """
     try:
         if not path.is_dir():

@@ -24,6 +24,7 @@ def pin(path: Path, name: str, model: ModelPin, *, replace: bool = False) -> boo
     Raises:
         NotAllowed: the name stands for another one, and that is not to be replaced.
         BadConfig: the file cannot be read or written, or not by a single line.
+
     """
     text, data = _read(path)
     said = {"manifest": model.manifest} | ({"digest": model.digest} if model.digest else {})

@@ -24,6 +24,7 @@ def registration_in(folder: Path, name: str = "") -> Registration:
     Raises:
         NotFound, BadInput: a blob is missing, or not as long as the manifest says.
         BadConfig, BadManifest, BadVersion, TooLarge: as `read_manifest`.
+
     """
     manifest = read_manifest(folder)
     if name:

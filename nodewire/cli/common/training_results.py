@@ -24,6 +24,7 @@ def place(out: Path) -> Path:
 
     Raises:
         BadInput: it cannot be written to.
+
     """
     folder = out.parent if _is_file(out) else out
     try:

@@ -47,7 +47,8 @@ def splice(
     json: Json = False,
 ) -> None:
     """Run a splice: it joins two connections and carries bytes that it cannot read, and dials back who asks whether its
-    port is open. Free, within limits."""
+    port is open. Free, within limits.
+    """
     from nodewire.metrics.endpoint import MetricsExposition
     from nodewire.nostr.keys import Keys, from_npub
     from nodewire.nostr.pool import Pool

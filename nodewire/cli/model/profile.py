@@ -45,7 +45,8 @@ def profile(
 ) -> None:
     """Measure this machine and, with a configuration or a folder, each task that it serves or that lies there: time,
     memory, and how well both were predicted. A provider whose file names no speed (us_per_position) claims what was
-    measured."""
+    measured.
+    """
     from nodewire.provider.profile import node_profile
 
     ends: list[str] = []

@@ -387,7 +387,8 @@ def _free(
     taken: Sequence[tuple[float, float, float, float]],
 ) -> tuple[float, float] | None:
     """Where on the line between two points words have room beside the boxes `taken` (middle, width, height): at its
-    middle, or as near to that as they can; None if nowhere."""
+    middle, or as near to that as they can; None if nowhere.
+    """
     (ax, ay), (bx, by) = above, below
     for t in _ALONG:
         middle = 3 * t * (1 - t)

@@ -31,6 +31,7 @@ async def cut(swarm: Swarm, public: str, model: Path, under: Path) -> tuple[Mani
     Raises:
         NotFound: there is no model in the folder.
         BadInput, BadTask, TooLarge, Unsupported ...: it cannot be cut, or not so.
+
     """
     if not gguf.is_one(model) and not (model / "config.json").is_file():
         raise NotFound(str(model), "holds no config.json: name this machine's copy of the model's folder by --model")

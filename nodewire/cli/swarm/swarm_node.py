@@ -43,6 +43,7 @@ async def start(stack: AsyncExitStack, lent: NodeOptions) -> dict[str, Any]:
         Busy: another daemon works in its state folder.
         BadConfig, BadInput: the file, or an option, cannot be used.
         NodewireError: as `swarm_cut.cut` and `provider.static_swarm.start`.
+
     """
     from nodewire.cli.swarm.swarm_cut import cut
     from nodewire.nostr.keys import Keys

@@ -22,6 +22,7 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         BadConfig: it cannot be read.
         BadRecipe, BadVersion, TooLarge: it is none; names file, line and field.
+
     """
     from nodewire.training.protocol.recipe import Recipe
 

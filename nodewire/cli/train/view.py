@@ -53,6 +53,7 @@ class TrainingView:
     Args:
         names: the trainers' names in their ads, by public key.
         seconds: what all rounds take by the trainers' claims, until one has been measured.
+
     """
 
     def __init__(

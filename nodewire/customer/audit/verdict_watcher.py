@@ -82,10 +82,15 @@ async def follow(
     That is known by the clock, too: a committee that certifies nothing more is not waited for.
 
     Args:
+        request: the job's; its plan says who computed what.
         roots: what the providers (public keys) said in their results that they committed to.
         claims: what was paid. A claim that nothing certified stands behind is waited for as long as its provider has
             time to commit: until then it may become final, from then on a complaint gives back what it cost.
+        market: its certificates say what was drawn, and what became final.
+        pool: the relays that are asked for verdicts.
         last_epoch: in which the job ended. What is drawn is derived here, from what the certificates hold.
+        progress: told what is known each time that it has become more.
+
     """
     reading = _CertificateReader(request, roots, claims, market, last_epoch)
     found, came = reading.found, asyncio.Event()

@@ -175,7 +175,8 @@ def _certified(
     events: Iterable[Event], committee: Committee
 ) -> tuple[dict[str, list[Certificate]], dict[str, str], dict[str, str]]:
     """The certificates that hold, and why others do not, by the sample's key; and their event ids by the verdict's
-    digest."""
+    digest.
+    """
     ids: dict[str, str] = {}
     held: dict[str, list[Certificate]] = {}
     broken: dict[str, str] = {}

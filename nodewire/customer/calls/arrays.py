@@ -26,6 +26,7 @@ def array_of(tensor: Tensor, value: Any) -> Array:
 
     Raises:
         BadInput: not a tensor, or of another dtype (nothing is converted unasked); a bool that is neither 0 nor 1.
+
     """
     if isinstance(value, Array):
         found = value

@@ -84,6 +84,7 @@ class BatchSplitter:
         Raises:
             BadManifest: it is no model that can be called.
             NotFound, BadHash, BadTask, TooLarge: a program is not to be had, or is none.
+
         """
         signature = Signature.from_manifest(manifest)
         tasks: Sequence[Task] = manifest.tasks
@@ -99,6 +100,7 @@ class BatchSplitter:
             BadInput: a name, dtype, size or integer that the model does not take; or it is larger than one call may
                 be, and nothing proves that its parts would give the same.
             TooLarge: one task would get more than 64 MiB.
+
         """
         sizes = self.signature.check(call)
         self._check_integers(call)

@@ -63,6 +63,7 @@ def jobs(signature: Signature, calls: Sequence[Call]) -> list[Sequence[Call]]:
 
     Raises:
         Unsupported: not even one call's inputs can be named.
+
     """
     room = Ticket.MAX_BYTES - _HEAD_BYTES
     ticket_bytes = sum(_NAMED_BYTES + len(edge.name) for edge in signature.sends)

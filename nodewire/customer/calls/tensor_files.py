@@ -30,6 +30,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         BadConfig: the file cannot be read.
         BadInput: it is of none of these formats, or has a dtype that no model takes.
+
     """
     try:
         if path.suffix == ".npy":

@@ -18,6 +18,7 @@ async def transcribed(made: Generation) -> GenerationTranscript:
 
     Raises:
         NotFound, BadHash ...: a plan's snapshot is not to be had any more.
+
     """
     jobs = tuple([await _part(made.session, made.manifest, bought) for bought in made.jobs])
     keys = made.session.keys

@@ -129,6 +129,7 @@ class JobAttempt:
         Raises:
             TimedOut: none came in time.
             NodewireError: what ended the job.
+
         """
         try:
             until = max(asyncio.get_running_loop().time() + deadline_s, self._patient_until)
@@ -157,7 +158,8 @@ class JobAttempt:
 
     async def _meant(self, error: NodewireError) -> NodewireError | None:
         """What has ended the job as who ended it signs it, for a neighbour may only be passing it on; None if it is the
-        error itself, `by` whom is known then."""
+        error itself, `by` whom is known then.
+        """
         if isinstance(error, FrameRejection):
             return None
         if not error.by:
@@ -233,7 +235,8 @@ class JobAttempt:
 
     async def _failed(self, error: NodeFailed) -> set[str]:
         """Providers whose own fault ended the job. A neighbour may only pass it on, so their own word is waited for;
-        what it says of another is no such word."""
+        what it says of another is no such word.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(WORD_S if error.by else 0):
                 await self.answers.own_word()

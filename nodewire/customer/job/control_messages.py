@@ -24,7 +24,8 @@ async def follow(
     background: JobTaskGroup,
 ) -> None:
     """Take note of what the driver (a public key) signs off, which is what may be charged; say again in the background
-    what was signed of tasks that run here (`signing`)."""
+    what was signed of tasks that run here (`signing`).
+    """
     async for peer, document in mailbox.controls():
         try:
             if signing is not None and document.get("t") == LACKING:

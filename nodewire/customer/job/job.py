@@ -56,7 +56,8 @@ class Purchase:
     ) -> None:
         """`accept` makes of a frame what `outputs` gives. It raises BadFrame for one that is not worth its money.
         `patience`: for how many further epochs a plan is tried when a task has no provider. `wish`: for edges that the
-        terms do not name."""
+        terms do not name.
+        """
         self.manifest = order.manifest
         self.timing = JobTimes()
         self.receipts: list[Event] = []
@@ -183,6 +184,7 @@ class Purchase:
             LinkLost: a provider's link broke.
             Rejected: a provider's frame is not what it must be, as this customer or another provider says.
             NodewireError: a provider reported the error.
+
         """
         open_edges = {edge.name for edge in self.manifest.edges if edge.target == CUSTOMER}
         whole = _Whole(1 if self.manifest.mode == "generate" else len(open_edges))
@@ -213,7 +215,8 @@ class Purchase:
 
     def _checked(self, frame: Frame[Array]) -> tuple[int, Any]:
         """A frame's chunk, and the output that it is. Raises Rejected: it is no output, or says another chunk; its
-        producer knew before it sent it."""
+        producer knew before it sent it.
+        """
         chunk = chunk_of(self.manifest, frame.seq)
         try:
             output = self._accept(frame)
@@ -235,6 +238,7 @@ class Purchase:
         Raises:
             Refused: the job has begun.
             NoProvider: as many plans as there may be were refused.
+
         """
         if self._has_begun():
             raise refusal
@@ -249,7 +253,8 @@ class Purchase:
 
     async def _work(self, more: MoreWork) -> None:
         """Begin anew with the work that a provider asks for. Raises MoreWork: it asks for too much, too often, or too
-        late."""
+        late.
+        """
         done = max(self._bits, default=0)
         if self._has_begun() or len(self._bits) >= MAX_WORKED or not done < more.bits <= MAX_POW_BITS:
             raise more

@@ -158,6 +158,7 @@ class Session:
 
         Raises:
             NodewireError: a task refused its input, the worker failed, or a provider cannot be reached.
+
         """
         manifest, tasks = order.manifest, plan.tasks_of(LOCAL)
         worker = await self._worker(order.kind, manifest, tasks)
@@ -239,7 +240,8 @@ def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan) -> Outp
 
 class _LocalDesk:
     """The customer's own tasks earn nothing; a local driver still closes the chunks of a generation, and in a job that
-    may be judged the customer signs what they put out: who computes on it is judged by that."""
+    may be judged the customer signs what they put out: who computes on it is judged by that.
+    """
 
     def __init__(
         self,

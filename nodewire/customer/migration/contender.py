@@ -15,7 +15,8 @@ from nodewire.pay.bond.settlement import share_msat
 
 class Leg:
     """It reads no further than its tokens are taken. `positions` and `tokens`: what it may take in and put out at most,
-    by which `most_msat` is what it can cost."""
+    by which `most_msat` is what it can cost.
+    """
 
     def __init__(self, bought: PurchasedJob, positions: int, tokens: int, begun: Callable[[Leg], None]) -> None:
         """`begun` is told when its request is out."""
@@ -58,6 +59,7 @@ class Leg:
 
         Raises:
             NodewireError: what ended the job.
+
         """
         if self._piece is None:
             self.task.result()

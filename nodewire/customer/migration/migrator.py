@@ -40,7 +40,8 @@ _MUCH = 0.5
 class Migration:
     """One move. `at`: up to which token the other ring was given the text; `overtook_at`: from which token on it
     leads; `before` and `after`: who has each task; the ring that is left takes `step_ms` for a token, of the other
-    `expected_ms` are expected."""
+    `expected_ms` are expected.
+    """
 
     at: int
     before: Mapping[str, str]
@@ -181,7 +182,8 @@ class Migrator:
 
     async def _slow(self, lead: Leg, step_s: float, assigned: Mapping[str, str]) -> set[str]:
         """Whom to try to do without: who does not answer, or is most of a step by its own word. Where nobody is, each
-        once, for one of them does not say how it is."""
+        once, for one of them does not say how it is.
+        """
         running = lead.bought.purchase.running
         asked = sorted({*assigned.values()} - {LOCAL})
         node, ads = self._made.session.node, running.drawn.ads

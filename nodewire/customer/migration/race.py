@@ -37,7 +37,8 @@ class _Second:
 
 class Race:
     """`lead` is set by whoever begins a job. `decided` is told what became of a second one, once each; then, if it
-    overtook the first, it leads."""
+    overtook the first, it leads.
+    """
 
     def __init__(self, decided: Decided, ended: Callable[[Leg], None]) -> None:
         """`ended` is told of every job that was left, when it is over."""
@@ -77,6 +78,7 @@ class Race:
 
         Raises:
             NodewireError: what ended the job that leads. One beside it ends, too: whoever goes on begins anew.
+
         """
         piece = await self._next(ids)
         self.is_whole = piece is None or piece.end

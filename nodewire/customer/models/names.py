@@ -63,7 +63,8 @@ class ModelAt:
 class Candidate:
     """A model that a name may mean. `bytes` are its weights', `price_msat` is a chunk's over all its tasks, of the
     cheapest; None if it is not known, or no provider holds one of them. `resembles` is the address of a pinned or
-    followed model that has the same name, or one that looks alike. `fault` says why its manifest is not to be had."""
+    followed model that has the same name, or one that looks alike. `fault` says why its manifest is not to be had.
+    """
 
     address: str
     name: str
@@ -133,7 +134,7 @@ class ModelNames:
         self._public, self._pool, self._market, self._pins = public, pool, market, pins
 
     async def find(self, text: str) -> ModelAt:
-        """The model that somebody calls `text`. The first of these decides, and no later one is asked:
+        """The model that somebody calls `text`. The first of these decides, and no later one is asked.
 
         1. An address (38840:AUTHOR:NAME, or its naddr) is itself, whatever any name says.
         2. A name that the configuration pins is that address, and that version.
@@ -150,6 +151,7 @@ class ModelNames:
             TooLarge: a follow list is there that cannot be read.
             NoQuorum: no epoch is certified.
             RelayRefused, TimedOut: no relay answers.
+
         """
         if (address := address_in(text)) is not None:
             return ModelAt(address)
@@ -386,7 +388,8 @@ def _newest(events: Iterable[Event], name: str | None = None) -> list[Event]:
 
 def _held_parts(snapshot: Snapshot) -> Iterator[Sequence[str]]:
     """The digests of what nodes hold, in parts that an answer has room for: those with the most bonds behind them
-    first, then the most nodes. What has no bond behind it is asked for apart, and so keeps nothing else out."""
+    first, then the most nodes. What has no bond behind it is asked for apart, and so keeps nothing else out.
+    """
     weights: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for node in snapshot.nodes:
         for held in node.held:

@@ -29,6 +29,7 @@ class ModelText:
         Raises:
             NotFound, BadHash: a file that the manifest cites is not to be had.
             BadManifest, BadTask, BadVersion, TooLarge: it is not a decoder's, or its tokenizer cannot be used.
+
         """
         driver = manifest.driver
         if driver.engine != DRIVER:

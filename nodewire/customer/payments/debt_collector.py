@@ -116,7 +116,8 @@ class Settler:
 
     async def caught_up(self) -> None:
         """Return when what earlier jobs left has been paid as far as it can be: at most `ROUND_S` after the first
-        purchase began."""
+        purchase began.
+        """
         if self._begun.is_set():
             await self._caught_up.wait()
 
@@ -176,7 +177,8 @@ class Settler:
 
     def _tell(self, said: Feedback) -> None:
         """Have a claim judged by plan and ledger. Without any debt of its job nothing is evident; and what more is owed
-        where a process died amid a job is judged once a process (`_catch_up`)."""
+        where a process died amid a job is judged once a process (`_catch_up`).
+        """
         booked = self._payer.debts_of(said.request)
         if not booked or not self._payer.has_ended(said.request):
             return

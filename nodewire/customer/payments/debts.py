@@ -76,6 +76,7 @@ async def on_relays(pool: EventTransport, payer: Payer, customer: str, *, briefl
 
     Raises:
         LinkLost, TimedOut: no relay answers.
+
     """
     wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), tags={"p": frozenset({customer})})
     read = partial(pool.fetch, max_events=MAX_BRIEFLY) if briefly else pool.fetch_all
@@ -189,7 +190,8 @@ def _claims(events: Iterable[Event]) -> Iterable[Feedback]:
 
 def _unknown(claims: Iterable[Feedback], payer: Payer) -> dict[Key, Feedback]:
     """Of a provider's claims for a chunk the one of the lowest attempt; none if the ledger has that chunk of its, by
-    whatever attempt: it is paid once."""
+    whatever attempt: it is paid once.
+    """
     first: dict[tuple[str, str, int], Feedback] = {}
     for said in claims:
         assert said.due is not None

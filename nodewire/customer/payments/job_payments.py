@@ -111,7 +111,8 @@ class JobPayments:
 
     def count_owed(self) -> int:
         """How many chunks are owed, all that were before them included: of a generation those that its driver closed,
-        else those that have come."""
+        else those that have come.
+        """
         closed = self._closed
         return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
 
@@ -137,7 +138,8 @@ class JobPayments:
 
     async def close(self) -> None:
         """No more output is taken, whatever has come: of a generation all that is closed may be paid (see
-        `count_owed`)."""
+        `count_owed`).
+        """
         async with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -161,6 +163,7 @@ class JobPayments:
         Raises:
             BadInput: it is by nobody in this job, or the chunk cannot be done: work on it begins when the one `AHEAD`
                 before it has been paid.
+
         """
         if said.provider not in self._plan.providers() or said.request != self._request:
             raise BadInput("payment-required", "not by a provider of this job")
@@ -180,6 +183,7 @@ class JobPayments:
                 nothing is paid.
             Rejected: it is paid, for another count than the driver's first word.
             OverBudget, PaymentFailed, BadInvoice, BadZap, LinkLost, TimedOut: see `Payer.pay`.
+
         """
         try:
             await self._asked(said)
@@ -267,7 +271,8 @@ class JobPayments:
 
     async def claims_settled(self, gone: Collection[str]) -> None:
         """Return when every claim for a chunk that has come is paid, or a payment failed; those of who is `gone` are
-        not waited for."""
+        not waited for.
+        """
         async with self._changed:
             await self._changed.wait_for(lambda: self.failed or not self._unpaid_claims(gone))
 
@@ -327,7 +332,8 @@ class JobPayments:
 
     def _owed_to_others(self, provider: str, is_more: bool) -> int:
         """The budget that stays with others where a provider claims more than the driver's first close: in msat, the
-        price by that close of all chunks that they have not been paid."""
+        price by that close of all chunks that they have not been paid.
+        """
         if not is_more or self._closed is None:
             return 0
         others = {(p, n) for n in self._closed for p in self._charging() - {provider}} - self.paid.keys()

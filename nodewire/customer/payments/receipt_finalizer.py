@@ -50,7 +50,8 @@ class FinalReceipts:
 
 class Closings:
     """`under_way` are the jobs that are not over, and left alone. What was paid and never certified is complained of
-    to `refunds`."""
+    to `refunds`.
+    """
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class Closings:
         Raises:
             NotFound: relays lack the request.
             LinkLost, TimedOut, RelayRefused: relays do not answer, or do not take what is published.
+
         """
         async with self._turn:
             known = await self._records(request)

@@ -40,7 +40,8 @@ def is_one_word(error: NodewireError) -> bool:
 
 def reported(said: Feedback, manifest: Manifest, now: Mapping[str, str]) -> FrameRejection | None:
     """What a provider's bad-frame means, with `now` every task's provider; None if it gets the customer's frames alone,
-    or names an edge on which those came: then it is the customer's fault."""
+    or names an edge on which those came: then it is the customer's fault.
+    """
     producers = suspects(manifest, now, said.provider, said.edge)
     if not producers:
         return None
@@ -51,7 +52,8 @@ def reported(said: Feedback, manifest: Manifest, now: Mapping[str, str]) -> Fram
 
 def noticed(error: BadFrame, edge: str, manifest: Manifest, now: Mapping[str, str]) -> FrameRejection | None:
     """What it means that this customer, or a task that runs here, cannot use a frame on `edge`; None if no provider
-    made it."""
+    made it.
+    """
     source = next((one.source for one in manifest.edges if one.name == edge), None)
     producer = now.get(source, LOCAL) if source is not None else LOCAL
     return FrameRejection(error.field, error.reason, frozenset({producer})) if producer != LOCAL else None

@@ -91,6 +91,7 @@ class MarketPlanner:
             NoProvider: a task has no live provider under these terms.
             OverBudget: one chunk would cost more than the terms allow, or than the whole job may.
             BadPlan: the terms narrow an edge that cannot be.
+
         """
         epoch = await self._market.epoch(timeout_s=EPOCH_S)
         last, digest = epoch.body.epoch + patience, manifest.digest()
@@ -116,7 +117,8 @@ class MarketPlanner:
         self, manifest: Manifest, terms: Terms, epoch: Epoch, snapshot: Snapshot, busy: Sequence[Busy]
     ) -> tuple[Plan, dict[str, Ad]]:
         """The plan of an epoch and its members' ads, without those who have failed lately, or else with them. Raises as
-        `assign`."""
+        `assign`.
+        """
         avoiding = _avoiding(terms, self._gone.now(snapshot))
         under = partial(
             _planned,

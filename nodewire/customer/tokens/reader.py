@@ -48,6 +48,7 @@ class TokenReader:
 
         Raises:
             BadFrame: no token that may come here, or the driver says something else beside it than follows.
+
         """
         meta, (token,) = frame.meta, self._ids(frame)
         if self._reason:

@@ -145,7 +145,8 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: C
 
 class _EventStream:
     """An answer as server-sent events: the first goes out when something has come, so that what fails before is an
-    error with a status."""
+    error with a status.
+    """
 
     def __init__(
         self, request: web.Request, reply: Reply, course: _Course, answer: Answer[Piece], wanted: CompletionRequest

@@ -147,6 +147,7 @@ def asked(body: Body, own: frozenset[str], *, generates: bool = True) -> Request
 
     Raises:
         Refusal: a field is missing, malformed, unknown, or cannot be honoured.
+
     """
     common = {"model", "stream", "stream_options", "logprobs", FORMAT, *SAMPLING} if generates else {"model"}
     for name, value in body.items():
@@ -166,7 +167,8 @@ def asked(body: Body, own: frozenset[str], *, generates: bool = True) -> Request
 
 def _params(body: Body) -> tuple[dict[str, Any], dict[str, str]]:
     """The job's parameters, and the fields that they are from. OpenAI's defaults: a temperature of 1, and a seed of its
-    own for each request."""
+    own for each request.
+    """
     found: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, (parameter, read) in SAMPLING.items():

@@ -1,4 +1,7 @@
-"""What clients get: OpenAI's objects, whole and in pieces. https://platform.openai.com/docs/api-reference"""
+"""What clients get: OpenAI's objects, whole and in pieces.
+
+https://platform.openai.com/docs/api-reference
+"""
 
 from __future__ import annotations
 

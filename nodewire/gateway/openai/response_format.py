@@ -24,6 +24,7 @@ def shape(said: Any) -> dict[str, Any]:
 
     Raises:
         Refusal: it is no such object, or its schema is out of bounds.
+
     """
     if said is None:
         return {}

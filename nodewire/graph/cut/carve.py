@@ -63,6 +63,7 @@ class Carver:
 
         Raises:
             BadTask: a tensor between two groups has a derived size.
+
         """
         owner = {node: group.name for group in groups for node in group.nodes}
         tasks = {group.name: self._task(group, owner) for group in groups}

@@ -181,6 +181,7 @@ class Calls:
 
         Raises:
             BadTask: an operator refuses its arguments; names the node.
+
         """
         program, answers = plan.program, self._answers
         tokens: list[Token] = []

@@ -74,6 +74,7 @@ def cut(
 
     Raises:
         OverMemory: no cut keeps every task under `limit_bytes`; names the largest node.
+
     """
     for width in range(1, MAX_CROSSING + 1):
         found = _Table(line, limit_bytes, measure, waiting, refused, width).fill()

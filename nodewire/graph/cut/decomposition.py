@@ -81,6 +81,7 @@ def decompose(
 
     Raises:
         OverMemory: not even calls of `least_volume` fit; names the node and a target that would do (within 6 %).
+
     """
     with uncollected():
         return _decompose(_Whole(with_own_outputs(program), shapes, least_volume, expert_groups), target_bytes)
@@ -423,6 +424,7 @@ def _fitting(
 
     Raises:
         OverMemory: none do.
+
     """
     count = max(2, -(-weight_size // max(target, 1)))
     while count <= MAX_PARTS:

@@ -55,6 +55,7 @@ def write_run(
     Raises:
         BadInput: a weight is not as large as the program declares it.
         BadManifest: more tasks or edges than a manifest has, or labels that are none.
+
     """
     done = replace(
         done, tasks={task: replace(made, program=_to_customer(task, made.program)) for task, made in done.tasks.items()}

@@ -95,6 +95,7 @@ def config(directory: EncoderDirectory) -> Any:
     Raises:
         BadConfig: `transformers` is not installed.
         BadInput: the model is not of these families, or `transformers` does not take its configuration.
+
     """
     kind = directory.config.get("model_type")
     if kind not in MODELS:
@@ -120,7 +121,8 @@ def model_of(settings: Any) -> Any:
 
 def build(directory: EncoderDirectory) -> tuple[SentenceEncoder, dict[str, torch.Tensor]]:
     """The module without weights (on the meta device), in float32, and the values of what is no weight. Raises as
-    `config`."""
+    `config`.
+    """
     settings = config(directory)
     with taken(), torch.device("meta"):
         model = model_of(settings)

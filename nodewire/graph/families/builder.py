@@ -44,6 +44,7 @@ def build(config: Mapping[str, Any], largest: Largest = LARGEST, most: Mapping[s
         BadConfig: `transformers` is not installed.
         Unsupported: its architecture is not one of the table's.
         BadInput: `transformers` does not take the configuration, or the model no such sizes as `most` has.
+
     """
     try:
         import transformers

@@ -56,6 +56,7 @@ class Checkpoint:
         Raises:
             BadInput: the checkpoint lacks it.
             Unsupported: it is made of others in another way.
+
         """
         if weight in self._chunks:
             name, place, of = self._chunks[weight]

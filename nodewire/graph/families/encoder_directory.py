@@ -47,6 +47,7 @@ def read(path: Path, *, is_dry: bool = False) -> EncoderDirectory:
     Raises:
         NotFound: a file is missing.
         BadInput: a file is not what it should be, or asks for a pooling other than mean or first token.
+
     """
     config = config_of(path)
     if not is_dry:

@@ -41,6 +41,7 @@ def widened(said: Signature, most: Mapping[str, int], limits: Mapping[str, int])
 
     Raises:
         BadInput: a name is no size that varies, or the model takes less than is asked.
+
     """
     for dim, size in most.items():
         if dim not in said.dims:

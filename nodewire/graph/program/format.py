@@ -155,6 +155,7 @@ class Program:
             TooLarge: over 4 MiB, or 524,288 values.
             BadVersion: another format version.
             BadTask: any other fault; the field is the node's name where there is one.
+
         """
         try:
             document = canonical.decode(data, max_bytes=MAX_BYTES, max_values=MAX_VALUES)
@@ -187,6 +188,7 @@ class Program:
 
         Raises:
             BadTask: naming the node, input, weight or output.
+
         """
         known: set[str] = set()
         for name in (*self.dims, *(i.name for i in self.inputs), *(w.name for w in self.weights)):

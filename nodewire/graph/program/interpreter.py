@@ -75,6 +75,7 @@ class Interpreter:
         Raises:
             BadTask: an operator refuses its arguments, or an output is not what is declared; the field is its name.
             BadInput: an index is outside what it indexes.
+
         """
         env: dict[str, Value] = {**dims, **self._weights, **inputs}
         with torch.no_grad():
@@ -145,6 +146,7 @@ def check_values(node: Node, op: Op, given: Mapping[str, Value]) -> None:
     Raises:
         BadTask: dtypes that no kernel takes, more pieces than a split may make, arithmetic on anything but sizes.
         BadInput: an index out of bounds (not on the meta device, where there are no values).
+
     """
     if op.name.startswith("py."):
         _check_python(node, op, given)
@@ -174,7 +176,8 @@ def check_values(node: Node, op: Op, given: Mapping[str, Value]) -> None:
 
 def _check_python(node: Node, op: Op, given: Mapping[str, Value]) -> None:
     """Python's operators take what they are given: a list times 10^12 is a list of 10^12, and a product of tensors has
-    passed no check of ours."""
+    passed no check of ours.
+    """
     if op.name == "py.getitem":
         if type(given["a0"]) is not list:
             raise BadTask(node.name, "takes a piece of what was not split")
@@ -243,6 +246,7 @@ def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]
         BadInput: an input is missing, of another dtype, rank or size than declared, or two inputs disagree on a dim, or
             an integer is outside [0, below).
         TooLarge: a dim, or the product of all, is above what the program admits.
+
     """
     dims: dict[str, int] = {}
     if set(inputs) != {i.name for i in program.inputs}:
@@ -279,7 +283,8 @@ def is_shaped(found: Sequence[int], declared: Shape, sizes: Mapping[str, int]) -
 
 def check_dims(program: Program, dims: Mapping[str, int]) -> None:
     """Raises TooLarge, naming the dim. A dim may be 0: what comes on an empty edge, such as that to an expert which was
-    not selected, is computed like the rest."""
+    not selected, is computed like the rest.
+    """
     volume = 1
     for name, size in dims.items():
         if size > min(program.dims[name], MAX_SIZE):

@@ -90,6 +90,7 @@ def walk(
         OverMemory: weights and what is alive at a node exceed `budget_bytes`, or one value alone would (a view that
             repeats a few bytes counts in full: whoever reads it does that work); names the node.
         TooLarge: a stranger's makes more tensors than MAX_MADE, or takes longer than that; names the node.
+
     """
     _check_arriving(program, sizes, budget_bytes)
     tally = _Tally(program, budget_bytes, threads, longest_s)

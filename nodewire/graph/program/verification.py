@@ -42,6 +42,7 @@ def verify(program: Program, budget_bytes: int, threads: int = 1) -> VerifiedPro
 
     Raises:
         BadTask, OverMemory, TooLarge: naming the node, input or output.
+
     """
     peak = flops = arriving = 0
     every = corners(program)
@@ -58,6 +59,7 @@ def verify_weights(program: Program, files: Sequence[Path]) -> None:
     Raises:
         BadTask: a header is malformed, a weight is missing, superfluous, or of another dtype or shape; names it.
         TooLarge: a header over 8 MiB.
+
     """
     if max((w.file for w in program.weights), default=-1) >= len(files):
         raise BadTask("weights", f"names a file that is not among the {len(files)} given")
@@ -73,13 +75,14 @@ def verify_weights(program: Program, files: Sequence[Path]) -> None:
 
 
 def header(path: Path, most_bytes: int = MAX_HEADER_BYTES) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """dtype and shape of every tensor in a safetensors file, its offsets checked against its size.
+    """The dtype and the shape of every tensor in a safetensors file, its offsets checked against its size.
 
     https://github.com/huggingface/safetensors#format
 
     Raises:
         BadTask: not that format.
         TooLarge: the header is over `most_bytes`, or 8 MiB.
+
     """
     most_bytes = min(most_bytes, MAX_HEADER_BYTES)
     size = path.stat().st_size

@@ -159,6 +159,7 @@ def check_call(node: str, name: str, args: Sequence[Any], kwargs: Mapping[str, A
 
     Raises:
         BadTask: with `node` as its field.
+
     """
     op = OPS.get(name)
     if op is None:

@@ -294,7 +294,7 @@ def _unfit(tensor: torch.Tensor) -> int:
 
 
 def _convolution(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
-    """oneDNN works on blocked copies: of the weight and, unless channels are last, of the operand and the result."""
+    """Blocked copies for oneDNN: of the weight and, unless channels are last, of the operand and the result."""
     operand, weight, result = given["input"], given["weight"], results[0]
     reordered = 2 * _bytes(weight)
     if _is_last(operand):
@@ -306,7 +306,8 @@ def _convolution(given: Given, results: Sequence[torch.Tensor], threads: int) ->
 
 def _transposed(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
     """Columns in float32, or oneDNN's blocked copies and its own buffers. Columns are an image's, unless oneDNN takes
-    no such padding, or might not take the dtype: then they are all images'."""
+    no such padding, or might not take the dtype: then they are all images'.
+    """
     operand, weight, result = given["input"], given["weight"], results[0]
     padded, steps = (_many(given.get(name, default)) for name, default in (("output_padding", 0), ("stride", 1)))
     is_all = operand.dtype in _HALVES or max(padded, default=0) >= min(steps, default=1)

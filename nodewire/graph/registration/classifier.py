@@ -55,6 +55,7 @@ def split_classifier(
         NotFound, BadInput, BadRecipe: the directory does not hold one.
         Unsupported: its family is another.
         OverMemory: a layer alone needs more than the target; names it and the target that would do.
+
     """
     recipe = _recipe(directory)
     stored = stored_if_any(directory) if out is None else _stored(directory)
@@ -72,6 +73,7 @@ def program_of(family: Family, max_batch: int, slots: int) -> tuple[Program, dic
 
     Raises:
         Unsupported: a family that is no classifier.
+
     """
     made = _Layers()
     match family:

@@ -49,6 +49,7 @@ def split_directory(
             `transformers` is not installed; there are no experts to group.
         BadTask: the model uses what no task may; names the module.
         OverMemory: an operator alone needs more than the target; names it and the target that would do.
+
     """
     config = encoder_directory.config_of(directory)
     stored = stored_if_any(directory) if out is None else stored_tensors(directory)

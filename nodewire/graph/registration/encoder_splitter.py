@@ -53,6 +53,7 @@ def split_encoder(
         NotFound, BadInput: the directory is not a sentence encoder of a supported family.
         BadTask: the model uses an operator that is not on the whitelist, or the tasks do not put out what it does.
         OverMemory: a node alone needs more than the target; names it and the target that would do.
+
     """
     if not 1 <= max_batch <= 1_024:
         raise BadInput("max_batch", "not from 1 to 1024")

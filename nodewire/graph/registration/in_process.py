@@ -34,6 +34,7 @@ def evaluate(
 
     Raises:
         BadTask, BadInput, TooLarge, OverMemory: as `Interpreter` and `bind`.
+
     """
     sources = {edge.name: edge.source for edge in manifest.edges}
     targets = {edge.name: edge.target for edge in manifest.edges}

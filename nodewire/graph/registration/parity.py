@@ -65,6 +65,7 @@ def compare(made: Registration, model: Eager, calls: Iterable[Tensors]) -> str:
 
     Raises:
         BadTask: an output of the tasks is not the model's.
+
     """
     done, furthest = 0, Off()
     with uncollected():

@@ -82,6 +82,7 @@ def register(
         BadTask: the model cannot be exported, or uses what no task may; names the module and what to change. Or the
             tasks do not put out what the model does.
         OverMemory: an operator alone needs more than the target; names it, and the target that would do.
+
     """
     try:
         target_bytes = parse_size(target_vram)
@@ -128,7 +129,8 @@ def split(
     say: Say = lambda _: None,
 ) -> Registration:
     """A traced model as a manifest of mode "run" and its blobs; without `out` and `parts` as `write_run` has it. Raises
-    as `register`."""
+    as `register`.
+    """
     whole = normalized(traced, slots)
     if expert_groups < 1:
         raise BadInput("expert_groups", f"{expert_groups}, at least 1")

@@ -59,6 +59,7 @@ def check(module: torch.nn.Module) -> None:
     Raises:
         BadInput: a part is in training mode.
         BadTask: a part is quantized, scripted, or holds modules that are not its own.
+
     """
     known = {id(part) for part in module.modules()}
     for path, part in module.named_modules():
@@ -80,6 +81,7 @@ def check_exported(exported: torch.export.ExportedProgram, names: Sequence[str])
 
     Raises:
         BadTask: it writes into a tensor that outlives the call.
+
     """
     specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
     given = iter(names)

@@ -76,6 +76,7 @@ def signature(
     Raises:
         BadInput: the examples are not alike but for sizes, or a name in `axes` or `most` is none of theirs.
         Unsupported: a tensor of a dtype that tasks do not know, or more independent sizes than a task may have.
+
     """
     calls = [_bound(module, one) for one in several(examples)]
     if not calls:
@@ -119,6 +120,7 @@ def named_tensors(value: Any) -> dict[str, torch.Tensor]:
     Raises:
         Unsupported: something else is among them; names its path.
         BadInput: two of them would have one name.
+
     """
     found: dict[str, torch.Tensor] = {}
     for path, tensor in _tensors(value, ""):

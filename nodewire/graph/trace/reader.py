@@ -59,7 +59,8 @@ _RELATIONS: Mapping[Any, str] = {
 
 def _convolution(args: tuple[Any, ...], op: str) -> tuple[str, tuple[Any, ...]]:
     """What a convolution is called that is transposed, or whose padding was said in a word, and its arguments; one over
-    volumes stays as it is."""
+    volumes stays as it is.
+    """
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
     if len(stride) > 2:
         return op, args
@@ -275,7 +276,8 @@ class Reader:
 
     def _in_range(self, index: Any, fx: Any, place: Place) -> Any:
         """Indices of an operator in branches: 0 where these are not taken, since all are computed, and what the model
-        would not look up need not be there."""
+        would not look up need not be there.
+        """
         if isinstance(index, list):
             return [self._in_range(one, part, place) for one, part in zip(index, fx, strict=True)]
         if not isinstance(index, Ref) or fx.meta["val"].dtype == torch.bool:

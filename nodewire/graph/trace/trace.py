@@ -51,6 +51,7 @@ def trace(
         BadInput: the module is in training mode, or does not return what `outputs` names.
         BadTask: it cannot be exported with these dims, holds what the format cannot express, or reads what a call left
             on `self`; the field is the path within the model where that is known, and the reason what to change.
+
     """
     check(module)
     hook(module)

@@ -1,5 +1,6 @@
 """A model's directory: config.json, safetensors (one file or shards), tokenizer.json; or as Meta lays it out; or a GGUF
-file."""
+file.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Checkpoint:
     @property
     def arithmetic(self) -> Literal["float32", "bfloat16"]:
         """What a task computes in unless it is said: bfloat16 if most numbers are stored so, or have been rounded to
-        few bits; else float32, which loses nothing."""
+        few bits; else float32, which loses nothing.
+        """
         how = self.config.quantization
         if how is not None:
             return "float32" if how.scheme == "nvfp4" else "bfloat16"
@@ -66,6 +68,7 @@ class Checkpoint:
 
         Raises:
             BadTask: one is missing, or of another shape or a dtype that weights may not have.
+
         """
         found = {}
         for piece in pieces:
@@ -93,6 +96,7 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False, in_blocks: bool = 
         NotFound: a file is missing.
         BadTask, BadInput, TooLarge: a file is malformed or the model is not one that nodewire decodes.
         BadConfig: a GGUF file's blocks are to be widened, and the library for it is not installed.
+
     """
     if gguf.is_one(directory):
         made = opened(directory, in_blocks=in_blocks)

@@ -41,6 +41,7 @@ def made(
 
     Raises:
         BadTask: a tensor is missing, or not of the shape that the others and `method` give it.
+
     """
     if isinstance(method, Eight):
         return config, _of_eight(method, stored)

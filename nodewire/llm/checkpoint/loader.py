@@ -33,6 +33,7 @@ def open_weights(path: Path, table: Mapping[str, TensorType]) -> Fill:
 
     Raises:
         TooLarge, BadTask: the header is malformed, or a tensor is missing, extra, or of another shape or dtype.
+
     """
     stored = read_header(path)
     if stored.keys() != table.keys():
@@ -61,6 +62,7 @@ def load(
 
     Raises:
         BadTask: the file ends early, or holds a number that is not finite.
+
     """
     found = {}
     for role, parameter in parameters.items():
@@ -103,7 +105,8 @@ def _filled_in_columns(shape: tuple[int, ...], pieces: Sequence[Piece], fill: Fi
 
 def _in_columns(matrix: Tensor) -> Tensor:
     """The same, column after column where it was row after row; by way of the kernel's own memory, for what malloc gets
-    back of another copy it keeps; a worker may map private memory only (nodewire.worker.sandbox.seccomp)."""
+    back of another copy it keeps; a worker may map private memory only (nodewire.worker.sandbox.seccomp).
+    """
     rows, width = matrix.shape
     with mmap.mmap(-1, matrix.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as beside:
         turned = torch.frombuffer(beside, dtype=matrix.dtype).view(width, rows)

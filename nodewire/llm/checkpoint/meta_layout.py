@@ -34,6 +34,7 @@ def opened(
 
     Raises:
         NotFound, BadTask, BadInput, TooLarge: a file is missing, malformed, or a pickle.
+
     """
     fields = json_object(read_bounded(directory / PARAMS, MAX_HEADER_BYTES), PARAMS)
     said = fields.get("vocab_size")

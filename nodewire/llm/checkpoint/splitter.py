@@ -64,6 +64,7 @@ def split_decoder(
         OverMemory: the driver or a single layer needs more than the target; the error says which target would do.
         NotFound, BadTask, BadInput, TooLarge: the directory does not hold a model that nodewire decodes, or
             `split` is not one of its layers.
+
     """
     checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config

@@ -21,12 +21,14 @@ class Capture(Protocol):
 
         Raises:
             RuntimeError: something in it cannot be.
+
         """
 
 
 class CudaGraphs:
     """`torch.cuda.CUDAGraph`. Only one replay runs at a time and none keeps anything, so all share one pool, which
-    grows to what the largest takes."""
+    grows to what the largest takes.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

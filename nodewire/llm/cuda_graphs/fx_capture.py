@@ -15,7 +15,8 @@ from nodewire.llm.cuda_graphs.capture import Replay
 
 class FxCapture:
     """A Capture (capture.py) of the operations of one run. What cannot be in a CUDA graph is refused, so that a machine
-    without a GPU shows whether a step can be captured, and that a replay says what the step says."""
+    without a GPU shows whether a step can be captured, and that a replay says what the step says.
+    """
 
     def __call__(self, step: Callable[[], None]) -> Replay:
         made: Callable[[], Any] = make_fx(_pure(step), tracing_mode="real")()

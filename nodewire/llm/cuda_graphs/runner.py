@@ -32,7 +32,8 @@ log = logging.getLogger("nodewire.llm")
 @dataclass(frozen=True, slots=True)
 class Around:
     """What a step has before and after the layers: `inputs` of so many rows, what makes hidden states [rows, width] of
-    them, and what is made of those after the last layer. `rowwise`: one for each row."""
+    them, and what is made of those after the last layer. `rowwise`: one for each row.
+    """
 
     inputs: Callable[[int], Tensor]
     enter: Callable[[Tensor], Tensor]

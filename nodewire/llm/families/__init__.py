@@ -106,6 +106,7 @@ def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
     Raises:
         TooLarge: longer than 1 MiB.
         BadTask: no known family, or a field missing, unknown, out of bounds or not supported (it is named).
+
     """
     config = json_object(data, "config.json")
     if multimodal.sees(config):

@@ -42,6 +42,7 @@ def language(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         BadTask: there is no `text_config` of the kind that the class has.
+
     """
     kind, architecture = _MODELS[config["architectures"][0]]
     said = config.get("text_config")

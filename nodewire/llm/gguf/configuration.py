@@ -34,6 +34,7 @@ def document(model: Model) -> dict[str, Any]:
     Raises:
         Unsupported: another architecture than those that are read, or a variant of one.
         BadTask: a key is missing, unknown, or not of its type.
+
     """
     read = _ARCHITECTURES.get(model.architecture)
     if read is None:

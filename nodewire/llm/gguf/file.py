@@ -22,7 +22,8 @@ _MODEL_TYPES = {"gemma3": "gemma3_text"}
 
 class GgufCheckpoint(NamedTuple):
     """`beside` are the files that a Hugging Face directory of the model would have beside its weights, by name; they
-    say nothing of blocks."""
+    say nothing of blocks.
+    """
 
     config: DecoderConfig
     tensors: Mapping[str, StoredTensor]
@@ -38,6 +39,7 @@ def opened(path: Path, *, in_blocks: bool) -> GgufCheckpoint:
         BadTask, BadInput, Unsupported, TooLarge: a file is malformed, or the model is not one that nodewire decodes.
         BadConfig: blocks are to be widened, and the library for it is not installed.
         OSError: a file cannot be read.
+
     """
     model = open_model(path)
     document = configuration.document(model)

@@ -86,6 +86,7 @@ def stored_tensors(
     Raises:
         BadTask: a tensor is missing, of another shape, or one that such a model has not.
         Unsupported: a tensor is of a type that is not read where it stands.
+
     """
     mapping = _RowSources(model, config)
     if in_blocks and (how := _quantization(mapping, config)) is not None:

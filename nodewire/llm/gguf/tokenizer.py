@@ -45,6 +45,7 @@ def converted(model: Model, rows: int) -> tuple[bytes, list[int]]:
         BadTask: it does not fit the embedding, or its parts contradict each other.
         Unsupported: another kind of tokenizer, or of cutting a text before, than those that are read.
         TooLarge: over 2^24 characters in all tokens, or 512 in one.
+
     """
     tokens = model.texts(f"{_AT}tokens")
     if not tokens:

@@ -13,7 +13,8 @@ from nodewire.llm.spec.config import DecoderConfig
 @dataclass(frozen=True, slots=True)
 class Slopes:
     """`each`: float32 [heads]. With a `scale` they and their products with positions are rounded to bfloat16, and
-    what is added is times it."""
+    what is added is times it.
+    """
 
     each: Tensor
     scale: float | None
@@ -21,7 +22,8 @@ class Slopes:
     def bias(self, stand: Tensor, positions: Tensor, sees: Tensor | None) -> Tensor:
         """The sums for the scores of rows at `positions` [.., n] with cells that `stand` at [.., cells]: float32
         [.., heads, n, cells], 0 of a row's own position and less before it. `sees`, bool [.., n, cells], says which
-        cells a row sees; all without it."""
+        cells a row sees; all without it.
+        """
         slopes = self.each[:, None, None]
         if self.scale is None:
             found = slopes * (stand[..., None, :] - positions[..., None])[..., None, :, :]

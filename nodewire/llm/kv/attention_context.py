@@ -16,7 +16,8 @@ from nodewire.llm.kv.alibi import Slopes
 class How:
     """How a layer attends. `scale` multiplies the scores; `softcap`, unless 0, bends them to within its both signs;
     `window`, unless 0, is how many positions are seen, the query's own included; `sinks`, float32 [heads], take part
-    in the softmax of their heads and add nothing; `alibi` is added to the scores."""
+    in the softmax of their heads and add nothing; `alibi` is added to the scores.
+    """
 
     scale: float
     window: int = 0
@@ -39,7 +40,8 @@ class Past(Protocol):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
         """Keep `k` and `v` [n, kv_heads, head_dim] as the rows' own, and attend with `q` [n, heads, head_dim] to all
-        that each row sees, itself included: [n, heads * head_dim]. `layer` counts from the stage's first."""
+        that each row sees, itself included: [n, heads * head_dim]. `layer` counts from the stage's first.
+        """
 
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: How, *, causal: bool) -> Tensor:

@@ -1,5 +1,6 @@
 """What the rows of one forward build on: each a Past (nodewire.llm.kv.attention_context) over the lanes of their
-sessions."""
+sessions.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +40,15 @@ class Chain:
 
     def attend_alone(self, layer: int, q: Tensor, both: Tensor, how: How) -> Tensor:
         """`attend` of a single row, without soft caps, sinks and ALiBi: `q` [1, kv_heads, group, head_dim], its keys
-        and values `both` [2, kv_heads, head_dim], to [heads * head_dim]."""
+        and values `both` [2, kv_heads, head_dim], to [heads * head_dim].
+        """
         self._lane.write_row(layer, self._pos, both)
         first = max(0, self._end - how.window) if how.window else 0
         keys, values = self._lane.read(layer, first, self._end)
         return F.scaled_dot_product_attention(q, keys[None], values[None], scale=how.scale).view(-1)
 
     def _mask(self, first: int, window: int) -> Tensor:
-        """bool [n, end - first]: each row sees up to its own position, and of that the last `window`."""
+        """A mask, bool [n, end - first]: each row sees up to its own position, and of that the last `window`."""
         found = self._masks.get(window)
         if found is None:
             rows, cells = self.positions[:, None], self._lane.lanes.numbers[first : self._end]
@@ -67,7 +69,8 @@ class Chain:
 
 class Branches:
     """Rows that are cells first .. first + n - 1 of `tree`, which is the lane's, or has grown out of it: each sees the
-    committed run and the cells that lead to it."""
+    committed run and the cells that lead to it.
+    """
 
     def __init__(self, lane: Lane, tree: Tree, first: int, n: int) -> None:
         cells = first + n
@@ -93,7 +96,7 @@ class Branches:
         return attention(q, keys, values, mask, how, causal=False)
 
     def _mask(self, first: int, window: int) -> Tensor:
-        """bool [n, end - first]."""
+        """The mask, bool [n, end - first]."""
         found = self._masks.get(window)
         if found is None:
             committed = self._lane.lanes.numbers[first : self._lane.length]

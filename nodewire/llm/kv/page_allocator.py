@@ -26,6 +26,7 @@ class Pages:
 
         Raises:
             Busy: so many are not free.
+
         """
         if count > self.free_count:
             raise Busy("slots", f"{count} pages of {PAGE} positions are wanted, {self.free_count} are free")

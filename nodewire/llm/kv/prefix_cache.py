@@ -50,7 +50,8 @@ class _CachedPrefix:
 
 class Prefixes:
     """Those of one stage, whose answers have rows of `width` numbers of `dtype`, in the pages that its lanes leave
-    free."""
+    free.
+    """
 
     def __init__(self, lanes: Lanes, width: int, dtype: torch.dtype) -> None:
         self._lanes, self._dtype, self._bytes = lanes, dtype, width * dtype.itemsize
@@ -73,7 +74,8 @@ class Prefixes:
 
     def find(self, chain: Chain, lane: Lane) -> Tensor | None:
         """Put the chain's newest page into its place in a lane and say what was answered, [n, width]; None: it is not
-        kept."""
+        kept.
+        """
         kept = self._kept.get(chain.key)
         if kept is None:
             return None
@@ -87,7 +89,8 @@ class Prefixes:
 
     def keep(self, chain: Chain, lane: Lane, answer: Tensor) -> None:
         """Keep the chain's newest page as it stands in a lane, with its answer [n, width], 64 rows at most, if there is
-        room beside what sessions as new as this one use."""
+        room beside what sessions as new as this one use.
+        """
         if chain.key in self._kept or not self._make_room(chain.opened):
             return
         pages = [self._lanes.lend() for _ in range(self._each)]

@@ -31,6 +31,7 @@ class Tree:
         Raises:
             BadFrame: a parent that does not stand before its row.
             TooLarge: over MAX_LIVE_CELLS cells.
+
         """
         if len(self) + len(parents) > MAX_LIVE_CELLS:
             raise TooLarge("meta.parents", f"{len(self) + len(parents)} live cells, at most {MAX_LIVE_CELLS}")
@@ -48,6 +49,7 @@ class Tree:
 
         Raises:
             BadFrame: it is no path of live cells from the run's end.
+
         """
         before = -1
         for cell in path:

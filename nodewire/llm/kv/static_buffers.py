@@ -37,7 +37,8 @@ _LEAST_LIVE = 16
 class Span:
     """Rows of a lane that come one after the other in its cells, `first` ..: where each stands, how many of the lane's
     cells it sees from the beginning on, and which live ones, as bits, of those that begin at cell `base`. `stands`: the
-    live cells' positions."""
+    live cells' positions.
+    """
 
     lane: Lane
     first: int
@@ -96,7 +97,8 @@ def _power(number: int) -> int:
 
 class Grid:
     """A Past (nodewire.llm.kv.attention_context) of one shape. `set` says what it stands for, `begin` begins the
-    step."""
+    step.
+    """
 
     def __init__(self, lanes: Lanes, shape: Shape) -> None:
         """`lanes` have cells beyond their pages: one of zeros, one to write to."""
@@ -182,7 +184,7 @@ class Grid:
         return made.reshape(lanes * rows, heads * head_dim)
 
     def _mask(self, window: int) -> Tensor:
-        """bool [lanes, rows, cells]."""
+        """The mask, bool [lanes, rows, cells]."""
         found = self._masks.get(window)
         if found is None:
             since = self.positions.view(self.shape.lanes, self.shape.rows, 1) - window

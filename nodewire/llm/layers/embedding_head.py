@@ -1,5 +1,6 @@
 """The two ends of a decoder: token ids to hidden states, hidden states to logits. A driver has both, or lends them to
-the first and the last stage."""
+the first and the last stage.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from nodewire.llm.spec.parameters import BOTH, Ends, of_ends
 
 class Vocabulary:
     """Embedding, final norm and head, as far as they are here; the head is the embedding itself where the model ties
-    them."""
+    them.
+    """
 
     def __init__(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, fill: Fill, ends: Ends = BOTH

@@ -18,6 +18,7 @@ def hidden_states(frame: Frame[Any], dtype: torch.dtype, width: int, positions: 
 
     Raises:
         BadFrame: another count, dtype, rank or shape, or a number that is not finite.
+
     """
     x = only_tensor(frame)
     if x.dtype != dtype:
@@ -33,6 +34,7 @@ def token_ids(frame: Frame[Any], vocab_size: int, positions: int) -> Tensor:
 
     Raises:
         BadFrame: another count, dtype, rank or shape, or an id that is not in it.
+
     """
     ids = only_tensor(frame)
     if ids.dtype != torch.int64:

@@ -78,7 +78,8 @@ class Layer:
 
     def forward(self, x: Tensor, angles: Angles, past: Past, mlp: Feedforward | None = None) -> Tensor:
         """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions. `mlp`
-        stands for the layer's own."""
+        stands for the layer's own.
+        """
         mlp = mlp or self.mlp
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)

@@ -35,6 +35,7 @@ class Whole:
 
     Raises:
         NotFound, BadTask, BadInput, TooLarge: see checkpoint.open_checkpoint.
+
     """
 
     def __init__(
@@ -173,6 +174,7 @@ def generate(directory: Path, prompt: str, max_tokens: int, **params: object) ->
 
     Raises:
         BadInput, TooLarge, NotFound, BadTask: the directory, the prompt or a parameter cannot be used.
+
     """
     whole = Whole(directory)
     yield from whole.generate(prompt, parse_params({"max_tokens": max_tokens, **params}, whole.positions))

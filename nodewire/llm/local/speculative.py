@@ -36,6 +36,7 @@ class Alone:
     Raises:
         NotFound, BadTask, BadInput, TooLarge: see checkpoint.open_checkpoint.
         BadConfig: the draft's folder holds no decoder, or one of other tokens.
+
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class Alone:
     ) -> None:
         """`draft`: a model's folder to guess by, beside what the text itself says. `dtype`: of the arithmetic, what
         `arithmetic.arithmetic_here` says, unless given. `threads`: CPU threads of this process from now on
-        (torch's own choice unless given)."""
+        (torch's own choice unless given).
+        """
         if threads is not None:
             torch.set_num_threads(threads)
         checkpoint, where = open_checkpoint(directory), torch.device(device)
@@ -99,6 +101,7 @@ class Alone:
 
         Raises:
             BadInput, TooLarge, Unsupported: the prompt or a parameter cannot be used.
+
         """
         params = {"positions": self._positions(prompt, params), **params}
         self._driver.open(_SESSION, params)

@@ -17,7 +17,8 @@ from nodewire.protocol.model.layer_ranges import Border
 
 def cuts_at(split: Sequence[Border], layers: int) -> list[tuple[int, int]]:
     """The layer ranges of stages that are given by their first and last layer. Raises BadInput as
-    `layer_ranges.check`."""
+    `layer_ranges.check`.
+    """
     layer_ranges.check(split, layers)
     return [(first, last + 1) for first, last in split]
 
@@ -34,6 +35,7 @@ def plan_cuts(
 
     Raises:
         OverMemory: the driver or one layer alone does not fit.
+
     """
     single = max((stage(layer, layer + 1).total, -layer) for layer in range(layers))
     least = max(driver.total, single[0])

@@ -73,7 +73,8 @@ def stage(
     ends: Ends = NEITHER,
 ) -> Footprint:
     """A stage of layers [first, last), with all of their experts, and pages for `slots` lanes of `positions`, `kv` as
-    programs say it; and with `ends`, if it has any."""
+    programs say it; and with `ends`, if it has any.
+    """
     item = ITEM_BYTES[dtype]
     block = min(block, positions)
     numbers = _numbers(config)
@@ -107,7 +108,8 @@ def page_bytes(config: DecoderConfig, layers: int, *, dtype: str, kv: str | None
 
 def captured(config: DecoderConfig, lanes: int, rows: int, cells: int, item: int) -> int:
     """Bytes that a captured decode step takes at once (kv/static_buffers.py): so many lanes of so many rows and cells
-    each. The cells are copied, which a stage's own steps do not; `item` is the bytes of a number."""
+    each. The cells are copied, which a stage's own steps do not; `item` is the bytes of a number.
+    """
     group = config.num_attention_heads // config.num_key_value_heads
     copied = 2 * config.sides * lanes * cells * config.num_key_value_heads * config.head_dim * item
     each = 10 + group * (1 + item)  # of a row and a cell: what it sees, as the kernels take it
@@ -155,7 +157,8 @@ def head_flops(config: DecoderConfig) -> int:
 @lru_cache(maxsize=8)
 def _numbers(config: DecoderConfig) -> list[tuple[int, int, int]]:
     """Of each layer: its parameters, those of them that stay float32 (not among the first), and how many of its
-    matrices' numbers one position is multiplied with."""
+    matrices' numbers one position is multiplied with.
+    """
     return [(*_counted(found), _used(found, config, n)) for n, found in enumerate(_layers(config))]
 
 
@@ -218,7 +221,8 @@ def _work(config: DecoderConfig, first: int, last: int, positions: int, block: i
 
 def _attention(config: DecoderConfig, item: int) -> int:
     """Bytes of one position in the attention: what is projected, turned in float32, and put out; of latents also the
-    queries that are multiplied with the keys' matrices, and what they attended to."""
+    queries that are multiplied with the keys' matrices, and what they attended to.
+    """
     heads, latent = config.num_attention_heads, config.latent
     if latent is None:
         return (config.qkv_rows + heads * config.head_dim) * item + 3 * config.qkv_rows * 4

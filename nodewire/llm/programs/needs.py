@@ -73,12 +73,14 @@ class Needs:
 
     def change(self, target_bytes: int) -> str:
         """What of a registration to change so that tasks of this target are enough, the least that is found; empty
-        where nothing does it."""
+        where nothing does it.
+        """
         return next((said for said, one in self._changed() if one.least <= target_bytes), "")
 
     def _changed(self) -> Iterator[tuple[str, Needs]]:
         """By the options that say so: shorter contexts, fewer sessions, narrower numbers, lent ends; then two of
-        these."""
+        these.
+        """
         contexts = [(f"--context {n}", replace(self, positions=n)) for n in _halves(self.positions)]
         yield from contexts
         yield from ((f"--sessions {n}", replace(self, slots=n)) for n in range(self.slots - 1, 0, -1))

@@ -56,6 +56,7 @@ def quantize(directory: Path, out: Path, to: To, say: Say = lambda done, of: Non
         BadInput: `out` is there already, or has no room.
         Unsupported: the model is quantized already, or in Meta's layout.
         NotFound, BadTask, BadInput, TooLarge: the directory does not hold a model that nodewire decodes.
+
     """
     if meta_layout.is_one(directory):
         raise Unsupported("directory", "is in Meta's layout; take the model's folder in Hugging Face's")
@@ -180,7 +181,8 @@ def _beside(
     source: Checkpoint,
 ) -> None:
     """config.json with what has been done, the index of shards, and copies of all else that is no weights; of a
-    GGUF file what it says in their place."""
+    GGUF file what it says in their place.
+    """
     if source.beside is not None:
         for name, data in source.beside.items():
             (out / name).write_bytes(data)

@@ -29,6 +29,7 @@ def load(
 
     Raises:
         BadTask: the file ends early, or holds a scale that is not finite.
+
     """
     found: dict[str, InBlocks | list[InBlocks]] = {}
     for role, parameter in parameters.items():

@@ -52,7 +52,8 @@ class Row:
 
 class Exact:
     """What multiplies a row with `matrix` [out, in] of float32 on a CPU, with as many threads as the process has when
-    this is made."""
+    this is made.
+    """
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix

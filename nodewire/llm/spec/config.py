@@ -140,7 +140,8 @@ class Experts(Schema):
 
 class Latent(Schema):
     """Multi-head latent attention, https://arxiv.org/abs/2405.04434: a position keeps a key that turns and a latent of
-    `kv_lora_rank` numbers, which all heads share; keys that do not turn and values are each head's products of it."""
+    `kv_lora_rank` numbers, which all heads share; keys that do not turn and values are each head's products of it.
+    """
 
     q_lora_rank: Width | None
     """Width of the queries' own latent, if they have one."""
@@ -429,7 +430,8 @@ class DecoderConfig(Schema):
     @property
     def qkv_rows(self) -> int:
         """Rows of the query, key and value projections stacked; of latents those that a layer's input is multiplied
-        with."""
+        with.
+        """
         if self.latent is not None:
             return (self.latent.q_lora_rank or self.q_rows) + self.head_dim
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
@@ -457,7 +459,8 @@ class DecoderConfig(Schema):
 
     def short_positions(self, positions: int) -> int:
         """Up to how many positions a session turns by LongRoPE's short factors, in a task of `positions` whose longer
-        sessions turn by the long ones; 0 where all its sessions turn alike."""
+        sessions turn by the long ones; 0 where all its sessions turn alike.
+        """
         if not isinstance(self.rope_scaling, LongRope):
             return 0
         first = self.rope_scaling.original_max_position_embeddings

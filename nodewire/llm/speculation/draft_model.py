@@ -42,6 +42,7 @@ class Draft:
 
     Raises:
         BadConfig: the folder holds no decoder that can be read, or one of other tokens than the driver's.
+
     """
 
     def __init__(self, folder: Path, program: DriverProgram, tokenizer: bytes) -> None:

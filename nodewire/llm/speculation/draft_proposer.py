@@ -32,7 +32,8 @@ class Decoder(Protocol):
 
 class SmallModel:
     """A decoder that the drafters of several sessions share: each has the lane of one of `decoders` while it is among
-    those that were asked last, and with it what was computed of its text."""
+    those that were asked last, and with it what was computed of its text.
+    """
 
     def __init__(self, *decoders: Decoder) -> None:
         """`decoders` are the same model, each with a lane of its own."""

@@ -114,7 +114,8 @@ class Flight:
 
     def _kept(self) -> list[InFlightFrame]:
         """Those of them by which they have all rows of a chunk that is accepted: it can be closed before what is behind
-        it is computed, or paid for."""
+        it is computed, or paid for.
+        """
         found: list[InFlightFrame] = []
         while True:
             left = self._chunk - (self._run - self._prompt) % self._chunk

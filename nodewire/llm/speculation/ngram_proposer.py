@@ -1,7 +1,8 @@
-"""Prompt lookup: what followed when the last tokens came before. https://github.com/apoorvumang/prompt-lookup-decoding
+"""Prompt lookup: what followed when the last tokens came before.
 
-Earlier places are found as LZ77 compressors do (RFC 1951, section 4): a table of the last place by hash of the last few
-tokens, and a chain to the one before. So a token costs the same however long the text.
+https://github.com/apoorvumang/prompt-lookup-decoding has the idea. Earlier places are found as LZ77 compressors do (RFC
+1951, section 4): a table of the last place by hash of the last few tokens, and a chain to the one before. So a token
+costs the same however long the text.
 """
 
 from __future__ import annotations

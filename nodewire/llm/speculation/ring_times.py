@@ -89,7 +89,8 @@ class Pace:
 
     def width(self, lookahead: int) -> int:
         """Rows to a frame, where at most `lookahead` are awaited: so many that they take a stage twice a row's time,
-        and no more than leave enough for the frames behind it."""
+        and no more than leave enough for the frames behind it.
+        """
         most = sqrt(lookahead / 2)
         if not self._gap.first:
             return max(1, round(most))

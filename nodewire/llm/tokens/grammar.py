@@ -48,7 +48,8 @@ class Grammars:
 
     def grammar(self, schema: str) -> Grammar:
         """Raises Unsupported: llguidance is not installed, or cannot use the tokenizer. BadInput: not such a schema.
-        Busy: as many texts under schemas are under way as may be."""
+        Busy: as many texts under schemas are under way as may be.
+        """
         if llguidance is None or not llguidance.__version__.startswith(RELEASE):
             raise Unsupported("json_schema", f"this provider has no llguidance {RELEASE}x")
         if self._tokenizer is None:
@@ -105,7 +106,7 @@ class Grammar:
             self._check()
 
     def allowed(self) -> Tensor:
-        """bool [vocab]: which tokens may follow. Raises BadInput: the schema takes more work than one token may."""
+        """Which tokens may follow, bool [vocab]. Raises BadInput: the schema takes more work than one token may."""
         bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         self._check()
         found = (bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten()[: self._size]

@@ -41,6 +41,7 @@ def converted(data: bytes) -> tuple[bytes, list[int]]:
 
     Raises:
         BadTask: neither of the two, or one of another kind than Llama's.
+
     """
     tokenizer, ends = _of_sentencepiece(data) if data[:1] == b"\n" else _of_ranks(data)
     return tokenizer.to_str().encode(), ends

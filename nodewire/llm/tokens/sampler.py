@@ -66,7 +66,8 @@ class Sampler:
 
     def excuses(self, logits: Tensor, pos: int, token: int, dtype: torch.dtype) -> bool:
         """Whether another machine may honestly have chosen `token` where `choose` takes a token by these logits, which
-        a head of this dtype made."""
+        a head of this dtype made.
+        """
         penalty = self.sampling.repetition_penalty
         scale = float(logits.abs().max()) * max(penalty, 1 / penalty)
         return is_excused(self._open(logits), self.sampling, pos, token, scale, dtype)

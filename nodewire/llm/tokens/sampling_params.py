@@ -90,6 +90,7 @@ def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
 
     Raises:
         BadInput: an unknown parameter, or one of the wrong type or out of range (it is named).
+
     """
     unknown = sorted(str(name)[:40] for name in params.keys() - _KNOWN)
     if unknown:

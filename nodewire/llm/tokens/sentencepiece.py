@@ -32,6 +32,7 @@ def tokenizer_of(pieces: Sequence[Piece], field: str, *, has_prefix: bool = True
 
     Raises:
         BadTask: a piece stands twice, or is too long, or a score is no number; it is `field` that is at fault.
+
     """
     ids = {piece.text: i for i, piece in enumerate(pieces)}
     if not all(math.isfinite(piece.score) for piece in pieces):

@@ -34,6 +34,7 @@ class Tokenizer:
         Raises:
             TooLarge: over 4 MiB of UTF-8.
             BadInput: not text that UTF-8 can hold (a lone surrogate).
+
         """
         try:
             size = len(text.encode())

@@ -129,6 +129,7 @@ def parse_filter(data: object) -> Filter:
         BadInput: a value is of the wrong type or form; the field is named.
         TooLarge: more than 2,048 values in all, or a value longer than 1,024 bytes.
         Unsupported: an element that is not NIP-01's (NIP-50's `search`, say).
+
     """
     if not isinstance(data, dict):
         raise BadInput("filter", "not an object")
@@ -303,6 +304,7 @@ def decode(data: str | bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> list[Any
     Raises:
         TooLarge: more than `max_bytes` of UTF-8.
         BadInput: not JSON, or not a non-empty array that starts with a string.
+
     """
     if _event.utf8_bytes(data) > max_bytes:
         raise TooLarge("message", f"more than {max_bytes} bytes")
@@ -321,6 +323,7 @@ def parse_client(data: str | bytes | list[Any], *, max_bytes: int = MAX_MESSAGE_
     Raises:
         BadInput, TooLarge: it is malformed or beyond a bound.
         Unsupported: a verb or filter element that is not known here.
+
     """
     match decode(data, max_bytes=max_bytes) if isinstance(data, str | bytes) else data:
         case ["EVENT", raw]:
@@ -346,6 +349,7 @@ def parse_relay(data: str | bytes | list[Any], *, max_bytes: int = MAX_MESSAGE_B
     Raises:
         BadInput, TooLarge: it is malformed or beyond a bound.
         Unsupported: a verb that is not known here.
+
     """
     match decode(data, max_bytes=max_bytes) if isinstance(data, str | bytes) else data:
         case ["EVENT", sub_id, raw, *_]:

@@ -30,6 +30,7 @@ def committed_target(event: Event) -> int:
 
     Raises:
         BadTag: the commitment is not a decimal integer from 0 to 256.
+
     """
     tag = next((tag for tag in event.tags if tag[0] == TAG), ())
     if len(tag) < 3:
@@ -45,6 +46,7 @@ def check(event: Event, target_bits: int) -> None:
 
     Raises:
         BadTag: the id is too easy, or the committed target too low.
+
     """
     if target_bits <= 0:
         return
@@ -73,6 +75,7 @@ def mine(
     Raises:
         BadInput: the target is not from 0 to 64 bits.
         TimedOut: none of `max_attempts` nonces from `first_nonce` on was good enough.
+
     """
     if not 0 <= target_bits <= MAX_TARGET_BITS:
         raise BadInput("target_bits", f"{target_bits} is not from 0 to {MAX_TARGET_BITS}")

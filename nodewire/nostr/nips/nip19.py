@@ -55,6 +55,7 @@ def build(entity: Entity) -> str:
     Raises:
         BadInput: an id or a key is not 64 hex digits, or a kind not an unsigned 32-bit integer.
         TooLarge: a relay or `d` has more than 255 bytes, or all of it more than 5,000 characters.
+
     """
     match entity:
         case Note(event_id):
@@ -77,6 +78,7 @@ def parse(text: str) -> Entity:
     Raises:
         TooLarge: more than 5,000 characters.
         BadInput: it is no note, nevent or naddr, or a part is missing.
+
     """
     if len(text) > MAX_CHARS:
         raise TooLarge("bech32", f"{len(text)} characters, at most {MAX_CHARS}")

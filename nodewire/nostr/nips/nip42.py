@@ -29,6 +29,7 @@ def check(event: Event, *, relay_url: str, challenge: str, now_s: int) -> None:
     Raises:
         BadEvent: wrong kind, or more than ten minutes from `now_s`.
         BadTag: another relay's or another challenge's answer.
+
     """
     if event.kind != KIND:
         raise BadEvent("kind", f"{event.kind} instead of {KIND}")

@@ -45,6 +45,7 @@ def derive_key(keys: Keys, public: str) -> bytes:
 
     Raises:
         BadInput: `public` is no point of the curve.
+
     """
     return hmac.digest(b"nip44-v2", keys.shared_x(public), hashlib.sha256)
 
@@ -78,6 +79,7 @@ def encrypt(plaintext: str, key: bytes, *, nonce: bytes | None = None, max_bytes
     Raises:
         BadInput: the plaintext is empty or not valid Unicode.
         TooLarge: it has more than `max_bytes` of UTF-8.
+
     """
     try:
         data = plaintext.encode()
@@ -102,6 +104,7 @@ def decrypt(payload: str, key: bytes, *, max_bytes: int = MAX_PLAINTEXT_BYTES) -
         BadVersion: not version 2.
         TooLarge: the plaintext would have more than `max_bytes`; checked before anything is decoded.
         BadCiphertext: malformed, or not encrypted with this key.
+
     """
     nonce, ciphertext, mac = _unpack(payload, max_bytes)
     chacha_key, chacha_nonce, hmac_key = message_keys(key, nonce)

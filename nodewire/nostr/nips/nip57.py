@@ -81,6 +81,7 @@ def build_request(
 
     Raises:
         BadZap: a clause of Appendix D does not hold.
+
     """
     tags: list[Sequence[str]] = [["relays", *relays], ["amount", str(amount_msat)], ["p", recipient]]
     tags += [[name, value] for name, value in (("lnurl", lnurl), ("e", event), ("a", address)) if value is not None]
@@ -94,6 +95,7 @@ def parse_request(text: str, *, amount_msat: int | None = None, receipt_signer: 
 
     Raises:
         BadZap: see `check_request`; "signature" if the event is not signed by its author, "request" if it is no event.
+
     """
     try:
         event = _event.parse(text, max_bytes=MAX_REQUEST_BYTES)
@@ -108,11 +110,13 @@ def check_request(event: Event, *, amount_msat: int | None = None, receipt_signe
     """Check a verified event by the clauses of Appendix D, as the recipient's LNURL server does.
 
     Args:
+        event: the zap request; its id and signature have been checked.
         amount_msat: the `amount` query parameter.
         receipt_signer: the pubkey that will sign the receipt; a request may name it in a `P` tag.
 
     Raises:
         BadZap: `kind`, `tags`, `p`, `e`, `relays`, `amount`, `a` or `P` breaks its clause.
+
     """
     if event.kind != REQUEST:
         raise BadZap("kind", f"{event.kind} instead of {REQUEST}")
@@ -154,11 +158,15 @@ def build_receipt(keys: Keys, request: str, *, bolt11: str, paid_at_s: int, prei
     """The receipt that an LNURL server signs when the invoice for a zap request has been paid (Appendix E).
 
     Args:
+        keys: the LNURL server's.
         request: the zap request's JSON, byte for byte as the invoice's description hash commits to it.
+        bolt11: the invoice that was paid.
         paid_at_s: becomes `created_at`, so that the same payment has the same receipt.
+        preimage: what paying it revealed; a receipt need not show it.
 
     Raises:
         BadZap: the request breaks a clause of Appendix D.
+
     """
     parsed = parse_request(request, receipt_signer=keys.public)
     tags = [["p", parsed.recipient], ["P", parsed.sender]]
@@ -183,6 +191,7 @@ def check_receipt(
     SHOULDs that make a receipt worth something (the description hash, the lnurl) are required here.
 
     Args:
+        receipt: its id and signature have been checked.
         invoice: the facts of the receipt's own `bolt11`.
         nostr_pubkey: what `recipient`'s LNURL endpoint states under that name.
         recipient: whom the zap must have been for.
@@ -192,6 +201,7 @@ def check_receipt(
     Raises:
         BadZap: `kind`, `pubkey`, `bolt11`, `description`, `description_hash`, `amount`, `p`, `P`, `e`, `a`, `preimage`,
             `lnurl` or `payee` of the receipt breaks its clause, or the request breaks one of Appendix D.
+
     """
     if receipt.kind != RECEIPT:
         raise BadZap("kind", f"{receipt.kind} instead of {RECEIPT}")
@@ -256,6 +266,7 @@ def split(tags: Iterable[Sequence[str]], amount_msat: int) -> list[Share]:
 
     Raises:
         BadZap: a `zap` tag is malformed, there are more than 256, or all weights are zero.
+
     """
     if not 0 <= amount_msat <= MAX_MSAT:
         raise BadInput("amount_msat", "negative, or more than there is")

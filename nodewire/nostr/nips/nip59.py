@@ -67,6 +67,7 @@ def parse_rumor(text: str) -> Rumor:
     Raises:
         TooLarge, BadEvent: as for an event; also if it is signed.
         BadSignature: the id is not the hash.
+
     """
     if (size := _event.utf8_bytes(text)) > MAX_RUMOR_BYTES:
         raise TooLarge("rumor", f"{size} bytes, at most {MAX_RUMOR_BYTES}")
@@ -93,6 +94,7 @@ def seal(inner: Rumor, keys: Keys, recipient: str, *, now_s: int) -> Event:
         TooLarge: the rumor's JSON has more than 28,672 bytes.
         BadEvent: the rumor's author is not `keys`.
         BadInput: `recipient` is no public key.
+
     """
     if inner.pubkey != keys.public:
         raise BadEvent("pubkey", "a rumor is sealed by its author")
@@ -115,11 +117,16 @@ def wrap(
     """The rumor sealed by `keys` and wrapped for `recipient` under a one-time key.
 
     Args:
+        inner: what the recipient reads.
+        keys: the author's, which sign the seal.
+        recipient: a public key, 64 hex digits.
+        now_s: unix seconds, from which the dates of seal and wrap follow.
         ephemeral: kind 21059 with its true time instead of 1059 with a moved one.
         tags: more tags for the wrap, beside the recipient's `p` (an expiration, say); everybody can read them.
 
     Raises:
         As `seal`.
+
     """
     once = Keys.generate()
     content = nip44.encrypt(seal(inner, keys, recipient, now_s=now_s).to_json(), nip44.derive_key(once, recipient))
@@ -138,6 +145,7 @@ def unwrap(wrapped: Event, keys: Keys) -> Rumor:
     Raises:
         BadEvent, BadSignature, BadCiphertext, BadVersion, TooLarge: wrap, seal or rumor is wrong, or not for these
             keys.
+
     """
     if wrapped.kind not in (GIFT_WRAP, EPHEMERAL_GIFT_WRAP):
         raise BadEvent("kind", f"{wrapped.kind} is no gift wrap")

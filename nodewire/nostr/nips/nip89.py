@@ -33,6 +33,7 @@ def build(keys: Keys, handler: Handler, *, created_at: int) -> Event:
 
     Raises:
         BadTag: no kind at all, a kind out of range, or `others` that say `d` or `k` again.
+
     """
     if any(tag[:1] in (("d",), ("k",)) for tag in handler.others):
         raise BadTag("others", "d and k have fields of their own")
@@ -46,6 +47,7 @@ def parse(event: Event) -> Handler:
     Raises:
         BadEvent: not kind 31990.
         BadTag: no `d`, or `k` tags that are not kinds.
+
     """
     if event.kind != KIND:
         raise BadEvent("kind", f"{event.kind} instead of {KIND}")

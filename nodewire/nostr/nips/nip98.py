@@ -51,6 +51,7 @@ def check(event: Event, asked: HttpRequest, *, now_s: float) -> str:
 
     Raises:
         NotAllowed: the event is for another request, or not of this minute; the field says which tag.
+
     """
     if event.kind != KIND:
         raise NotAllowed("kind", f"{event.kind} instead of {KIND}")
@@ -70,6 +71,7 @@ def check_header(value: str | None, asked: HttpRequest, *, now_s: float) -> str:
 
     Raises:
         NotAllowed: there is none, it is no signed event, or it is not for this request.
+
     """
     if value is None:
         raise NotAllowed("Authorization", "the request must be signed (NIP-98)")

@@ -40,9 +40,14 @@ def build_token(
     """A token by which `keys` allow `verb` until `expires_at_s`.
 
     Args:
+        keys: of whoever allows it, and signs.
+        verb: what it allows, one thing alone.
+        now_s: unix seconds at which it begins to hold.
+        expires_at_s: unix seconds after which it does not hold any more.
         hashes: the blobs (sha256, 64 hex digits) it is good for; none means any.
         servers: the domain names it is good for; none means any, so who sees the token may use it elsewhere.
         content: what it is for, in words.
+
     """
     tags = [["t", verb], nip40.build(expires_at_s)]
     tags += [["x", _sha256(digest)] for digest in hashes]
@@ -54,12 +59,16 @@ def check_token(event: Event, *, verb: Verb, now_s: int, sha256: str | None = No
     """Check a verified event as a token for `verb`.
 
     Args:
+        event: its id and signature have been checked.
+        verb: what the request does.
+        now_s: the server's clock, unix seconds.
         sha256: the blob that the request names. Without one, the token's `x` tags do not matter (`list`).
         server: the domain name of the server that checks.
 
     Raises:
         BadEvent: wrong kind, or dated in the future.
         BadTag: expired, another verb, another server's, or another blob's. Every verb but `get` needs the blob named.
+
     """
     if verb not in get_args(Verb):
         raise BadInput("verb", f"{verb} is not Blossom's")
@@ -93,6 +102,7 @@ def from_header(value: str) -> Event:
     Raises:
         TooLarge: more than an event may have.
         BadInput, BadEvent, BadSignature: it is not the header of a signed event.
+
     """
     if len(value) > len(SCHEME) + 4 * _event.MAX_BYTES // 3 + 4:
         raise TooLarge("Authorization", f"{len(value)} characters")
@@ -117,6 +127,7 @@ def parse_servers(event: Event) -> tuple[str, ...]:
     Raises:
         BadEvent: not kind 10063.
         TooLarge: more than 64 servers.
+
     """
     if event.kind != SERVERS:
         raise BadEvent("kind", f"{event.kind} instead of {SERVERS}")

@@ -21,6 +21,7 @@ class Fetches:
         spawn: has work done beside.
         at_a_time: fetches under way.
         most: ids that wait; beyond, the oldest is not looked for.
+
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 """What an oracle knows of samples, what happens to them, and what it wants done: plain data for
-`verdict_rules.apply`."""
+`verdict_rules.apply`.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ class OpeningResult:
 @dataclass(frozen=True, slots=True)
 class RecomputeResult:
     """How a `Recompute` ended; None: the inputs are not to be had; `withheld`: because the provider does not show its
-    own part of them."""
+    own part of them.
+    """
 
     key: str
     leaves: tuple[Leaf, ...] | None
@@ -128,7 +130,8 @@ class InputsDisclosure:
 @dataclass(frozen=True, slots=True)
 class FramesDisclosure:
     """How a `PullFrames` ended: the leaves of the frames that the provider shows, which hash to those of its opening;
-    None: it shows none, or others."""
+    None: it shows none, or others.
+    """
 
     key: str
     leaves: tuple[Leaf, ...] | None
@@ -160,7 +163,8 @@ class VerdictCame:
 @dataclass(frozen=True, slots=True)
 class UnfoundedComplaint:
     """No certificate of an epoch up to `epoch` holds the roots of the claim that `complaint` is about; `task` is the
-    first that the plan has for the accused."""
+    first that the plan has for the accused.
+    """
 
     complaint: Complaint
     epoch: int
@@ -217,7 +221,8 @@ class Recompute:
 @dataclass(frozen=True, slots=True)
 class PullFrames:
     """Ask the provider for its own frames of the sample's chunk, which `opening` is of; comes back as FramesShown,
-    whatever happens."""
+    whatever happens.
+    """
 
     sample: Sample
     epoch: int

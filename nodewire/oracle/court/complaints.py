@@ -108,6 +108,7 @@ class Complaints:
         Raises:
             BadInput: it does not.
             NotFound, LinkLost, TimedOut: something that it needs is not to be had.
+
         """
         request = await self._request(one)
         plan, last = request.plan, one.last_epoch(self._committee)

@@ -1,5 +1,6 @@
 """The oracle's second half: relays, nodes, worker and journal around `verdict_rules.apply`. It decides nothing
-itself."""
+itself.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ class Evidence(Protocol):
 
     async def frames(self, sample: Sample, epoch: int, opening: Opening) -> tuple[Leaf, ...]:
         """The leaves of the provider's own frames, which hash to those of its `opening`. Raises a NodewireError if it
-        shows none."""
+        shows none.
+        """
 
     async def inputs(self, sample: Sample, epoch: int, *, last: bool, within_s: float) -> Inputs:
         """All that the task was given, checked; `last` as in `case.Recompute`.
@@ -103,6 +105,7 @@ class Evidence(Protocol):
             Equivocated: a producer signed something else than it committed to.
             Withheld: the provider does not show its part.
             NodewireError: they are not to be had.
+
         """
 
     async def recompute(
@@ -113,6 +116,7 @@ class Evidence(Protocol):
         Raises:
             Overloaded: this machine was too slow for it.
             NodewireError: they cannot be computed.
+
         """
 
 
@@ -344,6 +348,7 @@ class Court:
         Raises:
             Overloaded: other cases took all of its time, or this machine is too slow.
             NodewireError: as `Evidence`.
+
         """
         case = self._state.cases.get(sample.key)
         is_bonded = case is not None and case.parties.is_bonded

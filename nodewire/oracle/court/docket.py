@@ -76,6 +76,7 @@ class Docket:
 
         Raises:
             NotFound, BadHash ...: the commitments or the snapshot are not to be had (yet).
+
         """
         number = epoch.body.epoch
         commitments = await self._market.commitments(epoch.body)
@@ -219,7 +220,8 @@ def _turns(of: Mapping[str, Iterable[T]], snapshot: Snapshot, committee: Committ
 
 def _origin(address: str) -> str:
     """Where an ad's address is, as `nodewire.net.connection_limits` counts; of a splice, which one it is at which
-    host."""
+    host.
+    """
     if not is_splice(address):
         return origin_of(host_port.parse(address)[0])
     splice = SpliceAddress.parse(address)

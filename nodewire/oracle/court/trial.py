@@ -132,7 +132,8 @@ def _lacks_frames(found: Outcome, case: Case, beside: Opening) -> bool:
 
 def _verified(case: Case) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
     """The verifier that decides, with whether it did its part; and again, if it lied: its work is apart from one's own,
-    or it has the provider's very bytes with a sketch that is not theirs."""
+    or it has the provider's very bytes with a sketch that is not theirs.
+    """
     if case.verifier is None:
         return (), ()
     verifier = case.verifier[0]

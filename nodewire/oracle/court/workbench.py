@@ -29,6 +29,7 @@ class Workbench:
 
     Args:
         readable: the folder of cached blobs, which is all that the workers may read.
+
     """
 
     def __init__(self, market: Market, limits: Limits, readable: Path) -> None:
@@ -61,6 +62,7 @@ class Workbench:
         Raises:
             NotFound, BadHash: a blob is not to be had.
             BadTask, OverMemory, WorkerFailed: the task is refused here.
+
         """
         name = f"{manifest.digest()[:16]}/{task_name}{engine and '@'}{engine}"
         loading = self._loading.get(name)

@@ -86,6 +86,7 @@ def apply(event: Event, debt: Debt) -> Debt:
     Raises:
         NotAllowed: the debt's state does not admit the event.
         BadInput: the preimage does not open the payment hash.
+
     """
     match event, debt.state:
         case DebtInvoice(bolt11, payment_hash), "planned" | "invoiced" | "failed":

@@ -71,6 +71,7 @@ def apply(event: Event, due: Due) -> Due:
 
     Raises:
         NotAllowed: the due's state does not admit the event.
+
     """
     match event, due.state:
         case DueInvoice(), "due" | "invoiced":

@@ -86,6 +86,7 @@ class Ledger:
 
     Raises:
         BadConfig: the file cannot be opened or is another version's.
+
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -106,6 +107,7 @@ class Ledger:
         Raises:
             NotAllowed: it is entered with another amount.
             OverBudget: with it, the job would cost the budget's payees more than that.
+
         """
         with self._transaction():
             known = self._debt(key)
@@ -141,6 +143,7 @@ class Ledger:
         Raises:
             NotFound: no such debt.
             NotAllowed, BadInput: the transition does not exist (`debts.apply`), or the payment hash is another debt's.
+
         """
         with self._transaction():
             before = self.debt(key)
@@ -211,6 +214,7 @@ class Ledger:
 
         Raises:
             NotAllowed: it is entered with another customer or amount.
+
         """
         with self._transaction():
             known = self._due(due.key)
@@ -248,7 +252,8 @@ class Ledger:
 
     def interrupted(self, job: str | None = None) -> None:
         """The provider itself broke off a job under way, or died amid all that were: their customers are not in debt
-        for what that left unpaid, however often."""
+        for what that left unpaid, however often.
+        """
         sql, told = "UPDATE broken SET at_s = ? WHERE at_s IS NULL", (_OWN_FAULT, *(() if job is None else (job,)))
         self._db.execute(sql if job is None else sql + " AND job = ?", told)
 
@@ -272,6 +277,7 @@ class Ledger:
         Raises:
             NotFound: nothing is owed for that.
             NotAllowed: it is paid, or the payment hash is another due's.
+
         """
         with self._transaction():
             due = self._apply(self.due(quote.key), dues.DueInvoice(quote.payment_hash))
@@ -353,7 +359,8 @@ class Ledger:
 
     def in_debt(self, customer: str, now_s: float) -> bool:
         """Whether a customer key has let a due pass its time, or too many of its jobs broke off unpaid: such a key
-        gets no credit."""
+        gets no credit.
+        """
         unpaid = "FROM dues LEFT JOIN broken USING (job, payee, chunk, attempt)"
         unpaid += " LEFT JOIN untold USING (job, payee, chunk, attempt)"
         unpaid += " WHERE customer = ? AND state IN ('due', 'invoiced')"

@@ -68,6 +68,7 @@ class Payer:
             PaymentFailed, BadInvoice, OverBudget: nothing was paid (fetch's own errors likewise).
             NotAllowed: the debt is entered with another amount.
             LinkLost, TimedOut: the wallet's answer is unknown; call `pay` or `recover` again.
+
         """
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:

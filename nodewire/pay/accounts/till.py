@@ -60,6 +60,7 @@ class Till:
             BadZap: the request breaks a clause.
             NotFound: nothing is due for that job, chunk and attempt.
             NotAllowed: it is paid, or too many invoices are open; or what `expect` raises.
+
         """
         request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self._keys.public)
         if request.recipient != self._keys.public:
@@ -84,6 +85,7 @@ class Till:
         Raises:
             NotFound: nothing is due for that.
             NotAllowed: it is paid, or too many invoices are open.
+
         """
         due = self._ledger.due(key)
         if due.state in ("settled", "receipted"):

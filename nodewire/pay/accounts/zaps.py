@@ -40,6 +40,7 @@ def split(total_msat: int, weights: Sequence[int]) -> list[int]:
 
     Raises:
         BadInput: a negative total or weight, or no weight above zero.
+
     """
     whole = sum(weights)
     if total_msat < 0 or whole <= 0 or min(weights) < 0:
@@ -77,6 +78,7 @@ def chunk_of(request: ZapRequest) -> Key:
 
     Raises:
         BadZap: it names no job, or not one chunk and one attempt.
+
     """
     if request.event is None:
         raise BadZap("e", "names no job")
@@ -101,6 +103,7 @@ def check_receipt(
     Raises:
         BadZap: a clause is broken, by the tag's name; or the receipt is for another chunk, or used again.
         BadInvoice, TooLarge: its invoice is malformed.
+
     """
     bolt11 = event.tag("bolt11")
     if bolt11 is None:

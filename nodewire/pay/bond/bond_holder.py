@@ -89,6 +89,7 @@ class BondHolder(Protocol):
             NotAllowed: there is a bond that is not over, the key was convicted, or `key` stood for something else.
             PaymentFailed: the wallet has too little.
             BadInput: an impossible amount or end.
+
         """
 
     async def top_up(self, keys: Keys, amount_msat: int, until_s: int, *, key: str) -> HeldBond:
@@ -106,6 +107,7 @@ class BondHolder(Protocol):
         Raises:
             BadInput: the certificate does not hold, or the request is another job's.
             NotAllowed: another verdict on the sample was settled before.
+
         """
 
     async def case(self, case: str) -> VerdictSettlement:
@@ -117,6 +119,7 @@ class BondHolder(Protocol):
         Raises:
             NotFound, NotAllowed: no such case, or it gives this key nothing.
             PaymentFailed: the treasury does not hold it (yet).
+
         """
 
     async def claim_fee(self, keys: Keys) -> ClaimPayment | None:
@@ -127,7 +130,8 @@ class BondHolder(Protocol):
 
     async def share_msat(self, request: str, customer: str, chunk: int, before_ms: int) -> int:
         """What the customer (pubkey) had zapped for one chunk of the job before then (unix milliseconds), the
-        committee's fee included."""
+        committee's fee included.
+        """
 
     async def close(self) -> None: ...
 
@@ -171,6 +175,7 @@ async def ensure_bond(holder: BondHolder, keys: Keys, amount_msat: int, until_s:
         NotAllowed: the provider's bond is unbonding, or was slashed.
         PaymentFailed: the wallet has too little.
         BadInput: the statement is not about this bond.
+
     """
     try:
         bond = await holder.bond(keys.public)

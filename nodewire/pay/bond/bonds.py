@@ -158,6 +158,7 @@ def apply(event: Event, bond: Bond) -> Bond:
         NotAllowed: the bond's state does not admit the event (a released bond is never slashed, and vice versa), the
             payouts exceed what verdicts may give, or another verdict on the same case stands.
         BadInput: the event's own values are impossible.
+
     """
     match event:
         case Raise():

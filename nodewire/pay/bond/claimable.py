@@ -39,6 +39,7 @@ async def find(relays: Relays, committee: Committee, holder: BondHolder, public:
 
     Raises:
         LinkLost, TimedOut: relays or the holder do not answer.
+
     """
     mine = Filter(kinds=frozenset({kinds.INFERENCE}), authors=frozenset({public}))
     requests = sorted(event.id for event in await relays.fetch_all([mine]))

@@ -43,6 +43,7 @@ class PresentationStore:
 
     Raises:
         BadConfig: it cannot be opened.
+
     """
 
     def __init__(self, path: Path, committee: str) -> None:

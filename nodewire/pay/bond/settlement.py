@@ -80,6 +80,7 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> PricedVerd
     Raises:
         BadInput: `request` is not the verdict's job, or its plan has another committee, or not the task with this
             provider.
+
     """
     if request.id != verdict.request:
         raise BadInput("request", "not the one that the verdict is about")
@@ -175,8 +176,10 @@ def payouts(finding: PricedVerdict, *, following: int, payable_msat: int) -> dic
     """What the culprit's bond gives, by payee, in msat; a payee in two roles gets both.
 
     Args:
+        finding: the verdict, with the plan's prices.
         following: chunks after the failed one whose share had come in before the draw.
         payable_msat: what verdicts may still take for payees.
+
     """
     if finding.outcome == "withheld":
         wanted = [(finding.customer, finding.price_msat)]

@@ -20,6 +20,7 @@ class Funds:
         Raises:
             PaymentFailed: the wallet holds less; both amounts are named.
             LinkLost, TimedOut, NotAllowed: the wallet cannot be reached, or does not know the token.
+
         """
         if least_msat <= 0:
             return

@@ -55,6 +55,7 @@ def decode(text: str, *, network: str | None = None) -> Invoice:
     Raises:
         TooLarge: more than 2,048 characters.
         BadInvoice: malformed, without an amount, of another network, or not signed by the node it names.
+
     """
     if len(text) > MAX_CHARS:
         raise TooLarge("invoice", f"{len(text)} characters, at most {MAX_CHARS}")
@@ -111,6 +112,7 @@ def check(
 
     Raises:
         BadInvoice: another amount, network, payee or description hash, or expired.
+
     """
     if network is not None and invoice.network != network:
         raise BadInvoice("network", f"ln{invoice.network}, not ln{network}")
@@ -140,6 +142,7 @@ def issue(
 
     Raises:
         BadInvoice: a value is out of range.
+
     """
     if network not in NETWORKS:
         raise BadInvoice("network", f"{network!r} is not one of {', '.join(NETWORKS)}")

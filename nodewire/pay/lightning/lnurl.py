@@ -38,6 +38,7 @@ def pay_url(text: str) -> str:
 
     Raises:
         BadInput: it is none of these.
+
     """
     if len(text) > 2 * address_policy.MAX_URL_CHARS:
         raise TooLarge("lnurl", f"{len(text)} characters")
@@ -93,6 +94,7 @@ async def fetch_invoice(
         BadInput: the endpoint's answer is malformed (BadInvoice, BadZap: it is not what was asked for).
         NotAllowed: an address or scheme that the policy excludes, or the endpoint's own refusal.
         TooLarge, TimedOut, LinkLost: more than 64 KB, more than `timeout_s`, or no connection.
+
     """
     text = zap_request.to_json()
     try:

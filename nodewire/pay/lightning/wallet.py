@@ -70,6 +70,7 @@ class Wallet(Protocol):
         Raises:
             BadInvoice: a value is out of range.
             NotAllowed: another invoice has the payment hash.
+
         """
 
     async def settle_hold(self, preimage: str) -> None:
@@ -81,6 +82,7 @@ class Wallet(Protocol):
         Raises:
             NotFound: the wallet never issued it.
             NotAllowed: it is settled or expired.
+
         """
 
     async def pay(self, bolt11: str, *, max_fee_msat: int, timeout_s: float = 60.0) -> Payment:
@@ -89,6 +91,7 @@ class Wallet(Protocol):
         Raises:
             BadInvoice, PaymentFailed, OverBudget: nothing was paid and nothing will be.
             TimedOut, LinkLost: unknown; ask `lookup` before any retry with another invoice.
+
         """
 
     async def lookup(self, payment_hash: str) -> Transfer:

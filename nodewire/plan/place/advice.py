@@ -86,7 +86,8 @@ class Model:
 def model(manifest: Manifest, measured: Mapping[str, Mapping[str, Table]] | None = None) -> Model:
     """`measured`: by task, tables of nodes of a kind. Others' times are the manifest's FLOPs at 1 GFLOP/s, for nodes
     whose speed is in GFLOP/s. Memory is the manifest's, caches for its slots included. Neither is nothing, whatever a
-    stranger's manifest says: rates are divided by both."""
+    stranger's manifest says: rates are divided by both.
+    """
     number = {task.name: index for index, task in enumerate(manifest.tasks)} | {OUTSIDE: CUSTOMER}
     tasks = tuple(
         Task(task.name, max(task.memory_bytes, 1), ((1, max(task.flops, 1) / 1e6),), on=_on(measured, task.name))
@@ -201,7 +202,8 @@ def _ring(
     tell: Tell,
 ) -> list[Advice]:
     """`anchor`: who drives, if that is settled; else it is the node with which the quickest ring is quickest. There the
-    driver's memory is taken, for the baselines too."""
+    driver's memory is taken, for the baselines too.
+    """
     driver, chain = what.dag.tasks[0], what.stages
     anchors = _anchors(pool, driver) if anchor is None else [anchor]
     rings: list[tuple[float, int, Ring]] = []

@@ -197,7 +197,8 @@ class _Fleet:
 
     def _whole(self, nodes: frozenset[int]) -> _RingCapacity | None:
         """The ring of a group, with the number of sessions at which most is made: the quickest, or the one that gives
-        every node as much as it can do in the same time."""
+        every node as much as it can do in the same time.
+        """
         rings = [
             ring
             for size in self.sizes()
@@ -209,7 +210,8 @@ class _Fleet:
 
     def _level_ms(self, nodes: Iterable[int], items: int) -> float:
         """The least time in which nodes take all tasks among them, each as far as it has room, as if tasks were alike;
-        and so much more as they are not. Infinite: there is no room."""
+        and so much more as they are not. Infinite: there is no room.
+        """
         tasks, each = len(self.chain.tasks), self.chain.summed_bytes(items)[-1]
         unit, room = [], []
         for node in (self.pool.nodes[i] for i in nodes):
@@ -233,7 +235,8 @@ class _Fleet:
 
     def for_latency(self) -> list[_RingCapacity]:
         """Rings of the size with which the load's sessions are over soonest, the rest of the nodes more of them, as
-        spare. If no size carries the load, the fleet that makes most."""
+        spare. If no size carries the load, the fleet that makes most.
+        """
         crowded = self.for_throughput()
         fleets = [self._of_size(size) for size in self.sizes()]
         rated = [(self._mean_session_ms(made), index, made) for index, made in enumerate([*fleets, crowded]) if made]

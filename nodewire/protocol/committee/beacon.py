@@ -61,6 +61,7 @@ class BeaconPartial:
         Raises:
             BadQuorum: another committee, or the author is not the oracle of this share.
             BadSignature: the proof does not hold.
+
         """
         oracle = committee.oracle(self.oracle)
         if self.committee != committee.digest():
@@ -101,6 +102,7 @@ def combine(committee: Committee, body: str, partials: Iterable[BeaconPartial]) 
 
     Raises:
         NoQuorum: fewer than 2f+1 distinct oracles' partials hold.
+
     """
     valid: dict[int, dvrf.Partial] = {}
     for candidate in partials:

@@ -124,6 +124,7 @@ def parse(event: Event) -> CommitmentEvent:
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: it is malformed.
         BadHash: `x` is not the root over its chunks.
+
     """
     tags.check_kind(event, KIND)
     committee, epoch, root = tags.hex32(event, "c"), tags.epoch_of(event), tags.hex32(event, "x")

@@ -150,6 +150,7 @@ def parse(event: Event) -> Committee:
     Raises:
         BadEvent, BadTag, BadQuorum, BadVersion, TooLarge: the event or its document is malformed.
         BadHash: the tag `x` is not the document's digest.
+
     """
     tags.check_kind(event, KIND)
     committee = Committee.parse(event.content)

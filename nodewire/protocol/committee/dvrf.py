@@ -89,6 +89,7 @@ def verify(partial: Partial, public: bytes, alpha: bytes) -> None:
 
     Raises:
         BadSignature: malformed, or made with another share or for another input.
+
     """
     c, s = int.from_bytes(partial.c, "big"), int.from_bytes(partial.s, "big")
     if not (len(partial.c) == len(partial.s) == 32 and 0 < c < ORDER and 0 < s < ORDER):

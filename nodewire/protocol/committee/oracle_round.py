@@ -192,6 +192,7 @@ def parse(event: Event) -> InventoryEvent | Proposal | Vote | Supply:
     Raises:
         BadEvent, BadTag, BadQuorum, BadVersion, TooLarge: it is malformed.
         BadHash: `x` is not the digest of its content.
+
     """
     tags.check_kind(event, KIND)
     saying, committee = tags.text(event, "t"), tags.hex32(event, "c")

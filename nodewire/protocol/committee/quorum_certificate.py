@@ -46,6 +46,7 @@ class Certificate:
 
         Raises:
             BadQuorum: another committee, an outsider's or malformed vote, one for something else, or too few.
+
         """
         digest, topic = self.digest, tags.epoch_topic(self.body.epoch)
         if self.body.committee != committee.digest():
@@ -96,6 +97,7 @@ def parse(event: Event) -> Certificate:
 
     Raises:
         BadEvent, BadTag, BadQuorum, BadVersion: it is malformed.
+
     """
     tags.check_kind(event, KIND)
     document = tags.document(event, {"v", "body", "votes"})
@@ -135,6 +137,7 @@ def parse_fault(event: Event, committee: Committee) -> Fault:
     Raises:
         BadEvent, BadTag, BadVersion, BadSignature: it is malformed or proves nothing.
         BadQuorum: the accused is no oracle of `committee`.
+
     """
     tags.check_kind(event, FAULT_KIND)
     document = tags.document(event, {"v", "events"})

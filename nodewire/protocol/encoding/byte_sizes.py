@@ -12,6 +12,7 @@ def parse_size(text: object) -> int:
 
     Raises:
         ValueError: it is none of these.
+
     """
     if isinstance(text, int):
         return text

@@ -26,6 +26,7 @@ def encode(document: Any) -> bytes:
 
     Raises:
         BadInput: it holds a float, a non-string key or another type that has no canonical form.
+
     """
     try:
         ordered = document if type(document) in _SCALARS else _ordered(document, 0)
@@ -42,6 +43,7 @@ def decode(data: bytes | memoryview, *, max_bytes: int, max_values: int | None =
     Raises:
         TooLarge: longer than `max_bytes`, or of more than `max_values`.
         BadInput: not msgpack, or not its canonical form.
+
     """
     if len(data) > max_bytes:
         raise TooLarge("document", f"{len(data)} bytes, at most {max_bytes}")
@@ -62,12 +64,15 @@ def read(
     """The map in `data`, read in slices, a field or a list's item at a time.
 
     Args:
+        data: a map in msgpack.
+        max_bytes: the most that `data` may have.
         most: of fields that are lists, the most items that each may have. That is checked before any is read.
         longest: the most items that any list or map within a field, or within an item of these, may have.
 
     Raises:
         TooLarge: longer than `max_bytes`, or a list or map has more items than it may; the field is named.
         BadInput: not a map in msgpack, or not its canonical form.
+
     """
     if len(data) > max_bytes:
         raise TooLarge("document", f"{len(data)} bytes, at most {max_bytes}")

@@ -37,6 +37,7 @@ def check(model: type[BaseModel], document: Any) -> None:
     Raises:
         TooLarge: a list or map has more items than its field may have.
         BadInput: it, or a document in it, has a field that its model does not know; of the class that the model raises.
+
     """
     _check(model, document, getattr(model, "ERROR", BadInput))
 

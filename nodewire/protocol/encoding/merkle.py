@@ -53,6 +53,7 @@ def verify(root_: bytes, leaf_: bytes, index: int, count: int, path: Sequence[by
     Raises:
         BadInput: no such index, or a proof of another length than (count, index) demand.
         BadHash: it leads to another root.
+
     """
     if not 0 <= index < count <= MAX_LEAVES:
         raise BadInput("index", f"{index} of {count} leaves")

@@ -70,6 +70,7 @@ class Schema(BaseModel):
             TooLarge: longer than MAX_BYTES.
             BadVersion: its `v` is one that this software does not speak.
             cls.ERROR: any other fault, naming the field.
+
         """
         encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         if len(encoded) > cls.MAX_BYTES:

@@ -78,6 +78,7 @@ class Close(Schema):
 
         Raises:
             BadSignature: it did not.
+
         """
         said = self.document()
         signature = bytes.fromhex(said.pop("sig"))

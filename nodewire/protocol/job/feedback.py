@@ -119,6 +119,7 @@ def parse(event: Event) -> Feedback:
 
     Raises:
         BadEvent, BadTag: with the field at fault.
+
     """
     tags.check_kind(event, kinds.FEEDBACK)
     request, customer = tags.hex32(event, "e"), tags.hex32(event, "p")

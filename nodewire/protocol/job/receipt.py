@@ -123,6 +123,7 @@ def parse(event: Event) -> Receipt:
 
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: with the field at fault.
+
     """
     if event.kind != kinds.RECEIPT:
         raise BadEvent("kind", f"{event.kind} is not a receipt")

@@ -88,6 +88,7 @@ def parse(event: Event) -> Request:
 
     Raises:
         BadEvent, BadTag, BadPlan, BadVersion, TooLarge: with the field at fault.
+
     """
     if event.kind != kinds.INFERENCE:
         raise BadEvent("kind", f"{event.kind} is not a job request")

@@ -62,6 +62,7 @@ def parse(event: Event) -> Result:
 
     Raises:
         BadEvent, BadTag: with the field at fault.
+
     """
     tags.check_kind(event, kinds.result_of(kinds.INFERENCE))
     request, customer = tags.hex32(event, "e"), tags.hex32(event, "p")

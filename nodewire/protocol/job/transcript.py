@@ -98,7 +98,8 @@ class GenerationTranscript(Schema):
 
     def chunks(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """Number of the job, chunk, and tokens: of all that the text is made of, in order. What a later job made again
-        is that one's."""
+        is that one's.
+        """
         for number, part in enumerate(self.jobs):
             end = min((later.first for later in self.jobs[number + 1 :]), default=len(self.ids))
             at, chunk = part.first, 0
@@ -131,6 +132,7 @@ def asked(edge: str, prompt: str, history: tuple[int, ...]) -> Frame[Array]:
 
     Raises:
         BadFrame: a token is beyond int64.
+
     """
     text = prompt.encode()
     tensors: tuple[Array, ...] = (Array("uint8", (len(text),), text),)

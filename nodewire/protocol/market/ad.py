@@ -105,6 +105,7 @@ def parse(event: Event) -> Ad:
 
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: it is malformed, or its tags contradict its document.
+
     """
     tags.check_kind(event, KIND)
     ad = Ad.parse(event.content)

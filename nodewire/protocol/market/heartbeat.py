@@ -77,6 +77,7 @@ def parse(event: Event) -> Beat:
 
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: it is malformed, or its tags contradict its document.
+
     """
     tags.check_kind(event, KIND)
     if (size := len(event.to_json().encode())) > MAX_EVENT_BYTES:

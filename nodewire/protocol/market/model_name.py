@@ -27,6 +27,7 @@ def name_in(text: str, field: str = "model") -> str:
 
     Raises:
         BadInput: it is none; the first letter that no name has is said by its name.
+
     """
     small = text.lower() if text.isascii() else text  # other capitals become letters of this alphabet, too
     if odd := next((letter for letter in small if letter not in _LETTERS), None):

@@ -85,6 +85,7 @@ def is_placed(at: Coordinates, seen: Iterable[tuple[Coordinates, int | None]]) -
     Args:
         at: the node's own coordinates.
         seen: of each observer its coordinates, and the round trip that it measured.
+
     """
     found = list(seen)
     agreed = sum(rtt is not None and _agrees(rtt_us(at, observer), rtt) for observer, rtt in found)

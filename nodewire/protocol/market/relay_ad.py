@@ -54,6 +54,7 @@ def parse(event: Event) -> Splice:
 
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: it is malformed, or its tags contradict its document.
+
     """
     tags.check_kind(event, kinds.AD)
     splice = Splice.parse(event.content)
@@ -94,6 +95,7 @@ def check_request(data: bytes, splice: str, now_s: float) -> Request:
     Raises:
         BadPeer: malformed, ill-signed, for another splice, or over 60 s old or early.
         BadVersion: its `v` is not ours.
+
     """
     try:
         event = events.parse(data, max_bytes=MAX_REQUEST_BYTES)

@@ -19,7 +19,8 @@ MAX_TEMPLATE_CHARS = 65_536
 
 class ChatTemplate(Schema):
     """`template` is Jinja, as in a Hugging Face tokenizer_config.json; `tokens` are what it may write, by their names
-    there (bos_token, eos_token ...). The prompt that it makes has its special tokens: the tokenizer adds none."""
+    there (bos_token, eos_token ...). The prompt that it makes has its special tokens: the tokenizer adds none.
+    """
 
     TAG: ClassVar[str] = "nodewire/chat/1"
     MAX_BYTES: ClassVar[int] = MAX_CHAT_BYTES

@@ -50,6 +50,7 @@ def codings(manifest: Manifest, codecs: Mapping[str, Codec]) -> Codings:
 
     Raises:
         BadPlan: an edge that the manifest does not have, or one that `can_narrow` refuses.
+
     """
     if not codecs:
         return OWN

@@ -52,7 +52,10 @@ Real = Annotated[str, Field(max_length=32), BeforeValidator(_from_number), After
 
 
 def between(least: float, most: float, *, open_below: bool = False) -> AfterValidator:
-    """A bound of a Real field: `Annotated[Real, between(0, 1)]`; without `least` itself if `open_below`."""
+    """A bound of a Real field; without `least` itself if `open_below`.
+
+    It stands in an annotation: `Annotated[Real, between(0, 1)]`.
+    """
 
     def check(text: str) -> str:
         value = float(text)

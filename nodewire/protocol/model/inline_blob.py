@@ -32,6 +32,7 @@ def find_bytes(event: Event, blob: BlobRef) -> bytes | None:
 
     Raises:
         BadTag, BadHash: what stands there is not base64, or not the blob.
+
     """
     text = event.tag(TAG)
     if text is None:

@@ -35,6 +35,7 @@ def check(text: Any) -> str:
     Raises:
         BadInput: it is no text, or no JSON object, is too long, too deep, or has too many alternatives, or too
             many patterns at once.
+
     """
     if not isinstance(text, str):
         raise BadInput(FIELD, "not a text")

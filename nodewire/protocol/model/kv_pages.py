@@ -38,6 +38,7 @@ class Room:
 
         Raises:
             Busy: so many are not free.
+
         """
         count = self.size if positions is None else min(self.size, max(1, pages_of(positions)))
         if self._sessions >= self._most:

@@ -18,6 +18,7 @@ def parse(text: str) -> tuple[Border, ...]:
 
     Raises:
         BadInput: it is no such list, or not one that `check` allows.
+
     """
     parts = [part.strip() for part in text.split(",")]
     found = [_RANGE.fullmatch(part) for part in parts]
@@ -33,6 +34,7 @@ def check(borders: Sequence[Border], layers: int | None = None) -> None:
 
     Raises:
         BadInput: one stands in none or in two, or the model has it not.
+
     """
     after = 0
     for first, last in borders:

@@ -161,7 +161,8 @@ class Manifest(Schema):
 
     def slot_bytes(self, tasks: Iterable[str]) -> int:
         """What these tasks take for one session more of the whole `context`; 0 where their manifest fixes how many
-        there may be."""
+        there may be.
+        """
         return pages_of(self.context) * sum(self.task(name).page_bytes for name in tasks)
 
     def bytes_at(self, name: str, slots: int) -> int:
@@ -194,7 +195,8 @@ class Manifest(Schema):
     @property
     def ends(self) -> frozenset[str]:
         """The tasks that see most of what goes in and comes out: of a generation the driver and those beside it, a
-        ring's first and last stage; else those that hear from the customer, and those that it hears from."""
+        ring's first and last stage; else those that hear from the customer, and those that it hears from.
+        """
         inside = self.driver.name if self.mode == "generate" else CUSTOMER
         pairs = [{edge.source, edge.target} for edge in self.edges]
         return frozenset({self.driver.name}.union(*(pair for pair in pairs if inside in pair)) - {CUSTOMER})

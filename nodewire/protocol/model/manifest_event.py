@@ -40,6 +40,7 @@ def parse(event: Event, blob: bytes | None = None) -> Manifest:
     Raises:
         BadEvent, BadTag, BadManifest, BadVersion, TooLarge: with the field at fault.
         BadHash: the manifest is not the one that the event's `x` tag cites.
+
     """
     if event.kind != kinds.MANIFEST:
         raise BadEvent("kind", f"{event.kind} is not a manifest")

@@ -63,6 +63,7 @@ class Signature:
 
         Raises:
             BadInput: dtype, rank or a size is another; two sizes of a dim differ.
+
         """
         sizes: dict[str, int] = {}
         for name, tensor in self.inputs.items():
@@ -91,6 +92,7 @@ class Signature:
 
         Raises:
             BadFrame: not on an edge to the customer, or not of the types that the edge has.
+
         """
         edge = next((one for one in self.gets if one.name == frame.edge), None)
         if edge is None or len(frame.tensors) != len(edge.tensors):

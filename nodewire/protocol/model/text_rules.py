@@ -37,6 +37,7 @@ def text_rules(program: bytes) -> TextRules:
         BadTask: not a driver's program.
         BadVersion: of a version that is not spoken here.
         TooLarge: over 1 MiB, or too many values.
+
     """
     try:
         document = canonical.decode(program, max_bytes=MAX_PROGRAM_BYTES, max_values=_MAX_VALUES)

@@ -53,6 +53,7 @@ def step_of(frame: Frame[Array], lookahead: int) -> Step:
 
     Raises:
         BadFrame: something is lacking, of another type or shape, or more than `lookahead` rows; the field says what.
+
     """
     shape = frame.tensors[0].shape if len(frame.tensors) == 1 else ()
     if len(shape) != 3 or shape[0] != 1:

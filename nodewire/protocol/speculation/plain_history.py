@@ -21,7 +21,8 @@ class History:
 
     def __init__(self, edge: str, *, chunk: int, lookahead: int) -> None:
         """`chunk`: positions of one; `lookahead`: the plan's, at most so many rows of a frame, and times a chunk's
-        positions of all frames of a chunk."""
+        positions of all frames of a chunk.
+        """
         self.closed = -1
         """The newest chunk that is closed."""
         self.last_seq = -1
@@ -50,6 +51,7 @@ class History:
 
         Raises:
             BadFrame: it cannot follow those before it; the field says why, and nothing has changed.
+
         """
         step = step_of(frame, self._lookahead)
         if self.last_seq < 0:
@@ -81,7 +83,8 @@ class History:
 
     def is_past(self, chunk: int) -> bool:
         """Whether what came says that a chunk was accepted, though the driver has not closed it: nobody guesses so far
-        ahead (of chunk 0, that anything came after it)."""
+        ahead (of chunk 0, that anything came after it).
+        """
         if chunk == 0:
             return self.last_seq > 0
         return self._reach > self._bound(chunk, None) + DEPTH * self._lookahead
@@ -91,6 +94,7 @@ class History:
 
         Raises:
             BadFrame: it is not the next one, or positions of it have no row.
+
         """
         if chunk != self.closed + 1 or not (positions is None or 0 < positions <= self._chunk):
             raise BadFrame("chunk", f"{chunk} is closed after {self.closed}, or of {positions} positions")

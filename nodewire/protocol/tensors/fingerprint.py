@@ -30,6 +30,7 @@ def sketch(manifest: str, edge: str, index: int, array: Array) -> bytes:
 
     Raises:
         BadFrame: an MXINT8 array that is none.
+
     """
     if array.dtype not in _FLOATS:
         return bytes(array.data) if array.nbytes <= MAX_EXACT_BYTES else b""

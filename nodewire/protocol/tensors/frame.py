@@ -66,6 +66,7 @@ class Array:
         Raises:
             BadFrame: unknown dtype, rank over 8, a negative dimension, or data of another length.
             TooLarge: more than `max_bytes`.
+
         """
         if self.dtype not in ITEM_BYTES:
             raise BadFrame("dtype", f"{self.dtype[:20]!r} is not one of {', '.join(ITEM_BYTES)}")

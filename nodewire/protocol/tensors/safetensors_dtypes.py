@@ -1,4 +1,7 @@
-"""What safetensors files call the dtypes. https://github.com/huggingface/safetensors#format"""
+"""What safetensors files call the dtypes.
+
+https://github.com/huggingface/safetensors#format
+"""
 
 from __future__ import annotations
 

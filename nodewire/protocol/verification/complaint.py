@@ -66,6 +66,7 @@ def parse(event: Event) -> Complaint:
 
     Raises:
         BadEvent, BadTag, BadVersion, BadSignature: it is malformed, or the claim is not the accused's.
+
     """
     tags.check_kind(event, KIND)
     sent = tags.document(event, {"v", "events"})["events"]

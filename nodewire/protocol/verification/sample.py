@@ -103,6 +103,7 @@ def parse(event: Event) -> JobSamples:
 
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: it is malformed.
+
     """
     tags.check_kind(event, KIND)
     sampled = JobSamples.parse(event.content)

@@ -99,6 +99,7 @@ class FrameStatement(Schema):
 
         Raises:
             BadSignature: it did not.
+
         """
         said = self.document()
         signature = bytes.fromhex(said.pop("sig"))
@@ -162,6 +163,7 @@ def settle(
 
     "received" those that the consumer shows, for their producer signed them; "committed" the producer's own;
     "equivocated" the producer signed and sent other frames than it committed to; "unknown" neither can be known.
+
     """
     shown = list(received)
     if said is None or digest_of(shown) != said.frames:

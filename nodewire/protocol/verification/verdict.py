@@ -124,8 +124,10 @@ class Verdict(Schema):
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the work was computed again and is neither alike nor apart. (An `unsure` for lack of evidence, or by
-        an equivocation, names no verifier.)"""
+        """Whether the work was computed again and is neither alike nor apart.
+
+        An `unsure` for lack of evidence, or by an equivocation, names no verifier.
+        """
         return self.outcome == "unsure" and bool(self.verifiers)
 
     @property
@@ -146,6 +148,7 @@ class Certificate:
 
         Raises:
             BadQuorum: another committee, an outsider's or malformed vote, one for something else, or too few.
+
         """
         if self.verdict.committee != committee.digest():
             raise BadQuorum("committee", "the verdict names another committee")
@@ -190,6 +193,7 @@ def parse(event: Event) -> Certificate:
 
     Raises:
         BadEvent, BadTag, BadQuorum, BadVersion: it is malformed.
+
     """
     tags.check_kind(event, KIND)
     document = tags.document(event, {"v", "verdict", "votes"})

@@ -42,7 +42,8 @@ class Derive(Protocol):
 
     async def plan(self, request: Request, manifest: Manifest) -> Plan:
         """The plan that follows from what the request cites, under the terms that it says. Raises a NodewireError where
-        there is none."""
+        there is none.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class Admission:
         free: FreeChunks | None = None,
     ) -> None:
         """`manifest`: by its digest, one that something is held of. `lookahead`: the most of a plan. `free`: what is
-        computed before it is paid; first chunks are not bounded unless given."""
+        computed before it is paid; first chunks are not bounded unless given.
+        """
         self.free = free
         self._lookahead = lookahead
         self._public = public
@@ -87,6 +89,7 @@ class Admission:
             NotAllowed: too little work, nothing of it is served here, or it has been served before.
             PaymentRequired: the customer let an earlier job's payment pass its time.
             WorkRequired, Busy: its key has no credit here, and there are many such.
+
         """
         nip13.check(event, self._pow_bits)
         request = job.parse(event)
@@ -111,7 +114,8 @@ class Admission:
 
     def begin(self, request: Request, origin: str) -> None:
         """The first chunk of a job begins, whose customer's link comes from `origin` (empty: not known). Raises Busy:
-        that origin has as much computed for nothing as it may have."""
+        that origin has as much computed for nothing as it may have.
+        """
         if (free := self._free_for(request)) is not None:
             free.begin(request.id, request.customer, origin)
 
@@ -135,6 +139,7 @@ class Admission:
         Raises:
             BadPlan: it is not.
             NodewireError: as `Derive.plan`.
+
         """
         expected = await self._derive.plan(request, manifest)
         if expected != request.plan:
@@ -163,6 +168,7 @@ class CertifiedPlanner:
             NotAllowed: the epoch is too old.
             BadEvent, BadTag: what the plan cites as a refusal is not even feedback.
             BadPlan: it cites refusals that are none.
+
         """
         plan = request.plan
         # First what only the committee can have made: a stranger's invention makes nobody ask relays or stores.

@@ -64,6 +64,7 @@ class FreeChunks:
             NotAllowed: it was begun before, and left unpaid: who sends one again pays for no more by it.
             WorkRequired: it carries less work.
             Busy: more work would be needed than customers do.
+
         """
         if request.id in self._begun or request.id in self._broken:
             raise NotAllowed("id", "this request has been served")
@@ -85,6 +86,7 @@ class FreeChunks:
 
         Raises:
             Busy: as many of the origin's are unpaid as it may have.
+
         """
         if job in self._open:
             return

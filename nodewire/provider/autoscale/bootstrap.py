@@ -33,6 +33,7 @@ async def open_following(
 
     Raises:
         OverMemory: that leaves nothing of the memory.
+
     """
     wanted = config.auto
     fixed = sum(one.manifest.bytes_at(name, one.slots) for one in held.offered for name in one.tasks)

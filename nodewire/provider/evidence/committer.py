@@ -66,6 +66,7 @@ class Committer:
 
         Raises:
             NodeFailed: they cannot be written down.
+
         """
         await asyncio.to_thread(self._kept.add, roots, deadline)
 

@@ -38,6 +38,7 @@ class Grants:
 
         Raises:
             LinkLost: no relay can be asked.
+
         """
         at, samples = self._kept.get((peer, request), (float("-inf"), {}))
         if self._clock_s() > at + self._committee.epoch_ms / 4000:

@@ -99,6 +99,7 @@ class EvidenceServer:
             NotAllowed: to somebody who neither is an oracle nor was drawn, or was not drawn for this; or of a job whose
                 customer did not agree to be verified.
             NotFound: it is not kept here (any more).
+
         """
         judges = self._committee.oracle(peer) is not None
         if judges and want.what == "opening":
@@ -131,6 +132,7 @@ class EvidenceServer:
 
         Raises:
             NotAllowed: it was not drawn, or not for this.
+
         """
         if not any(self._entitles(sample, job.manifest, want) for sample in drawn):
             raise NotAllowed("pull", "shown to oracles, and to those drawn to verify what comes of it")

@@ -68,6 +68,7 @@ class KeptWork:
 
     Raises:
         NodeFailed: here and by every method, when the file is damaged, or cannot be read or written.
+
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -134,7 +135,8 @@ class KeptWork:
 
     def due(self, epoch: int, most: int) -> list[ChunkRoot]:
         """What the commitment of `epoch` should hold, the most urgent first: what is not certified, and stands in no
-        commitment of which that is still open; with no later chance, that as well."""
+        commitment of which that is still open; with no later chance, that as well.
+        """
         query = (
             f"SELECT {_KEY}, root FROM roots WHERE certified IS NULL AND deadline >= :epoch "
             f"AND (deadline = :epoch OR NOT {_UNDECIDED}) ORDER BY deadline, rowid LIMIT :most"
@@ -188,7 +190,8 @@ class KeptWork:
 
     def give_up(self, epoch: int) -> list[tuple[ChunkRoot, int]]:
         """Forget the roots, and what was published of them, whose deadline was before `epoch`; those among them that
-        no certificate holds, with their deadlines. What is undecided stays."""
+        no certificate holds, with their deadlines. What is undecided stays.
+        """
         with self._transaction() as db:
             over = f"deadline < ? AND NOT {_UNDECIDED}"
             query = f"SELECT {_KEY}, root, deadline FROM roots WHERE {over} AND certified IS NULL"

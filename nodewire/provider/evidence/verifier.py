@@ -84,7 +84,8 @@ class JobVerifier:
     ) -> None:
         """`commit` takes roots into the next commitment, and the last epoch that may certify them; `keep` an opening,
         to be shown to oracles. `is_paid` says whether a chunk's verification share came before an epoch's draw, if it
-        is the job's unit of that number (`pay.bond.bond_holder`)."""
+        is the job's unit of that number (`pay.bond.bond_holder`).
+        """
         self._keys = keys
         self._market = market
         self._committee = market.committee
@@ -170,6 +171,7 @@ class JobVerifier:
         Raises:
             BadInput: nothing was drawn there.
             NotFound ...: what it follows from is not to be had in time.
+
         """
         until = self._epoch() + READ_EPOCHS
         while True:
@@ -261,6 +263,7 @@ class JobVerifier:
 
         Raises:
             NotAllowed: the share of the chunk had not come in when the epoch could draw it.
+
         """
         manifest = self._held.manifest(request.plan.manifest)
         number = 1 + sample.chunk if manifest is not None and manifest.mode == "generate" else 1
@@ -303,7 +306,8 @@ class JobVerifier:
 
     async def _certified(self, sample: Sample, epoch: int, verifier: str, epochs: int) -> int | None:
         """The first of the `epochs` epochs after the draw whose certificate holds a root of `verifier` for the sample;
-        None when they are over."""
+        None when they are over.
+        """
         following = epoch + 1
         while following <= epoch + epochs and self._epoch() <= epoch + epochs + 2:
             for one in self._market.epochs_after(following - 1):

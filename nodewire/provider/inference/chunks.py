@@ -75,6 +75,7 @@ class Chunks:
             PaymentRequired: the customer has not paid one before.
             OverBudget: it would cost more than the plan allows.
             Busy: the first one may not begin.
+
         """
         if chunk == 0:
             self._begin()

@@ -28,6 +28,7 @@ class Credit:
 
         Raises:
             PaymentRequired: an earlier chunk stays unpaid for the patience.
+
         """
         if self._may(chunk):
             return
@@ -62,6 +63,7 @@ class Credit:
         Raises:
             PaymentRequired: it is not, for the patience.
             NodewireError: what `failed` has returned.
+
         """
         if failed is None:
             return await self._all_paid()

@@ -87,7 +87,8 @@ class JobRun:
     ) -> None:
         """`statements`: of a job that may be judged. `record`: a generation's tape.
         `begin`: told before the first chunk is computed; it raises Busy where that may not be.
-        `refuse`: publishes the error of a job that has not begun."""
+        `refuse`: publishes the error of a job that has not begun.
+        """
         self._context = context
         self.credit = Credit(patience_s=context.patience_s)
         self._kind = kind
@@ -152,6 +153,7 @@ class JobRun:
 
         Raises:
             NodewireError: the job failed here; feedback says so.
+
         """
         broke = own = True  # if it is cancelled, or this software is at fault
         tasks: list[asyncio.Task[Any]] = []
@@ -223,7 +225,8 @@ class JobRun:
 
     async def _watch(self) -> None:
         """End a job that stands still, for it holds a slot; and a generation that computes a chunk without end: nobody
-        who never guesses may take as long. Raises TimedOut."""
+        who never guesses may take as long. Raises TimedOut.
+        """
         limit_s = self.request.plan.first_result_ms / 1000 + self._context.patience_s
         frames, chunk, spells = -1, 0, 0
         while frames != self._frames and spells <= self._job.manifest.chunk:
@@ -308,6 +311,7 @@ class JobRun:
         Raises:
             BadFrame, BadSignature: it is not this job's, not signed by its driver, or counts what was computed here as
                 something else.
+
         """
         if close.request != self.request.id or close.attempt or not self._context.generates:
             raise BadFrame("close", "of another job or attempt")

@@ -29,7 +29,7 @@ class JobContext:
 
     @property
     def me(self) -> str:
-        """This provider's public key."""
+        """The provider's own public key."""
         return self.keys.public
 
     @cached_property
@@ -38,7 +38,7 @@ class JobContext:
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
-        """This provider's."""
+        """Those of this provider."""
         return self.request.plan.tasks_of(self.me)
 
     @cached_property

@@ -62,7 +62,8 @@ class JobPublisher:
 
     async def failed(self, error: NodewireError) -> None:
         """Say why the job ended here: which edge's frames cannot be computed, or who has ended it
-        before this node; of what is the customer's own to it alone which field."""
+        before this node; of what is the customer's own to it alone which field.
+        """
         names_edge = isinstance(error, BadFrame) and not error.by and self._may_name(error.field)
         ciphertext = ""
         if error.code in feedback.THE_CUSTOMERS and not error.by:

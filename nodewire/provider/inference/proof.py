@@ -35,6 +35,7 @@ class Proof(Protocol):
         Raises:
             Busy: there is no room for what may have to be shown of it.
             NodeFailed: that cannot be kept.
+
         """
 
     async def commit(self, plan: Plan, roots: Sequence[ChunkRoot]) -> None:
@@ -99,7 +100,8 @@ class CommitteeProof:
 
 def most_bytes(job: AdmittedJob, public: str) -> int:
     """The bytes of a generation that `public` may have to keep: a frame for each position on each edge of its tasks,
-    and a statement for each chunk that comes."""
+    and a statement for each chunk that comes.
+    """
     tasks, manifest = job.request.plan.tasks_of(public), job.manifest
     said = job.params.get("positions")
     positions = 1 + (said if isinstance(said, int) else manifest.context)

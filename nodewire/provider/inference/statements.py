@@ -69,7 +69,7 @@ class Statements:
         self._signing.produced(chunk, edge, frame)
 
     def sign(self, chunk: int) -> dict[str, list[FrameStatement]]:
-        """This node's statements on what it has put out of a chunk and not signed, by the consumer that each is for."""
+        """Its statements on what it has put out of a chunk and not signed, by the consumer that each is for."""
         return self._signing.sign(chunk)
 
     def again(self, peer: str, edge: object, first: object) -> list[FrameStatement]:
@@ -81,6 +81,7 @@ class Statements:
 
         Raises:
             BadFrame, NotAllowed, BadSignature: it is not by the producer of an edge that leads here.
+
         """
         if said.request != self._request.id:
             raise BadFrame("request", "a statement about another job")
@@ -105,6 +106,7 @@ class Statements:
             BadFrame: a producer signed something else than it sent, or nothing for the patience; names the edge.
             NodeFailed: the spool lacks a part of the job, so that what comes of it could not be shown to a judge.
             NodewireError: what ended the job.
+
         """
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -155,7 +157,8 @@ class Statements:
 
     def _due(self, chunk: int) -> list[tuple[str, int]]:
         """The edges and chunks of what came and is not settled, that a part of `chunk` was computed from: in a
-        generation, which has a state, also what came before."""
+        generation, which has a state, also what came before.
+        """
         generates = self._manifest.mode == "generate"
         return [at for at in sorted(self._came) if at[1] == chunk or (generates and at[1] < chunk)]
 

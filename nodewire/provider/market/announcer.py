@@ -88,7 +88,8 @@ class Announcer:
         observed: Callable[[], tuple[str, tuple[Observation, ...]] | None] = lambda: None,
     ) -> None:
         """`ad` of what is offered, without its bond; `where`: this node's network coordinates now; `profile`: what was
-        measured here; `observed`: what was found of others, and the digest of the body that drew them."""
+        measured here; `observed`: what was found of others, and the digest of the body that drew them.
+        """
         self._keys = keys
         self._pool = pool
         self._market = market

@@ -21,6 +21,7 @@ async def check_bond(holder: BondHolder, public: str, wanted_msat: int, balance_
     Raises:
         NotAllowed: the bond was asked back, or was slashed.
         PaymentFailed: the wallet has too little.
+
     """
     if not wanted_msat:
         return

@@ -27,6 +27,7 @@ async def open_wire(stack: AsyncExitStack, config: WireConfig, node: Node, keys:
     Raises:
         BadConfig: it cannot listen there. Or it listens on all addresses of this machine, none of which can be
             reached, nor is there a splice.
+
     """
     host, port = host_port.parse(config.listen, "wire.listen", least_port=0, error=BadConfig)
     with named_by("wire.listen", config.listen):

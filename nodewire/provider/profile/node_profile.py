@@ -49,7 +49,8 @@ Say = Callable[[str], None]
 @dataclass(slots=True)
 class TaskProfile:
     """`calls` by positions, in ascending order; `caps` says of each memory cap (bytes) whether the task ran under it,
-    "" or what it died of. Bytes are above the worker's empty baseline."""
+    "" or what it died of. Bytes are above the worker's empty baseline.
+    """
 
     manifest: str
     task: str
@@ -67,7 +68,8 @@ class TaskProfile:
     @property
     def overrun(self) -> OverMemory | None:
         """Not raised: what is to be said of a task whose process took more than was predicted, beside what every worker
-        may take for itself."""
+        may take for itself.
+        """
         if self.refused or self.peak_bytes <= self.predicted_bytes * (1 + TOLERATED) + RESERVE_BYTES:
             return None
         above = f"{self.peak_bytes / max(self.predicted_bytes, 1) - 1:.0%} above the {in_units(self.predicted_bytes)}"
@@ -150,6 +152,7 @@ async def profile(
     Raises:
         WorkerFailed, TimedOut, BadConfig: not even a worker that only measures the machine starts, or torch cannot use
             the device.
+
     """
     await check(limits.device)
     say(f"the machine: {limits.device}, {limits.threads} threads")
@@ -261,6 +264,7 @@ def kept(state: Path, limits: Limits) -> ProfileClaims:
 
     Raises:
         BadConfig: the file is there and is none.
+
     """
     path = state / FILE
     try:

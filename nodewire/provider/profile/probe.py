@@ -51,6 +51,7 @@ async def measure(manifest: Manifest, name: str, worker: Worker, loaded: str, po
     Raises:
         BadInput: the task takes nothing of this size; the limit is named. Or its edges are not what a probe is made of.
         NodewireError: as the worker's calls.
+
     """
     task = manifest.task(name)
     if positions < 1:

@@ -50,7 +50,8 @@ class LoadedWindow:
 
 class Windows:
     """Loads and unloads them. `measured` has microseconds for a position, by digest and task; `make` is given the stack
-    that ends a window's workers."""
+    that ends a window's workers.
+    """
 
     def __init__(
         self,

@@ -86,6 +86,7 @@ async def specialize(
         NotFound, BadHash, BadManifest: a manifest or blob is not to be had or not what was cited.
         BadTask, OverMemory, WorkerFailed: a task is refused by the worker, or does not fit its cap.
         NotAllowed: no installed package serves the manifest's kind, or it has no such task.
+
     """
     served: dict[str, ServedManifest] = {}
     entries: dict[str, SharedWorker] = {}
@@ -175,6 +176,7 @@ async def speed(manifest: Manifest, name: str, worker: Worker) -> int:
 
     Raises:
         WorkerFailed: its worker died of a single position, or that took too long: nobody is to call it.
+
     """
     positions = probe.CLAIMED_AT if not manifest.task(name).engine.startswith("decoder") else 1
     while True:

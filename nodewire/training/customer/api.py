@@ -64,7 +64,12 @@ async def train(
     """Buy all of a recipe's rounds on the shards of the data in a file or folder.
 
     Args:
+        config: the customer's; its state holds the journal.
+        recipe: what is trained, and by which rules.
+        data: a file or folder; its samples are split into shards.
+        order: how many shards, for how much.
         on_begin: told before anything happens, when earlier runs stand in the course's journal.
+        on_change: told of every event, as `OnChange` has it.
         start: the folder (or safetensors file) with what the recipe cites: weights, and tokenizer.json.
         model: a folder where what was trained is written as Hugging Face lays it out, adapters merged; may be missing.
 
@@ -76,6 +81,7 @@ async def train(
         Unsupported, BadData, BadRecipe, BadTask: what was given cannot be trained.
         NotFound, BadHash: what the recipe cites is not there, or is something else.
         NoProvider, OverBudget: it cannot be bought, or not to its end.
+
     """
     check_supported(recipe)
     kind = kind_of(recipe)
@@ -167,6 +173,7 @@ def begun(config: CustomerConfig, recipe: Recipe, shards: int, data: Path) -> St
 
     Raises:
         NotAllowed: it was begun with other data.
+
     """
     folder = folder_of(config, recipe, shards)
     path = folder / "journal.db"

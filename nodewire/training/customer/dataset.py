@@ -60,6 +60,7 @@ def look(recipe: Recipe, path: Path) -> Dataset:
         NotFound: nothing is there.
         TooLarge: more than 100,000 files or 32 GiB.
         BadData: empty, or of another layout; says what was found.
+
     """
     files, size = folder.listed(path, "--data")
     if not size:

@@ -25,6 +25,7 @@ async def try_files(
         Unsupported, BadData, BadRecipe, BadTask: what was given cannot be trained; names the row, where it is one.
         NotFound, BadHash: what the recipe cites is not there, or is something else.
         WorkerFailed: it takes more memory than the worker has.
+
     """
     check_supported(recipe)
     kind = kind_of(recipe)

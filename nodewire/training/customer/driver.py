@@ -61,6 +61,7 @@ class Rounds:
         Raises:
             NoProvider, OverBudget: it cannot go on, and may be begun again where it stands.
             NodewireError: data, worker or relays failed.
+
         """
         course = self._course
         for event in course.journal.events():

@@ -16,6 +16,7 @@ def alone(folder: Path) -> Iterator[None]:
 
     Raises:
         Busy: another process holds it.
+
     """
     with (folder / "lock").open("a") as file:
         try:

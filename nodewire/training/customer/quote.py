@@ -105,6 +105,7 @@ class Quote:
         Raises:
             NoProvider: no trainer fits; says why.
             OverBudget: all rounds together cost more; says what would do.
+
         """
         if not self.left:
             return
@@ -140,6 +141,7 @@ def quote(
 
     Raises:
         BadData: too few rows for so many shards.
+
     """
     header = _HEADER_BYTES * (len(recipe.shapes()) + 1)
     shard_bytes = sealed_bytes(data.shard_bytes(recipe, shards) + _HEADER_BYTES)
@@ -211,7 +213,8 @@ def _fees_msat(offers: Sequence[Offer], left: int, state: State) -> int:
 
 def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer]) -> tuple[int, int]:
     """What an outer step of so many results costs where it is bought, and the most that routing may; nothing if nobody
-    sells it, for then it is made here."""
+    sells it, for then it is made here.
+    """
     if shards > MAX_INPUTS:
         return 0, 0
     need = provider_selection.step_need_of(recipe, shards)
@@ -266,7 +269,8 @@ def _frozen_bytes(recipe: Recipe) -> int:
 
 def _audited(recipe: Recipe) -> int:
     """Snapshots that an audit of one result has shown, at most, if nothing speaks against it; what was carried into the
-    round counts as one."""
+    round counts as one.
+    """
     fraction, carries = float(recipe.audit.fraction), recipe.compression.carries
     segments = -(-recipe.steps // recipe.audit.segment)
     drawn = min(segments, max(1, int(segments * fraction)) + carries)

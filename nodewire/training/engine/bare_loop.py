@@ -61,10 +61,15 @@ def run(
     """Train on `k` shards of a data set; theta after the last round and the curve.
 
     Args:
+        recipe: what is trained, and by which rules.
+        dataset: samples by name, as the recipe's layout has them.
+        k: shards, one for each provider.
         start: the tensors that the recipe's model starts from, if it names any.
         rounds: fewer than the recipe's, to stop early.
         participation: what counted in each round, if it was not all shards with all steps.
         taken_over: round and shard where another provider takes over, who has nothing of what the one before carried.
+        on_round: told each point of the curve when it is known.
+
     """
     shards, held_out = data.split(dataset, k, recipe)
     measured = data.samples(held_out, recipe, recipe.measured())

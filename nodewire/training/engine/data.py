@@ -51,6 +51,7 @@ def checked(recipe: Recipe, tensors: Tensors) -> Tensors:
 
     Raises:
         BadData: empty, too short for one sample, of unlike lengths, or a value out of range; the tensor is named.
+
     """
     lengths = {len(tensor) for tensor in tensors.values()}
     if len(lengths) != 1:
@@ -106,6 +107,7 @@ class Shard:
         Raises:
             TooLarge: over 4 GiB, or a header longer than the layout has.
             BadData: not of the recipe's layout, or values that its model does not take.
+
         """
         if len(data) > MAX_SHARD_BYTES:
             raise TooLarge("shard", f"{len(data)} bytes, at most {MAX_SHARD_BYTES}")
@@ -134,6 +136,7 @@ def split(dataset: Tensors, k: int, recipe: Recipe) -> Split:
 
     Raises:
         BadData: too few blocks for so many shards, or a shard too short for a sample.
+
     """
     if not 1 <= k <= MAX_SHARDS:
         raise BadData("shards", f"{k}, not from 1 to {MAX_SHARDS}")

@@ -43,7 +43,8 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Update:
     """A round's result. `delta` is theta after minus theta before; `states` are the digests of the snapshots after
-    each audit.segment steps, and after the last one."""
+    each audit.segment steps, and after the last one.
+    """
 
     delta: State
     samples: int
@@ -67,6 +68,7 @@ class Trainer:
     Args:
         start: the tensors that the recipe's model starts from; needed with an adapter only, which leaves them frozen.
         threads: on which losses are measured, a batch on each; what they are does not depend on how many.
+
     """
 
     def __init__(self, recipe: Recipe, start: State | None = None, *, threads: int = 1) -> None:
@@ -94,6 +96,7 @@ class Trainer:
         Raises:
             BadInput: steps that are none, or more than the recipe's.
             BadRecipe: the loss or theta is not finite any more.
+
         """
         for done in self.stretches(theta, shard, round, index, steps):
             if on_step is not None:

@@ -32,12 +32,15 @@ def read(recipe: Recipe, path: Path, tokenizer: bytes | None = None) -> Tensors:
     .safetensors with ids [n]. texts: UTF-8 files, for an encoder with two texts a line, parted by a tab.
 
     Args:
+        recipe: its layout says what the files are.
+        path: a file, or a folder with all that is below it.
         tokenizer: the recipe's tokenizer.json, where its layout is texts.
 
     Raises:
         NotFound: nothing is at `path`.
         TooLarge: more than 100,000 files or 32 GiB; nothing was read.
         BadData: empty, or not what the recipe's layout says; the file or tensor is named.
+
     """
     files = _files(path)
     match recipe.data.layout:

@@ -79,6 +79,7 @@ def shown(data: bytes, like: Snapshot, step: int, digest: bytes) -> Snapshot:
     Raises:
         TooLarge, BadUpdate: it is not one of this recipe, or a number in it is not finite.
         BadHash: it is not the one that was committed to.
+
     """
     expected = {name: (torch.float32, tuple(tensor.shape)) for name, tensor in named(like).items()}
     try:
@@ -108,6 +109,10 @@ def recomputed(
     The last segment is followed by the packing, which is compared like a state.
 
     Args:
+        trainer: computes the segment again; it has the round's recipe.
+        claim: what the provider has committed to.
+        inputs: what the provider was given for its round.
+        segment: counted from 0.
         reveal: the bytes (`show`) of snapshot number i as its provider sends them; asked only for those that are
             needed, which on equal machines is the one before the segment.
         packed: the update as it was delivered.
@@ -115,6 +120,7 @@ def recomputed(
     Raises:
         Withheld: the provider does not show a snapshot.
         TooLarge, BadUpdate, BadHash: what it shows is none, or not what it has committed to.
+
     """
     if not 0 <= segment < len(claim.states):
         raise BadInput("segment", f"{segment} of {len(claim.states)}")
@@ -187,7 +193,11 @@ def has_strayed(recipe: Recipe, beginning: State, start: Snapshot, way: float) -
     Otherwise two wrong snapshots would do: away to where gradients are nothing, and back.
 
     Args:
+        recipe: its compression says how much of a way an update is.
+        beginning: theta of the round's beginning.
+        start: the snapshot that was shown.
         way: how long the round's own way is: with fragments from its beginning to its end, else the update's length.
+
     """
     most = STRAYED * way * (4 if recipe.compression.method == "topk" else 1)
     return not distance(start.theta, beginning) <= most
@@ -248,6 +258,6 @@ def named(snapshot: Snapshot) -> State:
 
 
 def _share(off: float, way: float) -> float:
-    """off / way, where no way at all is only matched by none."""
+    """The share off / way, where no way at all is only matched by none."""
     share = off / way if way else (0.0 if off == 0 else math.inf)
     return math.inf if math.isnan(share) else share

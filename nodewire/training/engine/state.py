@@ -50,6 +50,7 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
         TooLarge: the header is longer than `expected` can make it.
         BadData: the header is malformed; names, dtypes or shapes are not those expected, or tensors do not fill the
             bytes in order. The tensor is named.
+
     """
     coming = StateUnpacker(expected, len(data), field=field)
     coming.feed(memoryview(data))
@@ -162,6 +163,7 @@ def read(path: Path, shapes: Shapes) -> State:
 
     Raises:
         TooLarge, BadTask: the file is malformed, or a tensor is missing, of another shape, or not finite.
+
     """
     return of_stored(read_header(path), shapes)
 

@@ -72,7 +72,8 @@ class Judgement:
     @property
     def is_doubted(self) -> bool:
         """Whether it is audited before it is paid or refused. What is out of proportion is, too, though its outcome be
-        `reject`: where rounds get shorter as a model converges, an honest result may be."""
+        `reject`: where rounds get shorter as a model converges, an honest result may be.
+        """
         return self.outcome == "audit" or self.threat == "sure"
 
 
@@ -109,19 +110,22 @@ def judge(
     """The judgements on a round's results, by shard.
 
     Args:
+        recipe: its validation says when a result is accepted, doubted or rejected.
         theta: what the round began with.
         submissions: at most one for a shard.
         held: on samples of the held-out set.
         history: held-out losses of thetas of the rounds before and of this one, for the policy `decay`.
         norms: of results that were accepted before, as their judgements' figures have them in `norm`.
         earlier: updates of the round before, which nobody may deliver again.
+
     """
     rules = recipe.validation
     found = {one.index: Judgement() for one in submissions}
 
     def note(index: int, judgement: Judgement) -> None:
         """The worse outcome stays, and of equals the earlier; so does the worse threat, whatever the outcome that it
-        comes with. Figures are gathered."""
+        comes with. Figures are gathered.
+        """
         now = found[index]
         figures = {**now.figures, **judgement.figures}
         worse = judgement if _ORDER[judgement.outcome] > _ORDER[now.outcome] else now
@@ -168,7 +172,7 @@ _ORDER = {"accept": 0, "audit": 1, "reject": 2}
 
 
 def by_norm(rules: Validation, length: float, known: Sequence[float]) -> Judgement:
-    """Inside the band around the median of `known` lengths (its own among them)?
+    """Whether it is inside the band around the median of `known` lengths (its own among them).
 
     With fewer than FEW lengths a result out of the band is audited: it is not known which of them is wrong. The median
     of two is their mean, of which none is above the double, so there a length stands beside the other one.
@@ -193,10 +197,13 @@ def by_cosine(rules: Validation, cosine: float) -> Judgement:
 
 
 def by_gain(rules: Validation, gain: Tensor, usual: Tensor) -> Judgement:
-    """Does the held-out loss fall (or not rise further than the rules allow), and about as far as with others'?
+    """Whether the held-out loss falls (or rises no further than the rules allow), and about as far as with others'.
 
     Args:
-        gain: by how much it falls on each sample, float64 [n]; `usual`: with the result in the middle.
+        rules: the recipe's.
+        gain: by how much it falls on each sample, float64 [n].
+        usual: the same with the result in the middle.
+
     """
     mean, middle = float(gain.mean()), float(usual.mean())
     if not mean > float(rules.gain):
@@ -208,7 +215,7 @@ def by_gain(rules: Validation, gain: Tensor, usual: Tensor) -> Judgement:
 
 
 def by_own(rules: Validation, margin: float, error: float, margins: Sequence[float]) -> Judgement:
-    """Is it ahead of all together on what the round gave its shard, and about as far as others are on theirs?
+    """Whether it is ahead of all together on what the round gave its shard, and about as far as others are on theirs.
 
     `error`: the margin's standard error.
     """
@@ -243,7 +250,8 @@ def progress(rules: Validation, loss: float, others: float) -> Judgement:
 
 def decay(rules: Validation, history: Sequence[float], loss: float) -> Judgement:
     """FEDSTR's policy by time: with `loss` as the newest, the mean of the last `average` held-out losses must be lower
-    than the mean of as many before it (one round earlier) by the share `rate`. With too short a history it accepts."""
+    than the mean of as many before it (one round earlier) by the share `rate`. With too short a history it accepts.
+    """
     series = [*history, loss]
     if len(series) <= rules.average:
         return Judgement()

@@ -46,6 +46,7 @@ class FedstrAdmission:
             NotAllowed: too little work, a run or time that is not served.
             PaymentRequired: the customer let an earlier balance pass its time, or has too many open, or bids less than
                 the price.
+
         """
         nip13.check(event, self._trainer.pow_bits)
         if self._ledger.in_debt(event.pubkey, now_s):

@@ -112,6 +112,7 @@ def parse(event: Event, keys: Keys) -> FedstrRequest:
         TooLarge, BadTag, BadEvent: it is malformed, naming the tag.
         BadRecipe: its recipe is.
         Unsupported: something that is not served by this layout.
+
     """
     text = event.to_json()
     if len(text.encode()) > MAX_REQUEST_BYTES:
@@ -155,6 +156,7 @@ def source(event: Event, keys: Keys, marker: Marker) -> Source | str:
     Raises:
         BadTag: there is not one, or its hash, size or key is missing or malformed.
         Unsupported: its type is another.
+
     """
     said = _said(event, keys)
     inputs = [tag for tag in said if tag[0] == "i"]

@@ -24,6 +24,7 @@ async def download(url: str, file: IO[bytes], size: int, *, allow_private: bool,
         NotFound: the server does not have it, or refuses.
         TooLarge, BadHash: more or fewer bytes than `size`.
         LinkLost, TimedOut: no connection, or more than `timeout_s`.
+
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -71,6 +71,7 @@ class FedstrRun(ShardRun):
 
         Raises:
             NodewireError: they are not to be had, or not of the size that the request says.
+
         """
         if self._made.find(self._request.id) is not None:
             return  # this provider died while it delivered
@@ -84,6 +85,7 @@ class FedstrRun(ShardRun):
 
         Raises:
             NodewireError: they are not what the request says, or not the recipe's.
+
         """
         if self._fetched:
             await self._open(worker)

@@ -115,7 +115,7 @@ class Fedstr:
             self._spawn(self._serve(event, again=False))
 
     def settled(self, due: Due) -> None:
-        """This provider's wallet says that something is paid."""
+        """The provider's own wallet says that something is paid."""
         if (run := self._runs.get(due.key.job)) is not None:
             self._spawn(run.paid())
 
@@ -187,6 +187,7 @@ class Fedstr:
         Raises:
             NotFound: no relay has it, or it is somebody else's.
             BadTag: it names too long a row of others.
+
         """
         for _ in range(MAX_HOPS):
             event = await self._event(job)

@@ -75,6 +75,7 @@ def parse(event: Event) -> AuditRequest:
 
     Raises:
         BadEvent, BadTag: with the field at fault; also if it is of another job than training.
+
     """
     tags.check_kind(event, kinds.VERIFICATION)
     if tags.number("k", tags.text(event, "k")) not in kinds.TRAINING:

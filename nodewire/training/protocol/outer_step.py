@@ -164,7 +164,8 @@ def momenta_rows(recipe: Recipe) -> int:
 
 def work_gflop(recipe: Recipe, inputs: int) -> int:
     """The step's work in gflop, rounded up: for every number of theta 20 operations, and for each of k inputs 4;
-    4 more for clip, 2 log2 k (rounded up) for trimmed and median, 3 k for krum."""
+    4 more for clip, 2 log2 k (rounded up) for trimmed and median, 3 k for krum.
+    """
     k = inputs
     more = {"clip": 4, "krum": 3 * k}.get(recipe.outer.aggregate, 0)
     if recipe.outer.aggregate in ("trimmed", "median"):
@@ -206,6 +207,7 @@ def parse(event: Event) -> OuterRequest:
 
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: with the field at fault.
+
     """
     tags.check_kind(event, kinds.OUTER)
     step = Optimization.parse(event.content)
@@ -237,6 +239,7 @@ def check_ticket(ticket: OuterTicket, request: OuterRequest, recipe_digest: str,
 
     Raises:
         BadInput: it is for another request, recipe or provider, or does not open what the request cites.
+
     """
     step = request.round
     if step.provider != provider or ticket.request != request.id:
@@ -284,6 +287,7 @@ def parse_result(event: Event) -> OuterDelivery:
 
     Raises:
         BadEvent, BadTag: with the field at fault.
+
     """
     tags.check_kind(event, kinds.result_of(kinds.OUTER))
     cited = [tag for tag in event.tags if tag[0] == "i"]

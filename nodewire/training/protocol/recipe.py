@@ -247,6 +247,7 @@ class Recipe(Schema):
             TooLarge: longer than MAX_BYTES.
             BadRecipe: not TOML, or any fault of `parse`, naming the field.
             BadVersion: its `v` is another.
+
         """
         if len(text) > cls.MAX_BYTES:
             raise TooLarge("recipe", f"{len(text)} characters, at most {cls.MAX_BYTES}")
@@ -354,7 +355,8 @@ class Recipe(Schema):
 
     def weight(self, steps: int, late: int = 0) -> int:
         """What a result of so many steps weighs in an outer step: its samples, half of them (rounded down) where the
-        step is of the round after its own, and nothing later."""
+        step is of the round after its own, and nothing later.
+        """
         return steps * self.batch >> late if late <= 1 else 0
 
     def moments(self) -> int:
@@ -377,13 +379,13 @@ class Recipe(Schema):
         return self.steps * (self.batch * self.flops_per_sample() + optimizer)
 
     def memory_bytes(self) -> int:
-        """A provider's peak above an empty worker, but for shard and result (`round_bytes`). In float32 numbers:
+        """A provider's peak above an empty worker, but for shard and result (`round_bytes`).
 
-        of the whole model 1; of each that is trained 3 (theta as it came, its gradient, the delta), the optimizer's
-        moments, 3 with error feedback (what is carried into the round and out of it, and what a worker's heap loses
-        between rounds), and 5 with fragments (that, where the round begins, and the part that is packed); twice the
-        largest tensor, whose gradient is added up; a batch's activations; for Muon what
-        making the largest matrix orthogonal takes. bf16 adds half of model and activations, and 4 MiB. Then snapshots
+        In float32 numbers: of the whole model 1; of each that is trained 3 (theta as it came, its gradient, the delta),
+        the optimizer's moments, 3 with error feedback (what is carried into the round and out of it, and what a
+        worker's heap loses between rounds), and 5 with fragments (that, where the round begins, and the part that is
+        packed); twice the largest tensor, whose gradient is added up; a batch's activations; for Muon what making the
+        largest matrix orthogonal takes. bf16 adds half of model and activations, and 4 MiB. Then snapshots
         that are kept (`kept_bytes`), 32 bytes for each of 2^18 numbers that are packed at a time, and 8 MiB.
         """
         how, shapes = self.compression, self.shapes()
@@ -399,7 +401,8 @@ class Recipe(Schema):
 
     def kept_bytes(self) -> int:
         """Of a round's snapshots that a provider keeps until they are audited: each so-manieth, so that they are no
-        more than KEPT_BYTES; the others are computed again."""
+        more than KEPT_BYTES; the others are computed again.
+        """
         if not float(self.audit.fraction):
             return 0
         segments = -(-self.steps // self.audit.segment)
@@ -412,7 +415,8 @@ class Recipe(Schema):
 
     def round_bytes(self, shard_bytes: int) -> int:
         """All that a round takes at a provider: `memory_bytes`, the shard, 32 bytes for each of its rows (the order in
-        which they are drawn), and the packed result."""
+        which they are drawn), and the packed result.
+        """
         family = self.family
         match family:
             case Decoder():

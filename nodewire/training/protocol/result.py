@@ -117,6 +117,7 @@ def parse(event: Event) -> Delivery:
 
     Raises:
         BadEvent, BadTag: with the field at fault.
+
     """
     if event.kind not in (kinds.result_of(kinds.FEDAVG), kinds.result_of(kinds.DILOCO)):
         raise BadEvent("kind", f"{event.kind} is no result of a round of training")

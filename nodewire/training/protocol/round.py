@@ -151,6 +151,7 @@ def check_supported(recipe: Recipe) -> None:
     Raises:
         BadRecipe: a file that it cites cannot be of the size that it says.
         Unsupported: providers carry something from round to round that nobody audits.
+
     """
     start.check(recipe)
     if recipe.compression.carries and not float(recipe.audit.fraction):
@@ -173,7 +174,10 @@ def tags_and_content(
     """Tags and content of a request's event; the customer adds the NIP-13 nonce and signs.
 
     Args:
+        round_: whom the request asks, and for what.
+        relays: where the customer hears answers.
         theta: the weights' ciphertext, to stand in the event if there is room: where not, it has to be on a server.
+
     """
     said = [
         ["i", round_.theta.sha256, "blob"],
@@ -197,6 +201,7 @@ def parse(event: Event) -> RoundRequest:
 
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: with the field at fault.
+
     """
     if event.kind not in (kinds.FEDAVG, kinds.DILOCO):
         raise BadEvent("kind", f"{event.kind} is no round of training")
@@ -217,7 +222,8 @@ def parse(event: Event) -> RoundRequest:
 
 def is_ticket(text: str) -> bool:
     """Whether a ticket's JSON opens something of a training (a round's shard, or an outer step) and not a job of
-    inference: it has a recipe."""
+    inference: it has a recipe.
+    """
     try:
         said = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -230,6 +236,7 @@ def check_ticket(ticket: RoundTicket, request: RoundRequest, recipe_digest: str,
 
     Raises:
         BadInput: it is for another request, shard, recipe or provider.
+
     """
     assigned = request.round.find_assignment(provider)
     if assigned is None or ticket.request != request.id or ticket.index != assigned.index:

@@ -121,7 +121,8 @@ def ends(segments: Iterable[int]) -> tuple[int, ...]:
 
 def shown(segments: Iterable[int], recipe: Recipe, steps: int) -> tuple[int, ...]:
     """All that is to be shown of drawn segments: their ends, and where something is carried also what was carried into
-    the round, under the number after the last."""
+    the round, under the number after the last.
+    """
     return (*ends(segments), *([-(-steps // recipe.audit.segment)] if recipe.compression.carries else []))
 
 
@@ -131,10 +132,16 @@ def check_asked(
     """What a close says of a provider's result.
 
     Args:
+        closed: the close that the request for snapshots names.
+        job: the training's.
+        customer: whose training it is, a public key.
+        request: the round's, by id.
+        provider: who is asked to show its work, a public key.
         commitment: what the provider has committed to; None if it has delivered nothing.
 
     Raises:
         NotAllowed: it is another's close, or of another result: nothing has to be shown for it.
+
     """
     if closed.customer != customer or closed.close.job != job:
         raise NotAllowed("close", "of another training")

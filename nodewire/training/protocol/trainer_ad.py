@@ -90,6 +90,7 @@ def parse(event: Event) -> Trainer:
 
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: it is malformed, or its tags contradict its document.
+
     """
     tags.check_kind(event, KIND)
     trainer = Trainer.parse(event.content)

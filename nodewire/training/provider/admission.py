@@ -74,6 +74,7 @@ class TrainingAdmission:
             BadEvent, BadTag, BadVersion, TooLarge: the request is malformed.
             NotAllowed: too little work, another's round, a kind or time that is not served, or one that was served.
             PaymentRequired: the customer let an earlier balance pass its time.
+
         """
         nip13.check(event, self._trainer.pow_bits)
         request = outer_step.parse(event) if event.kind == kinds.OUTER else rounds.parse(event)
@@ -102,6 +103,7 @@ class TrainingAdmission:
             NotAllowed: a family that is not trained here, or more steps than the recipe has.
             OverMemory, TooLarge: it does not fit this provider.
             PaymentRequired: less than the ad's price, or than its deposit of a first round.
+
         """
         recipe, digest = self._read(ticket)
         assigned = rounds.check_ticket(ticket, request, digest, self._public)
@@ -167,6 +169,7 @@ class TrainingAdmission:
 
         Raises:
             PaymentRequired: it owed nothing.
+
         """
         previous = job.request.round.previous
         try:

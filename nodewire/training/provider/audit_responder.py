@@ -32,6 +32,7 @@ class AuditResponder:
         Raises:
             NotFound: nothing of that customer waits for its balance.
             Busy: it was asked for too often.
+
         """
         run = self._runs.get(asked.request)
         if not isinstance(run, ShardRun) or run.job.request.customer != asked.customer:

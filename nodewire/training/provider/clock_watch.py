@@ -12,7 +12,8 @@ _LOOK_S = 2.0
 
 async def until_set() -> None:
     """Return when the wall clock was set by more than a few seconds: what was asked of relays by it asks for the
-    wrong time."""
+    wrong time.
+    """
     ahead_s = time.time() - time.monotonic()
     while True:
         await asyncio.sleep(_LOOK_S)

@@ -36,6 +36,7 @@ def check(request: OuterRequest, ticket: OuterTicket, public: str, trainer: Trai
         NotAllowed: a family that is not served here, or a round that the recipe has not.
         OverMemory, TooLarge: it does not fit this provider.
         PaymentRequired: less work, price or deposit than the ad's.
+
     """
     recipe = Recipe.from_document(ticket.recipe)
     step = outer_step.check_ticket(ticket, request, recipe.digest(), public)

@@ -30,6 +30,7 @@ class OuterRun(PaidRun[AdmittedOuter]):
 
         Raises:
             NodewireError: a blob is not to be had or not what was cited, or the worker failed.
+
         """
         job = self.job
         step, ticket = job.assigned, job.ticket

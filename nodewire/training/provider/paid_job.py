@@ -83,6 +83,7 @@ class PaidRun(Generic[Job]):
 
         Raises:
             PaymentRequired: it is not paid within the patience.
+
         """
         amount_msat = self.job.assigned.deposit_msat
         if not amount_msat:
@@ -121,6 +122,7 @@ class PaidRun(Generic[Job]):
 
         Raises:
             PaymentRequired: it is not, in its time.
+
         """
         if self.job.assigned.balance_msat:
             due = self._ledger.due(self.job.key(BALANCE))
@@ -157,6 +159,7 @@ class PaidRun(Generic[Job]):
 
         Raises:
             BadHash, BadData, BadCiphertext: it is not what the ticket says.
+
         """
         pieces, total = (
             _plain(source) if key is None else sealed_blobs.unseal(source, key),

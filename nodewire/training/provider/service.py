@@ -127,7 +127,8 @@ class TrainingService:
 
     async def _listen(self) -> bool:
         """Serve until relays send nothing more; or, True, the clock was set, by which old requests are told from new
-        ones, and relays are to be asked anew."""
+        ones, and relays are to be asked anew.
+        """
         mine = {"p": frozenset({self._keys.public})}
         asked = frozenset({*self._ad.kinds, kinds.VERIFICATION})
         wanted = [
@@ -157,7 +158,7 @@ class TrainingService:
                 log.info("%s %s refused: %s", event.kind, event.id[:8], error)
 
     def settled(self, due: Due) -> None:
-        """This provider's wallet says that something is paid."""
+        """The provider's own wallet says that something is paid."""
         if (run := self._runs.get(due.key.job)) is not None:
             self._spawn(run.paid())
         self._spawn(self._notify())
@@ -257,7 +258,8 @@ class TrainingService:
         self, job: AdmittedShard | AdmittedOuter, worker: Worker | None = None, *, is_delivered: bool = False
     ) -> None:
         """Do a job's work, with this worker or one that it gets when its deposit is here; if that is done, only wait
-        for the balance."""
+        for the balance.
+        """
         request = job.request
         resources = RunResources(self._keys, self._blobs, self._ledger, self._publish, self._folder, self._patience_s)
         run: ShardRun | OuterRun
@@ -324,6 +326,7 @@ class TrainingService:
 
         Raises:
             PaymentRequired: they are not, within the patience; or it stands for another request's deposit already.
+
         """
         previous = self._admission.before(job)
         if not self._kept.stands_for(previous.key.job, job.request.id):

@@ -75,6 +75,7 @@ class ShardRun(PaidRun[AdmittedShard]):
         Raises:
             NotAllowed: the deadline has passed; what is delivered after it is not paid.
             NodewireError: a blob is not to be had or not what was cited, or the worker failed.
+
         """
         self._said_s = time.monotonic()
         request = self.job.request.id
@@ -101,6 +102,7 @@ class ShardRun(PaidRun[AdmittedShard]):
 
         Raises:
             NotAllowed: a close of something else, or a second one; other snapshots than it draws; asked too often.
+
         """
         async with self._revealing:
             self._check_drawn(asked, closed)
@@ -142,7 +144,8 @@ class ShardRun(PaidRun[AdmittedShard]):
 
     async def _snapshot(self, segment: int, worker: Worker) -> list[bytes]:
         """What a segment ended with, out of the session that trained or another one. The next round, which is trained
-        meanwhile, goes first: it may leave no room for this one, until it is done."""
+        meanwhile, goes first: it may leave no room for this one, until it is done.
+        """
         with suppress(NotFound, WorkerFailed):  # it had to make room, or died
             if self._session is not None:
                 return await self._shows(self._session, segment)
@@ -206,7 +209,8 @@ class ShardRun(PaidRun[AdmittedShard]):
 
     async def _live(self) -> None:
         """Say that the work has begun, unless it is done in a moment, and now and then that it goes on, where segments
-        are long: a late one that is silent is given up."""
+        are long: a late one that is silent is given up.
+        """
         pause_s = SOON_S
         while True:
             await asyncio.sleep(max(0.0, self._said_s + pause_s - time.monotonic()))
@@ -249,7 +253,8 @@ class ShardRun(PaidRun[AdmittedShard]):
         self, session: TaskSession, losses: list[int], states: list[str], samples: int, pieces: list[bytes]
     ) -> tuple[Path | bytes, DeliveryDetails]:
         """The packed update, sealed, and what the customer needs to open it; on disk if it is not small, or something
-        is carried on, which is, too."""
+        is carried on, which is, too.
+        """
         job, request = self.job, self.job.request
         sha256 = hashlib.sha256()
         for piece in pieces:

@@ -32,6 +32,7 @@ class Slots:
 
         Raises:
             Busy: none is.
+
         """
         try:
             return await asyncio.wait_for(self.free.get(), SLOT_S)
@@ -44,6 +45,7 @@ class Slots:
 
         Raises:
             Busy: all are training.
+
         """
         until_s = time.monotonic() + SLOT_S
         while (now_s := time.monotonic()) < until_s:
@@ -58,6 +60,7 @@ class Slots:
 
         Raises:
             Busy: it is that one; or what `deposit` raises.
+
         """
         try:
             async with asyncio.timeout(None) as limit:

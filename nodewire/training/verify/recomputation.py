@@ -64,6 +64,7 @@ class RoundRecomputation:
             BadInput: the files at hand are not of this recipe, or it has an adapter and `start` is missing.
             BadData: the data at hand are not those that were trained on; nothing was computed again.
             WorkerFailed: computing broke off; nothing is said of the transcript.
+
         """
         transcript = self._reading.transcript
         files = [path for path in (self._data, self._start) if path is not None]

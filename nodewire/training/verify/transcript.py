@@ -35,7 +35,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`step`: signature, recipe, request, result, close, draw, answer, round, undone, carried, weight, theta, weights,
-    bought, payment; computed again: update, theta, weights, loss, segment."""
+    bought, payment; computed again: update, theta, weights, loss, segment.
+    """
 
     step: str
     reason: str

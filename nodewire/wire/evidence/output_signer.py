@@ -90,6 +90,7 @@ class OutputSigner:
         Raises:
             BadFrame: malformed.
             NotAllowed: the edge does not lead from here to there, or it was asked for a moment ago.
+
         """
         if not isinstance(edge, str) or type(first) is not int:
             raise BadFrame(LACKING, "not {edge, first}")

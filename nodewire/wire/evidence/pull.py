@@ -49,7 +49,8 @@ _log = logging.getLogger("nodewire.wire")
 
 class Want(Schema):
     """What is asked for, of a task's chunks first to last: kept frames, a commitment's opening, the job's ticket, or
-    what was signed of its inputs (`protocol.verification.statement.pack`)."""
+    what was signed of its inputs (`protocol.verification.statement.pack`).
+    """
 
     TAG: ClassVar[str] = "nodewire/pull/1"
     MAX_BYTES: ClassVar[int] = 8_192
@@ -113,6 +114,7 @@ async def pull(
         BadFrame: something else than frames of the edges that were asked for, or one above its limit.
         TimedOut: nothing came for `patience_s`.
         LinkLost, BadPeer ...: as Node.link; also if the link ends in the middle.
+
     """
     total = 0
     async for frame in _answers(node, peer, addresses, want, max_frame_bytes, patience_s):

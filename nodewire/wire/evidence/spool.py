@@ -88,6 +88,7 @@ class Spool:
         Raises:
             BadInput, BadFrame, TooLarge: a name or the frame is malformed. A full disk or cap is no error: `is_whole`
                 says so afterwards.
+
         """
         kept = self._edge(request, edge, create=True)
         assert kept is not None
@@ -118,6 +119,7 @@ class Spool:
 
         Raises:
             BadInput: a malformed name.
+
         """
         _check_names(request, edge)
         return self._read(self._directory / request / edge, edge, first)

@@ -74,6 +74,7 @@ def data_header(
 
     Raises:
         BadFrame, TooLarge: a tensor does not agree with itself, or all are over `max_bytes`.
+
     """
     if len(arrays) > MAX_TENSORS:
         raise TooLarge("tensors", f"{len(arrays)}, at most {MAX_TENSORS}")
@@ -92,6 +93,7 @@ def pack_header(header: DataHeader) -> bytes:
 
     Raises:
         BadFrame, TooLarge: it is over 4 KiB, or holds what msgpack or the receiver would refuse.
+
     """
     meta = dict(header.meta)
     job = bytes.fromhex(header.job)

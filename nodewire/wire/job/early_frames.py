@@ -44,6 +44,7 @@ class Early:
 
         Raises:
             Busy: the peer, or its origin, has too much here already.
+
         """
         is_full = self._jobs[peer] >= MAX_LINK_JOBS and (peer, header.job) not in self._held
         if is_full or self._bytes.get(peer, 0) + header.cost > MAX_LINK_BYTES:

@@ -28,6 +28,7 @@ class JobEdges:
 
         Raises:
             TooLarge: too many edges, or a limit above what a frame may have.
+
         """
         if len(routes) > MAX_EDGES:
             raise TooLarge("routes", f"{len(routes)}, at most {MAX_EDGES}")

@@ -141,6 +141,7 @@ class JobMailbox:
             LinkLost: the consumer cannot be reached.
             NotFound: the consumer lacks earlier frames, and the tape has not kept them.
             NodewireError: what ended the job.
+
         """
         self.check()
         outgoing = self._edges.outgoing.get(frame.edge)
@@ -160,6 +161,7 @@ class JobMailbox:
         Raises:
             LinkLost: the link to a neighbour in the job has ended and was not made again in time.
             NodewireError: what else ended the job. What came before is delivered first.
+
         """
         while not self._queue:
             self.check()
@@ -169,7 +171,8 @@ class JobMailbox:
 
     def deliver_to(self, inbox: Inbox) -> None:
         """Hand the frames that `get` would return to an inbox: those that wait now, and later ones as they come. Their
-        windows open at once; what the inbox does not take stays for `get`. It is told what ends the job."""
+        windows open at once; what the inbox does not take stays for `get`. It is told what ends the job.
+        """
         self._inbox = inbox
         while self._queue and inbox.put(self._queue[0][1]):
             self._take()
@@ -193,6 +196,7 @@ class JobMailbox:
             BadInput, TooLarge: no canonical form, or over 64 KiB.
             LinkLost: the member cannot be reached.
             NodewireError: what ended the job.
+
         """
         self.check()
         if peer not in self.members or document.get("t") in (ERROR, CANCEL, RESUME):
@@ -239,6 +243,7 @@ class JobMailbox:
 
         Raises:
             BadFrame, TooLarge: it may not; `field` says why.
+
         """
         incoming = self._edges.incoming.get(header.edge)
         if incoming is None:

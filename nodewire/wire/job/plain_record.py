@@ -77,7 +77,8 @@ class Record:
 
     def record_frame(self, edge: str, frame: Frame[Array]) -> None:
         """A frame has come, or goes out, on an inner edge. Raises BadFrame, naming the edge, or one of the driver's if
-        it is of a chunk that this has closed."""
+        it is of a chunk that this has closed.
+        """
         history = self._histories.get(edge)
         if history is None:
             history = History(edge, chunk=self._manifest.chunk, lookahead=self._lookahead)
@@ -156,6 +157,7 @@ class Record:
 
         Raises:
             BadFrame: that follows the driver's word that they count.
+
         """
         numbers = [one.came_in(chunk, positions) for one in histories]
         if all(one == numbers[0] for one in numbers):

@@ -27,7 +27,8 @@ class Query(Generic[T]):
         read: Callable[[Document], T],
     ) -> None:
         """`ask` and `answer` are the documents' types; both name the `job`. `say` is what the answer to a peer about a
-        job has besides, None for no answer; `read` takes it out of one, whatever that is."""
+        job has besides, None for no answer; `read` takes it out of one, whatever that is.
+        """
         self._ask, self._answer, self._say, self._read = ask, answer, say, read
         self._waiting: dict[tuple[str, str], set[asyncio.Future[T]]] = {}
 

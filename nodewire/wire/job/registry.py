@@ -1,5 +1,6 @@
 """The jobs that are open on a node, as its links see them: whose frames may come, what waits, whose further frames
-are not read."""
+are not read.
+"""
 
 from __future__ import annotations
 

@@ -139,6 +139,7 @@ class Sender:
 
         Raises:
             LinkLost, NotFound, NodewireError: as JobMailbox.put.
+
         """
         window, seq = outgoing.window, parcel.frame.seq
         if self._send_at_once(window, parcel):

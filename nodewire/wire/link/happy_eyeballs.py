@@ -18,6 +18,7 @@ async def race(ways: Sequence[Way], again: Sequence[Way], patience: Patience) ->
 
     Raises:
         NodewireError: all have failed: what the first stranger says who answered, else the first failure.
+
     """
     waiting = list(ways)
     attempts: list[asyncio.Task[Link]] = []

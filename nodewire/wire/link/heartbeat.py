@@ -32,7 +32,8 @@ class Pulse:
 
     def ping(self, fine_s: float) -> int:
         """The tag of a heartbeat that is sent now: one that cannot be answered before it has come, so that nobody seems
-        nearer than it is. Of 64 without an answer the oldest is forgotten."""
+        nearer than it is. Of 64 without an answer the oldest is forgotten.
+        """
         while (tag := secrets.randbits(16)) in self._pings:
             pass
         self._pings[tag] = fine_s

@@ -170,6 +170,7 @@ class Link(asyncio.BufferedProtocol):
         Raises:
             BadInput, TooLarge: it has no canonical form or is over 64 KiB.
             LinkLost: the link has ended.
+
         """
         self._check_open()
         self._send_urgent(frames.control(document))
@@ -185,6 +186,7 @@ class Link(asyncio.BufferedProtocol):
 
         Raises:
             LinkLost: the link has ended.
+
         """
         self._check_open()
         transfer = Transfer(packed, nbytes, arrays)

@@ -48,7 +48,8 @@ class Ladder(Protocol):
 
 class Links:
     """`open` are those that are, by public key; `opened` is told each. `ladder`, once set, knows the ways to peers that
-    no address leads to."""
+    no address leads to.
+    """
 
     def __init__(
         self,
@@ -108,6 +109,7 @@ class Links:
             NotAllowed, Busy: it does not admit us.
             LinkLost, TimedOut: no address answers.
             BadInput: no address, over 16, or a malformed one.
+
         """
         if public == self.public:
             raise BadInput("public key", "our own")
@@ -184,6 +186,7 @@ class Links:
             BadPeer: somebody else is there.
             NotAllowed, Busy: `peer` does not admit us.
             LinkLost, TimedOut: whoever it is does not answer.
+
         """
         link = self._new_link(peer, self.identity())
         link.rung = rung

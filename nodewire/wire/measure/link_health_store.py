@@ -203,6 +203,7 @@ def read(state: Path) -> tuple[Claim | None, list[Edge]]:
 
     Raises:
         BadConfig: the file cannot be read.
+
     """
     with _reading(state) as db:
         if db is None:

@@ -101,7 +101,8 @@ class _Peer:
 
 class Vivaldi:
     """One node's. `update` and `measured` are called at the caller's own pace: no peer makes itself count more
-    often."""
+    often.
+    """
 
     def __init__(self, public: str, place: Place | None = None) -> None:
         """`place`: where it was when it was last known; else it begins near the origin, by its public key."""

@@ -50,6 +50,7 @@ async def ask(address: SpliceAddress, port: int, keys: Keys, *, allow_private: b
         Unsupported: this splice dials nobody back.
         Busy, NotAllowed: it does not dial us, or not now.
         and as `relay_client.enter`.
+
     """
     entered = await splice.enter(address, None, keys, allow_private=allow_private, dial=port)
     try:

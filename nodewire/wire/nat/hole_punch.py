@@ -47,6 +47,7 @@ async def punch(family: socket.AddressFamily, port: int, where: Any) -> socket.s
 
     Raises:
         LinkLost: refused for good.
+
     """
     loop = asyncio.get_running_loop()
     failed: OSError | None = None
@@ -74,6 +75,7 @@ async def answer(family: socket.AddressFamily, port: int, hosts: Collection[str]
 
     Raises:
         LinkLost: others came, 16 times, or the port cannot be had.
+
     """
     loop = asyncio.get_running_loop()
     try:

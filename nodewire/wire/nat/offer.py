@@ -54,6 +54,7 @@ def unwrap(event: Event, keys: Keys, *, now_s: float) -> tuple[str, Offer] | Non
 
     Raises:
         BadInput: the wrap or the offer is malformed, or its time is over or far ahead.
+
     """
     rumor = nip59.unwrap(event, keys)
     if rumor.kind != kinds.OFFER:

@@ -66,6 +66,7 @@ class SpliceConnection:
 
         Raises:
             LinkLost, BadPeer: the splice hangs up, or says something else. Its own error if it gives one.
+
         """
         await self._met()
         try:
@@ -115,6 +116,7 @@ async def enter(
         LinkLost, TimedOut: it does not answer.
         BadPeer: it answers something else.
         Busy and others: its own error.
+
     """
     try:
         async with asyncio.timeout(ANSWER_S):

@@ -118,6 +118,7 @@ class Reach:
 
         Raises:
             NodewireError: it was tried at every splice, and no rung held: why not at the last.
+
         """
         failed: NodewireError = LinkLost(peer, "no splice")
         for address in splices:

@@ -51,6 +51,7 @@ async def climb(
     Raises:
         BadPeer: somebody else was there, by a hole or by the splice.
         LinkLost, TimedOut and others: no rung holds.
+
     """
     dials = ends.public < peer
     round_trip_s = entered.rtt_s + splice_ms / 1_000

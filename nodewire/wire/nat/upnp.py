@@ -41,6 +41,7 @@ class PortMapping:
 
         Raises:
             NotFound: no router that does so, or it stands behind another one itself.
+
         """
         try:
             async with asyncio.timeout(ROUTER_S):

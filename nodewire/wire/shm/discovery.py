@@ -66,6 +66,7 @@ class SameHost:
             LinkLost: it is not there, or hangs up.
             BadPeer: somebody else is there.
             Busy: links of this process share as much memory as they may.
+
         """
         try:
             self._check_folder()

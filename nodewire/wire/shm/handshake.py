@@ -1,5 +1,6 @@
 """The first words over a Unix socket: the memory goes over, and the listener shows whose key it has
-(`peer_credentials.py`)."""
+(`peer_credentials.py`).
+"""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ async def greet(connection: socket.socket, listener: str) -> HandshakeResult:
         BadPeer: somebody else is there, or one of another user.
         LinkLost: the other end hung up.
         OSError: no memory, or no connection.
+
     """
     descriptor = memory.create()
     try:
@@ -64,6 +66,7 @@ async def answer(connection: socket.socket, keys: Keys) -> HandshakeResult:
     Raises:
         BadPeer: what came is no greeting, or from another user, or its memory could be taken away again.
         OSError: no connection.
+
     """
     data, there, descriptors = await _received(connection, peer_credentials.HELLO_BYTES)
     try:

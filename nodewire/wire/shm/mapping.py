@@ -39,6 +39,7 @@ def check(descriptor: int) -> None:
 
     Raises:
         BadPeer: it is something else.
+
     """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)

@@ -77,6 +77,7 @@ class LinkEventTransport:
 
         Raises:
             LinkLost, TimedOut, NotAllowed, BadPeer: one of them cannot be reached.
+
         """
         document = {"t": EVENT, "event": event.to_json()}
         named = [peer for peer in dict.fromkeys(event.values("p")) if peer != self._public]
@@ -94,6 +95,7 @@ class LinkEventTransport:
 
         Raises:
             BadFrame, BadEvent, BadSignature, TooLarge: it is none, or not the peer's own: the link's end.
+
         """
         if document["t"] != EVENT:
             return False

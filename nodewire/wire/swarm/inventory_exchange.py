@@ -37,6 +37,7 @@ class InventoryExchange:
             TooLarge: it is longer than `max_bytes`.
             BadFrame: its parts contradict each other.
             TimedOut, LinkLost: it does not answer.
+
         """
         data = bytearray()
         while True:
@@ -56,6 +57,7 @@ class InventoryExchange:
 
         Raises:
             BadFrame: it is malformed: the link's end.
+
         """
         if document["t"] not in (ASK, SHOW):
             return False

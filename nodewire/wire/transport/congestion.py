@@ -32,6 +32,7 @@ def check(name: str) -> None:
 
     Raises:
         BadConfig: it is not there, or not allowed to this user; with those that are.
+
     """
     if name in ("", CONGESTION) or not hasattr(socket, "TCP_CONGESTION"):
         return

@@ -55,7 +55,7 @@ _MAX_SIGNATURE_BYTES = 72  # DER SEQUENCE of two INTEGERs of 256 bits
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """This process as others see it: its certificate and the TLS contexts that show and accept such certificates."""
+    """A process as others see it: its certificate and the TLS contexts that show and accept such certificates."""
 
     public: str
     certificate: bytes
@@ -117,6 +117,7 @@ def check_certificate(der: bytes | None, expected: str, now_s: float) -> None:
 
     Raises:
         BadPeer: naming what is wrong: certificate, dates, extension, npub, signature.
+
     """
     if not der or len(der) > MAX_CERTIFICATE_BYTES:
         raise BadPeer("certificate", f"absent or over {MAX_CERTIFICATE_BYTES} bytes")
@@ -167,6 +168,7 @@ def check_auth(text: object, listener: str, certificate: bytes, now_s: float) ->
     Raises:
         BadVersion: its `v` is not ours.
         BadPeer: malformed, ill-signed, for another listener, over another channel, or over 60 s old or early.
+
     """
     if not isinstance(text, str):
         raise BadPeer("event", "not text")

@@ -71,6 +71,7 @@ class Transport(Protocol):
             BadInput: a malformed address.
             NotAllowed: one that is not to be dialled.
             LinkLost: nobody answers.
+
         """
 
     async def listen(self, host: str, port: int, arrived: Callable[[Arrival], None]) -> Listener:
@@ -265,6 +266,7 @@ def check_listener(channel: asyncio.BaseTransport, expected: str, now_s: float) 
 
     Raises:
         BadPeer: it is not `expected`, the channel is not TLS 1.3, or the peer does not speak nodewire on it.
+
     """
     found: bytes | None = channel.get_extra_info("bound")
     if found is not None:  # the listener had to prove itself before there was a channel

@@ -35,6 +35,7 @@ def pack(message: dict[str, Any]) -> bytes:
     Raises:
         BadFrame: a value that msgpack does not know.
         TooLarge: over MAX_MESSAGE_BYTES.
+
     """
     try:
         body: bytes = msgpack.packb(message, use_bin_type=True, buf_size=4096)
@@ -92,6 +93,7 @@ def take_frame(fields: Any, arena: memoryview, copy: Callable[[Array], T]) -> Fr
     Raises:
         BadFrame: a field has the wrong type, or a tensor lies outside of the arena.
         TooLarge: too many tensors or keys, or more bytes than the arena has.
+
     """
     if not isinstance(fields, dict):
         raise BadFrame("frame", "not a map")

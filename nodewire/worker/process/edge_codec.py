@@ -27,6 +27,7 @@ def check(frame: Frame[Array], coding: Coding | None) -> None:
 
     Raises:
         BadFrame: a tensor more or less, or one of another dtype.
+
     """
     if coding is None:
         if any(array.dtype == MXINT8 for array in frame.tensors):
@@ -42,6 +43,7 @@ def sent_dtypes(edge: str, own: Sequence[str], coding: Coding | None) -> list[st
 
     Raises:
         BadFrame: they are not of those that the manifest says they are.
+
     """
     if coding is None:
         return list(own)
@@ -55,6 +57,7 @@ def in_blocks(tensor: Tensor, into: Tensor | None = None) -> Tensor:
 
     Raises:
         BadFrame: a number is not finite.
+
     """
     rows, width = _sizes(tensor.shape)
     if into is None:
@@ -73,6 +76,7 @@ def of_blocks(raw: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
     Raises:
         BadFrame: a scale that no block has, or a number beyond float32.
+
     """
     rows, width = _sizes(shape)
     raw = raw.view(rows, row_bytes(width))

@@ -63,7 +63,7 @@ def warm_up(limits: Limits) -> None:
 
 
 def _start_libraries() -> None:
-    """oneDNN and MKL keep buffers and generated code from their first use on, which torch does not count."""
+    """Libraries (oneDNN, MKL) keep buffers and generated code from their first use on, which torch does not count."""
     images = torch.ones(1, 4, 32, 32)
     with torch.no_grad():
         torch.nn.functional.conv2d(images, torch.ones(4, 4, 3, 3), padding=1)
@@ -313,7 +313,8 @@ class Server:
 
     def _tensor(self, array: Array, own: torch.dtype) -> torch.Tensor:
         """A private copy of `array` in the dtype `own` on the worker's device: the actor may keep it, the daemon reuses
-        the slab. Raises BadFrame."""
+        the slab. Raises BadFrame.
+        """
         if array.dtype == MXINT8 and array.nbytes:
             raw = torch.frombuffer(array.data, dtype=torch.uint8).to(self._limits.device)
             return edge_codec.of_blocks(raw, array.shape, own)

@@ -1,4 +1,5 @@
 """Landlock: this process, from now on, sees only the files it is given.
+
 https://docs.kernel.org/userspace-api/landlock.html
 
 Covers the calling thread and the threads it starts later, so it is called before any library starts one.

@@ -1,4 +1,5 @@
 """A user and a mount namespace of this process alone, in which given files are empty.
+
 https://man7.org/linux/man-pages/man7/user_namespaces.7.html
 
 For kernels without Landlock. In another user namespace than the daemon's this process can trace no process of its own

@@ -59,6 +59,7 @@ def keep_secrets(files: Iterable[Path], daemon: int) -> None:
 
     Raises:
         BadConfig: one of them can be read all the same, so no worker may start here.
+
     """
     if landlock.available():
         return

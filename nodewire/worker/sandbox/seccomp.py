@@ -1,4 +1,5 @@
 """Seccomp: system calls that a worker has no use for fail with EPERM.
+
 https://docs.kernel.org/userspace-api/seccomp_filter.html
 
 A list of refusals, not of permissions: torch and its allocators call what they like and change it by version. What

@@ -40,6 +40,7 @@ def parse(said: Mapping[str, Any], modules: Iterable[tuple[int, str, Sequence[Pi
 
     Raises:
         BadTask: another scheme than those read, or one that stores parts of a parameter in different ways.
+
     """
     groups = said.get("config_groups")
     if not isinstance(groups, dict) or not groups or not all(isinstance(one, dict) for one in groups.values()):
@@ -70,7 +71,8 @@ def parse(said: Mapping[str, Any], modules: Iterable[tuple[int, str, Sequence[Pi
 
 def named(plain: Iterable[tuple[int, str]], every: Iterable[tuple[int, str]]) -> list[str]:
     """A Quantization's `plain`, of `every` layer and parameter those: a parameter that is so in all of its layers is
-    named once."""
+    named once.
+    """
     plain = list(plain)
     layers, own = (Counter(role for _, role in some) for some in (every, plain))
     everywhere = {role for role, count in own.items() if count == layers[role]}

@@ -23,7 +23,8 @@ _MAX_NAMES = 4_096
 class InGroups:
     """`bits`: of a code. `group`: numbers of a row to a scale; 0: a row has one. `symmetric`: all zeros are in the
     middle. `in_turn`: whether a group's numbers follow each other. `plain`: parts of the names of modules that are
-    stored as they are."""
+    stored as they are.
+    """
 
     method: str
     layout: Layout
@@ -50,6 +51,7 @@ def said_of(config: Mapping[str, Any]) -> Method | None:
 
     Raises:
         BadTask: a variant that is not read; the field is named.
+
     """
     said = config.get(_FIELD)
     if not isinstance(said, dict):

@@ -19,6 +19,7 @@ def rope(fields: Fields, positions: Any, head_dim: Any, theta: float = 10_000.0,
 
     Raises:
         BadTask: another kind of scaling than the layers compute, or a field of it that they do not know.
+
     """
     said, older = fields.within("rope_parameters"), fields.within("rope_scaling")
     base, turning = fields.pop("rope_theta"), fields.pop("partial_rotary_factor")

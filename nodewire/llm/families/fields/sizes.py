@@ -39,6 +39,7 @@ def sizes(
 
     Raises:
         BadTask: a field is missing, or is no number.
+
     """
     found = {field: fields.needed(field) for field in _COPIED}
     heads, width = found["num_attention_heads"], found["hidden_size"]
@@ -63,6 +64,7 @@ def layer_kinds(
 
     Raises:
         BadTask: the list is none of the two kinds for each layer.
+
     """
     said, count = fields.pop("layer_types"), fields.layers(found)
     kinds = [SLIDING if window and slides(layer) else FULL for layer in range(count)] if said is None else said

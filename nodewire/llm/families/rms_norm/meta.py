@@ -24,6 +24,7 @@ def parse(fields: Fields, vocabulary: int, *, tied: bool) -> dict[str, Any]:
 
     Raises:
         BadTask: a field is missing, unknown, or asks for what the layers do not compute.
+
     """
     width, heads = fields.integer("dim"), fields.integer("n_heads")
     if not width or not heads:

@@ -91,7 +91,8 @@ class Moves:
 
     def swapped_ms(self, ring: Way, others: Ints) -> Floats:
         """[k, others]: the ring with one of them in place of one of its nodes, where it adds least: between two that
-        stay neighbours, three of which are enough to know, or where the node was."""
+        stay neighbours, three of which are enough to know, or where the node was.
+        """
         way, places = np.array((self.anchor, *ring, self.anchor)), np.arange(len(ring))[:, None]
         added = self._inserted_ms(way, others)
         nearest = np.argpartition(added, min(2, len(ring)), axis=0)[:3] if len(ring) > 2 else np.indices(added.shape)[0]
@@ -190,13 +191,13 @@ class _Fill:
         return self._first_ms + float(self._ms(np.array([left]))[0])
 
     def without_ms(self) -> Floats:
-        """[k]"""
+        """Milliseconds without each of the rows, [k]."""
         left = self._moves.tasks - (self._rows.size - 1)
         unit = self._moves.unit_ms[self._rows]
         return self._able(self._first_ms - unit + self._without(left), left, self._sums[-1] - self._own)
 
     def with_ms(self, others: Ints) -> Floats:
-        """[others]"""
+        """Milliseconds with each of the others beside the rows, [others]."""
         left = self._moves.tasks - (self._rows.size + 1)
         room, unit = self._moves.room[others] - 1, self._moves.unit_ms[others]
         taken = np.clip(left - self._faster(others), 0, room)
@@ -204,7 +205,7 @@ class _Fill:
         return self._able(ms, left, self._sums[-1] + room)
 
     def swapped_ms(self, others: Ints) -> Floats:
-        """[k, others]"""
+        """Milliseconds with each of the others in place of each row, [k, others]."""
         left = self._moves.tasks - self._rows.size
         room, unit = self._moves.room[others] - 1, self._moves.unit_ms[others]
         rows = self._rows[:, None]

@@ -38,7 +38,8 @@ _SLACK = 1e-9
 class Instance:
     """What a ring is looked for in: some nodes of a pool (default: all), each with room for `items` at once of the
     tasks that it takes, which may take it `stage_ms` at most, from the `anchor` around to it. `reserved_bytes` of the
-    anchor's node are taken already."""
+    anchor's node are taken already.
+    """
 
     pool: Pool
     chain: Chain
@@ -131,7 +132,8 @@ def costs(instance: Instance) -> Costs:
 @dataclass(frozen=True, slots=True)
 class _Level:
     """The pairs (S, j) with so many nodes in S that may still lead to the best ring, by S: S as bits, j, and `ms`
-    [pairs, T+1]."""
+    [pairs, T+1].
+    """
 
     sets: Ints
     last: Ints
@@ -262,7 +264,8 @@ def _back(found: Costs, levels: Sequence[_Level], at: int) -> tuple[Stage, ...]:
 
 def _evenly(ways: Floats, first: int, end: int, stages: int) -> tuple[int, int]:
     """Of `ways` [rows, end - first] to begin the last of so many stages at `first` or later a least one, by its row and
-    begin: of equals the one that takes its share of the tasks, since under load the longest stage counts."""
+    begin: of equals the one that takes its share of the tasks, since under load the longest stage counts.
+    """
     least = ways.min()
     rows, begins = np.nonzero(ways <= least + _SLACK * (1 + abs(least)))
     at = np.abs((end - first - begins) * stages - end).argmin()

@@ -76,6 +76,7 @@ class Journal:
 
     Raises:
         BadConfig: the file cannot be opened.
+
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,6 +110,7 @@ class Journal:
 
         Raises:
             BadConfig: it cannot be written, for the disk is full, say; it has not happened then.
+
         """
         data = orjson.dumps(asdict(event)).decode()
         try:

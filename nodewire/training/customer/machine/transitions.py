@@ -35,6 +35,7 @@ def apply(event: Event, state: State) -> State:
 
     Raises:
         NotAllowed: it cannot have happened in this state.
+
     """
     match event:
         case TrainingStart(rounds, shards, theta, needed, late, start, kept):

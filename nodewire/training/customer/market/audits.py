@@ -146,6 +146,7 @@ async def _patiently(fetch: Callable[[], Awaitable[Fetched]], until_s: float) ->
 
     Raises:
         NodewireError: it is not what was said; or not to be had by `until_s` (monotonic).
+
     """
     while True:
         try:

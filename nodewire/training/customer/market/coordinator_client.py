@@ -82,7 +82,8 @@ class Coordinator:
 
     async def open(self, recipe: bytes, data: Path, shards: int, start: Path | None = None) -> None:
         """Read the customer's data and split them, and `start`, the files that the recipe cites; weights are as before
-        the first round."""
+        the first round.
+        """
         program = self._folder / "recipe"
         program.write_bytes(recipe)
         self._session = await read(self._worker, program, data, shards, start)
@@ -123,6 +124,7 @@ class Coordinator:
 
         Raises:
             NotFound: the momenta are not in the training's folder any more.
+
         """
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
         await self._put("restore", path, theta.key, {"what": "theta", "round": round_}, theta.plain_sha256)
@@ -159,14 +161,16 @@ class Coordinator:
 
     async def judge(self, round_: int, waiting: Iterable[int]) -> dict[int, Verdict]:
         """Of every result of the round by its shard: whether it is accepted, and if not, why. All but those that are
-        `waiting` were accepted before; they are there to compare with."""
+        `waiting` were accepted before; they are there to compare with.
+        """
         meta: Meta = {"round": round_, "waiting": ",".join(map(str, waiting))}
         said = await self._session.receive(Frame("judge", 0, (), meta))
         return {int(one.meta["index"] or 0): _verdict(one) for one in said}
 
     async def judge_late(self, late: LateResult, index: int, theta: CiphertextRef, *, alone: bool = False) -> Verdict:
         """Whether a late result is accepted, by the weights that its own round began with; `alone`: not beside others
-        of that number, which began with other weights."""
+        of that number, which began with other weights.
+        """
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
         async with self._judging:
             await self._put("late.theta", path, theta.key, {"round": late.round}, theta.plain_sha256)
@@ -252,7 +256,8 @@ class Coordinator:
 
     def forget(self, oldest: int) -> None:
         """Steps before that of round `oldest` are never undone. Momenta of the round before it stay: after a power
-        failure the journal may not know of the newest step."""
+        failure the journal may not know of the newest step.
+        """
         for path in self._folder.glob("momenta-*.safetensors"):
             number = path.stem.removeprefix("momenta-")
             if number.isdecimal() and int(number) < oldest - 1:

@@ -43,6 +43,7 @@ class Deliveries:
 
         Raises:
             BadCiphertext, BadEvent ...: it is not encrypted to this customer, or not well-formed.
+
         """
         read = self._of(result)
         if read.opened is None:

@@ -92,7 +92,8 @@ def _used(course: Course, counted: Contribution, weight: int) -> StepInput:
 
 def _left_msat(course: Course, counted: tuple[Contribution, ...]) -> int:
     """What the budget has left if the rounds to come cost as much as this one: no training ends for want of a step that
-    could be made here."""
+    could be made here.
+    """
     rows = [course.state.debts[one.request, one.provider].row for one in counted]
     round_msat = sum(row.deposit_msat + row.balance_msat for row in rows)
     to_come = course.state.rounds - course.state.round - 1
@@ -176,6 +177,7 @@ def _blobs(
 
     Raises:
         BadHash, BadInput, TooLarge: not what was asked for, or more than it can be.
+
     """
     row = course.state.debts[request, delivered.provider].row
     if opening.commitment(delivered.provider, request, course.state.round) != delivered.commitment:

@@ -29,7 +29,8 @@ _UNKNOWN = "0" * 64
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What one request says: the shards in ascending order, each with its provider; the steps that each provider makes;
-    the request before for all."""
+    the request before for all.
+    """
 
     round: int
     dealt: Sequence[tuple[int, str]]
@@ -79,7 +80,8 @@ class Requests:
         inline_theta: bytes | None = None,
     ) -> tuple[RequestPublication, Event]:
         """The signed request with the tickets that open it, and its event. `inline_theta` stands in it, if there is
-        room."""
+        room.
+        """
         recipe, assigned, tickets = self._recipe, [], []
         for index, provider in ask.dealt:
             shard = shards[index]
@@ -152,6 +154,7 @@ class Requests:
         Raises:
             TooLarge: it does not fit into an event, or its ticket not into a wrap.
             BadInput: more results than one request takes.
+
         """
         recipe, (provider, trainer) = self._recipe, ad
         ticket = OuterTicket.from_document(

@@ -46,6 +46,7 @@ async def open_session(stack: AsyncExitStack, config: CustomerConfig) -> Trainin
 
     Raises:
         BadConfig, NotFound: a file of the configuration cannot be used, or no relay knows the committee.
+
     """
     wallets = registry.wallet_class(config.wallet.kind)
     keys, pool, market = await open_market(stack, config)

@@ -53,6 +53,7 @@ async def publish(course: Course, round_: int) -> None:
     Raises:
         NoProvider: nobody is found for a shard, and nobody is at one who could be free later.
         OverBudget: it would cost more than there is.
+
     """
     while (found := await _find(course, round_)) is not None:
         market, dealt, steps = found

@@ -42,6 +42,7 @@ class Ads:
 
         Raises:
             RelayRefused, TimedOut: no relay answers.
+
         """
         subscription = self._subscription
         if subscription is None or subscription.dropped or time.monotonic() > self._read_s + _AGAIN_S:

@@ -30,7 +30,8 @@ class Record:
 
     def cost_msat(self, provider: str, price_msat: int) -> float:
         """The expected cost of a useful result: a failed try costs the price (deposit and time are lost), one of
-        somebody who is known to fail also the time of all others, in the customer's own terms."""
+        somebody who is known to fail also the time of all others, in the customer's own terms.
+        """
         tries = self.good[provider] + _GOOD
         lost = min(MOST_TRIES, (self.failed[provider] + _BAD) / tries)
         known = min(MOST_TRIES, self.failed[provider] / tries)

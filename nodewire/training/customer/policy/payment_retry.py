@@ -24,7 +24,8 @@ class PaymentWait:
 
 def patience_s(state: State, refused: Mapping[str, bool]) -> float | None:
     """None as long as anything else is to be done. `refused` are those whose payment has failed, and whether because
-    their endpoint takes no connection."""
+    their endpoint takes no connection.
+    """
     if not state.is_paid_for:
         return None
     owed = {provider for _, provider in state.owed}

@@ -97,6 +97,7 @@ async def trainers(pool: Pool) -> dict[str, Trainer]:
 
     Raises:
         RelayRefused, TimedOut: no relay answers.
+
     """
     wanted = Filter(kinds=frozenset({kinds.AD}), tags={"t": frozenset({TOPIC})})
     found: dict[str, Trainer] = {}
@@ -131,8 +132,14 @@ def deal(
     unless another is better by far.
 
     Args:
+        needs: by shard, what its provider must have room for.
+        market: the ads, by public key.
         busy: how many shards each is at already.
         before: who had each shard in the round before.
+        record: what came of earlier shards, and so what a useful result is expected to cost.
+        speeds: who is quick and who would be late.
+        exclusion: who is not asked.
+
     """
     dealer = _Dealer(market, record, speeds, exclusion, Counter(busy))
     silent = exclusion.silent

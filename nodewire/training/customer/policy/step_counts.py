@@ -26,8 +26,10 @@ def step_us(market: Mapping[str, Trainer], took: Mapping[str, tuple[int, ...]], 
     """Microseconds that a step takes, by provider.
 
     Args:
+        market: the ads, by public key; they claim a speed.
         took: by provider, microseconds a step of its results so far.
         step_flops: operations of a step, for those of whom there is nothing but a claim.
+
     """
     claimed = {public: step_flops / (ad.gflops * 1_000) for public, ad in market.items()}
     measured = {public: max(1.0, float(median(some))) for public, some in took.items() if some and public in market}

@@ -20,7 +20,8 @@ MOST_SILENT = 8
 
 def lost_msat(state: State) -> int:
     """Deposits that were asked for, of work that is neither under way nor accepted; and what is owed, or was paid, for
-    work that began with weights of a step that was undone."""
+    work that began with weights of a step that was undone.
+    """
     open_ = {(work.request, work.provider) for work in (*state.works, *state.late)}
     open_.add((state.outer.request, state.outer.provider))
     deposits = sum(
@@ -38,7 +39,8 @@ def lost_msat(state: State) -> int:
 
 def asked(market: Mapping[str, Trainer], state: State, budget_msat: int) -> Mapping[str, Trainer]:
     """Whom a shard may be given to: once an eighth of the budget is lost, or too many have answered nothing, only those
-    whose work was accepted here, as soon as there are any."""
+    whose work was accepted here, as soon as there are any.
+    """
     known = {provider for (_, provider), debt in state.debts.items() if debt.balance != "none"} - state.banned
     silent = {provider for provider, reason in state.failures if reason == NO_ANSWER} - known
     if MOST_LOST * lost_msat(state) <= budget_msat and len(silent) < MOST_SILENT:

@@ -298,7 +298,8 @@ class CoordinatorActor:
 
     def _is_at_once(self, judgement: validation.Judgement) -> bool:
         """Whether a result is not waited for to be audited: it is out of all proportion, and what its provider carries
-        from round to round is nothing, so that the shard's round can be trained here."""
+        from round to round is nothing, so that the shard's round can be trained here.
+        """
         return judgement.threat == "sure" and not self._recipe.compression.carries
 
     def _submission(self, round_: int, index: int, result: _Result, theta: State) -> validation.Submission:

@@ -52,6 +52,7 @@ class FrozenIn:
         Raises:
             BadFrame: no bytes.
             BadData: another header, more or fewer bytes, or a number that is not finite.
+
         """
         if len(frame.tensors) != 1 or frame.tensors[0].dtype != torch.uint8:
             raise BadFrame(frame.edge, "not one tensor of bytes")

@@ -29,7 +29,9 @@ class Harm:
         """Whether the next weights are worse than the present ones, or better without this shard's result.
 
         Args:
+            index: of the shard.
             others: whether there are other results.
+
         """
         before, after = self._all = self._all or (self._measure(), self._without(()))
         return _is_worse(after, before) or (others and _is_worse(after, self._without([index])))

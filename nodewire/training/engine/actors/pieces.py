@@ -1,5 +1,6 @@
 """What training's workers say and hear beside tensors: bytes in frames of at most 1 MiB, `meta` says `end` in the last;
-numbers; losses in millionths."""
+numbers; losses in millionths.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +62,7 @@ class IncomingTensors:
             BadFrame: no bytes, or none from the beginning.
             TooLarge: more bytes than were expected, or a longer header.
             BadData: not the tensors that were expected, as `state.unpack`.
+
         """
         piece = _bytes_of(frame)
         if not frame.seq:  # from the start, whatever was broken off
@@ -87,7 +89,8 @@ def _bytes_of(frame: Tensors) -> memoryview:
 
 class Pieces(Sequence[Tensors]):
     """Frames that are made when they are sent: of bytes where they stand, each of PIECE_BYTES, and what is said before
-    them. What the bytes belong to must stay as it is until then."""
+    them. What the bytes belong to must stay as it is until then.
+    """
 
     def __init__(
         self, edge: str, parts: Iterable[bytes | memoryview], *, after: Sequence[Tensors] = (), meta: Meta | None = None

@@ -56,6 +56,7 @@ class BoughtStep:
             BadData, TooLarge, BadUpdate: malformed, or not finite.
             BadHash: not what it was committed to.
             BadUpdate: a piece is not what the step makes.
+
         """
         seed, committed = said.get("seed"), bytes.fromhex(str(said.get("root")))
         if not isinstance(seed, bytes) or "theta" not in self._whole:

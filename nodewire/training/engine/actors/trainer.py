@@ -60,6 +60,7 @@ class TrainerActor:
 
         Raises:
             Busy: those that are still at work leave no room.
+
         """
         done = [name for name, one in self._sessions.items() if one.is_done]
 
@@ -126,7 +127,7 @@ class _ShardSession:
 
     @property
     def _trainer(self) -> Trainer:
-        """This session's own until `_release`: a round's pause leaves its state in there."""
+        """The session's own until `_release`: a round's pause leaves its state in there."""
         if self._trained_by is None:
             if self._recipe.adapter is not None and self._beside is None:
                 raise BadFrame("start", "what the adapter stands beside comes first")

@@ -43,6 +43,7 @@ def initial(recipe: Recipe, start: State | None = None) -> State:
 
     Raises:
         BadRecipe: the recipe names a start that was not given.
+
     """
     family = recipe.family
     if isinstance(family, Decoder | Encoder) and family.start is not None and start is None:

@@ -36,7 +36,7 @@ class Weights:
         return self.tensors[name]
 
     def matrix(self, module: str) -> Apply:
-        """x -> W x (+ bias) (+ scale B A x) of the module's tensors."""
+        """The function x -> W x (+ bias) (+ scale B A x) of the module's tensors."""
         weight, bias = self.tensors[f"{module}.weight"], self.tensors.get(f"{module}.bias")
         a, b, scale = self.tensors.get(f"{module}.lora_a"), self.tensors.get(f"{module}.lora_b"), self.scale
         if a is None or b is None:

@@ -40,6 +40,7 @@ def family_of(directory: Path) -> Decoder | Encoder:
 
     Raises:
         NotFound, BadTask, BadInput, TooLarge: it does not hold a model that nodewire trains.
+
     """
     if not gguf.is_one(directory) and encoder_directory.config_of(directory).get("model_type") == "bert":
         return open_encoder(directory).family
@@ -65,6 +66,7 @@ def open_decoder(directory: Path) -> InitialModel:
 
     Raises:
         NotFound, BadTask, BadInput, TooLarge: it does not hold a model that nodewire decodes.
+
     """
     checkpoint = open_checkpoint(directory, in_blocks=False)
     config = checkpoint.config
@@ -95,6 +97,7 @@ def open_encoder(directory: Path) -> InitialModel:
 
     Raises:
         NotFound, BadTask, BadInput, TooLarge: it does not hold a BERT that is pooled by its mean and normalized.
+
     """
     found = encoder_directory.read(directory)
     if not found.weights.is_file():
@@ -139,11 +142,14 @@ def files(recipe: Recipe, theta: State, start: State | None = None, tokenizer: b
     """What was trained, by file name: weights as the recipe stores them, configuration, tokenizer, and the recipe.
 
     Args:
+        recipe: its family says how tensors are named there.
+        theta: what was trained: the model, or adapters, which are merged.
         start: what the recipe's model started from; needed with an adapter only.
         tokenizer: the recipe's tokenizer.json; a byte decoder needs none.
 
     Raises:
         BadInput: a recipe's start or tokenizer was not given.
+
     """
     family, made = recipe.family, {}
     if isinstance(family, Decoder) and family.tokens == "byte":

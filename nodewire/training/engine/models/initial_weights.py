@@ -42,6 +42,7 @@ def read(recipe: Recipe, path: Path | None) -> Start:
         BadRecipe, TooLarge: a size is not what it can be.
         BadTask: a safetensors file is malformed, or a tensor is missing, of another shape or dtype, or not finite.
         BadHash: a file is another than the recipe cites; it is named, with both hashes.
+
     """
     weights, tokenizer = initial_weights.find_weights(recipe), initial_weights.tokenizer_of(recipe)
     if weights is None and tokenizer is None:

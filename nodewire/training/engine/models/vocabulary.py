@@ -31,6 +31,7 @@ def learned(texts: Iterable[str], size: int) -> bytes:
 
     Raises:
         BadInput: a size that does not hold all bytes and `END`.
+
     """
     if not 257 <= size <= 2**20:
         raise BadInput("vocabulary", f"{size}, not from 257 to {2**20}")

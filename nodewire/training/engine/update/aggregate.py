@@ -40,6 +40,7 @@ def trimmed(results: Results, cut: int) -> dict[str, Tensor]:
 
     Raises:
         BadInput: nothing is left.
+
     """
     if not 0 <= 2 * cut < len(results):
         raise BadInput("aggregate", f"{len(results)} results, without the {cut} lowest and highest none is left")
@@ -87,6 +88,7 @@ def krum(results: Results, liars: int, whole: Results | None = None) -> dict[str
 
     Raises:
         BadInput: fewer results than 2 liars + 3, for which Krum promises nothing.
+
     """
     if len(results) < 2 * liars + 3:
         raise BadInput("aggregate", f"{len(results)} results, Krum needs {2 * liars + 3} against {liars}")

@@ -67,6 +67,7 @@ def unpack(data: bytes, recipe: Recipe) -> CarriedState | None:
 
     Raises:
         TooLarge, BadUpdate: it is not of this recipe, or a number in it is not finite, or above 2^64.
+
     """
     if not data:
         return None
@@ -95,6 +96,7 @@ def shown(data: bytes | None, recipe: Recipe, committed: bytes) -> CarriedState 
         Withheld: nothing is shown.
         BadHash: it is not.
         TooLarge, BadUpdate: it is none of this recipe.
+
     """
     if data is None:
         raise Withheld("carried", "it is not shown")
@@ -111,6 +113,7 @@ def check_residual(carried: CarriedState | None, before: bytes, recipe: Recipe) 
 
     Raises:
         BadUpdate: a number of the residual is larger than what its block's form can lose.
+
     """
     if carried is None or carried.residual is None or recipe.compression.fragments > 1:
         return

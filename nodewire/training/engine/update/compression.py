@@ -51,10 +51,12 @@ def pack(delta: State, compression: Compression, residual: State | None = None) 
 
     Args:
         delta: tensors in the family's order.
+        compression: the recipe's; it says how numbers are rounded, and which are left out.
         residual: what the round before left; None at first, and whenever another provider takes over the shard.
 
     Raises:
         BadUpdate: a number is not finite, or above 2^64.
+
     """
     sent, left = coded(delta, compression, residual)
     return state.pack(sent), left
@@ -131,6 +133,7 @@ def unpack(data: bytes, shapes: Shapes, compression: Compression) -> State:
     Raises:
         TooLarge: longer than an update of this model and form can be.
         BadUpdate: shorter, of other names, shapes or dtypes, or numbers that packing does not make.
+
     """
     if len(data) > (most := most_bytes(shapes, compression)):
         raise TooLarge("update", f"{len(data)} bytes, at most {most}")

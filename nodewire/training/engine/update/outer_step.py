@@ -45,6 +45,8 @@ def step(
     """Theta and momenta after a round.
 
     Args:
+        rule: of the round (`Recipe.outer_of`).
+        theta: what the round began with, in the family's order.
         momenta: of `start`, or of the step before.
         results: (weight, delta) by ascending shard index; weights are samples seen, 1 to 2^29 - 1.
         whole: the whole results, if theta, momenta and `results` are pieces of the round's.
@@ -52,6 +54,7 @@ def step(
     Raises:
         BadUpdate: no results, a weight out of range, a delta of other names or shapes than theta, a sum beyond float32.
         BadInput: fewer results than the rule's aggregate needs.
+
     """
     _check(theta, momenta, rule, results)
     lr, mu, (b1, b2), eps = float(rule.lr), float(rule.momentum), map(float, rule.betas), float(rule.eps)
@@ -80,7 +83,8 @@ def step(
 
 def length(rule: Outer, results: Results) -> float:
     """What the aggregate is multiplied by: the root of the share that has come of the rule's `shards`, by weights, so
-    that a step of few results is no noisier than one of all. 1 at most, and for a rule without `shards`."""
+    that a step of few results is no noisier than one of all. 1 at most, and for a rule without `shards`.
+    """
     if not rule.shards:
         return 1.0
     weights = [weight for weight, _ in results]

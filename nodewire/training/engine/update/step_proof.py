@@ -64,8 +64,12 @@ def wrong(
     """The first of some pieces that is not, bit for bit, what the step makes; None if all are.
 
     Args:
-        before, after: theta and momenta, in the family's order.
+        rule: of the round (`Recipe.outer_of`).
+        before: theta and momenta as they were, in the family's order.
         results: as the step's: all of them, whole.
+        after: theta and momenta as they are said to be after the step.
+        pieces: numbers of those that are computed again.
+
     """
     for some in _batches(list(pieces)):
         theta = {str(piece): _part(before[0], "", before[0], piece) for piece in some}
