@@ -367,7 +367,7 @@ class Market:
 
     def earned_msat(self, provider: str) -> int:
         """What a provider's own wallet has received for its work, by its ledger."""
-        sql = "SELECT coalesce(sum(amount_msat), 0) AS msat FROM dues WHERE state IN ('settled', 'receipted')"
+        sql = "SELECT coalesce(sum(amount_msat), 0) AS msat FROM dues WHERE state = 'settled'"
         return sum(row["msat"] for row in self.rows(provider, sql))
 
     async def lost_msat(self, provider: Provider) -> int:

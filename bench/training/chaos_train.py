@@ -192,7 +192,7 @@ class World:
 
     def paid(self, part: int) -> set[tuple[str, str]]:
         """Requests and payees of which a part is paid, by the providers' own wallets."""
-        sql = "SELECT job, payee FROM dues WHERE chunk = ? AND state IN ('settled', 'receipted')"
+        sql = "SELECT job, payee FROM dues WHERE chunk = ? AND state = 'settled'"
         rows = [row for name in self.market.providers for row in self.market.rows(name, sql, part)]
         return {(row["job"], row["payee"]) for row in rows if row["job"] in self.fresh}
 

@@ -141,9 +141,10 @@ class PublicRecord:
         key = Key(self.request.id, PROVIDERS[number].public, chunk, attempt)
         preimage = bytes([number]) * 16 + chunk.to_bytes(16, "big")
         ledger.plan(key, amount_msat)
-        ledger.record(key, debts.DebtInvoice("lnbcrt1", debts.hashlib.sha256(preimage).hexdigest()))
-        ledger.record(key, debts.PaymentAttempt("w"))
-        ledger.record(key, debts.DebtPayment(debts.hashlib.sha256(preimage).hexdigest(), preimage.hex(), 1))
+        payment_hash = debts.hashlib.sha256(preimage).hexdigest()
+        ledger.begin(key.payee, [key], debts.Payment(payment_hash, "lnbcrt1", amount_msat))
+        ledger.record(payment_hash, debts.PaymentAttempt("w"))
+        ledger.record(payment_hash, debts.PaymentSettlement(preimage.hex(), 1))
 
     def verdict(self, number: int, chunk: int, epoch: int, **changes) -> Verdict:
         """On the chunk that provider `number` committed to, which `epoch` drew; it passes if nothing is changed."""

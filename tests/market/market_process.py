@@ -282,7 +282,7 @@ class RunningMarket:
         """Wait until providers, and `guests` (public keys by name), have booked what this customer's book says that it
         paid them: they hear of it a little later."""
         own, public = self.ledger(customer), self.keys(customer).public
-        sql = "SELECT sum(amount_msat) FROM dues WHERE customer = ? AND state IN ('settled', 'receipted')"
+        sql = "SELECT sum(amount_msat) FROM dues WHERE customer = ? AND state = 'settled'"
         try:
             for name, payee in (self.public | guests).items():
                 theirs = self.ledger(name)

@@ -1,14 +1,12 @@
-"""What a customer owes for one chunk, from plan to proof of payment: a pure state machine, no I/O, no clock.
+"""What a customer owes for one chunk, and the payments that settle it: pure transitions, no I/O, no clock.
 
-planned ──invoice──▶ invoiced ──attempt──▶ paying ──paid──▶ paid
-                      ▲  ▲ └─another invoice  │
-                      │  └──                  │
-                      └──────── failed ◀──failed    (only when the wallet's own record says that nothing was paid)
+A payment:  invoiced ──attempt──▶ paying ──paid──▶ paid
+                                     └───failed──▶ failed    (only when the wallet's own record says so)
 
-Each invoice is a payment of its own, known by its payment hash, and none is ever forgotten or tried a second time once
-it has failed. Each step is written before it is acted on. "paying" is the one state in which money may have moved
-unseen; it is left only on the wallet's word about that hash. So a chunk is paid at most once, whenever a process dies,
-and whatever another one does meanwhile.
+A payment settles one debt or several of one payee, and what it is more than these is left for the payee's next ones. It
+is known by its payment hash, and none is ever forgotten or tried a second time once it has failed. Each step is written
+before it is acted on. "paying" is the one state in which money may have moved unseen; it is left only on the wallet's
+word about that hash. So a chunk is paid at most once, whenever a process dies, and whatever another one does meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from nodewire.errors import BadInput, NotAllowed, NotFound
+from nodewire.errors import BadInput, NotAllowed
 
 _HEX32 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -46,10 +44,11 @@ class JobBudget:
 
 @dataclass(frozen=True, slots=True)
 class Payment:
-    """One invoice for a debt, and what became of it."""
+    """One invoice for one or several debts to a payee, and what became of it."""
 
     payment_hash: str
     bolt11: str
+    amount_msat: int
     state: PaymentState = "invoiced"
     wallet: str = ""
     """The id of the wallet that was told to pay it: no other knows what became of it."""
@@ -60,22 +59,43 @@ class Payment:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """How much of a debt a payment settles. `bears_fee`: the payment's fee counts as this debt's."""
+
+    payment: Payment
+    msat: int
+    bears_fee: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Debt:
     key: Key
     amount_msat: int
-    payments: tuple[Payment, ...] = ()
-    """Oldest first."""
+    parts: tuple[Part, ...] = ()
+    """Oldest first. Those whose payments failed settle nothing."""
     lnurl: str = ""
     """The payee's endpoint ("lnurl1..."), so that the debt can be paid when the job is long over."""
 
     @property
+    def paid_msat(self) -> int:
+        return sum(part.msat for part in self.parts if part.payment.state == "paid")
+
+    @property
+    def left_msat(self) -> int:
+        """What no payment has settled."""
+        return self.amount_msat - self.paid_msat
+
+    @property
     def payment(self) -> Payment | None:
-        """The payment that settled it, or else the newest."""
-        paid = (one for one in self.payments if one.state == "paid")
-        return next(paid, self.payments[-1] if self.payments else None)
+        """The payment that settled the last of it, or else the newest that is not paid."""
+        is_paid = self.left_msat <= 0
+        wanted = [part.payment for part in self.parts if part.msat and (part.payment.state == "paid") == is_paid]
+        return wanted[-1] if wanted else None
 
     @property
     def state(self) -> State:
+        if self.left_msat <= 0:
+            return "paid"
         return self.payment.state if self.payment is not None else "planned"
 
     @property
@@ -92,7 +112,7 @@ class Debt:
 
     @property
     def fee_msat(self) -> int:
-        return self.payment.fee_msat if self.payment is not None else 0
+        return sum(one.payment.fee_msat for one in self.parts if one.payment.state == "paid" and one.bears_fee)
 
     @property
     def reason(self) -> str:
@@ -101,21 +121,16 @@ class Debt:
 
 
 @dataclass(frozen=True, slots=True)
-class DebtInvoice:
-    bolt11: str
-    payment_hash: str
-
-
-@dataclass(frozen=True, slots=True)
 class PaymentAttempt:
-    """The wallet with this id is about to be told to pay the newest invoice."""
+    """The wallet with this id is about to be told to pay the invoice."""
 
     wallet: str
 
 
 @dataclass(frozen=True, slots=True)
-class DebtPayment:
-    payment_hash: str
+class PaymentSettlement:
+    """The wallet's own record says that it is paid."""
+
     preimage: str
     fee_msat: int
 
@@ -124,65 +139,34 @@ class DebtPayment:
 class PaymentFailure:
     """The wallet's own record says that nothing was paid by this hash, and nothing will be."""
 
-    payment_hash: str
     reason: str
 
 
-Event = DebtInvoice | PaymentAttempt | DebtPayment | PaymentFailure
+Event = PaymentAttempt | PaymentSettlement | PaymentFailure
 
 
-def apply(event: Event, debt: Debt) -> Debt:
-    """The debt after `event`; the same debt if the event tells nothing new.
+def apply(event: Event, payment: Payment) -> Payment:
+    """The payment after `event`; the same payment if the event tells nothing new.
 
     Raises:
-        NotAllowed: the debt's state does not admit the event, or an invoice's hash was tried before and failed.
-        NotFound: no invoice of this debt has that payment hash.
+        NotAllowed: no wallet was told to make it.
         BadInput: the preimage does not open the payment hash.
 
     """
     match event:
-        case DebtInvoice(bolt11, payment_hash):
-            known = next((one for one in debt.payments if one.payment_hash == payment_hash), None)
-            if known is not None and (known.state == "failed" or known.bolt11 != bolt11):
-                raise NotAllowed("payment_hash", "an invoice with it was tried before: another one is needed")
-            if known is not None or debt.state in ("paying", "paid"):  # another process was quicker with another one
-                return debt
-            return replace(debt, payments=(*debt.payments, Payment(payment_hash, bolt11)))
         case PaymentAttempt(wallet):
-            if debt.payment is None:
-                raise NotAllowed("invoice", "there is none")
-            if debt.state != "invoiced":
-                return debt
-            return _with(debt, replace(debt.payment, state="paying", wallet=wallet))
-        case DebtPayment():
-            return _paid(event, debt)
-        case PaymentFailure(payment_hash, reason):
-            known = _attempted(debt, payment_hash)
-            return _with(debt, replace(known, state="failed", reason=reason)) if known.state == "paying" else debt
-
-
-def _paid(event: DebtPayment, debt: Debt) -> Debt:
-    known = _attempted(debt, event.payment_hash)
-    if not opens(event.preimage, event.payment_hash):
-        raise BadInput("preimage", f"the wallet's does not hash to {event.payment_hash}: look the payment up there")
-    if known.state == "paid":
-        return debt
-    return _with(debt, replace(known, state="paid", preimage=event.preimage, fee_msat=event.fee_msat, reason=""))
-
-
-def _attempted(debt: Debt, payment_hash: str) -> Payment:
-    """The payment that a wallet was told to make."""
-    known = next((one for one in debt.payments if one.payment_hash == payment_hash), None)
-    if known is None:
-        raise NotFound("payment_hash", "no invoice of this debt has it")
-    if known.state == "invoiced":
-        raise NotAllowed("payment", "no wallet was told to make it")
-    return known
-
-
-def _with(debt: Debt, payment: Payment) -> Debt:
-    changed = (payment if one.payment_hash == payment.payment_hash else one for one in debt.payments)
-    return replace(debt, payments=tuple(changed))
+            return replace(payment, state="paying", wallet=wallet) if payment.state == "invoiced" else payment
+        case _ if payment.state == "invoiced":
+            raise NotAllowed("payment", "no wallet was told to make it")
+        case PaymentSettlement(preimage, fee_msat):
+            if not opens(preimage, payment.payment_hash):
+                reason = f"the wallet's does not hash to {payment.payment_hash}: look the payment up there"
+                raise BadInput("preimage", reason)
+            if payment.state == "paid":
+                return payment
+            return replace(payment, state="paid", preimage=preimage, fee_msat=fee_msat, reason="")
+        case PaymentFailure(reason):
+            return replace(payment, state="failed", reason=reason) if payment.state == "paying" else payment
 
 
 def opens(preimage: str, payment_hash: str) -> bool:

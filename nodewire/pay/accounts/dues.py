@@ -1,22 +1,19 @@
-"""What a provider is owed for one chunk, from delivery to published receipt: a pure state machine, no I/O, no clock.
+"""What a provider is owed for one chunk, and how payments settle it: pure rules, no I/O, no clock.
 
-due ──invoiced──▶ invoiced ──settled──▶ settled ──receipted──▶ receipted
-                     └─another invoice
-
-A customer that lost an invoice may ask for another, so a due can have several. The first that the provider's own
-wallet reports as settled, with its preimage and no less than is due, clears it. What came besides is kept as overpaid.
+A payment counts when the provider's own wallet reports it as settled, with its preimage. It settles the due that its
+zap request names, then others of the same job, then the customer's other ones, the oldest first, each as a whole. What
+is left is the customer's balance, which settles what falls due next. A deposit is settled by name alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from nodewire.errors import BadInput, NotAllowed
-from nodewire.pay.accounts.debts import Key, opens
+from nodewire.pay.accounts.debts import Key
 
-State = Literal["due", "invoiced", "settled", "receipted"]
+State = Literal["due", "settled"]
 
 MAX_BROKEN = 3
 """Of a customer's jobs that broke off within `BROKEN_S` so many may stand unpaid."""
@@ -35,62 +32,46 @@ class Due:
     due_by_s: int
     state: State = "due"
     payment_hash: str | None = None
-    """The invoice that cleared it."""
-    preimage: str | None = None
+    """The payment that settled the last of it."""
     settled_at_s: int = 0
-    receipt: str | None = None
-    """The published receipt's event id."""
 
 
 @dataclass(frozen=True, slots=True)
-class DueInvoice:
-    payment_hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class DueSettlement:
-    """The provider's own wallet says so."""
-
-    payment_hash: str
-    preimage: str
-    amount_msat: int
-    at_s: int
-
-
-@dataclass(frozen=True, slots=True)
-class DueReceipt:
-    """A relay has taken the receipt with this event id."""
-
-    receipt: str
-
-
-Event = DueInvoice | DueSettlement | DueReceipt
-
-
-def apply(event: Event, due: Due) -> Due:
-    """The due after `event`; the same due if the event has been applied before.
-
-    Raises:
-        NotAllowed: the due's state does not admit the event, or less came than is due.
-        BadInput: the preimage does not open the payment hash.
-
+class CreditTerms:
+    """How much a customer may owe: `first_msat` before it has paid anything, else as much as it has paid, at most
+    `most_msat`.
     """
-    match event, due.state:
-        case DueInvoice(), "due" | "invoiced":
-            return replace(due, state="invoiced")
-        case DueSettlement(payment_hash, preimage, amount_msat, at_s), "invoiced":
-            if not opens(preimage, payment_hash):
-                raise BadInput("preimage", f"the wallet's does not hash to {payment_hash}: look the payment up there")
-            if amount_msat < due.amount_msat:
-                raise NotAllowed("amount_msat", f"{amount_msat} msat came, {due.amount_msat} msat are due")
-            return replace(due, state="settled", payment_hash=payment_hash, preimage=preimage, settled_at_s=at_s)
-        case DueSettlement(payment_hash), "settled" | "receipted" if payment_hash == due.payment_hash:
-            return due
-        case DueReceipt(receipt), "settled":
-            return replace(due, state="receipted", receipt=receipt)
-        case DueReceipt(receipt), "receipted" if receipt == due.receipt:
-            return due
-    raise NotAllowed(f"{type(event).__name__} of a due that is {due.state}")
+
+    first_msat: int = 0
+    most_msat: int = 0
+
+    def earned_msat(self, paid_msat: int) -> int:
+        """What a key may owe for any time, having paid `paid_msat`."""
+        return min(self.most_msat, paid_msat)
+
+    def allowed_msat(self, paid_msat: int) -> int:
+        """What a key may owe while its job runs."""
+        return max(self.first_msat, self.earned_msat(paid_msat))
+
+
+NO_CREDIT = CreditTerms()
+
+
+def settle(balance_msat: int, unpaid: Iterable[Due], named: Key | None) -> tuple[list[Due], int]:
+    """The dues of `unpaid` (one customer's, oldest first) that a balance settles, and the balance that is left.
+
+    `named` is the due that a payment's zap request names; None for a balance that was there before.
+    """
+    wanted = [due for due in unpaid if due.due_by_s < NEVER_S or due.key == named]
+    if named is not None:
+        wanted.sort(key=lambda due: (due.key != named, due.key.job != named.job))  # stable: the oldest first
+    settled = []
+    for due in wanted:
+        if due.amount_msat > balance_msat:
+            break
+        balance_msat -= due.amount_msat
+        settled.append(due)
+    return settled, balance_msat
 
 
 def is_too_much(broken_at_s: Sequence[int]) -> bool:

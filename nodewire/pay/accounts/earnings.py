@@ -25,10 +25,10 @@ class Takings:
 
 def read(path: Path, now_s: float) -> Takings:
     """The sums in the ledger at `path` now. Raises sqlite3.Error: it is not to be read."""
-    unpaid = "state IN ('due', 'invoiced') AND due_by_s"
+    unpaid = "state = 'due' AND due_by_s"
     sql = (
-        "SELECT coalesce(sum(amount_msat) FILTER (WHERE state IN ('settled', 'receipted')), 0), "
-        "count(*) FILTER (WHERE state IN ('settled', 'receipted')), "
+        "SELECT coalesce(sum(amount_msat) FILTER (WHERE state = 'settled'), 0), "
+        "count(*) FILTER (WHERE state = 'settled'), "
         f"coalesce(sum(amount_msat) FILTER (WHERE {unpaid} > :now AND due_by_s < :never), 0), "
         f"coalesce(sum(amount_msat) FILTER (WHERE {unpaid} <= :now), 0) FROM dues"
     )

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
+from nodewire.pay.accounts.debt_book import Tab
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning import invoices
@@ -57,7 +58,17 @@ class Payer:
         self._fees = fees
         self._now_s = now_s
         self._info: WalletInfo | None = None
-        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str | Key, asyncio.Lock] = WeakValueDictionary()
+
+    def charge(self, key: Key, amount_msat: int, *, lnurl: str = "", budget: JobBudget | None = None) -> Debt:
+        """Enter a debt, which is paid at once where its payee was paid ahead. No wallet is asked.
+
+        Raises:
+            NotAllowed: the debt is entered with another amount.
+            OverBudget: the job would cost more than `budget`.
+
+        """
+        return self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl, at_s=int(self._now_s()))
 
     async def pay(
         self,
@@ -68,11 +79,14 @@ class Payer:
         relays: tuple[str, ...],
         lnurl: str | None = None,
         budget: JobBudget | None = None,
+        alone: bool = False,
     ) -> Debt:
         """Zap `key.payee` for one chunk and return the paid debt; a chunk that is paid is not paid again.
 
-        `fetch` gets the invoice (over LNURL, or over the wire), `relays` are where the receipt goes, `lnurl` is the
-        endpoint's URL as "lnurl1...". A failed payment may be asked for again: it fetches a new invoice.
+        With it goes whatever else is owed to the payee, in whole units of the wallet: what is more than that is paid
+        ahead. `alone`: it is paid to the msat, by itself. `fetch` gets the invoice (over LNURL, or over the wire),
+        `relays` are where the receipt goes, `lnurl` is the endpoint's URL as "lnurl1...". A failed payment may be asked
+        for again: it fetches a new invoice.
 
         Raises:
             PaymentFailed: the wallet's record says that nothing was paid.
@@ -82,37 +96,59 @@ class Payer:
             TimedOut, LinkLost, or what else the wallet answers: it may be paid; call `pay` or `recover` again.
 
         """
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:
-            debt = self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl or "")
+        self.charge(key, amount_msat, budget=budget, lnurl=lnurl or "")
+        async with self._locks.setdefault(key if alone else key.payee, asyncio.Lock()):
+            debt = self._ledger.debt(key)
             if debt.state == "paying":
                 debt = await self._resolve(debt, _WAIT_S)
             if debt.state == "paid":
                 return debt
             if debt.state == "paying":
                 raise _on_its_way()
-            info = await self._known_wallet()
             if debt.state in ("planned", "failed") or (debt.state == "invoiced" and self._has_expired(debt)):
-                # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.
-                created_at = int(self._now_s()) + len(debt.payments)
-                request = zaps.build_request(
-                    self._keys, key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at
-                )
-                invoice = await fetch(request, amount_msat)
-                invoices.check(
-                    invoice,
-                    amount_msat=amount_msat,
-                    now_s=self._now_s(),
-                    description_hash=zaps.description_hash(request.to_json()),
-                    network=info.network,
-                )
-                self._ledger.record(key, debts.DebtInvoice(invoice.bolt11, invoice.payment_hash))
-            debt = await self._send(key)
+                debt = await self._ask(debt, fetch, relays, lnurl, alone=alone)
+            if debt.payment is not None and debt.state != "paid":
+                await self._send(debt.payment)
+            debt = self._ledger.debt(key)
             if debt.state == "failed":
                 raise PaymentFailed("payment", debt.reason)
             if debt.state != "paid":
                 raise _on_its_way()
             return debt
+
+    async def _ask(self, debt: Debt, fetch: Fetch, relays: tuple[str, ...], lnurl: str | None, *, alone: bool) -> Debt:
+        """Get an invoice for a debt, and for what else is owed to its payee; the debt with it."""
+        info = await self._known_wallet()
+        others = [] if alone else [one for one in self._ledger.unpaid_to(debt.key.payee) if self._is_free(one)]
+        wanted = [debt, *(one for one in others if one.key != debt.key)]
+        amount_msat = sum(one.left_msat for one in wanted)
+        if not alone:
+            amount_msat = max(info.least_msat, -(-amount_msat // info.unit_msat) * info.unit_msat)
+        # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.
+        created_at = int(self._now_s()) + len(debt.parts)
+        request = zaps.build_request(
+            self._keys, debt.key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at
+        )
+        invoice = await fetch(request, amount_msat)
+        invoices.check(
+            invoice,
+            amount_msat=amount_msat,
+            now_s=self._now_s(),
+            description_hash=zaps.description_hash(request.to_json()),
+            network=info.network,
+        )
+        expired = [one.payment.payment_hash for one in debt.parts if self._is_stale(one.payment)]
+        payment = Payment(invoice.payment_hash, invoice.bolt11, amount_msat)
+        return self._ledger.begin(debt.key.payee, [one.key for one in wanted], payment, expired=expired)
+
+    def _is_free(self, debt: Debt) -> bool:
+        """Whether no payment is under way for a debt."""
+        live = (one.payment for one in debt.parts if one.payment.state in ("invoiced", "paying"))
+        return all(self._is_stale(payment) for payment in live)
+
+    def _is_stale(self, payment: Payment) -> bool:
+        """Whether an invoice was never paid, and is too old to be."""
+        return payment.state == "invoiced" and invoices.decode(payment.bolt11).is_expired(self._now_s())
 
     def funds(self) -> Funds:
         """What the wallet holds; see `Funds.check`."""
@@ -121,23 +157,29 @@ class Payer:
     async def recover(self) -> list[Debt]:
         """Settle with the wallet what an earlier run left in "paying", before anything else is paid.
 
-        Returns those that turned out to be paid. Others stay in `unpaid`: failed ones (`pay` goes on with them), those
-        that are on their way, and those that another wallet was told to pay. Raises LinkLost, TimedOut.
+        Returns the debts that turned out to be paid. Others stay in `unpaid`: failed ones (`pay` goes on with them),
+        those that are on their way, and those that another wallet was told to pay. Raises LinkLost, TimedOut.
         """
         found = []
-        for debt in self._ledger.under_way():
-            async with self._locks.setdefault(debt.key, asyncio.Lock()):
+        for payee, payment in self._ledger.under_way():
+            async with self._locks.setdefault(payee, asyncio.Lock()):
                 try:
-                    found.append(await self._resolve(self._ledger.debt(debt.key), 0.0))
+                    after = await self._recorded_or_sent(payment, 0.0)
                 except (LinkLost, TimedOut):
                     raise
                 except NodewireError as error:
-                    log.warning("a payment to %s is not settled: %s", debt.key.payee[:8], error)
-        return [debt for debt in found if debt.state == "paid"]
+                    log.warning("a payment to %s is not settled: %s", payee[:8], error)
+                else:
+                    found += self._ledger.settled_by(payment.payment_hash) if after.state == "paid" else []
+        return found
 
     def unpaid(self) -> list[Debt]:
         """The debts that are not paid, oldest first."""
         return self._ledger.unpaid()
+
+    def tab(self, payee: str) -> Tab:
+        """What stands between this customer and one payee."""
+        return self._ledger.tab(payee)
 
     def debts_of(self, job: str) -> list[Debt]:
         """Every debt of a job, oldest entry first."""
@@ -167,46 +209,48 @@ class Payer:
             self._info = info
         return self._info
 
-    async def _send(self, key: Key) -> Debt:
-        """Tell the wallet to pay a debt's newest invoice, or again one that it may not have heard of.
+    async def _send(self, payment: Payment) -> Payment:
+        """Tell the wallet to pay an invoice, or again one that it may not have heard of.
 
         What it answers counts where it is its record of the payment. Of an error the record is asked.
         """
         info = await self._known_wallet()
-        # Another process of this customer may have fetched an invoice since: the one that the ledger has is paid.
-        debt = self._ledger.record(key, debts.PaymentAttempt(info.id))
-        payment = debt.payment
-        if debt.state != "paying" or payment is None:
-            return debt
+        payment = self._ledger.record(payment.payment_hash, debts.PaymentAttempt(info.id))
+        if payment.state != "paying":
+            return payment
         await self._check_own(payment)
         try:
             found = await self._wallet.pay(
-                payment.bolt11, max_fee_msat=self._fees.most(debt.amount_msat), timeout_s=_WAIT_S
+                payment.bolt11, max_fee_msat=self._fees.most(payment.amount_msat), timeout_s=_WAIT_S
             )
         except NodewireError as error:
             try:
                 found = await self._recorded(payment, _WAIT_S)
             except NotFound:
                 refused = not isinstance(error, LinkLost | TimedOut)
-                if not (refused and self._has_expired(debt) and "lookup-out" in info.abilities):
+                if not (refused and self._is_too_old(payment) and "lookup-out" in info.abilities):
                     raise _of_wallet(error) from None
                 # It would have been recorded, and nobody begins to pay an invoice that has expired.
-                return self._ledger.record(key, debts.PaymentFailure(payment.payment_hash, str(error)[:200]))
+                return self._ledger.record(payment.payment_hash, debts.PaymentFailure(str(error)[:200]))
             except NodewireError:
                 raise _of_wallet(error) from None
-        return self._enter(key, payment, found)
+        return self._enter(payment, found)
 
     async def _resolve(self, debt: Debt, wait_s: float) -> Debt:
-        """Ask the wallet what became of a payment that was about to be made, and wait at most so long for its end."""
-        payment = next((one for one in debt.payments if one.state == "paying"), None)
-        if payment is None:
-            return debt
+        """Ask the wallet what became of a debt's payment that was about to be made, and wait at most so long."""
+        payment = next((one.payment for one in debt.parts if one.payment.state == "paying"), None)
+        if payment is not None:
+            await self._recorded_or_sent(payment, wait_s)
+        return self._ledger.debt(debt.key)
+
+    async def _recorded_or_sent(self, payment: Payment, wait_s: float) -> Payment:
+        """What the wallet's record says of a payment after at most `wait_s`; it is told again if it never heard."""
         await self._check_own(payment)
         try:
-            return self._enter(debt.key, payment, await self._recorded(payment, wait_s))
+            return self._enter(payment, await self._recorded(payment, wait_s))
         except NotFound:
             # Never heard of: the same invoice again is the one request that cannot pay twice.
-            return await self._send(debt.key)
+            return await self._send(payment)
 
     async def _check_own(self, payment: Payment) -> None:
         """Check that a payment is this wallet's to make. Raises NotAllowed."""
@@ -226,21 +270,23 @@ class Payer:
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_S, 2 * pause_s)
 
-    def _enter(self, key: Key, payment: Payment, found: Transfer) -> Debt:
+    def _enter(self, payment: Payment, found: Transfer) -> Payment:
         """Write down what the wallet's record says. Raises NotAllowed: it has no preimage that proves the payment."""
+        payment_hash = payment.payment_hash
         if found.state == "settled":
-            paid = debts.DebtPayment(payment.payment_hash, found.preimage or "", found.fee_msat)
             try:
-                return self._ledger.record(key, paid)
+                return self._ledger.record(payment_hash, debts.PaymentSettlement(found.preimage or "", found.fee_msat))
             except BadInput as error:
                 raise _of_wallet(error) from error
         if found.state == "failed":
-            return self._ledger.record(key, debts.PaymentFailure(payment.payment_hash, found.reason[:200]))
-        return self._ledger.debt(key)
+            return self._ledger.record(payment_hash, debts.PaymentFailure(found.reason[:200]))
+        return self._ledger.payment(payment_hash)
 
     def _has_expired(self, debt: Debt) -> bool:
-        assert debt.bolt11 is not None
-        return invoices.decode(debt.bolt11).is_expired(self._now_s())
+        return debt.payment is not None and self._is_too_old(debt.payment)
+
+    def _is_too_old(self, payment: Payment) -> bool:
+        return invoices.decode(payment.bolt11).is_expired(self._now_s())
 
 
 def _of_wallet(error: NodewireError) -> NodewireError:

@@ -9,15 +9,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
-from nodewire.errors import BadInput, BadZap, NodewireError, NotAllowed, NotFound
+from nodewire.errors import BadInput, BadZap, NodewireError, NotAllowed
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip57 import ZapRequest
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Key
+from nodewire.pay.accounts.due_book import Income, Quote
 from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.ledger import Ledger, Quote
+from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Receipt, Wallet, WalletInfo
@@ -63,8 +64,8 @@ class Till:
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap request (JSON as received): what LNURL's callback and the wire's frames ask for.
 
-        The request must satisfy NIP-57 appendix D and name a chunk that its author owes, with exactly what is due.
-        The same request gets the same invoice while that lives, whatever its `origin`.
+        The request must satisfy NIP-57 appendix D and name a chunk that its author owes, with what is due for that or
+        more. The same request gets the same invoice while that lives, whatever its `origin`.
 
         Raises:
             BadZap: the request breaks a clause.
@@ -77,12 +78,12 @@ class Till:
             raise BadZap("p", "another provider")
         key = zaps.chunk_of(request)
         due = self._ledger.due(key)
-        if due.state in ("settled", "receipted"):
+        if due.state == "settled":
             raise NotAllowed("chunk", "it is paid")
         if due.customer != request.sender:
             raise BadZap("pubkey", "another customer owes this chunk")
-        if due.amount_msat != amount_msat:
-            raise BadZap("amount", f"{due.amount_msat} msat are due, not {amount_msat} msat")
+        if amount_msat < due.amount_msat:
+            raise BadZap("amount", f"{due.amount_msat} msat are due, {amount_msat} msat are less")
         if self._expect is not None:
             self._expect(request)
         return await self._invoice(key, amount_msat, zap_request, zap_request, self._expiry_s)
@@ -98,7 +99,7 @@ class Till:
 
         """
         due = self._ledger.due(key)
-        if due.state in ("settled", "receipted"):
+        if due.state == "settled":
             raise NotAllowed("chunk", "it is paid")
         return await self._invoice(key, due.amount_msat, "", f"{key.job}:{key.chunk}", expiry_s)
 
@@ -125,7 +126,7 @@ class Till:
         return self._info
 
     async def run(self, on_settled: Callable[[Due], None] | None = None) -> None:
-        """Follow the wallet without end: clear each due as it settles, tell `on_settled`, publish its receipt.
+        """Follow the wallet without end: tell `on_settled` of each due that a payment settles, publish its receipt.
 
         Starts where the ledger's cursor of this wallet stands, so that what was paid while the process was down is
         found.
@@ -137,11 +138,9 @@ class Till:
             # Beside: relays that are slow, or refuse somebody's receipt, must not keep the next payment from counting.
             group.create_task(self._publish_each(unreceipted))
             async for came in self._wallet.settled(after=self._ledger.cursor(wallet)):
-                due = self.clear(came, wallet)
-                if due is None:
-                    continue
-                if on_settled is not None:
-                    on_settled(due)
+                for due in self.clear(came, wallet):
+                    if on_settled is not None:
+                        on_settled(due)
                 unreceipted.set()
 
     async def _publish_each(self, unreceipted: asyncio.Event) -> None:
@@ -158,8 +157,8 @@ class Till:
             unreceipted.set()
             pause_s = min(_LONGEST_S, 2 * pause_s)
 
-    def clear(self, came: Receipt, wallet: str) -> Due | None:
-        """Enter one payment that settled in the wallet with this id; the due that it is for.
+    def clear(self, came: Receipt, wallet: str) -> list[Due]:
+        """Enter one payment that settled in the wallet with this id; the dues that it settles.
 
         None if it is for something else, of less than is due, or without the preimage that proves it.
         """
@@ -167,7 +166,7 @@ class Till:
             return self._ledger.settled(came, wallet)
         except BadInput as error:
             log.error("a payment does not count: %s", error)
-            return None
+            return []
 
     async def publish_receipts(self) -> list[NodewireError]:
         """Publish every receipt that no relay has yet; what failed is tried again next time.
@@ -176,34 +175,30 @@ class Till:
         """
         turns = asyncio.Semaphore(_AT_ONCE)
 
-        async def publish(due: Due) -> NodewireError | None:
+        async def publish(came: Income) -> NodewireError | None:
             try:
                 async with turns:
-                    receipt = self._receipt(due)
+                    receipt = self._receipt(came)
                     if receipt is not None:
                         await self._publish(*receipt)
             except NodewireError as error:
                 return error
-            self._ledger.receipted(due.key, "" if receipt is None else receipt[0].id)
+            self._ledger.receipted(came.quote.payment_hash, "" if receipt is None else receipt[0].id)
             return None
 
         told = await asyncio.gather(*map(publish, self._ledger.unreceipted()))
         return [error for error in told if error is not None]
 
-    def _receipt(self, due: Due) -> tuple[Event, tuple[str, ...]] | None:
+    def _receipt(self, came: Income) -> tuple[Event, tuple[str, ...]] | None:
         """The receipt and where it goes; None where nobody asked for one."""
-        assert due.payment_hash is not None
-        assert due.preimage is not None
-        quote = self._ledger.quote(due.payment_hash)
-        if quote is None:
-            raise NotFound("quote", "a due was cleared by an invoice that is not in the book")
+        quote = came.quote
         if not quote.zap_request:
             return None
         signed = nip57.build_receipt(
             self._keys,
             quote.zap_request,
             bolt11=quote.bolt11,
-            paid_at_s=due.settled_at_s,
-            preimage=due.preimage,
+            paid_at_s=came.settled_at_s,
+            preimage=came.preimage,
         )
         return signed, nip57.parse_request(quote.zap_request).relays

@@ -100,7 +100,7 @@ class FedstrRun(ShardRun):
         key = self.job.key(DEPOSIT)
         if amount_msat:
             owed = self._ledger.owe(Due(key, self._request.customer, amount_msat, NEVER_S))
-            if owed.state not in ("settled", "receipted"):
+            if owed.state != "settled":
                 invoice = await self._till.plain_invoice(key, expiry_s=max(1, int(self._patience_s)))
                 bill = events.Bill(amount_msat, invoice.bolt11)
                 await self._feed_back("payment-required", text="deposit", bill=bill)
@@ -136,7 +136,7 @@ class FedstrRun(ShardRun):
         self._check_time()
         self._owe_balance()
         amount_msat, bolt11 = self.job.assigned.balance_msat, ""
-        if amount_msat and self._ledger.due(self.job.key(BALANCE)).state in ("due", "invoiced"):
+        if amount_msat and self._ledger.due(self.job.key(BALANCE)).state == "due":
             bolt11 = (await self._till.plain_invoice(self.job.key(BALANCE), expiry_s=BALANCE_EXPIRY_S)).bolt11
         output = Output(
             urls=tuple(f"{server.rstrip('/')}/{blob.sha256}" for server in self._transfer.servers),

@@ -91,7 +91,7 @@ class PaidRun(Generic[Job]):
             return
         key = self.job.key(DEPOSIT)
         owed = self._ledger.owe(Due(key, self.job.request.customer, amount_msat, NEVER_S))
-        if owed.state in ("settled", "receipted"):  # before this provider died
+        if owed.state == "settled":  # before this provider died
             return
         due = feedback.Due(DEPOSIT, 0, 1, amount_msat, self.job.assigned.ticket)
         await self._say("payment-required", due=due)
@@ -136,7 +136,7 @@ class PaidRun(Generic[Job]):
             log.warning("feedback: %s", failure)
 
     def _is_paid(self, part: int) -> bool:
-        return self._ledger.due(self.job.key(part)).state in ("settled", "receipted")
+        return self._ledger.due(self.job.key(part)).state == "settled"
 
     async def _until_paid(self, part: int, patience_s: float) -> None:
         try:

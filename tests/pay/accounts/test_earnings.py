@@ -4,9 +4,10 @@ import pytest
 
 from nodewire.pay.accounts import earnings
 from nodewire.pay.accounts.debts import Key
+from nodewire.pay.accounts.due_book import Quote
 from nodewire.pay.accounts.dues import NEVER_S, Due
 from nodewire.pay.accounts.earnings import Takings
-from nodewire.pay.accounts.ledger import Ledger, Quote
+from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning.invoices import hash_of
 from nodewire.pay.lightning.wallet import Receipt
 
@@ -41,5 +42,5 @@ def test_what_is_paid_owed_and_overdue_is_summed_apart(ledger, tmp_path):
     found = earnings.read(path, NOW_S + 0.5)
     assert found == Takings(paid_msat=7, paid=2, owed_msat=50, overdue_msat=7_600)
     assert found.paid_msat == ledger.earned_msat()
-    ledger.receipted(Key("10" * 32, "aa" * 32, 0), "receipt")
+    ledger.receipted(hash_of("0" * 64), "receipt")
     assert earnings.read(path, NOW_S).paid_msat == 7

@@ -9,12 +9,15 @@ import sqlite3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nodewire.errors import BadConfig, BadInput, NodewireError, NotAllowed, NotFound, OverBudget
 from nodewire.pay.accounts import debts, dues
-from nodewire.pay.accounts.debts import Debt, JobBudget, Key
-from nodewire.pay.accounts.dues import Due
-from nodewire.pay.accounts.ledger import Expenses, Ledger, Quote
+from nodewire.pay.accounts.debt_book import Expenses, Tab
+from nodewire.pay.accounts.debts import JobBudget, Key, Payment
+from nodewire.pay.accounts.due_book import Quote
+from nodewire.pay.accounts.dues import CreditTerms, Due
+from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning.wallet import Receipt
 
 JOB, ALICE, BOB, CUSTOMER = "10" * 32, "aa" * 32, "bb" * 32, "cc" * 32
@@ -22,69 +25,53 @@ PREIMAGES = [bytes([n]).hex() * 32 for n in range(8)]
 HASHES = [hashlib.sha256(bytes.fromhex(p)).hexdigest() for p in PREIMAGES]
 KEY = Key(JOB, ALICE, 0)
 
-debt_events = st.lists(
+payment_events = st.lists(
     st.one_of(
-        st.integers(0, 2).map(lambda n: debts.DebtInvoice(f"lnbcrt{n}", HASHES[n])),
-        st.just(debts.PaymentAttempt("w")),
-        st.integers(0, 2).map(lambda n: debts.DebtPayment(HASHES[n], PREIMAGES[n], n)),
-        st.integers(0, 2).map(lambda n: debts.PaymentFailure(HASHES[n], "no route")),
-    ),
-    max_size=12,
-)
-due_events = st.lists(
-    st.one_of(
-        st.integers(0, 2).map(lambda n: dues.DueInvoice(HASHES[n])),
-        st.integers(0, 2).map(lambda n: dues.DueSettlement(HASHES[n], PREIMAGES[n], 1_000, n)),
-        st.sampled_from(["r1", "r2"]).map(dues.DueReceipt),
+        st.sampled_from(["v", "w"]).map(debts.PaymentAttempt),
+        st.integers(0, 2).map(lambda n: debts.PaymentSettlement(PREIMAGES[0], n)),
+        st.just(debts.PaymentFailure("no route")),
     ),
     max_size=12,
 )
 
 
-def run(apply, log, entry):
+def run(log, payment):
     accepted = []
     for event in log:
         try:
-            after = apply(event, entry)
+            after = debts.apply(event, payment)
         except NodewireError:
             continue
-        accepted.append((event, entry, after))
-        entry = after
-    return entry, accepted
+        accepted.append((event, payment, after))
+        payment = after
+    return accepted
 
 
-@given(debt_events)
-def test_a_debt_is_paid_once_and_only_where_a_wallet_was_told_to_pay(log):
-    _, steps = run(debts.apply, log, Debt(KEY, 1_000))
-    paid = [before for event, before, after in steps if after.state == "paid" and before.state != "paid"]
-    assert len(paid) <= 1
-    for before in paid:
-        assert {one.state for one in before.payments} & {"paying", "failed"}
-
-
-@given(debt_events)
-def test_an_invoice_is_replaced_only_when_nothing_can_have_been_paid_on_it(log):
-    for _, before, after in run(debts.apply, log, Debt(KEY, 1_000))[1]:
-        assert [one.bolt11 for one in after.payments][: len(before.payments)] == [one.bolt11 for one in before.payments]
-        assert sum(one.state == "paying" for one in after.payments) <= 1
-        if len(after.payments) > len(before.payments):
-            assert before.state in ("planned", "invoiced", "failed")
-
-
-@given(debt_events)
-def test_a_step_of_a_debt_applied_twice_changes_nothing(log):
-    for event, _, after in run(debts.apply, log, Debt(KEY, 1_000))[1]:
+@given(payment_events)
+def test_a_payment_settles_once_only_where_a_wallet_was_told_to_make_it_and_stays_that_wallets(log):
+    steps = run(log, Payment(HASHES[0], "lnbcrt0", 1_000))
+    paid = [before for _, before, after in steps if after.state == "paid" and before.state != "paid"]
+    assert len(paid) <= 1 and all(before.state in ("paying", "failed") and before.wallet for before in paid)
+    assert len({after.wallet for _, _, after in steps} - {""}) <= 1
+    for _, before, after in steps:
+        assert ((before.state, after.state) != ("failed", "paying") and before.state != "paid") or after == before
+    for event, _, after in steps:
         assert debts.apply(event, after) == after
 
 
-@given(due_events)
-def test_a_due_is_cleared_by_one_payment_and_has_one_receipt(log):
-    _, steps = run(dues.apply, log, Due(KEY, CUSTOMER, 1_000, 100))
-    assert len({after.payment_hash for _, _, after in steps} - {None}) <= 1
-    assert len({after.receipt for _, _, after in steps} - {None}) <= 1
-    assert all(after.payment_hash is not None for _, _, after in steps if after.receipt is not None)
-    for event, _, after in steps:
-        assert dues.apply(event, after) == after
+@given(st.integers(0, 5_000), st.lists(st.tuples(st.integers(1, 900), st.integers(0, 2), st.booleans()), max_size=9))
+def test_a_balance_settles_whole_dues_the_named_one_first_and_nothing_is_lost(balance_msat, made):
+    unpaid = [
+        Due(Key(f"{job:064x}", ALICE, n), CUSTOMER, amount, dues.NEVER_S if is_deposit else 100)
+        for n, (amount, job, is_deposit) in enumerate(made)
+    ]
+    named = unpaid[-1].key if unpaid else None
+    settled, left_msat = dues.settle(balance_msat, unpaid, named)
+    assert sum(due.amount_msat for due in settled) + left_msat == balance_msat and left_msat >= 0
+    assert not settled or settled[0].key == named
+    assert all(due.due_by_s < dues.NEVER_S or due.key == named for due in settled)
+    jobs = [due.key.job == named.job for due in settled]
+    assert jobs == sorted(jobs, reverse=True)
 
 
 @pytest.fixture
@@ -94,11 +81,29 @@ def ledger(tmp_path):
     ledger.close()
 
 
+def invoiced(ledger, n, *keys, amount_msat=None, **options):
+    amount_msat = amount_msat or sum(ledger.debt(key).left_msat for key in keys)
+    return ledger.begin(keys[0].payee, keys, Payment(HASHES[n], f"lnbcrt{n}", amount_msat), **options)
+
+
+def attempted(ledger, n, *keys, **options):
+    invoiced(ledger, n, *keys, **options)
+    return ledger.record(HASHES[n], debts.PaymentAttempt("w"))
+
+
+def settle_payment(ledger, n, fee_msat=0):
+    return ledger.record(HASHES[n], debts.PaymentSettlement(PREIMAGES[n], fee_msat))
+
+
 def pay(ledger, key, n, amount_msat=1_000, fee_msat=0):
     ledger.plan(key, amount_msat)
-    ledger.record(key, debts.DebtInvoice(f"lnbcrt{n}", HASHES[n]))
-    ledger.record(key, debts.PaymentAttempt("w"))
-    return ledger.record(key, debts.DebtPayment(HASHES[n], PREIMAGES[n], fee_msat))
+    attempted(ledger, n, key)
+    settle_payment(ledger, n, fee_msat)
+    return ledger.debt(key)
+
+
+def states(ledger, *keys):
+    return [ledger.debt(key).state for key in keys]
 
 
 def test_a_debt_is_entered_once_and_found_as_it_stands(ledger):
@@ -106,66 +111,112 @@ def test_a_debt_is_entered_once_and_found_as_it_stands(ledger):
     assert ledger.plan(KEY, 1_000) == paid == ledger.debt(KEY)
     with pytest.raises(NotAllowed, match="amount"):
         ledger.plan(KEY, 2_000)
-    assert ledger.record(KEY, debts.DebtInvoice("another", HASHES[1])) == paid
-
-
-def pay_begun(ledger, n):
-    ledger.record(KEY, debts.DebtInvoice(f"lnbcrt{n}", HASHES[n]))
-    return ledger.record(KEY, debts.PaymentAttempt("w"))
+    assert invoiced(ledger, 1, KEY, amount_msat=1_000) == paid
 
 
 def test_a_failure_that_is_told_late_is_that_of_its_own_payment(ledger):
     """Another process has begun to pay another invoice meanwhile."""
     ledger.plan(KEY, 1_000)
-    pay_begun(ledger, 0)
-    assert ledger.record(KEY, debts.PaymentFailure(HASHES[0], "no route")).state == "failed"
-    assert pay_begun(ledger, 1).state == "paying"
-    assert ledger.record(KEY, debts.PaymentFailure(HASHES[0], "no route")).state == "paying"
-    assert ledger.record(KEY, debts.DebtInvoice("lnbcrt2", HASHES[2])).payment_hash == HASHES[1]
-    paid = ledger.record(KEY, debts.DebtPayment(HASHES[1], PREIMAGES[1], 5))
-    assert (paid.state, paid.preimage, [one.state for one in paid.payments]) == (
-        "paid",
-        PREIMAGES[1],
-        ["failed", "paid"],
-    )
-    assert ledger.record(KEY, debts.PaymentFailure(HASHES[1], "lost")) == paid == ledger.debt(KEY)
+    attempted(ledger, 0, KEY)
+    ledger.record(HASHES[0], debts.PaymentFailure("no route"))
+    assert states(ledger, KEY) == ["failed"]
+    assert attempted(ledger, 1, KEY).state == "paying"
+    ledger.record(HASHES[0], debts.PaymentFailure("no route"))
+    assert states(ledger, KEY) == ["paying"]
+    assert invoiced(ledger, 2, KEY).payment_hash == HASHES[1]
+    settle_payment(ledger, 1, 5)
+    paid = ledger.debt(KEY)
+    assert (paid.state, paid.preimage, paid.fee_msat) == ("paid", PREIMAGES[1], 5)
+    assert [part.payment.state for part in paid.parts] == ["failed", "paid"]
+    ledger.record(HASHES[1], debts.PaymentFailure("lost"))
+    assert ledger.debt(KEY) == paid
 
 
 def test_an_invoice_whose_payment_failed_is_not_tried_again(ledger):
     ledger.plan(KEY, 1_000)
-    pay_begun(ledger, 0)
-    ledger.record(KEY, debts.PaymentFailure(HASHES[0], "no route"))
-    with pytest.raises(NotAllowed, match="tried before"):
-        ledger.record(KEY, debts.DebtInvoice("lnbcrt0", HASHES[0]))
-    assert ledger.record(KEY, debts.PaymentAttempt("w")).state == "failed"
+    attempted(ledger, 0, KEY)
+    ledger.record(HASHES[0], debts.PaymentFailure("no route"))
+    with pytest.raises(NotAllowed, match="before"):
+        invoiced(ledger, 0, KEY)
+    assert ledger.record(HASHES[0], debts.PaymentAttempt("w")).state == "failed"
 
 
-def test_every_payment_that_settled_counts_as_spent_even_if_the_wallet_had_said_that_it_failed(ledger):
+def test_a_second_payment_of_a_debt_is_not_lost_it_is_paid_ahead(ledger):
+    """The wallet had said that the first failed."""
     ledger.plan(KEY, 1_000)
-    pay_begun(ledger, 0)
-    ledger.record(KEY, debts.PaymentFailure(HASHES[0], "no route"))
-    pay_begun(ledger, 1)
+    attempted(ledger, 0, KEY)
+    ledger.record(HASHES[0], debts.PaymentFailure("no route"))
+    attempted(ledger, 1, KEY)
     for n in range(2):
-        ledger.record(KEY, debts.DebtPayment(HASHES[n], PREIMAGES[n], 3))
-    assert (ledger.debt(KEY).state, ledger.spent()) == ("paid", Expenses(2_000, 6, 0))
+        settle_payment(ledger, n, 3)
+    assert (states(ledger, KEY), ledger.spent()) == (["paid"], Expenses(1_000, 6, 0))
+    assert ledger.tab(ALICE) == Tab(ALICE, owed_msat=0, ahead_msat=1_000, paid_msat=2_000, since_s=0)
+    assert ledger.plan(Key(JOB, ALICE, 1), 600).state == "paid"
+    assert ledger.plan(Key(JOB, ALICE, 2), 600).state == "planned"
+    assert (ledger.tab(ALICE).owed_msat, ledger.tab(ALICE).ahead_msat) == (200, 0)
+    assert attempted(ledger, 2, Key(JOB, ALICE, 2)).amount_msat == 200
+    settle_payment(ledger, 2)
+    assert (states(ledger, Key(JOB, ALICE, 2)), ledger.spent().paid_msat) == (["paid"], 2_200)
 
 
-@pytest.mark.parametrize("event", [debts.DebtPayment(HASHES[3], PREIMAGES[3], 0), debts.PaymentFailure(HASHES[3], "")])
-def test_of_a_payment_that_is_not_the_debts_own_nothing_is_believed(ledger, event):
+def test_one_payment_settles_many_debts_of_one_payee_and_its_rest_the_next(ledger):
+    keys = [Key(JOB, ALICE, n) for n in range(3)]
+    for key in keys[:2]:
+        ledger.plan(key, 6)
+    ledger.plan(Key(JOB, BOB, 0), 6)
+    assert attempted(ledger, 0, keys[1], keys[0], amount_msat=1_000).state == "paying"
+    assert states(ledger, *keys[:2]) == ["paying", "paying"]
+    settle_payment(ledger, 0, 9)
+    assert (states(ledger, *keys[:2]), ledger.tab(ALICE).ahead_msat) == (["paid", "paid"], 988)
+    assert [ledger.debt(key).fee_msat for key in keys[:2]] == [0, 9]  # of the payment once
+    assert ledger.spent(payee=ALICE) == Expenses(12, 9, 0)
+    assert ledger.plan(keys[2], 6).payment_hash == HASHES[0]
+    assert [debt.key for debt in ledger.settled_by(HASHES[0])] == keys
+    assert [tab.payee for tab in ledger.tabs()] == [BOB, ALICE]
+
+
+def test_what_a_payment_is_under_way_for_no_other_one_is_begun_for(ledger):
+    first, second = KEY, Key(JOB, ALICE, 1)
+    for key in (first, second):
+        ledger.plan(key, 1_000)
+    attempted(ledger, 0, first)
+    assert invoiced(ledger, 1, first, second, amount_msat=2_000).payment_hash == HASHES[0]
+    assert states(ledger, second) == ["planned"]  # nothing was entered
+    assert invoiced(ledger, 1, second, first, amount_msat=2_000).payment_hash == HASHES[1]
+    assert ledger.settled_by(HASHES[1]) == [ledger.debt(second)]
+    with pytest.raises(NotAllowed, match="less"):
+        invoiced(ledger, 2, second, amount_msat=999, expired=[HASHES[1]])
+    assert invoiced(ledger, 2, second, amount_msat=1_000, expired=[HASHES[1]]).payment_hash == HASHES[2]
+
+
+@pytest.mark.parametrize("event", [debts.PaymentSettlement(PREIMAGES[3], 0), debts.PaymentFailure("")])
+def test_of_a_payment_that_is_not_known_nothing_is_believed(ledger, event):
     ledger.plan(KEY, 1_000)
-    before = pay_begun(ledger, 0)
+    attempted(ledger, 0, KEY)
+    before = ledger.debt(KEY)
     with pytest.raises(NotFound, match="payment_hash"):
-        ledger.record(KEY, event)
+        ledger.record(HASHES[3], event)
     assert ledger.debt(KEY) == before
 
 
 def test_each_wallet_has_a_cursor_of_its_own(ledger):
     for wallet, cursor in (("a", 21), ("b", 4), ("a", 22)):
-        assert ledger.settled(came(5, cursor=cursor), wallet) is None
+        assert ledger.settled(came(5, cursor=cursor), wallet) == []
     assert [ledger.cursor(wallet) for wallet in ("a", "b", "c")] == ["22", "4", ""]
 
 
-VERSION_3 = """
+DUES_3 = """
+CREATE TABLE dues (
+    job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    customer TEXT NOT NULL, amount_msat INTEGER NOT NULL, due_by_s INTEGER NOT NULL, state TEXT NOT NULL,
+    payment_hash TEXT, preimage TEXT, settled_at_s INTEGER NOT NULL, receipt TEXT,
+    PRIMARY KEY (job, payee, chunk, attempt)
+) STRICT;
+"""
+
+
+VERSION_3 = (
+    """
 CREATE TABLE debts (
     job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
     amount_msat INTEGER NOT NULL, state TEXT NOT NULL, bolt11 TEXT, payment_hash TEXT UNIQUE, preimage TEXT,
@@ -180,16 +231,60 @@ CREATE TABLE quotes (
 CREATE TABLE cursor (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), at INTEGER NOT NULL) STRICT;
 PRAGMA user_version = 3;
 """
+    + DUES_3
+)
 
 
-DUES_3 = """
-CREATE TABLE dues (
+VERSION_4 = """
+CREATE TABLE debts (
     job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    customer TEXT NOT NULL, amount_msat INTEGER NOT NULL, due_by_s INTEGER NOT NULL, state TEXT NOT NULL,
-    payment_hash TEXT, preimage TEXT, settled_at_s INTEGER NOT NULL, receipt TEXT,
-    PRIMARY KEY (job, payee, chunk, attempt)
+    amount_msat INTEGER NOT NULL, state TEXT NOT NULL, lnurl TEXT NOT NULL, PRIMARY KEY (job, payee, chunk, attempt)
 ) STRICT;
+CREATE TABLE payments (
+    payment_hash TEXT PRIMARY KEY, job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, bolt11 TEXT NOT NULL, state TEXT NOT NULL, wallet TEXT NOT NULL, preimage TEXT,
+    fee_msat INTEGER NOT NULL, reason TEXT NOT NULL
+) STRICT;
+CREATE INDEX payments_of_debt ON payments (job, payee, chunk, attempt);
+CREATE TABLE quotes (
+    payment_hash TEXT PRIMARY KEY, job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, zap_request TEXT NOT NULL, bolt11 TEXT NOT NULL,
+    overpaid_msat INTEGER NOT NULL DEFAULT 0, wallet TEXT NOT NULL DEFAULT ''
+) STRICT;
+CREATE INDEX quotes_of_due ON quotes (job, payee, chunk, attempt);
+CREATE TABLE cursors (wallet TEXT PRIMARY KEY, cursor TEXT NOT NULL) STRICT;
+PRAGMA user_version = 4;
 """
+
+
+def test_a_ledger_of_version_4_keeps_its_payments_and_what_was_overpaid_becomes_a_balance(tmp_path):
+    db = sqlite3.connect(tmp_path / "ledger.db")
+    db.executescript(VERSION_4 + DUES_3)
+    chunk = (JOB, ALICE, 0, 0)
+    db.execute("INSERT INTO debts VALUES (?, ?, ?, ?, 1000, 'paid', 'lnurl1a')", chunk)
+    for n, state, preimage in ((0, "failed", None), (1, "paid", PREIMAGES[1])):
+        row = (HASHES[n], *chunk, f"lnbcrt{n}", state, "w", preimage, n)
+        db.execute("INSERT INTO payments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '')", row)
+    for n, state, receipt in ((0, "receipted", "r0"), (1, "settled", None), (2, "invoiced", None)):
+        payment_hash, preimage = (HASHES[n], PREIMAGES[n]) if n < 2 else (None, None)
+        row = (JOB, ALICE, n, CUSTOMER, state, payment_hash, preimage, 50 * n, receipt)
+        db.execute("INSERT INTO dues VALUES (?, ?, ?, 0, ?, 1000, 100, ?, ?, ?, ?, ?)", row)
+        db.execute(
+            "INSERT INTO quotes VALUES (?, ?, ?, ?, 0, '{}', 'lnbcrt', ?, 'w')", (HASHES[n], JOB, ALICE, n, n * 7)
+        )
+    db.execute("INSERT INTO cursors VALUES ('w', '21')")
+    db.commit()
+    db.close()
+    ledger = Ledger(tmp_path / "ledger.db")
+    paid = ledger.debt(KEY)
+    assert (paid.state, paid.payment_hash, paid.fee_msat, paid.lnurl) == ("paid", HASHES[1], 1, "lnurl1a")
+    assert ledger.spent() == Expenses(1_000, 1, 0)
+    assert [ledger.due(Key(JOB, ALICE, n)).state for n in range(3)] == ["settled", "settled", "due"]
+    (income,) = ledger.unreceipted()
+    assert (income.quote.payment_hash, income.preimage, income.amount_msat) == (HASHES[1], PREIMAGES[1], 1_007)
+    assert (ledger.balance_msat(CUSTOMER), ledger.paid_msat(CUSTOMER)) == (21, 2_021)
+    assert (ledger.cursor("w"), ledger.earned_msat()) == ("21", 2_000)
+    ledger.close()
 
 
 def test_a_ledger_of_version_3_keeps_its_debts_their_payments_and_quotes(tmp_path):
@@ -203,6 +298,8 @@ def test_a_ledger_of_version_3_keeps_its_debts_their_payments_and_quotes(tmp_pat
     ]
     db.executemany(f"INSERT INTO debts VALUES ({', '.join('?' * 12)})", rows)
     db.execute("INSERT INTO quotes VALUES (?, ?, ?, 9, 0, '{}', 'lnbcrt4', 0)", (HASHES[4], JOB, ALICE))
+    due = "(?, ?, 9, 0, ?, 1000, 100, 'invoiced', NULL, NULL, 0, NULL)"
+    db.execute(f"INSERT INTO dues VALUES {due}", (JOB, ALICE, CUSTOMER))
     db.execute("INSERT INTO cursor VALUES (1, 21)")
     db.commit()
     db.close()
@@ -217,8 +314,8 @@ def test_a_ledger_of_version_3_keeps_its_debts_their_payments_and_quotes(tmp_pat
     assert (ledger.spent(), ledger.spent(payee=BOB)) == (Expenses(1_000, 7, 9_000), Expenses(0, 0, 7_000))
     assert ledger.quotes(Key(JOB, ALICE, 9)) == [quote(4, Key(JOB, ALICE, 9))]
     assert ledger.cursor("w") == ""  # whose the old cursor was is not known
-    paid = ledger.record(Key(JOB, BOB, 0), debts.DebtPayment(HASHES[2], PREIMAGES[2], 0))
-    assert paid.state == "paid"
+    settle_payment(ledger, 2)
+    assert states(ledger, Key(JOB, BOB, 0)) == ["paid"]
     ledger.close()
 
 
@@ -235,16 +332,15 @@ def test_one_payment_does_not_count_for_two_debts(ledger):
     other = Key(JOB, BOB, 0)
     ledger.plan(other, 1_000)
     with pytest.raises(NotAllowed, match="payment_hash"):
-        ledger.record(other, debts.DebtInvoice("lnbcrt0", HASHES[0]))
+        invoiced(ledger, 0, other)
     assert ledger.debt(other).state == "planned"
 
 
 def test_a_preimage_of_another_hash_pays_nothing(ledger):
     ledger.plan(KEY, 1_000)
-    ledger.record(KEY, debts.DebtInvoice("lnbcrt0", HASHES[0]))
-    ledger.record(KEY, debts.PaymentAttempt("w"))
+    attempted(ledger, 0, KEY)
     with pytest.raises(BadInput, match="preimage"):
-        ledger.record(KEY, debts.DebtPayment(HASHES[0], PREIMAGES[1], 0))
+        ledger.record(HASHES[0], debts.PaymentSettlement(PREIMAGES[1], 0))
     assert ledger.debt(KEY).state == "paying"
 
 
@@ -296,9 +392,9 @@ def test_the_book_is_on_disk_when_a_method_returns(tmp_path):
 def test_a_ledger_of_a_later_version_is_not_touched(tmp_path):
     path = tmp_path / "ledger.db"
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 5")
+    db.execute("PRAGMA user_version = 6")
     db.close()
-    with pytest.raises(BadConfig, match="version 5"):
+    with pytest.raises(BadConfig, match="version 6"):
         Ledger(path)
 
 
@@ -328,38 +424,77 @@ def test_a_customer_is_in_debt_from_the_due_time_until_its_payment_settles(ledge
     assert (ledger.cursor("w"), ledger.cursor("another")) == ("7", "")
 
 
-def test_any_of_a_dues_invoices_clears_it_and_a_second_payment_is_kept_as_overpaid(ledger):
+def test_any_of_a_dues_invoices_clears_it_and_a_second_payment_is_the_customers_balance(ledger):
     owe(ledger)
     ledger.quoted(quote(0))
     ledger.quoted(quote(1))
     assert ledger.quotes(KEY) == [quote(0), quote(1)]
-    ledger.settled(came(0, 1_000, 50, cursor=1), "w")
-    ledger.settled(came(0, 1_000, 50, cursor=1), "w")
-    assert ledger.overpaid_msat(CUSTOMER) == 0
-    ledger.settled(came(1, 1_000, 60, cursor=2), "w")
+    assert [due.key for due in ledger.settled(came(0, 1_000, 50, cursor=1), "w")] == [KEY]
+    assert ledger.settled(came(0, 1_000, 50, cursor=1), "w") == []
+    assert ledger.balance_msat(CUSTOMER) == 0
+    assert ledger.settled(came(1, 1_000, 60, cursor=2), "w") == []
     assert ledger.due(KEY).payment_hash == HASHES[0]
-    assert ledger.overpaid_msat(CUSTOMER) == 1_000
+    assert (ledger.balance_msat(CUSTOMER), ledger.paid_msat(CUSTOMER)) == (1_000, 2_000)
     with pytest.raises(NotAllowed):
-        ledger.quoted(quote(2))
+        ledger.quoted(quote(1))
+
+
+def test_a_payment_settles_the_named_chunk_then_its_job_then_others_and_the_rest_what_comes_next(ledger):
+    older, first, named = key_of(1), Key(JOB, ALICE, 0), Key(JOB, ALICE, 3)
+    deposit = Key("77" * 32, ALICE, 0)
+    for key, by_s in ((deposit, dues.NEVER_S), (older, 100), (first, 100), (named, 100)):
+        owe(ledger, key, 6, due_by_s=by_s)
+    owe(ledger, Key(JOB, ALICE, 9), 6, customer=BOB)
+    ledger.quoted(quote(0, named))
+    assert [due.key for due in ledger.settled(came(0, 15), "w")] == [named, first]
+    assert (ledger.balance_msat(CUSTOMER), ledger.owed_msat(CUSTOMER), ledger.owed_msat(BOB)) == (3, 12, 6)
+    ledger.quoted(quote(1, older))
+    assert [due.key for due in ledger.settled(came(1, 1_000), "w")] == [older]
+    assert ledger.balance_msat(CUSTOMER) == 997  # no deposit is paid that is not named
+    ahead = owe(ledger, key_of(2), 97)
+    assert (ahead.state, ahead.payment_hash) == ("settled", HASHES[1])
+    assert owe(ledger, key_of(3), 901).state == "due"
+    assert ledger.balance_msat(CUSTOMER) == 900
+
+
+def test_credit_grows_with_what_a_key_has_paid_and_shuts_out_only_what_is_beyond_it(ledger):
+    terms = CreditTerms(first_msat=10, most_msat=1_500)
+    owe(ledger, key_of(0), 10)
+    assert ledger.is_covered(CUSTOMER, terms)
+    assert ledger.in_debt(CUSTOMER, 100, terms)  # who has paid nothing has earned nothing
+    owe(ledger, key_of(1), 1)
+    assert not ledger.is_covered(CUSTOMER, terms)
+    ledger.quoted(quote(0, key_of(0)))
+    ledger.settled(came(0, 1_011), "w")
+    assert ledger.balance_msat(CUSTOMER) == 1_000
+    owe(ledger, key_of(2), 2_011)
+    assert (ledger.owed_msat(CUSTOMER), ledger.is_covered(CUSTOMER, terms)) == (2_011, False)
+    assert ledger.in_debt(CUSTOMER, 100, terms)
+    other = key_of(3)
+    ledger.owe(Due(other, BOB, 1_011, 100))
+    ledger.quoted(quote(1, other))
+    ledger.settled(came(1, 1_011), "w")
+    ledger.owe(Due(key_of(4), BOB, 1_011, 100))
+    assert ledger.is_covered(BOB, terms) and not ledger.in_debt(BOB, 10**9, terms)
+    ledger.owe(Due(key_of(5), BOB, 1, 100))
+    assert not ledger.is_covered(BOB, terms) and ledger.in_debt(BOB, 100, terms)
 
 
 def test_a_payment_for_something_else_only_moves_the_cursor(ledger):
-    assert ledger.settled(came(5, 9, 1, cursor=3), "w") is None
-    assert ledger.settled(came(6, 9, 1, cursor=2), "w") is None
+    assert ledger.settled(came(5, 9, 1, cursor=3), "w") == []
+    assert ledger.settled(came(6, 9, 1, cursor=2), "w") == []
     assert ledger.cursor("w") == "2"
 
 
 def test_a_receipt_follows_a_settlement_and_is_published_once(ledger):
     owe(ledger)
     ledger.quoted(quote(0))
-    with pytest.raises(NotAllowed):
-        ledger.receipted(KEY, "r1")
-    due = ledger.settled(came(0, 1_000, 50, cursor=1), "w")
-    assert ledger.unreceipted() == [due]
-    assert ledger.receipted(KEY, "r1") == ledger.receipted(KEY, "r1") == ledger.due(KEY)
+    ledger.receipted(HASHES[0], "r1")
+    ledger.settled(came(0, 1_000, 50, cursor=1), "w")
+    (income,) = ledger.unreceipted()
+    assert (income.quote, income.customer, income.amount_msat) == (quote(0), CUSTOMER, 1_000)
+    ledger.receipted(HASHES[0], "r1")
     assert ledger.unreceipted() == []
-    with pytest.raises(NotAllowed):
-        ledger.receipted(KEY, "r2")
 
 
 def test_a_due_is_entered_once(ledger):
@@ -373,20 +508,83 @@ def test_a_due_is_entered_once(ledger):
 
 
 @settings(max_examples=25, deadline=None)
-@given(debt_events)
-def test_the_stored_debt_is_the_debt_of_the_machine(log):
+@given(payment_events)
+def test_the_stored_payment_is_the_payment_of_the_machine(log):
     ledger = Ledger(":memory:")
-    stored = debt = ledger.plan(KEY, 1_000)
+    ledger.plan(KEY, 1_000)
+    payment = Payment(HASHES[0], "lnbcrt0", 1_000)
+    ledger.begin(ALICE, [KEY], payment)
     for event in log:
         try:
-            debt = debts.apply(event, debt)
+            payment = debts.apply(event, payment)
         except NodewireError as error:
             with pytest.raises(type(error)):
-                ledger.record(KEY, event)
+                ledger.record(HASHES[0], event)
         else:
-            stored = ledger.record(KEY, event)
-        assert stored == debt == ledger.debt(KEY)
+            assert ledger.record(HASHES[0], event) == payment
+        assert ledger.payment(HASHES[0]) == payment == ledger.debt(KEY).parts[0].payment
+        assert (ledger.debt(KEY).state == "paid") == (payment.state == "paid")
     ledger.close()
+
+
+class TabMachine(RuleBasedStateMachine):
+    """A customer's book and a provider's, over a wallet that pays or fails: what one spent is what the other got."""
+
+    def __init__(self):
+        super().__init__()
+        self.customer, self.provider = Ledger(":memory:"), Ledger(":memory:")
+        self.count, self.sent, self.came, self.preimages = 0, {}, [], {}
+
+    @rule(job=st.integers(0, 2), amount_msat=st.integers(1, 40))
+    def charge(self, job, amount_msat):
+        key = Key(f"{job:064x}", ALICE, self.count)
+        self.count += 1
+        self.provider.owe(Due(key, CUSTOMER, amount_msat, 100))
+        self.customer.plan(key, amount_msat)
+
+    @rule(n=st.integers(0, 30), unit=st.sampled_from([1, 50, 1_000]), together=st.booleans())
+    def ask(self, n, unit, together):
+        owed = self.customer.unpaid_to(ALICE)
+        if not owed:
+            return
+        named = owed[n % len(owed)]
+        wanted = [named, *(one for one in owed if together and one.key != named.key)]
+        amount_msat = -(-sum(one.left_msat for one in wanted) // unit) * unit
+        preimage = self.count.to_bytes(4, "big") * 8
+        self.count += 1
+        payment_hash = hashlib.sha256(preimage).hexdigest()
+        debt = self.customer.begin(ALICE, [one.key for one in wanted], Payment(payment_hash, "lnbcrt", amount_msat))
+        self.provider.quoted(Quote(named.key, payment_hash, "{}", "lnbcrt"))
+        if debt.payment_hash == payment_hash:
+            self.sent[payment_hash] = preimage.hex(), amount_msat
+            self.customer.record(payment_hash, debts.PaymentAttempt("w"))
+
+    @rule(is_paid=st.booleans(), told_twice=st.booleans())
+    def end(self, is_paid, told_twice):
+        if not self.sent:
+            return
+        payment_hash, (preimage, amount_msat) = self.sent.popitem()
+        if not is_paid:
+            self.customer.record(payment_hash, debts.PaymentFailure("no route"))
+            return
+        self.came.append(amount_msat)
+        for _ in range(1 + told_twice):
+            self.provider.settled(Receipt("1", payment_hash, preimage, amount_msat, 50), "w")
+            self.customer.record(payment_hash, debts.PaymentSettlement(preimage, 1))
+
+    @invariant()
+    def both_books_agree(self):
+        tab, came_msat = self.customer.tab(ALICE), sum(self.came)
+        assert tab.paid_msat == self.provider.paid_msat(CUSTOMER) == came_msat
+        assert self.customer.spent().paid_msat + tab.ahead_msat == came_msat
+        assert self.provider.earned_msat() + self.provider.balance_msat(CUSTOMER) == came_msat
+        owed_msat = self.provider.owed_msat(CUSTOMER) - self.provider.balance_msat(CUSTOMER)
+        assert tab.owed_msat - tab.ahead_msat == owed_msat
+        assert self.customer.spent().fees_msat == len(self.came)
+
+
+TestTabs = TabMachine.TestCase
+TestTabs.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 def test_a_ledger_of_the_first_version_goes_on(tmp_path):
@@ -410,7 +608,7 @@ def test_a_ledger_of_the_first_version_goes_on(tmp_path):
 def test_a_ledger_of_the_second_version_goes_on_and_its_dues_count_as_before(tmp_path):
     path = tmp_path / "ledger.db"
     db = sqlite3.connect(path)
-    db.executescript(VERSION_3 + "CREATE TABLE ended (job TEXT PRIMARY KEY) STRICT;" + DUES_3)
+    db.executescript(VERSION_3 + "CREATE TABLE ended (job TEXT PRIMARY KEY) STRICT;")
     db.execute("INSERT INTO ended VALUES (?)", (JOB,))
     row = (JOB, ALICE, CUSTOMER)
     db.execute("INSERT INTO dues VALUES (?, ?, 0, 0, ?, 1000, 100, 'due', NULL, NULL, 0, NULL)", row)

@@ -26,8 +26,9 @@ from nodewire.errors import (
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts import payer as paying
+from nodewire.pay.accounts.debt_book import Expenses
 from nodewire.pay.accounts.debts import Key
-from nodewire.pay.accounts.ledger import Expenses, Ledger
+from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import ABILITIES, Transfer, WalletInfo
@@ -185,7 +186,7 @@ async def test_what_failed_by_the_record_is_told_with_its_reason_and_tried_with_
     with pytest.raises(PaymentFailed, match=r"^payment: no route$"):
         await pay(payer, node)
     debt = await pay(payer, node)
-    assert [(one.payment_hash, one.state) for one in debt.payments] == [
+    assert [(one.payment.payment_hash, one.payment.state) for one in debt.parts] == [
         (node.made[0], "failed"),
         (node.made[1], "paid"),
     ]
@@ -262,11 +263,11 @@ async def test_where_a_wallet_takes_back_its_word_both_payments_are_in_the_book(
     with pytest.raises(TimedOut):
         await pay(payer, node)
     first, second = node.made
-    ledger.record(KEY, debts.DebtPayment(first, node.preimages[first], 3))
+    ledger.record(first, debts.PaymentSettlement(node.preimages[first], 3))
     assert (ledger.debt(KEY).state, payer.unpaid()) == ("paid", [])
     node.settle(second)
     await payer.recover()
-    assert ledger.spent() == Expenses(2_000, 6, 0)
+    assert (ledger.spent(), ledger.tab(KEY.payee).ahead_msat) == (Expenses(1_000, 6, 0), 1_000)
     assert await payer.recover() == []
 
 
@@ -306,8 +307,8 @@ async def test_an_invoice_that_expired_untried_by_the_record_is_given_up_and_ano
         await pay(payer, node)
     node.now_s = clock[0]
     debt = await pay(payer_of(Wallet(node), ledger, now_s=lambda: clock[0]), node)
-    assert [one.state for one in debt.payments] == ["failed", "paid"]
-    assert debt.payments[0].reason == "invoice: it has expired"
+    assert [one.payment.state for one in debt.parts] == ["failed", "paid"]
+    assert debt.parts[0].payment.reason == "invoice: it has expired"
 
 
 @pytest.mark.parametrize("preimage", [None, "", "00" * 32, "zz" * 32])

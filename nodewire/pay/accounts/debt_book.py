@@ -1,0 +1,292 @@
+"""The customer's side of the ledger: what it owes for chunks, and the payments that settle it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import astuple, dataclass
+
+from nodewire.errors import NotAllowed, NotFound, OverBudget
+from nodewire.pay.accounts import debts
+from nodewire.pay.accounts.book import KEY, Book
+from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Part, Payment
+
+_PAYMENT = "payment_hash, bolt11, amount_msat, state, wallet, preimage, fee_msat, reason"
+
+
+@dataclass(frozen=True, slots=True)
+class Expenses:
+    """Money out: paid amounts and their routing fees, and what is planned or on its way."""
+
+    paid_msat: int
+    fees_msat: int
+    pending_msat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """What stands between a customer and one payee. `ahead_msat` was paid for nothing yet: the payee holds it."""
+
+    payee: str
+    owed_msat: int
+    ahead_msat: int
+    paid_msat: int
+    """In all, ever."""
+    since_s: int
+    """When the oldest debt was entered (unix); 0 where nothing is owed."""
+
+
+class DebtBook(Book):
+    def plan(
+        self, key: Key, amount_msat: int, *, budget: JobBudget | None = None, lnurl: str = "", at_s: int = 0
+    ) -> Debt:
+        """Enter a debt, or find it as it stands. Routing fees come on top of the budget. What the payee was paid ahead
+        settles it at once.
+
+        Raises:
+            NotAllowed: it is entered with another amount.
+            OverBudget: with it, the job would cost the budget's payees more than that.
+
+        """
+        with self._transaction():
+            known = self._debt(key)
+            if known is not None:
+                if known.amount_msat != amount_msat:
+                    raise NotAllowed("amount_msat", f"planned with {known.amount_msat} msat, not {amount_msat} msat")
+                return known
+            if amount_msat <= 0:
+                raise NotAllowed("amount_msat", "nothing to pay")
+            if budget is not None:
+                each = [self.spent(job=key.job, payee=payee) for payee in budget.payees]
+                total_msat = sum(spent.paid_msat + spent.pending_msat for spent in each) + amount_msat
+                if total_msat > budget.msat:
+                    allowed = f"at most {budget.msat} msat allowed"
+                    raise OverBudget("amount_msat", f"{total_msat} msat for the job, {allowed}")
+            row = (*astuple(key), amount_msat, lnurl, at_s)
+            self._db.execute("INSERT INTO debts VALUES (?, ?, ?, ?, ?, 'owed', ?, ?)", row)
+            self._spend_ahead(key.payee)
+            return self.debt(key)
+
+    def has_debt(self, key: Key) -> bool:
+        return self._debt(key) is not None
+
+    def debt(self, key: Key) -> Debt:
+        """Raises NotFound."""
+        debt = self._debt(key)
+        if debt is None:
+            raise NotFound("debt", "never planned")
+        return debt
+
+    def unpaid(self) -> list[Debt]:
+        """Every debt that is not paid, oldest entry first."""
+        return self._debts("state = 'owed' ORDER BY rowid", ())
+
+    def unpaid_to(self, payee: str) -> list[Debt]:
+        """Those to one payee."""
+        return self._debts("state = 'owed' AND payee = ? ORDER BY rowid", (payee,))
+
+    def debts_of(self, job: str) -> list[Debt]:
+        """Every debt of a job, oldest entry first."""
+        return self._debts("job = ? ORDER BY rowid", (job,))
+
+    def tab(self, payee: str) -> Tab:
+        """What stands between this customer and one payee."""
+        (since_s,) = self._db.execute(
+            "SELECT min(at_s) FROM debts WHERE payee = ? AND state = 'owed'", (payee,)
+        ).fetchone()
+        sql = "SELECT coalesce(sum(amount_msat), 0), coalesce(sum(ahead_msat), 0) FROM payments"
+        paid, ahead = self._db.execute(f"{sql} WHERE payee = ? AND state = 'paid'", (payee,)).fetchone()
+        return Tab(payee, self.spent(payee=payee).pending_msat, ahead, paid, since_s or 0)
+
+    def tabs(self) -> list[Tab]:
+        """Those with every payee that was ever owed or paid, the largest debt first."""
+        payees = self._db.execute("SELECT payee FROM debts UNION SELECT payee FROM payments").fetchall()
+        return sorted((self.tab(payee) for (payee,) in payees), key=lambda tab: (-tab.owed_msat, tab.payee))
+
+    # Payments.
+
+    def begin(self, payee: str, keys: Sequence[Key], payment: Payment, *, expired: Collection[str] = ()) -> Debt:
+        """Enter an invoice that settles the debts `keys` to `payee`, and return the first of these as it stands then.
+
+        Nothing is entered if that one is paid, or has an invoice already that may still be paid: another process was
+        quicker. Others of which that is so are left to theirs. `expired`: the payment hashes of invoices that nobody
+        was told to pay, and that are too old to.
+
+        Raises:
+            NotFound: no such debt.
+            NotAllowed: the payment hash is known, or the amount is less than the debts.
+
+        """
+        with self._transaction():
+            found = [self.debt(key) for key in keys]
+            free = [debt for debt in found if debt.left_msat and not _is_live(debt, expired)]
+            if found[0] not in free:
+                return found[0]
+            ahead_msat = payment.amount_msat - sum(debt.left_msat for debt in free)
+            if ahead_msat < 0:
+                raise NotAllowed("amount_msat", f"{payment.amount_msat} msat is {-ahead_msat} msat less than is owed")
+            sql = "INSERT INTO payments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            try:
+                self._db.execute(sql, (payment.payment_hash, payee, *astuple(payment)[1:], ahead_msat))
+            except sqlite3.IntegrityError as error:
+                raise NotAllowed("payment_hash", "an invoice with it was asked for before") from error
+            for debt in free:
+                self._add_part(payment.payment_hash, debt.key, debt.left_msat)
+            return self.debt(keys[0])
+
+    def record(self, payment_hash: str, event: debts.Event) -> Payment:
+        """Apply `event` to a payment and write it down, with what it settles.
+
+        Raises:
+            NotFound: no such payment.
+            NotAllowed, BadInput: see `debts.apply`.
+
+        """
+        with self._transaction():
+            before = self.payment(payment_hash)
+            after = debts.apply(event, before)
+            if after == before:
+                return after
+            sql = "UPDATE payments SET state = ?, wallet = ?, preimage = ?, fee_msat = ?, reason = ?"
+            self._db.execute(f"{sql} WHERE payment_hash = ?", (*astuple(after)[3:], payment_hash))
+            if after.state == "paid":
+                self._settle_debts(payment_hash)
+            return after
+
+    def payment(self, payment_hash: str) -> Payment:
+        """Raises NotFound."""
+        row = self._db.execute(f"SELECT {_PAYMENT} FROM payments WHERE payment_hash = ?", (payment_hash,)).fetchone()
+        if row is None:
+            raise NotFound("payment_hash", "no invoice with it was asked for")
+        return Payment(*row)
+
+    def under_way(self) -> list[tuple[str, Payment]]:
+        """Payments of which the wallet has yet to say what became of them, with their payees; the oldest first."""
+        rows = self._db.execute(f"SELECT payee, {_PAYMENT} FROM payments WHERE state = 'paying' ORDER BY rowid")
+        return [(payee, Payment(*row)) for payee, *row in rows]
+
+    def settled_by(self, payment_hash: str) -> list[Debt]:
+        """The debts that a payment is for, oldest entry first."""
+        keys = "SELECT job, payee, chunk, attempt FROM parts WHERE payment_hash = ?"
+        return self._debts(f"(job, payee, chunk, attempt) IN ({keys}) ORDER BY rowid", (payment_hash,))
+
+    def _settle_debts(self, payment_hash: str) -> None:
+        """A payment was made: its debts are paid, as far as no other payment was quicker."""
+        payee, ahead_msat = self._db.execute(
+            "SELECT payee, ahead_msat FROM payments WHERE payment_hash = ?", (payment_hash,)
+        ).fetchone()
+        for debt in self.settled_by(payment_hash):
+            (msat,) = self._db.execute(
+                f"SELECT msat FROM parts WHERE payment_hash = ? AND {KEY}", (payment_hash, *astuple(debt.key))
+            ).fetchone()
+            if (over_msat := max(0, -debt.left_msat)) > 0:
+                self._db.execute(
+                    f"UPDATE parts SET msat = ? WHERE payment_hash = ? AND {KEY}",
+                    (msat - over_msat, payment_hash, *astuple(debt.key)),
+                )
+                ahead_msat += over_msat
+            if debt.left_msat <= 0:
+                self._close(debt.key)
+        self._db.execute("UPDATE payments SET ahead_msat = ? WHERE payment_hash = ?", (ahead_msat, payment_hash))
+        self._spend_ahead(payee)
+
+    def _spend_ahead(self, payee: str) -> None:
+        """Settle debts by what their payee was paid ahead, the oldest first; those that a payment is made for wait."""
+        sql = "SELECT payment_hash, ahead_msat FROM payments WHERE payee = ? AND state = 'paid' AND ahead_msat > 0"
+        ahead = self._db.execute(f"{sql} ORDER BY rowid", (payee,)).fetchall()
+        if not ahead:
+            return
+        for debt in self.unpaid_to(payee):
+            left_msat = 0 if _is_live(debt, ()) else debt.left_msat
+            while left_msat and ahead:
+                payment_hash, held_msat = ahead[0]
+                used_msat = min(left_msat, held_msat)
+                self._add_part(payment_hash, debt.key, used_msat)
+                held_msat, left_msat = held_msat - used_msat, left_msat - used_msat
+                self._db.execute("UPDATE payments SET ahead_msat = ? WHERE payment_hash = ?", (held_msat, payment_hash))
+                ahead[0] = payment_hash, held_msat
+                if not held_msat:
+                    ahead.pop(0)
+                if not left_msat:
+                    self._close(debt.key)
+
+    def _close(self, key: Key) -> None:
+        self._db.execute(f"UPDATE debts SET state = 'paid' WHERE {KEY}", astuple(key))
+
+    def _add_part(self, payment_hash: str, key: Key, msat: int) -> None:
+        sql = "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET msat = msat + excluded.msat"
+        self._db.execute(sql, (payment_hash, *astuple(key), msat))
+
+    # Jobs.
+
+    def unclosed(self) -> list[str]:
+        """The jobs something was paid for, and whose receipts are not all given and closed; oldest first."""
+        sql = (
+            "SELECT job FROM debts WHERE state = 'paid' AND job NOT IN (SELECT job FROM closed) "
+            "GROUP BY job ORDER BY min(rowid)"
+        )
+        return [str(job) for (job,) in self._db.execute(sql)]
+
+    def close_job(self, job: str) -> None:
+        """Every receipt of the job is given and closed: relays have taken them."""
+        self._db.execute("INSERT INTO closed VALUES (?) ON CONFLICT DO NOTHING", (job,))
+
+    def end_job(self, job: str, came: int) -> None:
+        """The customer has seen the job's end: nothing more of it will come. Its first `count_received` chunks did."""
+        self._db.execute("INSERT INTO ended VALUES (?, ?) ON CONFLICT DO NOTHING", (job, came))
+
+    def has_ended(self, job: str) -> bool:
+        return self._db.execute("SELECT 1 FROM ended WHERE job = ?", (job,)).fetchone() is not None
+
+    def count_received(self, job: str) -> int | None:
+        """How many chunks of a job that has ended came; None if that is not known."""
+        row = self._db.execute("SELECT came FROM ended WHERE job = ?", (job,)).fetchone()
+        return None if row is None else row[0]
+
+    def spent(self, *, job: str | None = None, payee: str | None = None) -> Expenses:
+        """Sums over all debts, those of one job, to one payee, or both. What was paid ahead is in none."""
+        asked = {name: value for name, value in (("job", job), ("payee", payee)) if value is not None}
+        also = "".join(f" AND parts.{name} = :{name}" for name in asked)
+        first = "parts.rowid = (SELECT min(rowid) FROM parts AS p WHERE p.payment_hash = parts.payment_hash)"
+        sql = (
+            f"SELECT coalesce(sum(msat), 0), coalesce(sum(fee_msat) FILTER (WHERE {first}), 0) "
+            f"FROM parts JOIN payments USING (payment_hash) WHERE state = 'paid'{also}"
+        )
+        paid_msat, fees_msat = self._db.execute(sql, asked).fetchone()
+        also = "".join(f" AND {name} = :{name}" for name in asked)
+        sql = f"SELECT coalesce(sum(amount_msat), 0) FROM debts WHERE state = 'owed'{also}"
+        (owed_msat,) = self._db.execute(sql, asked).fetchone()
+        sql = (
+            "SELECT coalesce(sum(msat), 0) FROM parts JOIN payments USING (payment_hash) "
+            "JOIN debts USING (job, payee, chunk, attempt) "
+            f"WHERE payments.state = 'paid' AND debts.state = 'owed'{also.replace('AND ', 'AND debts.')}"
+        )
+        (begun_msat,) = self._db.execute(sql, asked).fetchone()
+        return Expenses(paid_msat, fees_msat, owed_msat - begun_msat)
+
+    def _debt(self, key: Key) -> Debt | None:
+        found = self._debts(KEY, astuple(key))
+        return found[0] if found else None
+
+    def _debts(self, where: str, values: Iterable[object]) -> list[Debt]:
+        first = "parts.rowid = (SELECT min(rowid) FROM parts AS p WHERE p.payment_hash = parts.payment_hash)"
+        sql = f"SELECT {_PAYMENT}, msat, {first} FROM parts JOIN payments USING (payment_hash)"
+        found = []
+        columns = "job, payee, chunk, attempt, amount_msat, lnurl"
+        rows = self._db.execute(f"SELECT {columns} FROM debts WHERE {where}", tuple(values)).fetchall()
+        for *key, amount_msat, lnurl in rows:
+            asked = f"{sql} WHERE parts.job = ? AND parts.payee = ? AND chunk = ? AND attempt = ? ORDER BY parts.rowid"
+            parts = tuple(
+                Part(Payment(*row), msat, bool(is_first)) for *row, msat, is_first in self._db.execute(asked, key)
+            )
+            found.append(Debt(Key(*key), amount_msat, parts, lnurl))
+        return found
+
+
+def _is_live(debt: Debt, expired: Collection[str]) -> bool:
+    """Whether an invoice for the debt may still be paid."""
+    states = {one.payment.payment_hash: one.payment.state for one in debt.parts}
+    return any(
+        state == "paying" or (state == "invoiced" and payment_hash not in expired)
+        for payment_hash, state in states.items()
+    )

@@ -1,0 +1,280 @@
+"""The provider's side of the ledger: what customers owe, what its wallet got, and the receipts for that."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, replace
+
+from nodewire.errors import BadInput, NotAllowed, NotFound
+from nodewire.pay.accounts import dues
+from nodewire.pay.accounts.book import KEY, Book
+from nodewire.pay.accounts.debts import Key, opens
+from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms, Due
+from nodewire.pay.lightning.wallet import Receipt
+
+_OWN_FAULT = 0
+"""When a job broke off, of those that the provider itself did."""
+_QUOTE = "payment_hash, customer, job, payee, chunk, attempt, zap_request, bolt11, wallet"
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """An invoice that a provider made: the zap request (JSON as received), its bolt11, and whose it is."""
+
+    key: Key
+    payment_hash: str
+    zap_request: str
+    bolt11: str
+    wallet: str = ""
+    """The id of the wallet that it pays into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Income:
+    """A payment that came in by an invoice of a quote, and proves it."""
+
+    quote: Quote
+    customer: str
+    amount_msat: int
+    preimage: str
+    settled_at_s: int
+
+
+class DueBook(Book):
+    def owe(self, due: Due, *, under_way: bool = False, claim: str = "") -> Due:
+        """Enter a due, or find it as it stands: settled at once where the customer's balance does.
+
+        `under_way`: whether it must be paid hangs on how its job ends. `went_through`, `broke_off` or `interrupted`
+        will say that; the last will, too, if this process ends before. `claim`: the event that asks for it, which has
+        to be told: until `mark_claimed` it is among the `untold`, for nobody is in debt for what he never heard of.
+
+        Raises:
+            NotAllowed: it is entered with another customer or amount.
+
+        """
+        with self._transaction():
+            known = self._due(due.key)
+            if known is None:
+                if under_way:
+                    self._db.execute("INSERT INTO broken VALUES (?, ?, ?, ?, NULL)", astuple(due.key))
+                key, *rest = astuple(due)
+                self._db.execute("INSERT INTO dues VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*key, *rest))
+                if claim:
+                    self._db.execute("INSERT INTO untold VALUES (?, ?, ?, ?, ?)", (*astuple(due.key), claim))
+                self._settle_dues(due.customer, 0, None, None, 0)
+                return self.due(due.key)
+            if (known.customer, known.amount_msat) != (due.customer, due.amount_msat):
+                raise NotAllowed("due", "entered with another customer or amount")
+            return known
+
+    def mark_claimed(self, key: Key, due_by_s: int = 0) -> None:
+        """A relay has taken the claim; the customer is not in debt before `due_by_s`, either."""
+        with self._transaction():
+            self._db.execute(f"DELETE FROM untold WHERE {KEY}", astuple(key))
+            sql = f"UPDATE dues SET due_by_s = max(due_by_s, ?) WHERE {KEY}"
+            self._db.execute(sql, (due_by_s, *astuple(key)))
+
+    def untold(self) -> list[tuple[Key, str]]:
+        """Claims of unpaid dues that no relay is known to have taken."""
+        sql = "SELECT job, payee, chunk, attempt, claim FROM untold JOIN dues USING (job, payee, chunk, attempt)"
+        return [(Key(*key), claim) for *key, claim in self._db.execute(f"{sql} WHERE state = 'due'")]
+
+    def went_through(self, job: str) -> None:
+        """A job under way has ended, and did not break off."""
+        self._db.execute("DELETE FROM broken WHERE job = ? AND at_s IS NULL", (job,))
+
+    def broke_off(self, job: str, at_s: float) -> None:
+        """Others broke off a job under way: what it left unpaid counts as `dues.is_too_much` says."""
+        self._db.execute("UPDATE broken SET at_s = ? WHERE job = ? AND at_s IS NULL", (int(at_s), job))
+
+    def interrupted(self, job: str | None = None) -> None:
+        """The provider itself broke off a job under way, or died amid all that were: their customers are not in debt
+        for what that left unpaid, however often.
+        """
+        sql, told = "UPDATE broken SET at_s = ? WHERE at_s IS NULL", (_OWN_FAULT, *(() if job is None else (job,)))
+        self._db.execute(sql if job is None else sql + " AND job = ?", told)
+
+    def forgo(self, key: Key) -> None:
+        """Forget a due that no invoice was made for: nobody can pay it any more. Others stay as they are."""
+        with self._transaction():
+            quoted = "EXISTS (SELECT 1 FROM quotes AS q WHERE q.job = dues.job AND q.payee = dues.payee"
+            quoted += " AND q.chunk = dues.chunk AND q.attempt = dues.attempt)"
+            sql = f"DELETE FROM dues WHERE {KEY} AND state = 'due' AND NOT {quoted}"
+            if self._db.execute(sql, astuple(key)).rowcount:
+                for table in ("untold", "broken"):
+                    self._db.execute(f"DELETE FROM {table} WHERE {KEY}", astuple(key))
+
+    def due(self, key: Key) -> Due:
+        """Raises NotFound."""
+        due = self._due(key)
+        if due is None:
+            raise NotFound("due", "nothing is owed for that")
+        return due
+
+    # Invoices and payments.
+
+    def quoted(self, quote: Quote) -> None:
+        """Write down an invoice before the customer gets it.
+
+        Raises:
+            NotFound: nothing is owed for what it names.
+            NotAllowed: the payment hash was quoted before.
+
+        """
+        with self._transaction():
+            due = self.due(quote.key)
+            row = (quote.payment_hash, due.customer, *astuple(quote.key), quote.zap_request, quote.bolt11, quote.wallet)
+            sql = "INSERT INTO quotes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'open', 0, NULL, 0, NULL)"
+            try:
+                self._db.execute(sql, row)
+            except sqlite3.IntegrityError as error:
+                raise NotAllowed("payment_hash", "quoted before") from error
+
+    def quotes(self, key: Key) -> list[Quote]:
+        """The invoices made for a due, oldest first."""
+        sql = f"SELECT {_QUOTE} FROM quotes WHERE {KEY} ORDER BY rowid"
+        return [_to_quote(row)[0] for row in self._db.execute(sql, astuple(key))]
+
+    def quote(self, payment_hash: str) -> Quote | None:
+        row = self._db.execute(f"SELECT {_QUOTE} FROM quotes WHERE payment_hash = ?", (payment_hash,)).fetchone()
+        return None if row is None else _to_quote(row)[0]
+
+    def settled(self, came: Receipt, wallet: str) -> list[Due]:
+        """The provider's wallet received a payment: the dues that are settled by it, the named one first.
+
+        None is where it is no quote's, was told before, or is too little; what is left over is the customer's balance.
+        The cursor is stored with it, as that of the wallet with the id `wallet`.
+
+        Raises:
+            BadInput: the preimage does not open the payment hash. Nothing is stored.
+
+        """
+        payment_hash = came.payment_hash
+        with self._transaction():
+            sql = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT DO UPDATE SET cursor = excluded.cursor"
+            self._db.execute(sql, (wallet, came.cursor))
+            sql = f"SELECT {_QUOTE} FROM quotes WHERE payment_hash = ? AND state = 'open'"
+            row = self._db.execute(sql, (payment_hash,)).fetchone()
+            if row is None:
+                return []
+            if not opens(came.preimage, payment_hash):
+                reason = f"the wallet's does not hash to {payment_hash}: look the payment up there"
+                raise BadInput("preimage", reason)
+            quote, customer = _to_quote(row)
+            sql = "UPDATE quotes SET state = 'settled', amount_msat = ?, preimage = ?, settled_at_s = ?"
+            told = (came.amount_msat, came.preimage, came.settled_at_s, payment_hash)
+            self._db.execute(f"{sql} WHERE payment_hash = ?", told)
+            self._db.execute(f"DELETE FROM untold WHERE {KEY}", astuple(quote.key))  # who pays has heard of it
+            return self._settle_dues(customer, came.amount_msat, quote.key, payment_hash, came.settled_at_s)
+
+    def _settle_dues(
+        self, customer: str, came_msat: int, named: Key | None, payment_hash: str | None, at_s: int
+    ) -> list[Due]:
+        """Add to a customer's balance, and settle by it what it suffices for."""
+        balance_msat = self.balance_msat(customer) + came_msat
+        if not balance_msat:
+            return []
+        unpaid = self._dues("customer = ? AND state = 'due' ORDER BY rowid", (customer,))
+        settled, left_msat = dues.settle(balance_msat, unpaid, named)
+        sql = f"UPDATE dues SET state = 'settled', payment_hash = ?, settled_at_s = ? WHERE {KEY}"
+        if payment_hash is None and settled:  # the balance stands from the last payment
+            last = "SELECT payment_hash, settled_at_s FROM quotes WHERE customer = ? AND state <> 'open'"
+            payment_hash, at_s = self._db.execute(
+                f"{last} ORDER BY settled_at_s DESC, rowid DESC LIMIT 1", (customer,)
+            ).fetchone()
+        for due in settled:
+            self._db.execute(sql, (payment_hash, at_s, *astuple(due.key)))
+        sql = "INSERT INTO balances VALUES (?, ?) ON CONFLICT DO UPDATE SET msat = excluded.msat"
+        self._db.execute(sql, (customer, left_msat))
+        return [replace(due, state="settled", payment_hash=payment_hash, settled_at_s=at_s) for due in settled]
+
+    def balance_msat(self, customer: str) -> int:
+        """What a customer key has paid ahead."""
+        row = self._db.execute("SELECT msat FROM balances WHERE customer = ?", (customer,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def receipted(self, payment_hash: str, receipt: str) -> None:
+        """Relays have taken the receipt with this event id; empty where nobody asked for one."""
+        sql = "UPDATE quotes SET state = 'receipted', receipt = ? WHERE payment_hash = ? AND state = 'settled'"
+        self._db.execute(sql, (receipt, payment_hash))
+
+    def unreceipted(self) -> list[Income]:
+        """Payments whose receipt no relay has taken yet, the oldest first."""
+        sql = f"SELECT {_QUOTE}, amount_msat, preimage, settled_at_s FROM quotes WHERE state = 'settled' ORDER BY rowid"
+        return [Income(*_to_quote(row[:9]), *row[9:]) for row in self._db.execute(sql)]
+
+    def cursor(self, wallet: str) -> str:
+        """Where the stream of settled payments of the wallet with this id goes on; empty for one that is new here."""
+        row = self._db.execute("SELECT cursor FROM cursors WHERE wallet = ?", (wallet,)).fetchone()
+        return "" if row is None else str(row[0])
+
+    # Customers.
+
+    def has_job(self, job: str) -> bool:
+        """Whether anything was ever due for a job."""
+        return self._db.execute("SELECT 1 FROM dues WHERE job = ? LIMIT 1", (job,)).fetchone() is not None
+
+    def open_dues(self, customer: str, chunk: int) -> int:
+        """How many of a customer key's dues of that number are not paid, overdue or not."""
+        sql = "SELECT count(*) FROM dues WHERE customer = ? AND chunk = ? AND state = 'due'"
+        return int(self._db.execute(sql, (customer, chunk)).fetchone()[0])
+
+    def owed_msat(self, customer: str) -> int:
+        """What a customer key has not paid, overdue or not."""
+        sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due'"
+        return int(self._db.execute(sql, (customer,)).fetchone()[0])
+
+    def paid_msat(self, customer: str) -> int:
+        """What a customer key has paid in all."""
+        sql = "SELECT coalesce(sum(amount_msat), 0) FROM quotes WHERE customer = ?"
+        return int(self._db.execute(sql, (customer,)).fetchone()[0])
+
+    def unpaid_dues(self, customer: str) -> dict[Key, int]:
+        """What a customer key has not paid, overdue or not: the amounts in msat."""
+        return {due.key: due.amount_msat for due in self._dues("customer = ? AND state = 'due'", (customer,))}
+
+    def has_paid(self, customer: str) -> bool:
+        """Whether a customer key has ever paid for a chunk."""
+        sql = "SELECT 1 FROM dues WHERE customer = ? AND state = 'settled' LIMIT 1"
+        return self._db.execute(sql, (customer,)).fetchone() is not None
+
+    def is_covered(self, customer: str, terms: CreditTerms) -> bool:
+        """Whether all that a customer key owes is within the credit that it has."""
+        return self._tab_msat(customer) <= terms.allowed_msat(self.paid_msat(customer))
+
+    def in_debt(self, customer: str, now_s: float, terms: CreditTerms = NO_CREDIT) -> bool:
+        """Whether a customer key owes more than the credit that it has earned, and let a due pass its time; or too many
+        of its jobs broke off unpaid: such a key gets no more.
+        """
+        unpaid = "FROM dues LEFT JOIN broken USING (job, payee, chunk, attempt)"
+        unpaid += " LEFT JOIN untold USING (job, payee, chunk, attempt) WHERE customer = ? AND state = 'due'"
+        sql = f"SELECT coalesce(sum(amount_msat), 0) {unpaid} AND due_by_s <= ? AND at_s IS NULL AND claim IS NULL"
+        overdue_msat = int(self._db.execute(sql, (customer, int(now_s))).fetchone()[0])
+        if overdue_msat > terms.earned_msat(self.paid_msat(customer) if terms.most_msat else 0):
+            return True
+        sql = f"SELECT min(at_s) AS broke_s {unpaid} AND at_s <> {_OWN_FAULT} GROUP BY job ORDER BY broke_s"
+        return dues.is_too_much([at_s for (at_s,) in self._db.execute(sql, (customer,))])
+
+    def earned_msat(self, *, job: str | None = None) -> int:
+        """Settled dues, all or one job's."""
+        sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE state = 'settled'"
+        rows = self._db.execute(sql) if job is None else self._db.execute(sql + " AND job = ?", (job,))
+        return int(rows.fetchone()[0])
+
+    def _tab_msat(self, customer: str) -> int:
+        sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due' AND due_by_s < ?"
+        return int(self._db.execute(sql, (customer, dues.NEVER_S)).fetchone()[0])
+
+    def _due(self, key: Key) -> Due | None:
+        found = self._dues(KEY, astuple(key))
+        return found[0] if found else None
+
+    def _dues(self, where: str, values: Iterable[object]) -> list[Due]:
+        rows = self._db.execute(f"SELECT * FROM dues WHERE {where}", tuple(values)).fetchall()
+        return [Due(Key(*row[:4]), *row[4:]) for row in rows]
+
+
+def _to_quote(row: tuple[str, ...]) -> tuple[Quote, str]:
+    payment_hash, customer, *key, zap_request, bolt11, wallet = row
+    return Quote(Key(*key), payment_hash, zap_request, bolt11, wallet), customer  # type: ignore[arg-type]  # STRICT
