@@ -316,6 +316,13 @@ class TrainConfig(Section):
         return self
 
 
+class CreditConfig(Section):
+    first_msat: Msat = 1_000
+    """What a key that has paid nothing may owe while its first job runs, in msat. Two chunks may always be unpaid."""
+    most_msat: Msat = 1_000_000
+    """What a key may owe at most, in msat. It may owe no more than it has paid."""
+
+
 class ProviderConfig(Role):
     name: Name | Literal[""] = ""
     """The ad's name. Empty: a name made of the key."""
@@ -359,6 +366,8 @@ class ProviderConfig(Role):
     take memory that no session needs."""
     cached_ppm: int = Field(default=500_000, ge=1, le=WHOLE_PPM)
     """The price of 64 positions that a stage kept so, in millionths of the full price."""
+    credit: CreditConfig = CreditConfig()
+    """The credit of customers."""
     patience_s: int = Field(default=30, ge=1, le=3_600)
     """Seconds that a delivered chunk may stay unpaid before its customer is in debt. Jobs that broke off are counted
     apart."""

@@ -19,7 +19,7 @@ from nodewire.net.http_server import listening_socket
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay import registry
-from nodewire.pay.accounts.dues import Due
+from nodewire.pay.accounts.dues import CreditTerms, Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import lnurl_server
@@ -59,7 +59,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     stack.push_async_callback(wallet.close)
     await _check_wallet(wallet, config)
     keys, pool, market = await open_market(stack, config)
-    ledger = Ledger(config.ledger)
+    ledger = Ledger(config.ledger, CreditTerms(config.credit.first_msat, config.credit.most_msat))
     stack.callback(ledger.close)
     ledger.interrupted()
 

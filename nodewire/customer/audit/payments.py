@@ -8,7 +8,7 @@ from nodewire.customer.audit.finding import Line, missing, not_yet, ok, wrong
 from nodewire.customer.audit.public_events import Record
 from nodewire.customer.payments.receipt_finalizer import COMMIT_EPOCHS
 from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.event import Event
+from nodewire.nostr.nips import nip57
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Debt, Key
 from nodewire.protocol.job import receipt
@@ -24,45 +24,80 @@ def lines(record: Record, network: str) -> Iterator[Line]:
 
 def _payments(record: Record, network: str) -> Iterator[Line]:
     plan = record.request.plan
-    for (provider, chunk, _), said in sorted(record.claims.items(), key=lambda item: item[0][1:] + item[0][:1]):
+    zapped, cited = _Zaps(record, network), _cited(record)
+    by_payment: dict[str, int] = {}
+    for key, said in sorted(record.claims.items(), key=lambda item: item[0][1:] + item[0][:1]):
+        provider, chunk, _ = key
         assert said.due is not None
         due, what = said.due, f"chunk {chunk} to {provider[:8]}"
         price = plan.price_msat(provider)
         if not may_be_due(due.amount_msat, price, due.units, due.cached):
             yield wrong("payment", what, f"{due.amount_msat} msat claimed, {due.units} times {price} are due")
             continue
-        yield _zapped(record, said, what, network)
+        payment_hash = zapped.named.get(key) or cited.get(key, "")
+        by_payment[payment_hash] = by_payment.get(payment_hash, 0) + due.amount_msat
+        yield _paid(said, what, zapped, key, payment_hash, by_payment[payment_hash])
 
 
-def _zapped(record: Record, said: Feedback, what: str, network: str) -> Line:
-    assert said.due is not None
-    due, key = said.due, Key(record.request.id, said.provider, said.due.chunk, said.due.attempt)
-    hashes, fault = set(), ""
-    for event in record.zaps:
-        if event.pubkey != said.provider:
-            continue
+class _Zaps:
+    """The zap receipts of a job that hold, by what they say."""
+
+    def __init__(self, record: Record, network: str) -> None:
+        self.amounts_msat: dict[str, int] = {}
+        """By payment hash."""
+        self.named: dict[tuple[str, int, int], str] = {}
+        """By claim that a zap names: the payment's hash."""
+        self.faults: dict[tuple[str, int, int], str] = {}
+        """By claim: why its receipt does not hold, or that it has several."""
+        for event in record.zaps:
+            try:
+                named = zaps.chunk_of(nip57.parse_request(event.tag("description") or ""))
+            except NodewireError:
+                continue
+            key = event.pubkey, named.chunk, named.attempt
+            if named.job != record.request.id or key not in record.claims:
+                continue
+            try:
+                expected = Key(record.request.id, *key)
+                zap = zaps.check_receipt(event, key=expected, nostr_pubkey=event.pubkey, network=network)
+            except NodewireError as error:
+                self.faults.setdefault(key, f"its zap receipt does not hold: {error}")
+                continue
+            payment_hash = zap.invoice.payment_hash
+            if self.named.setdefault(key, payment_hash) != payment_hash:
+                self.faults[key] = "paid twice"
+            self.amounts_msat[payment_hash] = zap.invoice.amount_msat
+
+
+def _cited(record: Record) -> dict[tuple[str, int, int], str]:
+    """The payments that the customer's receipts name, by claim; empty where a chunk is still owed."""
+    found: dict[tuple[str, int, int], str] = {}
+    for event in record.receipts:
         try:
-            zap = zaps.check_receipt(event, key=key, nostr_pubkey=said.provider, network=network)
-        except NodewireError as error:
-            fault = fault or (str(error) if _is_for(event, key) else "")
+            if receipt.is_closing(event):
+                continue
+            one = receipt.parse(event)
+        except BadInput:
             continue
-        if zap.invoice.amount_msat != due.amount_msat:
-            return wrong("payment", what, f"{zap.invoice.amount_msat} msat were zapped, {due.amount_msat} were due")
-        hashes.add(zap.invoice.payment_hash)
-    if len(hashes) > 1:
-        return wrong("payment", what, f"paid {len(hashes)} times")
-    if hashes:
-        found = f", of which {due.cached} were found and not computed" if due.cached else ""
-        return ok("payment", what, f"{due.amount_msat} msat, {due.units} times the plan's price{found}; zap receipted")
-    if fault:
-        return wrong("payment", what, f"its zap receipt does not hold: {fault}")
-    return missing("payment", what, "no zap receipt")
+        for paid in one.chunks:
+            found.setdefault((one.provider, paid.chunk, paid.attempt), paid.payment_hash or "")
+    return found
 
 
-def _is_for(event: Event, key: Key) -> bool:
-    """Whether a zap receipt that does not hold says that it is for this payment."""
-    said = event.tag("description") or ""
-    return f'["chunk","{key.chunk}"]' in said.replace(" ", "") and key.job in said
+def _paid(
+    said: Feedback, what: str, zapped: _Zaps, key: tuple[str, int, int], payment_hash: str, together_msat: int
+) -> Line:
+    """How a claim was paid, with the `together_msat` of the claims that the same payment settles."""
+    assert said.due is not None
+    due, amount_msat = said.due, zapped.amounts_msat.get(payment_hash)
+    if fault := zapped.faults.get(key):
+        return wrong("payment", what, fault)
+    if amount_msat is None:
+        return missing("payment", what, "no zap receipt" if not payment_hash else "its payment has no receipt here")
+    if together_msat > amount_msat:
+        return wrong("payment", what, f"{amount_msat} msat were zapped for {together_msat} msat of claims")
+    found = f", of which {due.cached} were found and not computed" if due.cached else ""
+    return ok("payment", what, f"{due.amount_msat} msat, {due.units} times the plan's price{found}; zap receipted")
 
 
 def _receipts(record: Record) -> Iterator[Line]:

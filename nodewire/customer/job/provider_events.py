@@ -127,7 +127,8 @@ class Answers:
     def lacking(self, paid: Iterable[ZapPayment]) -> set[str]:
         """The providers that have not given their result, or a receipt for a zap."""
         here = {*self._plan.providers()}
-        without = {one.provider for one in paid if one.provider in here and self.zap_receipts.find_receipt(one) is None}
+        named = (one for one in paid if one.provider in here and one.is_named)
+        without = {one.provider for one in named if self.zap_receipts.find_receipt(one) is None}
         return (here - self.results.keys()) | without
 
     async def own_word(self) -> None:

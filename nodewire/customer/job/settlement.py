@@ -38,6 +38,7 @@ async def pay_what_came(payments: JobPayments, gone: Collection[str]) -> None:
         async with asyncio.timeout(LINGER_S):
             await asyncio.sleep(LATE_CLAIMS_S)
             await payments.claims_settled(gone)
+            await payments.pay_tabs()
     except TimeoutError:
         log.warning("what a failed job still owed could not be paid in time")
 
@@ -52,10 +53,11 @@ async def settle(
     try:
         async with asyncio.timeout(SETTLE_S):
             await payments.settled(last_chunk)
+            await payments.pay_tabs()
             sharing.cancel()
             await asyncio.gather(sharing, return_exceptions=True)
             await shares.finish(payments, last_chunk)
-            await answers.complete(payments.paid.values)
+            await answers.complete(lambda: payments.paid.values())
     except TimeoutError:
         silent = payments.unclaimed(last_chunk) or answers.lacking(payments.paid.values())
         named = ", ".join(sorted(provider[:8] for provider in silent))

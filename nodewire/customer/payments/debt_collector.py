@@ -254,7 +254,10 @@ class Settler:
         await self._settle([one for one in found if one.is_evident], ROUND_S)
 
     def _in_ledger(self) -> list[ChunkDebt]:
-        return [one for one in debts.in_ledger(self._payer) if one.key.job not in self.under_way]
+        """What is owed of jobs that are over, but what a payee's credit leaves for later."""
+        over = [one for one in debts.in_ledger(self._payer) if one.key.job not in self.under_way]
+        due = {payee for payee in {one.key.payee for one in over} if self._payer.is_due(payee)}
+        return [one for one in over if one.key.payee in due]
 
     async def _settle(self, owed: Sequence[ChunkDebt], within_s: float | None = None) -> list[DebtOutcome]:
         done = await debts.settle(

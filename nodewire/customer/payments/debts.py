@@ -168,7 +168,13 @@ async def settle(
                     allow_private=private_endpoints,
                 )
                 paid = await payer.pay(
-                    one.key, one.amount_msat, fetch, relays=relays, lnurl=one.lnurl, budget=one.budget
+                    one.key,
+                    one.amount_msat,
+                    fetch,
+                    relays=relays,
+                    lnurl=one.lnurl,
+                    budget=one.budget,
+                    alone=not payer.has(one.key),  # its payee may say that it is paid
                 )
         except TimeoutError:
             return DebtOutcome(one, None, TimedOut("debt", f"not paid within {within_s or 0:.0f} s"))

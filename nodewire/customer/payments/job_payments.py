@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from nodewire.customer.payments.purse import Purse
@@ -15,6 +15,7 @@ from nodewire.customer.payments.rejected_frames import FrameRejection
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key
+from nodewire.pay.accounts.dues import CreditTerms
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
 from nodewire.pay.lightning.invoices import Invoice
@@ -50,6 +51,12 @@ class ZapPayment:
     @property
     def provider(self) -> str:
         return self.claim.provider
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a zap request names this chunk, and its receipt the job: another may have settled it as well."""
+        paid = [part for part in self.debt.parts if part.payment.state == "paid" and part.msat]
+        return self.debt.state == "paid" and bool(paid) and paid[-1].bears_fee
 
 
 def most_units(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
@@ -206,6 +213,43 @@ class JobPayments:
             await self._refuse(said)
             raise
 
+    async def _zap(
+        self, key: Key, amount_msat: int, *, budget: JobBudget | None = None, on_credit: bool = False
+    ) -> Debt:
+        """Pay for a chunk, or only enter it where its provider gives credit. Raises as `Payer.pay`."""
+        ad = self._ads[key.payee]
+        fetch = lnurl.over_lnurl(
+            ad.lnurl,
+            nostr_pubkey=key.payee,
+            network=self._purse.network,
+            allow_private=self._purse.private_endpoints,
+        )
+        return await self._purse.payer.pay(
+            key,
+            amount_msat,
+            _blaming(key.payee, fetch),
+            relays=self._purse.relays,
+            lnurl=lnurl.encode(ad.lnurl),
+            budget=budget,
+            credit=CreditTerms(ad.credit.first_msat, ad.credit.most_msat) if on_credit else None,
+        )
+
+    async def pay_tabs(self) -> None:
+        """Pay what is owed to the job's providers, where that is more than may stand when a job is over."""
+        if all(one.debt.state == "paid" for one in self.paid.values()):
+            return
+        owed = {key: one.debt for key, one in self.paid.items() if one.debt.state != "paid"}
+        latest = {provider: debt for (provider, _), debt in sorted(owed.items())}
+        due = [debt for provider, debt in latest.items() if self._purse.payer.is_due(provider)]
+        zaps = (self._zap(debt.key, debt.amount_msat) for debt in due)
+        for outcome in await asyncio.gather(*zaps, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                log.warning("what is owed at the end of a job is not paid yet: %s", outcome)
+        booked = {(debt.key.payee, debt.key.chunk): debt for debt in self._purse.payer.debts_of(self._request)}
+        async with self._changed:
+            self.paid = {key: replace(one, debt=booked.get(key, one.debt)) for key, one in self.paid.items()}
+            self._changed.notify_all()
+
     async def _hear(self, due: Due) -> None:
         """Take note of the close that a claim rests on, which may have died with the driver. Raises BadSignature."""
         if due.close is not None and self._closed is not None:
@@ -236,25 +280,12 @@ class JobPayments:
         differs = FrameRejection("units", reason, drivers, "" if by_close else said.provider)
         if due.units > closed and not by_close:
             raise differs
-        ad = self._ads[said.provider]
         key = Key(self._request, said.provider, due.chunk, due.attempt)
-        fetch = lnurl.over_lnurl(
-            ad.lnurl,
-            nostr_pubkey=said.provider,
-            network=self._purse.network,
-            allow_private=self._purse.private_endpoints,
+        budget = JobBudget(
+            self._plan.terms.max_total_msat - self._owed_to_others(said.provider, due.units > closed),
+            frozenset(self._plan.providers()),
         )
-        debt = await self._purse.payer.pay(
-            key,
-            due.amount_msat,
-            _blaming(said.provider, fetch),
-            relays=self._purse.relays,
-            lnurl=lnurl.encode(ad.lnurl),
-            budget=JobBudget(
-                self._plan.terms.max_total_msat - self._owed_to_others(said.provider, due.units > closed),
-                frozenset(self._plan.providers()),
-            ),
-        )
+        debt = await self._zap(key, due.amount_msat, budget=budget, on_credit=True)
         paid = ZapPayment(said, due, debt)
         async with self._changed:
             self.paid[said.provider, due.chunk] = paid

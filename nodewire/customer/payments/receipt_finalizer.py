@@ -22,6 +22,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
+from nodewire.pay.accounts.debts import Debt
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback, receipt
@@ -167,14 +168,18 @@ class Closings:
         """Whether everything is paid, and the claims for it are to be had."""
         members = known.request.plan.providers()
         mine = [debt for debt in self._ledger.debts_of(known.request.id) if debt.key.payee in members]
-        return all(debt.state == "paid" for debt in mine) and len(self._paid(known)) == len(mine)
+        return all(map(self._is_settled, mine)) and len(self._paid(known)) == len(mine)
+
+    def _is_settled(self, debt: Debt) -> bool:
+        """Whether a debt is paid, or left for later by its payee's credit."""
+        return debt.state == "paid" or not self._ledger.is_due(debt.key.payee, time.time())
 
     def _paid(self, known: _Records) -> dict[tuple[str, int], ZapPayment]:
         """The job's payments by payee and chunk, as far as relays still have what they were claimed with."""
         found = {}
         for debt in self._ledger.debts_of(known.request.id):
             said = known.claims.get((debt.key.payee, debt.key.chunk, debt.key.attempt, debt.amount_msat))
-            if debt.state == "paid" and said is not None and said.due is not None:
+            if self._is_settled(debt) and said is not None and said.due is not None:
                 found[debt.key.payee, debt.key.chunk] = ZapPayment(said, said.due, debt)
         return found
 

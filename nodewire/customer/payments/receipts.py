@@ -11,7 +11,6 @@ from nodewire.errors import BadZap, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip57
 from nodewire.pay.accounts import zaps
-from nodewire.pay.accounts.debts import Key
 from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.job.receipt import MAX_CHUNKS, PaidChunk, Receipt
 
@@ -30,8 +29,8 @@ class ZapReceipts:
         self._network = network
         self._read: Counter[str] = Counter()
         """By provider, how many came."""
-        self._ids: dict[tuple[Key, str], str] = {}
-        """By chunk and invoice."""
+        self._ids: dict[tuple[str, str], str] = {}
+        """By provider and invoice."""
 
     def note(self, event: Event) -> None:
         """Take a receipt that holds by every clause of NIP-57, by who was to be paid."""
@@ -46,11 +45,11 @@ class ZapReceipts:
         except NodewireError as error:
             log.info("receipt by %s: %s", event.pubkey[:8], error)
             return
-        self._ids.setdefault((zap.key, event.tag("bolt11") or ""), event.id)
+        self._ids.setdefault((zap.key.payee, event.tag("bolt11") or ""), event.id)
 
     def find_receipt(self, paid: ZapPayment) -> str | None:
         """The id of the provider's receipt for this zap."""
-        return self._ids.get((paid.debt.key, paid.debt.bolt11 or ""))
+        return self._ids.get((paid.provider, paid.debt.bolt11 or ""))
 
 
 def receipts_for(
@@ -60,7 +59,7 @@ def receipts_for(
     digest, codecs = plan.digest(), plan.terms.lossy
     chunks = []
     for (payee, chunk), one in sorted(paid.items()):
-        if payee == provider and one.debt.payment_hash is not None:
+        if payee == provider:
             chunks.append(
                 PaidChunk(
                     chunk=chunk,
@@ -70,7 +69,7 @@ def receipts_for(
                     feedback=one.claim.id,
                     amount_msat=one.due.amount_msat,
                     fee_msat=one.debt.fee_msat,
-                    payment_hash=one.debt.payment_hash,
+                    payment_hash=one.debt.payment_hash if one.debt.state == "paid" else None,
                     zap_receipt=zap_receipts.find_receipt(one),
                     cached=one.due.cached,
                 )

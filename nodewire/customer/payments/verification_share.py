@@ -66,7 +66,9 @@ class Shares:
             )
             key = Key(self._request, holder.public, chunk)
             encoded = lnurl.encode(holder.lnurl)
-            self.paid[chunk] = await purse.payer.pay(key, amount_msat, fetch, relays=purse.relays, lnurl=encoded)
+            self.paid[chunk] = await purse.payer.pay(
+                key, amount_msat, fetch, relays=purse.relays, lnurl=encoded, alone=True
+            )
         except NodewireError as error:
             log.warning("the verification share of chunk %d: %s", chunk, error)
         # Not before: a payment that is cancelled is asked for again, as it was.

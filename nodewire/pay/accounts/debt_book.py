@@ -10,7 +10,10 @@ from nodewire.errors import NotAllowed, NotFound, OverBudget
 from nodewire.pay.accounts import debts
 from nodewire.pay.accounts.book import KEY, Book
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Part, Payment
+from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms
 
+OLD_S = 7 * 86_400
+"""A debt is paid after so long, however little it is."""
 _PAYMENT = "payment_hash, bolt11, amount_msat, state, wallet, preimage, fee_msat, reason"
 
 
@@ -97,6 +100,31 @@ class DebtBook(Book):
         sql = "SELECT coalesce(sum(amount_msat), 0), coalesce(sum(ahead_msat), 0) FROM payments"
         paid, ahead = self._db.execute(f"{sql} WHERE payee = ? AND state = 'paid'", (payee,)).fetchone()
         return Tab(payee, self.spent(payee=payee).pending_msat, ahead, paid, since_s or 0)
+
+    def set_credit(self, payee: str, credit: CreditTerms) -> None:
+        """Keep how much the payee says that it may be owed."""
+        if credit == self.credit(payee):
+            return
+        sql = "INSERT INTO credits VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET first_msat = excluded.first_msat"
+        self._db.execute(f"{sql}, most_msat = excluded.most_msat", (payee, credit.first_msat, credit.most_msat))
+
+    def credit(self, payee: str) -> CreditTerms:
+        """How much the payee may be owed, by what it said last; nothing where it never did."""
+        row = self._db.execute("SELECT first_msat, most_msat FROM credits WHERE payee = ?", (payee,)).fetchone()
+        return NO_CREDIT if row is None else CreditTerms(*row)
+
+    def is_due(self, payee: str, now_s: float, *, running: bool = False) -> bool:
+        """Whether what is owed to a payee should be paid now: it is more than half of the credit, or a week old.
+
+        `running`: a job is under way. What may be owed before anything was paid counts then, too.
+        """
+        tab, credit = self.tab(payee), self.credit(payee)
+        most_msat = credit.allowed_msat(tab.paid_msat) if running else credit.earned_msat(tab.paid_msat)
+        return 2 * tab.owed_msat > most_msat or (tab.owed_msat > 0 and tab.since_s < now_s - OLD_S)
+
+    def forgive(self, key: Key) -> None:
+        """The payee itself says that nothing is owed for it any more."""
+        self._db.execute(f"DELETE FROM debts WHERE {KEY} AND state = 'owed'", astuple(key))
 
     def tabs(self) -> list[Tab]:
         """Those with every payee that was ever owed or paid, the largest debt first."""

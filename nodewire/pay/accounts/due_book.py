@@ -10,7 +10,7 @@ from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.pay.accounts import dues
 from nodewire.pay.accounts.book import KEY, Book
 from nodewire.pay.accounts.debts import Key, opens
-from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms, Due
+from nodewire.pay.accounts.dues import CreditTerms, Due
 from nodewire.pay.lightning.wallet import Receipt
 
 _OWN_FAULT = 0
@@ -42,6 +42,8 @@ class Income:
 
 
 class DueBook(Book):
+    _credit: CreditTerms
+
     def owe(self, due: Due, *, under_way: bool = False, claim: str = "") -> Due:
         """Enter a due, or find it as it stands: settled at once where the customer's balance does.
 
@@ -239,11 +241,11 @@ class DueBook(Book):
         sql = "SELECT 1 FROM dues WHERE customer = ? AND state = 'settled' LIMIT 1"
         return self._db.execute(sql, (customer,)).fetchone() is not None
 
-    def is_covered(self, customer: str, terms: CreditTerms) -> bool:
+    def is_covered(self, customer: str) -> bool:
         """Whether all that a customer key owes is within the credit that it has."""
-        return self._tab_msat(customer) <= terms.allowed_msat(self.paid_msat(customer))
+        return self._tab_msat(customer) <= self._credit.allowed_msat(self.paid_msat(customer))
 
-    def in_debt(self, customer: str, now_s: float, terms: CreditTerms = NO_CREDIT) -> bool:
+    def in_debt(self, customer: str, now_s: float) -> bool:
         """Whether a customer key owes more than the credit that it has earned, and let a due pass its time; or too many
         of its jobs broke off unpaid: such a key gets no more.
         """
@@ -251,7 +253,7 @@ class DueBook(Book):
         unpaid += " LEFT JOIN untold USING (job, payee, chunk, attempt) WHERE customer = ? AND state = 'due'"
         sql = f"SELECT coalesce(sum(amount_msat), 0) {unpaid} AND due_by_s <= ? AND at_s IS NULL AND claim IS NULL"
         overdue_msat = int(self._db.execute(sql, (customer, int(now_s))).fetchone()[0])
-        if overdue_msat > terms.earned_msat(self.paid_msat(customer) if terms.most_msat else 0):
+        if overdue_msat > self._credit.earned_msat(self.paid_msat(customer)):
             return True
         sql = f"SELECT min(at_s) AS broke_s {unpaid} AND at_s <> {_OWN_FAULT} GROUP BY job ORDER BY broke_s"
         return dues.is_too_much([at_s for (at_s,) in self._db.execute(sql, (customer,))])

@@ -12,6 +12,7 @@ from pathlib import Path
 from nodewire.core.sqlite import open_versioned
 from nodewire.pay.accounts.debt_book import DebtBook
 from nodewire.pay.accounts.due_book import DueBook
+from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms
 
 _CHUNK = "job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL"
 _CHUNK_KEY = "PRIMARY KEY (job, payee, chunk, attempt)"
@@ -102,6 +103,9 @@ CREATE INDEX IF NOT EXISTS quotes_of_due ON quotes (job, payee, chunk, attempt);
 CREATE INDEX IF NOT EXISTS quotes_of_customer ON quotes (customer);
 CREATE INDEX IF NOT EXISTS quotes_unreceipted ON quotes (state) WHERE state = 'settled';
 {_BALANCES};
+CREATE TABLE IF NOT EXISTS credits (
+    payee TEXT PRIMARY KEY, first_msat INTEGER NOT NULL, most_msat INTEGER NOT NULL
+) STRICT;
 CREATE TABLE IF NOT EXISTS closed (job TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY, came INTEGER) STRICT;
 CREATE TABLE IF NOT EXISTS broken (
@@ -125,7 +129,9 @@ class Ledger(DebtBook, DueBook):
 
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, credit: CreditTerms = NO_CREDIT) -> None:
+        """`credit`: what customers may owe."""
+        self._credit = credit
         self._db = open_versioned(path, "a ledger", _SCHEMA, _VERSION, _STEPS)
 
     def close(self) -> None:

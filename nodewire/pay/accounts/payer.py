@@ -14,6 +14,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts.debt_book import Tab
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
+from nodewire.pay.accounts.dues import CreditTerms
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.funds import Funds
@@ -23,6 +24,8 @@ from nodewire.pay.lightning.wallet import Transfer, Wallet, WalletInfo
 log = logging.getLogger("nodewire.pay")
 _WAIT_S = 60.0
 """For a payment to arrive or fail. One that is on its way for longer is left to it, and asked after later."""
+PAID = "chunk"
+"""The field of a payee's error that says that a chunk is paid already."""
 _ASK_S, _LONGEST_S = 0.1, 2.0
 """Between two looks into the wallet's record: the first pause, and the longest."""
 
@@ -60,15 +63,9 @@ class Payer:
         self._info: WalletInfo | None = None
         self._locks: WeakValueDictionary[str | Key, asyncio.Lock] = WeakValueDictionary()
 
-    def charge(self, key: Key, amount_msat: int, *, lnurl: str = "", budget: JobBudget | None = None) -> Debt:
-        """Enter a debt, which is paid at once where its payee was paid ahead. No wallet is asked.
-
-        Raises:
-            NotAllowed: the debt is entered with another amount.
-            OverBudget: the job would cost more than `budget`.
-
-        """
-        return self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl, at_s=int(self._now_s()))
+    def is_due(self, payee: str) -> bool:
+        """Whether what is owed to a payee should be paid even while no job is under way (`Ledger.is_due`)."""
+        return self._ledger.is_due(payee, self._now_s())
 
     async def pay(
         self,
@@ -79,12 +76,14 @@ class Payer:
         relays: tuple[str, ...],
         lnurl: str | None = None,
         budget: JobBudget | None = None,
+        credit: CreditTerms | None = None,
         alone: bool = False,
     ) -> Debt:
         """Zap `key.payee` for one chunk and return the paid debt; a chunk that is paid is not paid again.
 
         With it goes whatever else is owed to the payee, in whole units of the wallet: what is more than that is paid
-        ahead. `alone`: it is paid to the msat, by itself. `fetch` gets the invoice (over LNURL, or over the wire),
+        ahead. `credit`: how much the payee may be owed; a debt within that is only entered, and returned as it stands.
+        `alone`: it is paid to the msat, by itself. `fetch` gets the invoice (over LNURL, or over the wire),
         `relays` are where the receipt goes, `lnurl` is the endpoint's URL as "lnurl1...". A failed payment may be asked
         for again: it fetches a new invoice.
 
@@ -96,7 +95,12 @@ class Payer:
             TimedOut, LinkLost, or what else the wallet answers: it may be paid; call `pay` or `recover` again.
 
         """
-        self.charge(key, amount_msat, budget=budget, lnurl=lnurl or "")
+        now_s = int(self._now_s())
+        debt = self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl or "", at_s=now_s)
+        if credit is not None:
+            self._ledger.set_credit(key.payee, credit)
+            if debt.state == "planned" and not self._ledger.is_due(key.payee, now_s, running=True):
+                return debt
         async with self._locks.setdefault(key if alone else key.payee, asyncio.Lock()):
             debt = self._ledger.debt(key)
             if debt.state == "paying":
@@ -129,7 +133,12 @@ class Payer:
         request = zaps.build_request(
             self._keys, debt.key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at
         )
-        invoice = await fetch(request, amount_msat)
+        try:
+            invoice = await fetch(request, amount_msat)
+        except NotAllowed as error:
+            if error.field == PAID:
+                self._ledger.forgive(debt.key)
+            raise
         invoices.check(
             invoice,
             amount_msat=amount_msat,

@@ -19,6 +19,7 @@ from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.due_book import Income, Quote
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
+from nodewire.pay.accounts.payer import PAID
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Receipt, Wallet, WalletInfo
@@ -79,7 +80,7 @@ class Till:
         key = zaps.chunk_of(request)
         due = self._ledger.due(key)
         if due.state == "settled":
-            raise NotAllowed("chunk", "it is paid")
+            raise NotAllowed(PAID, "it is paid")
         if due.customer != request.sender:
             raise BadZap("pubkey", "another customer owes this chunk")
         if amount_msat < due.amount_msat:
@@ -100,7 +101,7 @@ class Till:
         """
         due = self._ledger.due(key)
         if due.state == "settled":
-            raise NotAllowed("chunk", "it is paid")
+            raise NotAllowed(PAID, "it is paid")
         return await self._invoice(key, due.amount_msat, "", f"{key.job}:{key.chunk}", expiry_s)
 
     async def _invoice(self, key: Key, amount_msat: int, zap_request: str, description: str, expiry_s: int) -> Invoice:

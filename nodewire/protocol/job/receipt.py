@@ -35,7 +35,8 @@ class PaidChunk(Schema):
     """Event id of the provider's signed claim (7000)."""
     amount_msat: Msat
     fee_msat: Msat
-    payment_hash: Hex32
+    payment_hash: Hex32 | None
+    """Of the payment that settled the last of it; None where it is still owed."""
     zap_receipt: Hex32 | None
     """Event id of the provider's 9735, if it came in time."""
     cached: Count = 0

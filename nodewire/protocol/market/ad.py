@@ -45,6 +45,13 @@ class ManifestOffer(Schema):
     slots: int = Field(ge=1, le=4_096)
 
 
+class CreditOffer(Schema):
+    """What a customer may owe before it has paid anything, and at most, having paid as much."""
+
+    first_msat: Msat = 0
+    most_msat: Msat = 0
+
+
 class Ad(Schema):
     TAG: ClassVar[str] = "nodewire/ad/1"
     MAX_BYTES: ClassVar[int] = 32_768
@@ -72,6 +79,9 @@ class Ad(Schema):
     cached_ppm: int = Field(default=WHOLE_PPM, ge=1, le=WHOLE_PPM)
     """What a prompt's beginning costs that is found and not computed, of its price; left out at its default."""
 
+    credit: CreditOffer = CreditOffer()
+    """What a customer may owe; left out where it is nothing."""
+
     @model_serializer(mode="wrap")
     def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         said: dict[str, Any] = serialize(self)
@@ -79,6 +89,8 @@ class Ad(Schema):
             del said["lookahead"]
         if self.cached_ppm == WHOLE_PPM:
             del said["cached_ppm"]
+        if self.credit == CreditOffer():
+            del said["credit"]
         return said
 
     @model_validator(mode="after")

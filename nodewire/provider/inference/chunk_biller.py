@@ -135,12 +135,14 @@ class ChunkBiller:
         due_by_s = int(time.time() + context.patience_s)
         said = self._telling.claim(feedback.Due(chunk, 0, units, amount_msat, root, cached, close))
         # What the driver has signed for is owed; of all else the customer need not have got anything.
-        self._ledger.owe(
+        owed = self._ledger.owe(
             Due(key, request.customer, amount_msat, due_by_s),
             under_way=close is None,
             claim=said.to_json(),
         )
         await self._credit.due(chunk)
+        if owed.state == "settled" or self._ledger.is_covered(request.customer):
+            await self._credit.paid(chunk)
         self._claims.append(self._task_group.spawn(self._tell(said, key)))
 
     async def _tell(self, said: Event, key: Key) -> None:

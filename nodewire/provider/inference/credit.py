@@ -49,7 +49,14 @@ class Credit:
         async with self._changed:
             self._due.add(chunk)
 
+    async def cover(self) -> None:
+        """All that is due is within the credit that its customer has."""
+        async with self._changed:
+            self._paid |= self._due
+            self._changed.notify_all()
+
     async def paid(self, chunk: int) -> None:
+        """A chunk is paid, or within the credit that its customer has."""
         async with self._changed:
             self._paid.add(chunk)
             self._changed.notify_all()

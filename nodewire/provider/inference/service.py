@@ -58,6 +58,7 @@ class Provider:
         self._admission = resources.admission
         self._withdrawals = resources.withdrawals
         self._proof = resources.proof
+        self._ledger = resources.ledger
         self._outage = outage
         self._services = (*services, self._follow, self._proof.run, outage.run)
         self.figures = Figures()
@@ -199,6 +200,10 @@ class Provider:
         run = self._jobs.get(due.key.job)
         if run is not None:
             self._spawn(run.credit.paid(due.key.chunk))
+        if self._ledger.is_covered(due.customer):
+            for other in self._jobs.values():
+                if other.request.customer == due.customer:
+                    self._spawn(other.credit.cover())
 
     async def _publish(self, event: Event) -> None:
         await self._relays.publish(event, timeout_s=10.0)

@@ -66,6 +66,7 @@ def describe(
         committees=(committee,),
         lookahead=config.lookahead,
         cached_ppm=config.found_ppm,
+        credit=ads.CreditOffer(first_msat=config.credit.first_msat, most_msat=config.credit.most_msat),
     )
 
 

@@ -28,8 +28,8 @@ from nodewire.nostr.event import sign as sign_event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip13, nip59
 from nodewire.pay.accounts.debts import Key
-from nodewire.pay.accounts.dues import MAX_BROKEN, Due
 from nodewire.pay.accounts.due_book import Quote
+from nodewire.pay.accounts.dues import MAX_BROKEN, Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning.invoices import hash_of
 from nodewire.pay.lightning.wallet import Receipt

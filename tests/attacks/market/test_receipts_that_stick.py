@@ -6,8 +6,8 @@ import asyncio
 
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts.debts import Key
-from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.due_book import Quote
+from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.accounts.zaps import build_request

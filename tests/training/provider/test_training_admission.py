@@ -23,8 +23,8 @@ from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts.debts import Key
-from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.due_book import Quote
+from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning.wallet import Receipt
 from nodewire.protocol.job import feedback

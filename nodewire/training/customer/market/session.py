@@ -38,7 +38,8 @@ class TrainingSession:
             network=self.network,
             allow_private=self.config.private_endpoints,
         )
-        return await self.payer.pay(key, amount_msat, fetch, relays=self.config.relays, lnurl=lnurl.encode(url))
+        relays = self.config.relays
+        return await self.payer.pay(key, amount_msat, fetch, relays=relays, lnurl=lnurl.encode(url), alone=True)
 
 
 async def open_session(stack: AsyncExitStack, config: CustomerConfig) -> TrainingSession:
