@@ -172,8 +172,8 @@ class Trial:
             twice = paid_twice(self.market.rows(customer, sql, request))
             found += [{"request": request, "chunk": chunk, "payee": payee} for chunk, payee in twice]
         for name in self.market.providers:
-            for row in self.market.rows(name, "SELECT job, chunk FROM quotes WHERE overpaid_msat > 0"):
-                found.append({"request": row["job"], "chunk": row["chunk"], "payee": name, "overpaid": True})
+            for row in self.market.rows(name, "SELECT customer, msat FROM balances WHERE msat > 0"):
+                found.append({"customer": row["customer"], "payee": name, "over_msat": row["msat"]})
         return found
 
 

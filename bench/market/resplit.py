@@ -158,8 +158,8 @@ def _double_paid(market: Market, requests: set[str]) -> list[dict[str, Any]]:
     )
     found = [{"request": key[0], "payee": key[1], "chunk": key[2]} for key, times in paid.items() if times > 1]
     for name in market.providers:
-        rows = market.rows(name, "SELECT job, chunk FROM quotes WHERE overpaid_msat > 0")
-        found += [{"request": row["job"], "payee": name, "chunk": row["chunk"]} for row in rows]
+        rows = market.rows(name, "SELECT customer, msat FROM balances WHERE msat > 0")
+        found += [{"payee": name, "customer": row["customer"], "over_msat": row["msat"]} for row in rows]
     return found
 
 

@@ -43,10 +43,9 @@ _PREIMAGE = "00" * 32
 _HASH = hashlib.sha256(bytes(32)).hexdigest()
 _FAILED_HASH = "ff" * 32
 _EVENTS = {
-    "invoiced": debts.DebtInvoice("lnbc", _HASH),
     "paying": debts.PaymentAttempt("wallet"),
-    "paid": debts.DebtPayment(_HASH, _PREIMAGE, 0),
-    "failed": debts.PaymentFailure(_HASH, "no route"),
+    "paid": debts.PaymentSettlement(_PREIMAGE, 0),
+    "failed": debts.PaymentFailure("no route"),
 }
 Step = tuple[str, Run]
 _T = TypeVar("_T")
@@ -472,13 +471,19 @@ def _died(run: Run, node: int) -> Run:
 def _booked(run: Run, key: Claim, *events: str) -> Run:
     book = dict(run.debts)
     state = book.get(key, "planned")
-    # Each invoice has a hash of its own; after a failure the next one is this.
-    payment_hash = _FAILED_HASH if state == "failed" else _HASH
-    payments = () if state == "planned" else (debts.Payment(payment_hash, "lnbc", state),)
-    debt = debts.Debt(debts.Key(str(key[0]), str(key[1]), key[2]), 1, payments)
+    # Each invoice has a hash of its own; one whose payment failed is not tried again.
+    parts = [] if state == "planned" else [debts.Part(_payment(state), 1)]
     for event in events:
-        debt = debts.apply(_EVENTS[event], debt)
+        if event == "invoiced":
+            parts.append(debts.Part(_payment("invoiced"), 1))
+        else:
+            parts[-1] = debts.Part(debts.apply(_EVENTS[event], parts[-1].payment), 1)
+    debt = debts.Debt(debts.Key(str(key[0]), str(key[1]), key[2]), 1, tuple(parts))
     return run._replace(debts=tuple(sorted({**book, key: debt.state}.items())))
+
+
+def _payment(state: debts.PaymentState) -> debts.Payment:
+    return debts.Payment(_FAILED_HASH if state == "failed" else _HASH, "lnbc", 1, state)
 
 
 def first_run(nodes: int, budget: tuple[int, ...]) -> Run:

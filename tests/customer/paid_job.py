@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.customer.payments.purse import Purse
+from nodewire.pay.accounts.debts import Debt, Part, Payment
 from nodewire.protocol.job.feedback import Due, Feedback
 from nodewire.protocol.market.ad import CreditOffer
 from tests.protocol import documents
@@ -23,7 +24,7 @@ class Payer:
     async def pay(self, key, amount_msat, fetch, **options):
         await asyncio.sleep(0)
         self.paid_msat[key.payee] = self.paid_msat.get(key.payee, 0) + amount_msat
-        return SimpleNamespace(key=key, state="paid")
+        return Debt(key, amount_msat, (Part(Payment("ab" * 32, "lnbcrt1", amount_msat, "paid"), amount_msat),))
 
 
 def job(mode="generate", requested_s=0):

@@ -217,7 +217,7 @@ async def test_who_hangs_up_in_the_middle_stops_paying(market, gateway):
     public = market.keys("gate").public
     for name in STALLS:
         ledger = market.ledger(name)
-        assert ledger.overpaid_msat(public) == 0
+        assert ledger.balance_msat(public) == 0
         ledger.close()
 
 

@@ -70,7 +70,7 @@ async def earned_msat(market, customer):
     spent = with_own_ledger(market, "jinxed", lambda ledger: ledger.spent())
     assert (await market.balances_msat("jinxed"))["jinxed"] == 100_000_000 - spent.paid_msat - spent.fees_msat
     for name in (*STALLS, "ned", "ola"):
-        assert with_own_ledger(market, name, lambda ledger: ledger.overpaid_msat(customer)) == 0
+        assert with_own_ledger(market, name, lambda ledger: ledger.balance_msat(customer)) == 0
     return sum(with_own_ledger(market, name, lambda ledger: ledger.earned_msat()) for name in ("ned", "ola"))
 
 

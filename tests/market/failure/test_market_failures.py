@@ -124,7 +124,7 @@ async def test_a_customer_killed_between_chunks_pays_nothing_twice(market):
     public, job_msat = market.keys("mortal").public, 0
     for name in STALLS:
         theirs = market.ledger(name)
-        assert theirs.overpaid_msat(public) == 0
+        assert theirs.balance_msat(public) == 0
         job_msat += sum(theirs.earned_msat(job=job) for job in jobs)
         theirs.close()
     assert job_msat == spent.paid_msat
@@ -208,7 +208,7 @@ async def test_a_debt_that_only_the_provider_remembers_is_found_and_settled(mark
     # What was paid before has its payee's receipt, or is refused by it: the money does not move twice.
     for name in STALLS:
         theirs = market.ledger(name)
-        assert theirs.overpaid_msat(public) == 0
+        assert theirs.balance_msat(public) == 0
         assert not theirs.in_debt(public, time.time() + 3_600)
         theirs.close()
 
@@ -243,5 +243,5 @@ async def test_what_a_wallet_that_ran_dry_left_unpaid_is_paid_beside_the_next_pu
     assert held_msat - left_msat == done["spent_msat"] + earlier["paid_msat"] + earlier["fees_msat"]
     for name in STALLS:
         theirs = market.ledger(name)
-        assert theirs.overpaid_msat(public) == 0
+        assert theirs.balance_msat(public) == 0
         theirs.close()

@@ -85,5 +85,5 @@ async def test_a_customer_whose_disk_is_full_is_told_so_and_buys_when_there_is_r
     assert after["code"] == 0, after["err"]
     for name in market.public:
         theirs = market.ledger(name)
-        assert theirs.overpaid_msat(market.keys("crammed").public) == 0
+        assert theirs.balance_msat(market.keys("crammed").public) == 0
         theirs.close()
