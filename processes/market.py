@@ -418,6 +418,7 @@ class Market:
         lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *self._wallet()]
         # Addresses stay over a restart, as an operator's do: who owes a node something finds it again.
         lines += ["[wire]", f'listen = "127.0.0.1:{_free_port()}"', "[lnurl]", f'listen = "127.0.0.1:{_free_port()}"']
+        lines += ["[credit]", "first_msat = 0", "most_msat = 0"]  # each chunk is paid before the one after the next
         lines += ["[bond]", f"amount_msat = {self._bond_sats * 1_000}"]
         lines += ["[worker]", f'memory = "{self._worker_memory}"', "threads = 1"]
         for model, said in self.models.items():

@@ -48,6 +48,8 @@ class Stall:
     slots: int = 4
     patience_s: int = 30
     bond_msat: int = 0
+    credit_msat: int = 0
+    """What a customer may owe before it has paid anything, and a thousand times that in all."""
 
 
 STALLS = {
@@ -363,7 +365,9 @@ class RunningMarket:
                 if tasks
             ]
             bond = ["[bond]", *_toml({"amount_msat": stall.bond_msat})]
-            self._write(name, [*_toml(lines), *self._wallet(), *bond, WORKER, WIRE, METRICS, *serve])
+            owed = {"first_msat": stall.credit_msat, "most_msat": 1_000 * stall.credit_msat}
+            credit = ["[credit]", *_toml(owed)]
+            self._write(name, [*_toml(lines), *self._wallet(), *bond, *credit, WORKER, WIRE, METRICS, *serve])
 
     async def _until_all_are_live(self) -> None:
         await self.until(self.is_free(*STALLS))

@@ -39,7 +39,7 @@ def spent(plan: Plan, booked: Iterable[Debt]) -> JobCost:
         by,
         sum(debt.amount_msat for debt in paid if debt.key.payee not in members),
         sum(debt.fee_msat for debt in paid),
-        sum(debt.key.payee in members for debt in paid),
+        len({debt.payment_hash for debt in paid if debt.key.payee in members}),
     )
 
 

@@ -43,7 +43,7 @@ class Dag:
     digest: str
     public: dict[str, str]
 
-    def start(self, name: str, tasks, us: int, bond_msat: int, *, cheat: str = "") -> None:
+    def start(self, name: str, tasks, us: int, bond_msat: int, *, cheat: str = "", credit=(0, 0)) -> None:
         market = self.market
         asyncio.run(market._open_wallet(name, bond_msat))
         role = {
@@ -55,6 +55,7 @@ class Dag:
         }
         serve = {"manifest": self.address, "tasks": tasks, "price_msat": PRICE_MSAT, "us_per_position": us}
         lines = [*_toml(role), *market._wallet(), "[bond]", *_toml({"amount_msat": bond_msat})]
+        lines += ["[credit]", *_toml({"first_msat": credit[0], "most_msat": credit[1]})]
         market._write(name, [*lines, '[worker]\nmemory = "60MB"', WIRE, "[[serve]]", *_toml(serve)])
         if cheat:
             market.spawn_dishonest(name, cheat, ",".join(tasks))
