@@ -15,7 +15,7 @@ import binascii
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -201,14 +201,14 @@ class LndWallet:
             async for answer in states:
                 _result(answer)
 
-    async def _stream(self, after: int) -> AsyncIterator[dict[str, Any]]:
+    async def _stream(self, after: int) -> AsyncGenerator[dict[str, Any], None]:
         """Its invoices as they change, and first those that settled after an index."""
         path = f"/v1/invoices/subscribe?settle_index={after}"
         async with aclosing(self._service.lines("GET", path, wait_s=_IDLE_S)) as changes:
             async for answer in changes:
                 yield _result(answer)
 
-    async def _list(self) -> AsyncIterator[dict[str, Any]]:
+    async def _list(self) -> AsyncGenerator[dict[str, Any], None]:
         """All of its invoices that have settled, in the order in which they did."""
         found, offset = [], 0
         while True:

@@ -8,13 +8,12 @@ anew by the same invoice, so this wallet does not tell it to. What has expired o
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar, Self
-
-import aiohttp
 
 from nodewire.errors import BadInput, LinkLost, NodewireError, NotAllowed, NotFound, Unsupported
 from nodewire.pay.lightning import invoices
@@ -37,7 +36,7 @@ class PhoenixdWallet:
     networks: ClassVar[tuple[str, ...]] = ("bc", "tb", "tbs", "bcrt")
 
     def __init__(self, url: str, access: Access, *, timeout_s: float = 10.0) -> None:
-        headers = {"Authorization": aiohttp.BasicAuth("", access.secret, "utf-8").encode()}
+        headers = {"Authorization": f"Basic {base64.b64encode(f':{access.secret}'.encode()).decode()}"}
         self._service = RestService(url, headers, access, timeout_s=timeout_s)
         self._attempts = Attempts(timeout_s)
         self._known: WalletInfo | None = None
@@ -181,7 +180,7 @@ def _incoming(row: dict[str, Any]) -> Transfer:
 
 def _outgoing(row: dict[str, Any]) -> Transfer:
     """It is paid, or has ended without that, or is on its way. Its own amount is cut to satoshis, and has the fees."""
-    ended = "pending" if row.get("completedAt") is None else "failed"
+    ended: State = "pending" if row.get("completedAt") is None else "failed"
     state: State = "settled" if rest.member(row, "isPaid") is True else ended
     return Transfer(
         payment_hash=rest.hex32(row, "paymentHash"),

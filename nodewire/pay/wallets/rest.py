@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,7 +145,7 @@ class RestService:
 
     async def lines(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, wait_s: float
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncGenerator[Answer, None]:
         """The lines of its answer as they come, until it ends. Raises as `ask`; TimedOut after `wait_s` of silence."""
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s, sock_read=self.timeout_s + wait_s)
         async with self._request(method, path, limit, json=body) as response:
