@@ -65,11 +65,13 @@ class LexeWallet:
             raise BadConfig("wallet.kind", 'lexe-sdk is not installed: pip install "nodewire[lexe]"') from error
         try:
             credentials = lexe.Credentials.from_client_credentials(lexe.ClientCredentials.from_string(secret))
+            environment = getattr(lexe.WalletConfig, url.removeprefix("lexe:"))()
+            node = lexe.AsyncLexeWallet.without_db(environment, credentials)
         except lexe.FfiError:
             # Its words may show a part of the secret.
-            raise BadConfig(str(token_file), "it has no client credentials: copy them whole from Lexe") from None
-        environment = url.removeprefix("lexe:")
-        node = lexe.AsyncLexeWallet.without_db(getattr(lexe.WalletConfig, environment)(), credentials)
+            raise BadConfig(
+                str(token_file), "it has no client credentials of that network: copy them whole from Lexe"
+            ) from None
         return cls(node, _ENVIRONMENTS[url], lambda: node.provision(credentials))
 
     @classmethod
