@@ -145,7 +145,7 @@ constraints: $(VENV)/.dev ## lock what is installed, with hashes, by pyproject.t
 	@lock() { out=$$1; shift; $(VENV)/bin/uv pip compile pyproject.toml -c $(VENV)/torch.txt --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-package torch --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command "make constraints" --quiet $(ARGS) -o $$out "$$@" > /dev/null; }; \
-	lock constraints.txt --extra register --extra json --extra place --extra plot --extra train; \
+	lock constraints.txt --extra register --extra json --extra lexe --extra place --extra plot --extra train; \
 	lock constraints-base.txt -c constraints.txt --group build; \
 	lock constraints-dev.txt -c constraints.txt --extra dev; \
 	lock constraints-interop.txt -c constraints-dev.txt --extra interop --extra bench

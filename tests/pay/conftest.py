@@ -10,17 +10,32 @@ from typing import Any
 
 import pytest
 
+from nodewire.pay.wallets.cln import ClnWallet
+from nodewire.pay.wallets.lexe import LexeWallet
 from nodewire.pay.wallets.lnbits import LnbitsWallet
+from nodewire.pay.wallets.lnd import LndWallet
 from nodewire.pay.wallets.nwc import Connection, NwcWallet
+from nodewire.pay.wallets.phoenixd import PhoenixdWallet
+from nodewire.pay.wallets.rest import Access
 from relay import Config, serve
 from simnet.wallet import SimWallet
+from tests.pay.lightning.cln_service import ClnService
+from tests.pay.lightning.lexe_node import LexeNode
 from tests.pay.lightning.lnbits_process import run_lnbits
 from tests.pay.lightning.lnbits_service import LnbitsService
+from tests.pay.lightning.lnd_service import LndService
 from tests.pay.lightning.nwc_service import NwcService
+from tests.pay.lightning.phoenixd_service import PhoenixdService
 from tests.pay.simnet_process import run_simnet
 
 BASE_FEE_MSAT = 10
 FEE_PPM = 1_000
+NODES: dict[str, tuple[Any, Any]] = {
+    "lnd": (LndService, LndWallet),
+    "cln": (ClnService, ClnWallet),
+    "phoenixd": (PhoenixdService, PhoenixdWallet),
+}
+"""By kind of wallet that is a node of its owner's, the stand-in for its service and the wallet."""
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +43,25 @@ def simnet_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     db = tmp_path_factory.mktemp("simnet") / "simnet.db"
     with run_simnet(db, base_fee_msat=BASE_FEE_MSAT, fee_ppm=FEE_PPM) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def sat_simnet_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One where all amounts are whole satoshis, also fees, for services that tell no others."""
+    with run_simnet(tmp_path_factory.mktemp("sat_simnet") / "simnet.db", base_fee_msat=1_000) as url:
+        yield url
+
+
+@pytest.fixture
+async def open_sat_wallet(sat_simnet_url: str) -> AsyncIterator[Callable[..., object]]:
+    async with AsyncExitStack() as stack:
+
+        async def open_one(opening_msat: int = 0) -> SimWallet:
+            wallet, _ = await SimWallet.open_account(sat_simnet_url, "test", opening_msat)
+            stack.push_async_callback(wallet.close)
+            return wallet
+
+        yield open_one
 
 
 @pytest.fixture
@@ -44,15 +78,19 @@ async def open_wallet(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
 
 
 @pytest.fixture
-async def reopen(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
+async def reopen() -> AsyncIterator[Callable[..., object]]:
     """`await reopen(wallet)`: the same wallet, as another process opens it."""
     async with AsyncExitStack() as stack:
 
         async def again(wallet: Any) -> Any:
             if isinstance(wallet, SimWallet):
-                other: Any = SimWallet(simnet_url, wallet._token)
+                other: Any = SimWallet(wallet._url, wallet._token)
             elif isinstance(wallet, LnbitsWallet):
-                other = LnbitsWallet(wallet._url, wallet._key)
+                other = LnbitsWallet(wallet._service.url, wallet._key)
+            elif isinstance(wallet, LexeWallet):
+                other = lexe_wallet(wallet._node)
+            elif isinstance(wallet, LndWallet | ClnWallet | PhoenixdWallet):
+                other = type(wallet)(wallet._service.url, wallet._service._access)
             else:
                 other = NwcWallet(wallet._to)
             stack.push_async_callback(other.close)
@@ -78,14 +116,50 @@ def lnbits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[run_lnbits | No
         yield running
 
 
+def lexe_wallet(node: LexeNode) -> LexeWallet:
+    return LexeWallet(node, "bcrt", lambda: node.provision(None))
+
+
+@pytest.fixture
+async def open_node(
+    open_wallet: Callable[..., Any], open_sat_wallet: Callable[..., Any]
+) -> AsyncIterator[Callable[..., Any]]:
+    """`await open_node(kind, msat)`: the stand-in for a node of `NODES` on a new account, and its owner's wallet."""
+    async with AsyncExitStack() as stack:
+
+        async def open_one(kind: str, opening_msat: int = 0) -> Any:
+            service_class, wallet_class = NODES[kind]
+            account = await (open_sat_wallet if kind == "phoenixd" else open_wallet)(opening_msat)
+            service = await stack.enter_async_context(service_class(account).serving())
+            wallet = wallet_class(service.url, Access(service.secret))
+            stack.push_async_callback(wallet.close)
+            return service, wallet
+
+        yield open_one
+
+
+@pytest.fixture
+def open_payee(open_kind: Callable[..., Any], open_sat_wallet: Callable[..., Any]) -> Callable[..., Any]:
+    """`await open_payee(kind)`: who can be paid by wallets of a kind; of another kind where that one cannot be paid."""
+
+    async def open_one(kind: str) -> Any:
+        return await (open_sat_wallet(0) if kind == "lexe" else open_kind(kind, 0))
+
+    return open_one
+
+
 @pytest.fixture
 async def open_kind(
-    open_wallet: Callable[..., Any], relay_url: str, lnbits: run_lnbits | None
+    open_wallet: Callable[..., Any],
+    open_sat_wallet: Callable[..., Any],
+    open_node: Callable[..., Any],
+    relay_url: str,
+    lnbits: run_lnbits | None,
 ) -> AsyncIterator[Callable[..., Any]]:
     """`await open_kind(kind, msat)`: a wallet of a kind, on a new account.
 
-    Those of the kinds "nwc" and "lnbits" are on the simulated network behind a service of that kind; of "lnbits" on
-    LNbits itself where it runs.
+    All but those of the kind "sim" are on the simulated network behind a service of that kind; of "lnbits" on LNbits
+    itself where it runs. Services of nodes answer by the recordings of their documented APIs.
     """
     async with AsyncExitStack() as stack:
 
@@ -94,12 +168,18 @@ async def open_kind(
                 real = LnbitsWallet(lnbits.url, lnbits.open_account(opening_msat // 1_000))
                 stack.push_async_callback(real.close)
                 return real
+            if kind in NODES:
+                return (await open_node(kind, opening_msat))[1]
+            if kind == "lexe":
+                wallet: Any = lexe_wallet(LexeNode(await open_sat_wallet(opening_msat)))
+                stack.push_async_callback(wallet.close)
+                return wallet
             account = await open_wallet(opening_msat)
             if kind == "sim":
                 return account
             if kind == "lnbits":
                 office = await stack.enter_async_context(LnbitsService(account).serving())
-                wallet: Any = LnbitsWallet(office.url, office.admin_key)
+                wallet = LnbitsWallet(office.url, office.admin_key)
             else:
                 service = await stack.enter_async_context(NwcService(account, relay_url).serving())
                 wallet = NwcWallet(Connection.parse(service.uri))

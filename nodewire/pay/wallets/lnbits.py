@@ -15,11 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import aiohttp
-import orjson
-
 from nodewire.errors import (
-    BadConfig,
     BadInput,
     BadInvoice,
     LinkLost,
@@ -27,15 +23,14 @@ from nodewire.errors import (
     NotAllowed,
     NotFound,
     PaymentFailed,
-    TimedOut,
 )
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Ability, Direction, Receipt, Transfer, WalletInfo
 from nodewire.pay.wallets import history
 from nodewire.pay.wallets.history import ListedInvoice
+from nodewire.pay.wallets.rest import Access, RestService
 
-MAX_ANSWER_BYTES = 4_000_000
 _SAT_MSAT = 1_000
 _MOST_MSAT = 100_000_000_000  # 1 BTC
 _PAGE = 100
@@ -50,24 +45,14 @@ class LnbitsWallet:
     networks: ClassVar[tuple[str, ...]] = ("bc", "tb", "tbs", "bcrt")
 
     def __init__(self, url: str, key: str, *, timeout_s: float = 10.0) -> None:
-        self._url = url.rstrip("/")
         self._key = key
-        self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._service = RestService(url, {"X-Api-Key": key}, Access(key), timeout_s=timeout_s)
         self._known: WalletInfo | None = None
 
     @classmethod
     def from_file(cls, url: str, token_file: Path | None) -> Self:
-        """The wallet whose key is in `token_file`. Raises BadConfig: there is no such file."""
-        if token_file is None:
-            raise BadConfig(
-                "wallet.token_file", "name the file with the wallet's admin key (LNbits, Node URL, API keys)"
-            )
-        try:
-            return cls(url, token_file.read_text().strip())
-        except OSError as error:
-            reason = f"cannot be read ({error.strerror}); put the wallet's admin key there"
-            raise BadConfig(str(token_file), reason) from error
+        """The wallet whose key is in `token_file`. Raises BadConfig: the file has none."""
+        return cls(url, Access.read(token_file, "the wallet's admin key (LNbits, Node URL, API keys)").secret)
 
     @classmethod
     async def open_account(cls, url: str, name: str, opening_msat: int = 0) -> tuple[Self, str]:
@@ -137,9 +122,7 @@ class LnbitsWallet:
             yield came
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._service.close()
 
     async def _made(self, amount_msat: int, description: str, expiry_s: int) -> str:
         """The bolt11 of a new invoice."""
@@ -177,32 +160,11 @@ class LnbitsWallet:
             NotFound, NotAllowed, PaymentFailed, BadInput: its refusal, in its words.
 
         """
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers={"X-Api-Key": self._key})
-        limit = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
-        url = f"{self._url}/api/v1{path}"
-        try:
-            async with self._session.request(method, url, json=body, timeout=limit, allow_redirects=False) as response:
-                raw = await response.content.read(MAX_ANSWER_BYTES + 1)
-                while len(raw) <= MAX_ANSWER_BYTES and (piece := await response.content.read(MAX_ANSWER_BYTES)):
-                    raw += piece
-        except TimeoutError as error:
-            raise TimedOut("wallet", f"no answer from {self._url}") from error
-        except aiohttp.InvalidURL as error:
-            raise BadInput("wallet", f"{self._url!r} is no URL such as https://lnbits.example") from error
-        except aiohttp.ClientError as error:
-            raise LinkLost("wallet", f"{self._url}: {type(error).__name__}") from error
-        if len(raw) > MAX_ANSWER_BYTES:
-            raise LinkLost("wallet", f"its answer is over {MAX_ANSWER_BYTES} bytes")
-        try:
-            answer = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise LinkLost("wallet", f"answered {response.status} and no JSON") from error
-        if not isinstance(answer, dict):
-            raise LinkLost("wallet", f"answered {response.status} and nothing of its own")
-        if response.status < 300:
+        found = await self._service.ask(method, f"/api/v1{path}", body, wait_s=wait_s)
+        answer = found.members()
+        if found.status < 300:
             return answer
-        raise _refusal(response.status, str(answer.get("detail", ""))[:200])
+        raise _refusal(found.status, str(answer.get("detail", ""))[:200])
 
 
 def _refusal(status: int, said: str) -> NodewireError:
