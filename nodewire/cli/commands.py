@@ -19,6 +19,7 @@ from nodewire.cli.daemon import committee as committees
 from nodewire.cli.daemon import daemons, gateway, relay, splice
 from nodewire.cli.doctor import doctor, net
 from nodewire.cli.market import bond, keys, models, place, wallet
+from nodewire.cli.market.tabs import tabs
 from nodewire.cli.model import family, profile, quantize, register, vocabulary
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, OPERATORS, PlainFormatter, fail
 from nodewire.cli.picture import graph
@@ -90,6 +91,7 @@ def _nodewire(
 
 
 app.add_typer(models.app, name="models", rich_help_panel=CUSTOMERS)
+wallet.app.command()(tabs)
 app.add_typer(wallet.app, name="wallet", rich_help_panel=CUSTOMERS)
 app.add_typer(swarms.app, name="swarm", rich_help_panel=CUSTOMERS)
 app.add_typer(bond.app, name="bond", rich_help_panel=OPERATORS)

@@ -9,7 +9,6 @@ from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.customer.payments.purse import Purse
 from nodewire.pay.accounts.debts import Debt, Part, Payment
 from nodewire.protocol.job.feedback import Due, Feedback
-from nodewire.protocol.market.ad import CreditOffer
 from tests.protocol import documents
 
 DRIVER, HONEST, LAST = documents.PROVIDERS
@@ -29,7 +28,7 @@ class Payer:
 
 def job(mode="generate", requested_s=0):
     payer, plan = Payer(), documents.plan()
-    ads = {one: SimpleNamespace(lnurl="https://wallet.example/pay", credit=CreditOffer()) for one in plan.providers()}
+    ads = {one: SimpleNamespace(lnurl="https://wallet.example/pay", credit=None) for one in plan.providers()}
     manifest = SimpleNamespace(mode=mode, chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
     purse = Purse(payer, (), "bcrt", False)
     payments = JobPayments(REQUEST, plan, manifest, ads, purse, most_units=8, requested_s=requested_s)

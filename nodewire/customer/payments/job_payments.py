@@ -15,7 +15,7 @@ from nodewire.customer.payments.rejected_frames import FrameRejection
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key
-from nodewire.pay.accounts.dues import CreditTerms
+from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
 from nodewire.pay.lightning.invoices import Invoice
@@ -231,7 +231,7 @@ class JobPayments:
             relays=self._purse.relays,
             lnurl=lnurl.encode(ad.lnurl),
             budget=budget,
-            credit=CreditTerms(ad.credit.first_msat, ad.credit.most_msat) if on_credit else None,
+            credit=_terms(ad) if on_credit else None,
         )
 
     async def pay_tabs(self) -> None:
@@ -401,3 +401,8 @@ def _blaming(provider: str, fetch: Fetch) -> Fetch:
             raise
 
     return fetched
+
+
+def _terms(ad: Ad) -> CreditTerms:
+    """How much the provider says that it may be owed."""
+    return CreditTerms(ad.credit.first_msat, ad.credit.most_msat) if ad.credit is not None else NO_CREDIT

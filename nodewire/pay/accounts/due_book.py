@@ -41,6 +41,17 @@ class Income:
     settled_at_s: int
 
 
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What stands between a provider and one customer. `ahead_msat` was paid for nothing yet: it is the customer's."""
+
+    customer: str
+    owed_msat: int
+    ahead_msat: int
+    paid_msat: int
+    """In all, ever."""
+
+
 class DueBook(Book):
     _credit: CreditTerms
 
@@ -231,6 +242,12 @@ class DueBook(Book):
         """What a customer key has paid in all."""
         sql = "SELECT coalesce(sum(amount_msat), 0) FROM quotes WHERE customer = ?"
         return int(self._db.execute(sql, (customer,)).fetchone()[0])
+
+    def accounts(self) -> list[Account]:
+        """Those of every customer that ever owed or paid, the largest debt first."""
+        customers = self._db.execute("SELECT customer FROM dues UNION SELECT customer FROM balances").fetchall()
+        found = [Account(one, self._tab_msat(one), self.balance_msat(one), self.paid_msat(one)) for (one,) in customers]
+        return sorted(found, key=lambda one: (-one.owed_msat, one.customer))
 
     def unpaid_dues(self, customer: str) -> dict[Key, int]:
         """What a customer key has not paid, overdue or not: the amounts in msat."""

@@ -48,8 +48,8 @@ class ManifestOffer(Schema):
 class CreditOffer(Schema):
     """What a customer may owe before it has paid anything, and at most, having paid as much."""
 
-    first_msat: Msat = 0
-    most_msat: Msat = 0
+    first_msat: Msat
+    most_msat: Msat
 
 
 class Ad(Schema):
@@ -79,7 +79,7 @@ class Ad(Schema):
     cached_ppm: int = Field(default=WHOLE_PPM, ge=1, le=WHOLE_PPM)
     """What a prompt's beginning costs that is found and not computed, of its price; left out at its default."""
 
-    credit: CreditOffer = CreditOffer()
+    credit: CreditOffer | None = None
     """What a customer may owe; left out where it is nothing."""
 
     @model_serializer(mode="wrap")
@@ -89,7 +89,7 @@ class Ad(Schema):
             del said["lookahead"]
         if self.cached_ppm == WHOLE_PPM:
             del said["cached_ppm"]
-        if self.credit == CreditOffer():
+        if self.credit is None:
             del said["credit"]
         return said
 

@@ -66,7 +66,7 @@ def describe(
         committees=(committee,),
         lookahead=config.lookahead,
         cached_ppm=config.found_ppm,
-        credit=ads.CreditOffer(first_msat=config.credit.first_msat, most_msat=config.credit.most_msat),
+        credit=_credit(config),
     )
 
 
@@ -172,3 +172,11 @@ class Announcer:
             await self._pool.publish(event, timeout_s=_PUBLISH_S)
         except NodewireError as error:
             log.warning("beat: %s", error)
+
+
+def _credit(config: ProviderConfig) -> ads.CreditOffer | None:
+    """What customers may owe; None where it is nothing."""
+    credit = config.credit
+    if not credit.first_msat and not credit.most_msat:
+        return None
+    return ads.CreditOffer(first_msat=credit.first_msat, most_msat=credit.most_msat)

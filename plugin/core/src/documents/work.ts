@@ -184,7 +184,7 @@ const paid = object({
   feedback: hex32,
   amount_msat: msat,
   fee_msat: msat,
-  payment_hash: hex32,
+  payment_hash: nullable(hex32),
   zap_receipt: nullable(hex32),
   cached: leftOut(count, 0n),
 });

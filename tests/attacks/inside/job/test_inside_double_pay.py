@@ -13,7 +13,6 @@ from nodewire.customer.payments.purse import Purse
 from nodewire.errors import BadInput
 from nodewire.protocol.job.feedback import Due, Feedback
 from nodewire.protocol.job.plan import Assignment
-from nodewire.protocol.market.ad import CreditOffer
 from tests.attacks.market.test_hostile_providers import ME, REQUEST, ROOT, plan
 from tests.protocol.committee.actors import keys
 
@@ -41,8 +40,7 @@ def job():
     payer = Payer()
     made = plan().model_copy(update={"tasks": TASKS, "chunk_msat": 2 * PRICE_MSAT})
     ads = {
-        one.public: SimpleNamespace(lnurl="https://wallet.example/pay", credit=CreditOffer())
-        for one in (DRIVER, HONEST, FRIEND)
+        one.public: SimpleNamespace(lnurl="https://wallet.example/pay", credit=None) for one in (DRIVER, HONEST, FRIEND)
     }
     manifest = SimpleNamespace(mode="generate", chunk=64, context=4096, driver=SimpleNamespace(name="driver"))
     purse = Purse(payer, (), "bcrt", False)
