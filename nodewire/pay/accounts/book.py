@@ -11,12 +11,19 @@ KEY = "job = ? AND payee = ? AND chunk = ? AND attempt = ?"
 
 
 class Book:
-    """Every method of a book is one transaction, on disk (synchronous=FULL) before it returns."""
+    """A method is one transaction, on disk (synchronous=FULL) before it returns. Those that say so leave that to
+    `Ledger.flushed`.
+    """
 
     _db: sqlite3.Connection
+    _unflushed = 0
+    """How many transactions were left to that, ever."""
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, *, is_flushed: bool = True) -> Iterator[None]:
+        if not is_flushed:
+            self._unflushed += 1
+            self._db.execute("PRAGMA synchronous = NORMAL")
         # IMMEDIATE: what is read inside cannot change before it is written, in another process either.
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -24,4 +31,8 @@ class Book:
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
+        else:
+            self._db.execute("COMMIT")
+        finally:
+            if not is_flushed:
+                self._db.execute("PRAGMA synchronous = FULL")

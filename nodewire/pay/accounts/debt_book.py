@@ -44,14 +44,14 @@ class DebtBook(Book):
         self, key: Key, amount_msat: int, *, budget: JobBudget | None = None, lnurl: str = "", at_s: int = 0
     ) -> Debt:
         """Enter a debt, or find it as it stands. Routing fees come on top of the budget. What the payee was paid ahead
-        settles it at once.
+        settles it at once. It is on disk after `flushed`, or the next step of a payment.
 
         Raises:
             NotAllowed: it is entered with another amount.
             OverBudget: with it, the job would cost the budget's payees more than that.
 
         """
-        with self._transaction():
+        with self._transaction(is_flushed=False):
             known = self._debt(key)
             if known is not None:
                 if known.amount_msat != amount_msat:
@@ -94,12 +94,19 @@ class DebtBook(Book):
 
     def tab(self, payee: str) -> Tab:
         """What stands between this customer and one payee."""
-        (since_s,) = self._db.execute(
-            "SELECT min(at_s) FROM debts WHERE payee = ? AND state = 'owed'", (payee,)
-        ).fetchone()
+        sql = (
+            "SELECT coalesce(sum(amount_msat), 0), coalesce(min(at_s), 0) FROM debts WHERE payee = ? AND state = 'owed'"
+        )
+        owed_msat, since_s = self._db.execute(sql, (payee,)).fetchone()
+        sql = (
+            "SELECT coalesce(sum(msat), 0) FROM debts CROSS JOIN parts USING (job, payee, chunk, attempt) "
+            "JOIN payments USING (payment_hash) "
+            "WHERE debts.payee = ? AND debts.state = 'owed' AND payments.state = 'paid'"
+        )
+        (begun_msat,) = self._db.execute(sql, (payee,)).fetchone() if owed_msat else (0,)
         sql = "SELECT coalesce(sum(amount_msat), 0), coalesce(sum(ahead_msat), 0) FROM payments"
-        paid, ahead = self._db.execute(f"{sql} WHERE payee = ? AND state = 'paid'", (payee,)).fetchone()
-        return Tab(payee, self.spent(payee=payee).pending_msat, ahead, paid, since_s or 0)
+        paid_msat, ahead_msat = self._db.execute(f"{sql} WHERE payee = ? AND state = 'paid'", (payee,)).fetchone()
+        return Tab(payee, owed_msat - begun_msat, ahead_msat, paid_msat, since_s)
 
     def set_credit(self, payee: str, credit: CreditTerms) -> None:
         """Keep how much the payee says that it may be owed."""

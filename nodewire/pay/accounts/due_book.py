@@ -56,7 +56,8 @@ class DueBook(Book):
     _credit: CreditTerms
 
     def owe(self, due: Due, *, under_way: bool = False, claim: str = "") -> Due:
-        """Enter a due, or find it as it stands: settled at once where the customer's balance does.
+        """Enter a due, or find it as it stands: settled at once where the customer's balance does. It is on disk after
+        `flushed`.
 
         `under_way`: whether it must be paid hangs on how its job ends. `went_through`, `broke_off` or `interrupted`
         will say that; the last will, too, if this process ends before. `claim`: the event that asks for it, which has
@@ -66,7 +67,7 @@ class DueBook(Book):
             NotAllowed: it is entered with another customer or amount.
 
         """
-        with self._transaction():
+        with self._transaction(is_flushed=False):
             known = self._due(due.key)
             if known is None:
                 if under_way:

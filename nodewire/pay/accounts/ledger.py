@@ -7,6 +7,8 @@ it.
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 from nodewire.core.sqlite import open_versioned
@@ -94,6 +96,7 @@ _SCHEMA = f"""
 {_PARTS};
 CREATE INDEX IF NOT EXISTS parts_of_debt ON parts (job, payee, chunk, attempt);
 CREATE INDEX IF NOT EXISTS payments_under_way ON payments (state) WHERE state = 'paying';
+CREATE INDEX IF NOT EXISTS payments_of_payee ON payments (payee, state);
 CREATE INDEX IF NOT EXISTS payments_ahead ON payments (payee) WHERE ahead_msat > 0;
 CREATE INDEX IF NOT EXISTS debts_owed ON debts (payee) WHERE state = 'owed';
 {_DUES};
@@ -121,6 +124,18 @@ CREATE TABLE IF NOT EXISTS cursors (wallet TEXT PRIMARY KEY, cursor TEXT NOT NUL
 """
 
 
+def _sync(log: Path) -> None:
+    """Have SQLite's log on disk. Without one the database is in memory, or all was moved into its file and synced."""
+    try:
+        descriptor = os.open(log, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class Ledger(DebtBook, DueBook):
     """The ledger at `path` (":memory:" for none).
 
@@ -132,10 +147,25 @@ class Ledger(DebtBook, DueBook):
     def __init__(self, path: Path | str, credit: CreditTerms = NO_CREDIT) -> None:
         """`credit`: what customers may owe."""
         self._credit = credit
+        self._log = Path(f"{path}-wal")
+        self._flushed = 0
+        self._flush = asyncio.Lock()
         self._db = open_versioned(path, "a ledger", _SCHEMA, _VERSION, _STEPS)
 
     def close(self) -> None:
         self._db.close()
+
+    async def flushed(self) -> None:
+        """Return when all that was entered before is on disk. Any number that wait are served by one write to it.
+
+        Raises OSError: the disk fails.
+        """
+        wanted = self._unflushed
+        async with self._flush:
+            if self._flushed < wanted:
+                written = self._unflushed
+                await asyncio.to_thread(_sync, self._log)
+                self._flushed = written
 
     def check(self) -> None:
         """Write to the file what stands in it. Raises sqlite3.OperationalError: it cannot be written."""

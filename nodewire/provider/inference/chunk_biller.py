@@ -148,8 +148,9 @@ class ChunkBiller:
     async def _tell(self, said: Event, key: Key) -> None:
         """Publish a claim. Nobody waits for relays, and one that they do not take is told again (`claim_retry`)."""
         try:
+            await self._ledger.flushed()
             await self._telling.publish(said)
-        except NodewireError as error:
+        except (NodewireError, OSError) as error:
             log.warning("job %s: the claim of chunk %d: %s", key.job[:8], key.chunk, error)
         else:
             self._ledger.mark_claimed(key)

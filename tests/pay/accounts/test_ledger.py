@@ -457,27 +457,27 @@ def test_a_payment_settles_the_named_chunk_then_its_job_then_others_and_the_rest
     assert ledger.balance_msat(CUSTOMER) == 900
 
 
-def test_credit_grows_with_what_a_key_has_paid_and_shuts_out_only_what_is_beyond_it(ledger):
-    terms = CreditTerms(first_msat=10, most_msat=1_500)
+def test_credit_grows_with_what_a_key_has_paid_and_shuts_out_only_what_is_beyond_it():
+    ledger = Ledger(":memory:", CreditTerms(first_msat=10, most_msat=1_500))
     owe(ledger, key_of(0), 10)
-    assert ledger.is_covered(CUSTOMER, terms)
-    assert ledger.in_debt(CUSTOMER, 100, terms)  # who has paid nothing has earned nothing
+    assert ledger.is_covered(CUSTOMER)
+    assert ledger.in_debt(CUSTOMER, 100)  # who has paid nothing has earned nothing
     owe(ledger, key_of(1), 1)
-    assert not ledger.is_covered(CUSTOMER, terms)
+    assert not ledger.is_covered(CUSTOMER)
     ledger.quoted(quote(0, key_of(0)))
     ledger.settled(came(0, 1_011), "w")
     assert ledger.balance_msat(CUSTOMER) == 1_000
     owe(ledger, key_of(2), 2_011)
-    assert (ledger.owed_msat(CUSTOMER), ledger.is_covered(CUSTOMER, terms)) == (2_011, False)
-    assert ledger.in_debt(CUSTOMER, 100, terms)
+    assert (ledger.owed_msat(CUSTOMER), ledger.is_covered(CUSTOMER)) == (2_011, False)
+    assert ledger.in_debt(CUSTOMER, 100)
     other = key_of(3)
     ledger.owe(Due(other, BOB, 1_011, 100))
     ledger.quoted(quote(1, other))
     ledger.settled(came(1, 1_011), "w")
     ledger.owe(Due(key_of(4), BOB, 1_011, 100))
-    assert ledger.is_covered(BOB, terms) and not ledger.in_debt(BOB, 10**9, terms)
+    assert ledger.is_covered(BOB) and not ledger.in_debt(BOB, 10**9)
     ledger.owe(Due(key_of(5), BOB, 1, 100))
-    assert not ledger.is_covered(BOB, terms) and ledger.in_debt(BOB, 100, terms)
+    assert not ledger.is_covered(BOB) and ledger.in_debt(BOB, 100)
 
 
 def test_a_payment_for_something_else_only_moves_the_cursor(ledger):
