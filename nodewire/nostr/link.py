@@ -24,7 +24,7 @@ MAX_CHALLENGES = 16  # answered on one connection
 MAX_WORDS_CHARS = 200  # of a relay's own words that are kept
 RETRY_CLOSED_S = 10.0
 # Reasons to end a subscription that say nothing against asking again; every other is a refusal.
-_PASSING = frozenset({"", "error", "rate-limited"})
+PASSING = frozenset({"", "error", "rate-limited"})
 
 LinkState = Literal["connecting", "connected", "waiting", "closed"]
 Standing = Literal["pending", "eose", "closed", "refused", "unreachable"]
@@ -225,7 +225,7 @@ class Link:
             if self._auth.result():
                 self._request(message.sub_id, entry)
                 return
-        if nip01.prefix(message.message) in _PASSING:
+        if nip01.prefix(message.message) in PASSING:
             entry.listener.stand(self.url, "closed", message.message[:MAX_WORDS_CHARS])
             connection = self.status.connections
             asyncio.get_running_loop().call_later(self._retry_closed_s, self._again, message.sub_id, entry, connection)

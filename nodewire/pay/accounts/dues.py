@@ -1,4 +1,4 @@
-"""What a provider is owed for one chunk, from delivery to published receipt: a pure state machine, no I/O, no clock.
+"""What a provider is owed for one chunk, from delivery to signed receipt: a pure state machine, no I/O, no clock.
 
 due ──invoiced──▶ invoiced ──settled──▶ settled ──receipted──▶ receipted
                      └─another invoice
@@ -39,7 +39,7 @@ class Due:
     preimage: str | None = None
     settled_at_s: int = 0
     receipt: str | None = None
-    """The published receipt's event id."""
+    """The signed receipt's event id; empty where nobody asked for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class DueSettlement:
 
 @dataclass(frozen=True, slots=True)
 class DueReceipt:
-    """A relay has taken the receipt with this event id."""
+    """The receipt with this event id is signed, and kept until relays have it."""
 
     receipt: str
 

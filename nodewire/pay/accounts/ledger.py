@@ -15,9 +15,11 @@ from pathlib import Path
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import NotAllowed, NotFound, OverBudget
-from nodewire.pay.accounts import debts, dues
+from nodewire.pay.accounts import debts, dues, receipt_outbox, unbilled
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
 from nodewire.pay.accounts.dues import Due
+from nodewire.pay.accounts.receipt_outbox import ReceiptBook
+from nodewire.pay.accounts.unbilled import UnbilledPayments
 from nodewire.pay.lightning.wallet import Receipt
 
 _DEBTS = """CREATE TABLE IF NOT EXISTS debts (
@@ -79,6 +81,8 @@ CREATE TABLE IF NOT EXISTS untold (
     PRIMARY KEY (job, payee, chunk, attempt)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS cursors (wallet TEXT PRIMARY KEY, cursor TEXT NOT NULL) STRICT;
+{receipt_outbox.SCHEMA};
+{unbilled.SCHEMA};
 """
 _OWN_FAULT = 0
 """When a job broke off, of those that the provider itself did."""
@@ -116,6 +120,10 @@ class Ledger:
 
     def __init__(self, path: Path | str) -> None:
         self._db = open_versioned(path, "a ledger", _SCHEMA, _VERSION, _STEPS)
+        self.receipts = ReceiptBook(self._db)
+        """Of a provider: the zap receipts that relays have yet to take."""
+        self.unbilled = UnbilledPayments(self._db)
+        """Of a provider: deposits and tips."""
 
     def close(self) -> None:
         self._db.close()
@@ -337,7 +345,8 @@ class Ledger:
     def settled(self, came: Receipt, wallet: str) -> Due | None:
         """The provider's wallet received a payment; the due that it is for, or None if it is for none, or too little.
 
-        What came beyond the due, or less than it, is kept as overpaid. The cursor is stored with it, as that of the
+        What came beyond the due, or less than it, is kept as overpaid. What came for no due at all is a deposit or a
+        tip (`unbilled`), if an invoice was made for it. The cursor, if there is one, is stored with it, as that of the
         wallet with the id `wallet`.
 
         Raises:
@@ -346,10 +355,12 @@ class Ledger:
         """
         payment_hash, amount_msat = came.payment_hash, came.amount_msat
         with self._transaction():
-            sql = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT DO UPDATE SET cursor = excluded.cursor"
-            self._db.execute(sql, (wallet, came.cursor))
+            if came.cursor:
+                sql = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT DO UPDATE SET cursor = excluded.cursor"
+                self._db.execute(sql, (wallet, came.cursor))
             quote = self.quote(payment_hash)
             if quote is None:
+                self.unbilled.settle(came, self.is_customer)
                 return None
             due = self.due(quote.key)
             is_paid_by_another = due.state in ("settled", "receipted") and due.payment_hash != payment_hash
@@ -363,12 +374,14 @@ class Ledger:
             return self._apply(due, settlement)
 
     def receipted(self, key: Key, receipt: str) -> Due:
-        """A relay has taken the receipt with this event id. Raises NotFound, NotAllowed."""
+        """The receipt with this event id is signed, and kept until relays have it (`receipts`). It is empty where
+        nobody asked for one. Raises NotFound, NotAllowed.
+        """
         with self._transaction():
             return self._apply(self.due(key), dues.DueReceipt(receipt))
 
     def unreceipted(self) -> list[Due]:
-        """Paid dues whose receipt no relay has taken yet."""
+        """Paid dues whose receipt is not signed yet."""
         return [_to_due(row) for row in self._db.execute("SELECT * FROM dues WHERE state = 'settled' ORDER BY rowid")]
 
     def cursor(self, wallet: str) -> str:
@@ -395,6 +408,14 @@ class Ledger:
         sql = "SELECT job, payee, chunk, attempt, amount_msat FROM dues WHERE customer = ?"
         sql += " AND state IN ('due', 'invoiced')"
         return {Key(*key): amount_msat for *key, amount_msat in self._db.execute(sql, (customer,))}
+
+    def is_customer(self, key: str) -> bool:
+        """Whether anything was ever due from a key."""
+        return self._db.execute("SELECT 1 FROM dues WHERE customer = ? LIMIT 1", (key,)).fetchone() is not None
+
+    def deposit_msat(self, customer: str) -> int:
+        """All that a customer key has ever paid in ahead, whatever it has bought since."""
+        return self.unbilled.deposit_msat(customer)
 
     def has_paid(self, customer: str) -> bool:
         """Whether a customer key has ever paid for a chunk."""
