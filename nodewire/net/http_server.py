@@ -95,7 +95,7 @@ async def serving(
         inner = _Handler(
             server,
             loop=loop,
-            access_log=None,
+            access_log=None,  # type: ignore[arg-type]
             logger=_log,
             lingering_time=0,
             auto_decompress=False,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from nodewire.errors import BadInput, LinkLost, Unsupported
+from nodewire.errors import BadInput, Busy, LinkLost, RelayRefused, Unsupported
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip01, nip42
@@ -24,7 +24,7 @@ MAX_CHALLENGES = 16  # answered on one connection
 MAX_WORDS_CHARS = 200  # of a relay's own words that are kept
 RETRY_CLOSED_S = 10.0
 # Reasons to end a subscription that say nothing against asking again; every other is a refusal.
-PASSING = frozenset({"", "error", "rate-limited"})
+_PASSING = frozenset({"", "error", "rate-limited"})
 
 LinkState = Literal["connecting", "connected", "waiting", "closed"]
 Standing = Literal["pending", "eose", "closed", "refused", "unreachable"]
@@ -43,6 +43,19 @@ class RelayStatus:
     invalid: int
     reason: str
     notice: str
+
+
+def check_taken(url: str, answer: Ok) -> None:
+    """Check that a relay took an event.
+
+    Raises:
+        RelayRefused: it takes no such event, now or later.
+        Busy: it does not take the event now ("rate-limited", "error", or no reason).
+
+    """
+    if not answer.accepted:
+        kind = Busy if nip01.prefix(answer.message) in _PASSING else RelayRefused
+        raise kind("relay", f"{url}: {answer.message[:MAX_WORDS_CHARS]}")
 
 
 class Listener(Protocol):
@@ -225,7 +238,7 @@ class Link:
             if self._auth.result():
                 self._request(message.sub_id, entry)
                 return
-        if nip01.prefix(message.message) in PASSING:
+        if nip01.prefix(message.message) in _PASSING:
             entry.listener.stand(self.url, "closed", message.message[:MAX_WORDS_CHARS])
             connection = self.status.connections
             asyncio.get_running_loop().call_later(self._retry_closed_s, self._again, message.sub_id, entry, connection)

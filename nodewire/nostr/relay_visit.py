@@ -12,11 +12,11 @@ import time
 import aiohttp
 from yarl import URL
 
-from nodewire.errors import BadInput, Busy, LinkLost, NotAllowed, RelayRefused, TimedOut, TooLarge
+from nodewire.errors import BadInput, LinkLost, NotAllowed, TimedOut, TooLarge
 from nodewire.net import address_policy
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.link import MAX_WORDS_CHARS, PASSING, Link
+from nodewire.nostr.link import MAX_WORDS_CHARS, Link, check_taken
 from nodewire.nostr.nips import nip01
 from nodewire.nostr.nips.nip01 import Ok
 
@@ -51,7 +51,7 @@ async def publish(
 
     Raises:
         RelayRefused: the relay's word that it takes no such event, now or later.
-        Busy: it does not take the event now ("rate-limited", "error", or no reason).
+        Busy: it does not take the event now.
         LinkLost, TimedOut: it is away, or no relay.
         NotAllowed, BadInput, TooLarge: the URL, or what it stands for, is excluded.
 
@@ -61,18 +61,17 @@ async def publish(
     link = Link(url, keys, time.time)
     try:
         async with (
-            asyncio.timeout(timeout_s),
             aiohttp.ClientSession(connector=connector, trace_configs=[_no_redirects()]) as session,
-            session.ws_connect(target, max_msg_size=nip01.MAX_MESSAGE_BYTES) as socket,
+            asyncio.timeout(timeout_s),
         ):
+            # The connection ends with the session: a relay that does not say goodbye has answered all the same.
+            socket = await session.ws_connect(target, max_msg_size=nip01.MAX_MESSAGE_BYTES)
             answer = await _answer(link, socket, event)
     except TimeoutError as error:
         raise TimedOut("relay", f"{url} did not answer within {timeout_s:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
         raise LinkLost("relay", f"{url}: {error}"[:MAX_WORDS_CHARS]) from error
-    if not answer.accepted:
-        kind = Busy if nip01.prefix(answer.message) in PASSING else RelayRefused
-        raise kind("relay", f"{url}: {answer.message[:MAX_WORDS_CHARS]}")
+    check_taken(url, answer)
 
 
 async def _answer(link: Link, socket: aiohttp.ClientWebSocketResponse, event: Event) -> Ok:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -15,12 +16,13 @@ from nodewire.errors import BadConfig, NotAllowed
 from nodewire.market import open_market
 from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.net import host_port
+from nodewire.net.address_policy import are_private
 from nodewire.net.http_server import listening_socket
-from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay import registry
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
+from nodewire.pay.accounts.receipt_outbox import KEPT_S
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import lnurl_server
 from nodewire.pay.lightning.wallet import Wallet
@@ -29,6 +31,7 @@ from nodewire.provider.inference.claim_retry import claim_again
 from nodewire.provider.inference.service import Provider
 from nodewire.provider.market.bond import check_bond
 from nodewire.startup.inference import ProviderResources, open_inference
+from nodewire.startup.receipts import ReceiptRelays, address_signer, follow_address
 from nodewire.store.state_lock import held
 from nodewire.training.fedstr.service import Fedstr
 from nodewire.training.provider.node import TrainerNode
@@ -63,10 +66,11 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     stack.callback(ledger.close)
     ledger.interrupted()
 
-    async def publish(event: Event, relays: tuple[str, ...]) -> None:
-        await pool.publish(event, timeout_s=10.0)
-
-    till = Till(keys, wallet, ledger, publish)
+    private = config.wire.private or await are_private(config.relays)
+    receipts = ReceiptRelays(pool, config.relays, keys, allow_private=private)
+    till = Till(keys, wallet, ledger, receipts.publish, own_relays=receipts.own)
+    address = config.lnurl.address
+    signer = await address_signer(address, wallet, allow_private=private) if address else ""
     lnurl = await _serve_lnurl(stack, config, keys, till)
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
     halves: list[Provider | TrainingService | Fedstr] = []
@@ -97,7 +101,10 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(till.run(settled))
-            group.create_task(claim_again(ledger, lambda claim: publish(claim, ())))
+            if signer:
+                since_s = int(time.time()) - KEPT_S
+                group.create_task(follow_address(pool, till, keys.public, signer, since_s, settled))
+            group.create_task(claim_again(ledger, lambda claim: receipts.publish(claim, ())))
             for half in halves:
                 group.create_task(half.run())
 
@@ -142,6 +149,6 @@ async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys
     sock = listening_socket("lnurl.listen", config.lnurl.listen)
     host, _ = host_port.parse(config.lnurl.listen, "lnurl.listen", least_port=0, error=BadConfig)
     base = config.lnurl.url.rstrip("/") or f"http://{host_port.written(host, sock.getsockname()[1])}"
-    endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)
+    endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote, tip=till.tip)
     await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
     return endpoint.pay_url

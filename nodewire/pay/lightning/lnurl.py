@@ -89,9 +89,9 @@ async def fetch_invoice(
 ) -> Invoice:
     """The invoice that the endpoint at `url` makes for `zap_request`, checked against everything that was asked for.
 
-    `nostr_pubkey` (if known) must be the endpoint's zapper, `payee` (if known) its node. With `allow_private`, addresses that are
-    not public (loopback, private networks) may be dialled, and these alone over plain http; without, only public
-    addresses and only https. Redirects are not followed.
+    `nostr_pubkey` (if known) must be the endpoint's zapper, `payee` (if known) its node. With `allow_private`,
+    addresses that are not public (loopback, private networks) may be dialled, and these alone over plain http; without,
+    only public addresses and only https. Redirects are not followed.
 
     Raises:
         BadInput: the endpoint's answer is malformed (BadInvoice, BadZap: it is not what was asked for).
