@@ -42,7 +42,9 @@ class Market:
     def till_on(self, wallet, now_s=time.time, **options):
         """A till on a wallet, whose own relays are those that requests name."""
         own = frozenset(RELAYS)
-        return Till(self.provider, wallet, self.provider_book, self.relays.publish, own_relays=own, now_s=now_s, **options)
+        return Till(
+            self.provider, wallet, self.provider_book, self.relays.publish, own_relays=own, now_s=now_s, **options
+        )
 
     def key(self, chunk=0, attempt=0):
         return Key(JOB, self.provider.public, chunk, attempt)

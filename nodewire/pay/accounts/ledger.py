@@ -319,10 +319,12 @@ class Ledger:
 
         Raises:
             NotFound: nothing is owed for that.
-            NotAllowed: it is paid, or the payment hash is another due's.
+            NotAllowed: it is paid, or the payment hash is another due's, or that of a deposit or a tip.
 
         """
         with self._transaction():
+            if self.unbilled.has(quote.payment_hash):
+                raise NotAllowed("payment_hash", "a deposit or a tip has it")
             due = self._apply(self.due(quote.key), dues.DueInvoice(quote.payment_hash))
             row = (quote.payment_hash, *astuple(quote.key), quote.zap_request, quote.bolt11, quote.wallet)
             sql = "INSERT INTO quotes VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)"

@@ -83,17 +83,24 @@ class UnbilledPayments:
         """Write an invoice down before anybody gets it; the same one again changes nothing.
 
         Raises:
-            NotAllowed: its payment hash is another invoice's, or one that was paid.
+            NotAllowed: its payment hash is another invoice's, of a due or not, or one that was paid.
 
         """
         sql = "SELECT zap_request, bolt11 FROM unbilled WHERE payment_hash = ?"
         known = self._db.execute(sql, (invoice.payment_hash,)).fetchone()
         if known == (invoice.zap_request, invoice.bolt11):
             return
-        paid = (f"SELECT 1 FROM {table} WHERE payment_hash = ?" for table in _TABLES)
-        if known or any(self._db.execute(sql, (invoice.payment_hash,)).fetchone() for sql in paid):
+        if self.has(invoice.payment_hash) or self._is_in("quotes", invoice.payment_hash):
             raise NotAllowed("payment_hash", "it was used before: another invoice is needed")
         self._db.execute("INSERT INTO unbilled VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(invoice))
+
+    def has(self, payment_hash: str) -> bool:
+        """Whether an invoice with this payment hash was entered, paid or not."""
+        return any(self._is_in(table, payment_hash) for table in ("unbilled", *_TABLES))
+
+    def _is_in(self, table: str, payment_hash: str) -> bool:
+        sql = f"SELECT 1 FROM {table} WHERE payment_hash = ?"
+        return self._db.execute(sql, (payment_hash,)).fetchone() is not None
 
     def open_invoice(self, request: str, wallet: str, now_s: float) -> str | None:
         """The invoice (bolt11) of this wallet that a zap request has got and that has not expired."""

@@ -145,7 +145,7 @@ def routes(endpoint: Endpoint) -> list[web.RouteDef]:
 @asynccontextmanager
 async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator[None]:
     """Serve `endpoint` on a bound socket, to strangers (`nodewire.net.http_server`)."""
-    app = web.Application(middlewares=[for_browsers, _in_turn()])
+    app = web.Application(middlewares=[_in_turn(), _for_browsers])
     app.add_routes(routes(endpoint))
     refusals = http_server.Refusals(
         orjson.dumps(_refusal(Busy("connections", "others need the room"))),
@@ -184,7 +184,7 @@ def _in_turn() -> Callable[..., Awaitable[web.StreamResponse]]:
 
 
 @web.middleware
-async def for_browsers(
+async def _for_browsers(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """A wallet in a browser asks first whether it may ask, and reads nothing of an answer that does not say so."""
