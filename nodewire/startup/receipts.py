@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from nodewire.errors import BadConfig, BadInput, NodewireError
+from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotFound, TimedOut
 from nodewire.nostr import relay_visit
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -18,6 +19,11 @@ from nodewire.pay.lightning import lnurl
 from nodewire.pay.lightning.wallet import Wallet
 
 _TIMEOUT_S = 10.0
+_RECEIPTS_AT_ONCE = 8
+_PAUSES_S = tuple(2.0**n for n in range(10))
+"""Before a wallet is asked again for a payment that its service has receipted: 17 minutes together. A restart asks for
+a week's receipts.
+"""
 log = logging.getLogger("nodewire.pay")
 
 
@@ -76,15 +82,33 @@ async def address_signer(address: str, wallet: Wallet, *, allow_private: bool) -
 async def follow_address(
     pool: Pool, till: Till, public: str, signer: str, since_s: int, on_settled: Callable[[Due], None]
 ) -> None:
-    """Take the receipts of the wallet's own address as they come: each names a payment that the wallet is asked for."""
+    """Take the receipts of the wallet's own address as they come: each names a payment that the wallet is asked for.
+
+    A wallet whose record is behind its service's receipt is asked again, after growing pauses.
+    """
     wanted = Filter(
         kinds=frozenset({nip57.RECEIPT}), authors=frozenset({signer}), tags={"p": frozenset({public})}, since=since_s
     )
-    async for event in pool.subscribe([wanted]):
-        try:
-            due = await till.take_receipt(event, signer)
-        except NodewireError as error:
-            log.info("a receipt of the wallet's address does not count: %s", ascii(str(error)))
-            continue
-        if due is not None:
-            on_settled(due)
+    turns = asyncio.Semaphore(_RECEIPTS_AT_ONCE)
+
+    async def take(event: Event) -> None:
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                async with turns:
+                    due = await till.take_receipt(event, signer)
+            except (NotFound, LinkLost, TimedOut) as error:
+                if pause_s is None:
+                    log.warning("a receipt of the wallet's address does not count: %s", ascii(str(error)))
+                else:
+                    await asyncio.sleep(pause_s)
+            except NodewireError as error:
+                log.info("a receipt of the wallet's address does not count: %s", ascii(str(error)))
+                return
+            else:
+                if due is not None:
+                    on_settled(due)
+                return
+
+    async with asyncio.TaskGroup() as group:
+        async for event in pool.subscribe([wanted]):
+            group.create_task(take(event))

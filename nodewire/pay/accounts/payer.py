@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
+from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
@@ -19,6 +20,8 @@ from nodewire.pay.lightning.funds import Funds
 from nodewire.pay.lightning.lnurl import Fetch
 from nodewire.pay.lightning.wallet import Transfer, Wallet, WalletInfo
 
+BuildRequest = Callable[..., Event]
+"""Signs a zap request, as `zaps.build_request` does."""
 log = logging.getLogger("nodewire.pay")
 _WAIT_S = 60.0
 """For a payment to arrive or fail. One that is on its way for longer is left to it, and asked after later."""
@@ -68,11 +71,13 @@ class Payer:
         relays: tuple[str, ...],
         lnurl: str | None = None,
         budget: JobBudget | None = None,
+        build: BuildRequest = zaps.build_request,
     ) -> Debt:
         """Zap `key.payee` for one chunk and return the paid debt; a chunk that is paid is not paid again.
 
         `fetch` gets the invoice (over LNURL, or over the wire), `relays` are where the receipt goes, `lnurl` is the
-        endpoint's URL as "lnurl1...". A failed payment may be asked for again: it fetches a new invoice.
+        endpoint's URL as "lnurl1...". `build` signs the zap request, a chunk's by default. A failed payment may be
+        asked for again: it fetches a new invoice.
 
         Raises:
             PaymentFailed: the wallet's record says that nothing was paid.
@@ -95,9 +100,7 @@ class Payer:
             if debt.state in ("planned", "failed") or (debt.state == "invoiced" and self._has_expired(debt)):
                 # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.
                 created_at = int(self._now_s()) + len(debt.payments)
-                request = zaps.build_request(
-                    self._keys, key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at
-                )
+                request = build(self._keys, key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at)
                 invoice = await fetch(request, amount_msat)
                 invoices.check(
                     invoice,
@@ -134,6 +137,10 @@ class Payer:
                 except NodewireError as error:
                     log.warning("a payment to %s is not settled: %s", debt.key.payee[:8], error)
         return [debt for debt in found if debt.state == "paid"]
+
+    def close(self, job: str) -> None:
+        """No receipt of this customer will be asked for what is paid under this name."""
+        self._ledger.close_job(job)
 
     def unpaid(self) -> list[Debt]:
         """The debts that are not paid, oldest first."""

@@ -252,8 +252,8 @@ class Till:
 
         Raises:
             BadZap, BadInvoice: the receipt, or its invoice, breaks a clause.
-            NotFound: nothing is due for the chunk that it names, or the wallet has no such payment.
-            NotAllowed: the wallet's record does not say that it came; or the payment counted before.
+            NotFound: nothing is due for the chunk that it names, or the wallet's record does not say that it came.
+            NotAllowed: the payment counted before.
             LinkLost, TimedOut: the wallet cannot be reached.
 
         """
@@ -263,7 +263,7 @@ class Till:
         )
         found = await self._wallet.lookup(invoice.payment_hash, "in")
         if found.state != "settled" or found.preimage is None:
-            raise NotAllowed("payment", f"the wallet's record says that it is {found.state}, whatever the receipt says")
+            raise NotFound("payment", f"the wallet's record says that it is {found.state}, whatever the receipt says")
         zap_request, key = receipt.tag("description") or "", None
         known = self._ledger.quote(invoice.payment_hash)
         if known is not None and known.zap_request != zap_request:

@@ -164,8 +164,15 @@ class UnbilledPayments:
         sql = "SELECT sum(amount_msat) FROM deposits WHERE sender = ?"
         return int(self._db.execute(sql, (customer,)).fetchone()[0] or 0)
 
-    def tips(self) -> list[Tip]:
-        """What was given, the newest last."""
-        return [
-            Tip(*row) for row in self._db.execute("SELECT sender, amount_msat, at_s, comment FROM tips ORDER BY rowid")
-        ]
+    def deposits_msat(self) -> int:
+        """All that customers have ever paid in ahead."""
+        return int(self._db.execute("SELECT sum(amount_msat) FROM deposits").fetchone()[0] or 0)
+
+    def tips_msat(self) -> int:
+        """All that was ever given."""
+        return int(self._db.execute("SELECT sum(amount_msat) FROM tips").fetchone()[0] or 0)
+
+    def tips(self, most: int) -> list[Tip]:
+        """What was given last, the newest first."""
+        sql = "SELECT sender, amount_msat, at_s, comment FROM tips ORDER BY rowid DESC LIMIT ?"
+        return [Tip(*row) for row in self._db.execute(sql, (most,))]
