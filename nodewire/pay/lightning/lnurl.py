@@ -10,6 +10,7 @@ import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,13 +104,13 @@ async def fetch_invoice(
     if (named := zap_request.tag("lnurl")) is not None and named.lower() != encode(url):
         raise BadZap("lnurl", "the request names another endpoint than is asked: no receipt for it would hold")
     try:
-        async with asyncio.timeout(timeout_s):
-            offer = await _offer(url, allow_private)
+        async with asyncio.timeout(timeout_s), _Connections(allow_private) as connections:
+            offer = await _offer(url, connections)
             if nostr_pubkey is not None and offer.nostr_pubkey != nostr_pubkey:
                 raise BadZap("nostrPubkey", "receipts would be signed by another key")
             callback = offer.callback_for(amount_msat)
             query = {"amount": str(amount_msat), "nostr": text, "lnurl": encode(url)}
-            answer = await _get(callback.update_query(query), allow_private)
+            answer = await _get(callback.update_query(query), connections)
     except TimeoutError as error:
         raise TimedOut("lnurl", f"no invoice from {url[:200]} within {timeout_s} s") from error
     bolt11 = answer.get("pr")
@@ -147,15 +148,15 @@ class Offer:
 async def fetch_offer(url: str, *, allow_private: bool = False, timeout_s: float = 10.0) -> Offer:
     """What the endpoint at `url` says of itself. Raises as `fetch_invoice`."""
     try:
-        async with asyncio.timeout(timeout_s):
-            return await _offer(url, allow_private)
+        async with asyncio.timeout(timeout_s), _Connections(allow_private) as connections:
+            return await _offer(url, connections)
     except TimeoutError as error:
         raise TimedOut("lnurl", f"{url[:200]} did not answer within {timeout_s} s") from error
 
 
-async def _offer(url: str, allow_private: bool) -> Offer:
+async def _offer(url: str, connections: _Connections) -> Offer:
     """The payRequest at `url`, if it takes zaps."""
-    said = await _get(address_policy.parse(url), allow_private)
+    said = await _get(address_policy.parse(url), connections)
     if said.get("tag") != "payRequest":
         raise BadInput("tag", "not a payRequest")
     if said.get("allowsNostr") is not True:
@@ -174,15 +175,38 @@ async def _offer(url: str, allow_private: bool) -> Offer:
     return Offer(address_policy.parse(callback), least, most, signer)
 
 
-async def _get(url: URL, allow_private: bool) -> dict[str, Any]:
-    """The JSON object at `url`, under 64 KB, without redirects."""
-    connector = address_policy.connector(url, allow_private=allow_private)
-    try:
-        async with (
+class _Connections:
+    """A session for each origin that a payment leads to, mostly one: its callback goes over the same connection."""
+
+    def __init__(self, allow_private: bool) -> None:
+        self._allow_private = allow_private
+        self._stack = AsyncExitStack()
+        self._sessions: dict[URL, aiohttp.ClientSession] = {}
+
+    async def to(self, url: URL) -> aiohttp.ClientSession:
+        """Raises NotAllowed: an address or scheme that the policy excludes."""
+        origin = url.origin()
+        if origin not in self._sessions:
+            connector = address_policy.connector(url, allow_private=self._allow_private)
             # Nothing is decompressed: a few bytes on the wire would fill the memory.
-            aiohttp.ClientSession(connector=connector, auto_decompress=False) as session,
-            session.get(url, allow_redirects=False, headers={"Accept-Encoding": "identity"}) as got,
-        ):
+            session = aiohttp.ClientSession(
+                connector=connector, auto_decompress=False, headers={"Accept-Encoding": "identity"}
+            )
+            self._sessions[origin] = await self._stack.enter_async_context(session)
+        return self._sessions[origin]
+
+    async def __aenter__(self) -> _Connections:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+
+async def _get(url: URL, connections: _Connections) -> dict[str, Any]:
+    """The JSON object at `url`, under 64 KB, without redirects."""
+    session = await connections.to(url)
+    try:
+        async with session.get(url, allow_redirects=False) as got:
             if 300 <= got.status < 400:
                 raise NotAllowed("url", "the endpoint redirects")
             body = bytearray()

@@ -33,7 +33,7 @@ class Node:
 
     def __init__(self, name="w"):
         self.name, self.preimages = name, {}
-        self.came = asyncio.Queue()
+        self.came, self.asked_after = asyncio.Queue(), None
 
     async def info(self):
         return WalletInfo(self.name, "bcrt", 1, 1, 10**9, ABILITIES)
@@ -54,6 +54,7 @@ class Node:
         )
 
     async def settled(self, after=""):
+        self.asked_after = after
         while True:
             yield await self.came.get()
 
@@ -172,3 +173,26 @@ async def test_one_receipt_that_no_relay_takes_does_not_keep_the_others_back():
         while not taken:
             await asyncio.sleep(0.01)
     assert set(taken) == {other.job}
+
+
+async def test_three_of_three_payments_count_after_a_change_of_wallet_and_each_is_one():
+    """A cursor is its wallet's: the other's would tell of nothing."""
+    shop, seen = Shop(publish_nothing), []
+    for name, chunks, total in (("first", range(1, 11), 10), ("second", range(11, 14), 13)):
+        wallet = Node(name)
+        till = Till(PROVIDER, wallet, shop.ledger, publish_nothing)
+        made = []
+        for chunk in chunks:
+            key = Key(KEY.job, PROVIDER.public, chunk)
+            shop.ledger.owe(Due(key, CUSTOMER.public, DUE_MSAT, int(time.time()) + 30))
+            request = zaps.build_request(CUSTOMER, key, DUE_MSAT, relays=[], lnurl=None, created_at=1)
+            made.append(await till.quote(request.to_json(), DUE_MSAT))
+        async with running(till, seen.append), asyncio.timeout(10):
+            for cursor, invoice in enumerate(made, 1):  # the second wallet's cursors begin anew
+                wallet.came.put_nowait(wallet.receipt(invoice.payment_hash, cursor))
+                wallet.came.put_nowait(wallet.receipt(invoice.payment_hash, cursor))  # a stream may tell twice
+            while len({due.key for due in seen}) < total:
+                await asyncio.sleep(0.01)
+        assert wallet.asked_after == ""
+    assert shop.ledger.earned_msat() == 13 * DUE_MSAT
+    assert (shop.ledger.cursor("first"), shop.ledger.cursor("second")) == ("10", "3")

@@ -193,6 +193,27 @@ async def test_redirects_are_not_followed(endpoint, serve):
     assert not asked
 
 
+async def test_a_payment_takes_two_requests_over_one_connection(serve):
+    connections, requests = set(), []
+
+    async def offers(request):
+        connections.add(request.transport.get_extra_info("peername"))
+        requests.append(request.path)
+        callback = f"http://{request.host}/cb"
+        said = {"tag": "payRequest", "callback": callback, "minSendable": 1, "maxSendable": 50_000}
+        return web.json_response({**said, "allowsNostr": True, "nostrPubkey": PROVIDER.public})
+
+    async def callback(request):
+        connections.add(request.transport.get_extra_info("peername"))
+        requests.append(request.path)
+        return web.json_response({"pr": invoice_for(request.query["nostr"]).bolt11})
+
+    url = await serve({"/pay": offers, "/cb": callback})
+    for _ in range(3):
+        await fetch(f"{url}/pay")
+    assert (requests, len(connections)) == (["/pay", "/cb"] * 3, 3)
+
+
 async def test_an_endpoint_that_never_answers_is_left(serve):
     async def never(request):
         await asyncio.Event().wait()
@@ -273,7 +294,7 @@ async def test_a_callback_at_a_private_address_is_not_dialled(endpoint, monkeypa
     """The offer came from a public address: its callback names one of the payer's own network."""
     url, asked = await endpoint()
 
-    async def offer(at, allow_private):
+    async def offer(at, connections):
         return lnurl.Offer(lnurl.address_policy.parse(url.replace("http:", "https:")), 1, 50_000, PROVIDER.public)
 
     monkeypatch.setattr(lnurl, "_offer", offer)
