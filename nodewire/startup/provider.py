@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -22,7 +21,6 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay import registry
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.pay.accounts.receipt_outbox import KEPT_S
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import lnurl_server
 from nodewire.pay.lightning.wallet import Wallet
@@ -69,8 +67,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     private = config.wire.private or await are_private(config.relays)
     receipts = ReceiptRelays(pool, config.relays, keys, allow_private=private)
     till = Till(keys, wallet, ledger, receipts.publish, own_relays=receipts.own)
-    address = config.lnurl.address
-    signer = await address_signer(address, wallet, allow_private=private) if address else ""
+    signer = await address_signer(config.lnurl.address, wallet, allow_private=private)
     lnurl = await _serve_lnurl(stack, config, keys, till)
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
     halves: list[Provider | TrainingService | Fedstr] = []
@@ -101,9 +98,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(till.run(settled))
-            if signer:
-                since_s = int(time.time()) - KEPT_S
-                group.create_task(follow_address(pool, till, keys.public, signer, since_s, settled))
+            group.create_task(follow_address(pool, till, keys.public, signer, settled))
             group.create_task(claim_again(ledger, lambda claim: receipts.publish(claim, ())))
             for half in halves:
                 group.create_task(half.run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotFound, TimedOut
@@ -14,6 +15,7 @@ from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.accounts.dues import Due
+from nodewire.pay.accounts.receipt_outbox import KEPT_S
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import lnurl
 from nodewire.pay.lightning.wallet import Wallet
@@ -64,12 +66,14 @@ def _spelled(url: str) -> str:
 
 
 async def address_signer(address: str, wallet: Wallet, *, allow_private: bool) -> str:
-    """The key that signs the receipts of the wallet's own lightning address.
+    """The key that signs the receipts of the wallet's own lightning address; empty where it has none.
 
     Raises:
         BadConfig: the address is none, takes no zaps or does not answer; or the wallet cannot look payments up.
 
     """
+    if not address:
+        return ""
     if "lookup-in" not in (await wallet.info()).abilities:
         raise BadConfig("lnurl.address", "the wallet cannot look incoming payments up: a receipt alone proves nothing")
     try:
@@ -79,19 +83,21 @@ async def address_signer(address: str, wallet: Wallet, *, allow_private: bool) -
     return offer.nostr_pubkey
 
 
-async def follow_address(
-    pool: Pool, till: Till, public: str, signer: str, since_s: int, on_settled: Callable[[Due], None]
-) -> None:
-    """Take the receipts of the wallet's own address as they come: each names a payment that the wallet is asked for.
+async def follow_address(pool: Pool, till: Till, public: str, signer: str, on_settled: Callable[[Due], None]) -> None:
+    """Take the receipts of the wallet's own address as they come, and those of the last week: each names a payment that
+    the wallet is asked for. Without a `signer` there are none.
 
     A wallet whose record is behind its service's receipt is asked again, after growing pauses.
     """
+    if not signer:
+        return
+    since_s = int(time.time()) - KEPT_S
     wanted = Filter(
         kinds=frozenset({nip57.RECEIPT}), authors=frozenset({signer}), tags={"p": frozenset({public})}, since=since_s
     )
     turns = asyncio.Semaphore(_RECEIPTS_AT_ONCE)
 
-    async def take(event: Event) -> None:
+    async def book(event: Event) -> None:
         for pause_s in (*_PAUSES_S, None):
             try:
                 async with turns:
@@ -111,4 +117,4 @@ async def follow_address(
 
     async with asyncio.TaskGroup() as group:
         async for event in pool.subscribe([wanted]):
-            group.create_task(take(event))
+            group.create_task(book(event))

@@ -205,7 +205,7 @@ async def test_a_zap_to_the_wallets_own_address_is_found_by_its_services_receipt
             ).to_json()
             for n in (1, 2)
         )
-        follows = receipts.follow_address(pool, till, PROVIDER.public, signer, 0, told.append)
+        follows = receipts.follow_address(pool, till, PROVIDER.public, signer, told.append)
         async with beside(follows):
             for request in (unpaid, paid):
                 invoice = await wallet.invoice(5_000, description=request, expiry_s=60)

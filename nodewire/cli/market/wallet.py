@@ -255,7 +255,7 @@ def balance(
     """Show the balance of a role's wallet, and the expenses and earnings in its ledger."""
     from nodewire.pay import registry
     from nodewire.pay.accounts.ledger import Ledger
-    from nodewire.pay.accounts.unbilled import Tip
+    from nodewire.pay.accounts.unbilled_payments import Tip
 
     role = load_role(config)
     account = wallet_of(role)

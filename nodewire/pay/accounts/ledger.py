@@ -15,11 +15,11 @@ from pathlib import Path
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import NotAllowed, NotFound, OverBudget
-from nodewire.pay.accounts import debts, dues, receipt_outbox, unbilled
+from nodewire.pay.accounts import debts, dues, receipt_outbox, unbilled_payments
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.receipt_outbox import ReceiptBook
-from nodewire.pay.accounts.unbilled import UnbilledPayments
+from nodewire.pay.accounts.unbilled_payments import UnbilledPayments
 from nodewire.pay.lightning.wallet import Receipt
 
 _DEBTS = """CREATE TABLE IF NOT EXISTS debts (
@@ -82,7 +82,7 @@ CREATE TABLE IF NOT EXISTS untold (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS cursors (wallet TEXT PRIMARY KEY, cursor TEXT NOT NULL) STRICT;
 {receipt_outbox.SCHEMA};
-{unbilled.SCHEMA};
+{unbilled_payments.SCHEMA};
 """
 _OWN_FAULT = 0
 """When a job broke off, of those that the provider itself did."""

@@ -18,7 +18,7 @@ from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger, Quote
 from nodewire.pay.accounts.receipt_outbox import KEPT_S, Publish, ReceiptCourier, relays_of
-from nodewire.pay.accounts.unbilled import UnbilledInvoice, Unreceipted
+from nodewire.pay.accounts.unbilled_payments import UnbilledInvoice, PaidZap
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Receipt, Wallet, WalletInfo
@@ -314,7 +314,7 @@ class Till:
                 quote = self._ledger.quote(due.payment_hash)
                 if quote is None:
                     raise NotFound("quote", "a due was cleared by an invoice that is not in the book")
-                paid = Unreceipted(due.payment_hash, quote.zap_request, quote.bolt11, due.settled_at_s, due.preimage)
+                paid = PaidZap(due.payment_hash, quote.zap_request, quote.bolt11, due.settled_at_s, due.preimage)
                 self._ledger.receipted(due.key, self._sign_receipt(paid))
             except NodewireError as error:
                 errors.append(error)
@@ -328,7 +328,7 @@ class Till:
         self._courier.wake()
         return errors
 
-    def _sign_receipt(self, paid: Unreceipted) -> str:
+    def _sign_receipt(self, paid: PaidZap) -> str:
         """The receipt's id, empty where nobody asked for one."""
         if not paid.zap_request:
             return ""

@@ -212,13 +212,13 @@ def _too_many(error: Busy) -> web.Response:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Query:
     amount_msat: int
     zap_request: str | None
     comment: str
 
 
-def _asked(request: web.Request, endpoint: Endpoint) -> _Asked:
+def _asked(request: web.Request, endpoint: Endpoint) -> _Query:
     for name in ("amount", "nostr", "comment"):
         if len(request.query.getall(name, [])) > 1:
             raise BadInput(name, "given twice")
@@ -237,7 +237,7 @@ def _asked(request: web.Request, endpoint: Endpoint) -> _Asked:
         raise TooLarge("nostr", f"{len(zap_request)} characters, at most {MAX_ZAP_REQUEST_CHARS}")
     if len(comment) > MAX_COMMENT_CHARS:
         raise TooLarge("comment", f"{len(comment)} characters, at most {MAX_COMMENT_CHARS}")
-    return _Asked(amount_msat, zap_request, comment)
+    return _Query(amount_msat, zap_request, comment)
 
 
 def _json(data: dict[str, Any], status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:

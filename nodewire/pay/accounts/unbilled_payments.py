@@ -53,7 +53,7 @@ class UnbilledInvoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreceipted:
+class PaidZap:
     """A paid zap whose receipt is not signed yet."""
 
     payment_hash: str
@@ -147,11 +147,11 @@ class UnbilledPayments:
         self._db.execute(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", money)
         self.drop([came.payment_hash])
 
-    def unreceipted(self) -> list[Unreceipted]:
+    def unreceipted(self) -> list[PaidZap]:
         """Paid zaps whose receipt is not signed yet."""
         columns = "payment_hash, zap_request, bolt11, at_s, preimage"
         asked = (f"SELECT {columns} FROM {table} WHERE {_UNRECEIPTED} ORDER BY at_s" for table in _TABLES)
-        return [Unreceipted(*row) for sql in asked for row in self._db.execute(sql)]
+        return [PaidZap(*row) for sql in asked for row in self._db.execute(sql)]
 
     def receipted(self, payment_hash: str, receipt: str) -> None:
         """The receipt with this event id is signed and kept for the relays."""

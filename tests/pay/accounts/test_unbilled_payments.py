@@ -16,7 +16,7 @@ from nodewire.pay.accounts import earnings, till, zaps
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.till import EXPIRY_S, MAX_UNBILLED_EACH, Till
-from nodewire.pay.accounts.unbilled import Tip
+from nodewire.pay.accounts.unbilled_payments import Tip
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.wallet import Transfer
 from tests.pay.accounts.test_till import CUSTOMER, KEY, NODE_SECRET, PROVIDER, Node, running
