@@ -15,7 +15,6 @@ from nodewire.errors import BadConfig, NotAllowed
 from nodewire.market import open_market
 from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.net import host_port
-from nodewire.net.address_policy import are_private
 from nodewire.net.http_server import listening_socket
 from nodewire.nostr.keys import Keys
 from nodewire.pay import registry
@@ -64,10 +63,9 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     stack.callback(ledger.close)
     ledger.interrupted()
 
-    private = config.wire.private or await are_private(config.relays)
-    receipts = ReceiptRelays(pool, config.relays, keys, allow_private=private)
+    receipts = await ReceiptRelays.open(pool, config, keys)
     till = Till(keys, wallet, ledger, receipts.publish, own_relays=receipts.own)
-    signer = await address_signer(config.lnurl.address, wallet, allow_private=private)
+    signer = await address_signer(config.lnurl.address, wallet, allow_private=receipts.allows_private)
     lnurl = await _serve_lnurl(stack, config, keys, till)
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
     halves: list[Provider | TrainingService | Fedstr] = []

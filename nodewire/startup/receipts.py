@@ -6,8 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from typing import Self
 
+from nodewire.config import ProviderConfig
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotFound, TimedOut
+from nodewire.net.address_policy import are_private
 from nodewire.nostr import relay_visit
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -37,8 +40,14 @@ class ReceiptRelays:
     def __init__(self, pool: Pool, relays: Iterable[str], keys: Keys, *, allow_private: bool) -> None:
         self._pool = pool
         self._keys = keys
-        self._allow_private = allow_private
+        self.allows_private = allow_private
         self._own = {spelled: url for url in relays if (spelled := _spelled(url))}
+
+    @classmethod
+    async def open(cls, pool: Pool, config: ProviderConfig, keys: Keys) -> Self:
+        """Those of a provider's configuration."""
+        private = config.wire.private or await are_private(config.relays)
+        return cls(pool, config.relays, keys, allow_private=private)
 
     @property
     def own(self) -> frozenset[str]:
@@ -54,7 +63,7 @@ class ReceiptRelays:
                 await self._pool.publish_at(self._own[url], event, _TIMEOUT_S)
             else:
                 await relay_visit.publish(
-                    url, event, self._keys, allow_private=self._allow_private, timeout_s=_TIMEOUT_S
+                    url, event, self._keys, allow_private=self.allows_private, timeout_s=_TIMEOUT_S
                 )
 
 

@@ -18,7 +18,7 @@ from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger, Quote
 from nodewire.pay.accounts.receipt_outbox import KEPT_S, Publish, ReceiptCourier, relays_of
-from nodewire.pay.accounts.unbilled_payments import UnbilledInvoice, PaidZap
+from nodewire.pay.accounts.unbilled_payments import PaidZap, UnbilledInvoice
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Receipt, Wallet, WalletInfo
