@@ -316,3 +316,21 @@ async def test_one_payment_counts_for_one_zap_though_the_service_names_it_twice(
     with pytest.raises(NotAllowed):
         await shop.till.take_receipt(service_receipt(shop, request=again), SERVICE.public)
     assert shop.ledger.due(KEY).state != "settled" and shop.ledger.earned_msat() == 0
+
+
+async def test_a_payment_of_one_chunk_is_none_of_another_though_the_service_says_so(shop):
+    """The payment came by the provider's own endpoint, for the one."""
+    other = zaps.Key("cd" * 32, PROVIDER.public, 0)
+    for key in (KEY, other):
+        shop.ledger.owe(Due(key, CUSTOMER.public, 21_000, int(time.time()) + 30))
+    first, second = (
+        zaps.build_request(CUSTOMER, key, 21_000, relays=[], lnurl=None, created_at=1) for key in (KEY, other)
+    )
+    invoice = await shop.till.quote(first.to_json(), 21_000)
+    shop.record[invoice.payment_hash] = "settled"
+    receipt = service_receipt(shop, request=second, payment_hash=invoice.payment_hash)
+    with pytest.raises(NotAllowed, match="payment_hash"):
+        await shop.till.take_receipt(receipt, SERVICE.public)
+    assert (shop.ledger.due(KEY).state, shop.ledger.due(other).state) == ("invoiced", "due")
+    shop.pay(invoice)
+    assert (shop.ledger.due(KEY).state, shop.ledger.due(other).state) == ("settled", "due")
