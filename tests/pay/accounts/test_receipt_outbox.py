@@ -160,6 +160,20 @@ async def test_a_host_that_never_answers_keeps_others_from_nothing(ledger):
     assert {urls for urls, _ in taken} == {(A,), (), (B,)}
 
 
+async def test_so_many_hosts_are_visited_at_a_time_and_no_more(ledger):
+    begun = []
+
+    async def publish(event, urls):
+        begun.append(urls[0])
+        await asyncio.Event().wait()
+
+    ledger.receipts.enter(receipt(), [f"wss://slow{n}.example" for n in range(20)], time.time())
+    async with running(ReceiptCourier(ledger.receipts, publish, time.time)):
+        await until(lambda: len(begun) >= receipt_outbox._HOSTS_AT_ONCE)
+        await asyncio.sleep(0.1)
+    assert len(begun) == receipt_outbox._HOSTS_AT_ONCE
+
+
 async def test_receipts_that_own_relays_refuse_stand_in_nobodys_way(ledger, monkeypatch):
     monkeypatch.setattr(receipt_outbox, "_PAGE", 4)
     monkeypatch.setattr(receipt_outbox, "_AGAIN_S", 0.0)
