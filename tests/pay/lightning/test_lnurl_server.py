@@ -13,7 +13,7 @@ import orjson
 import pytest
 from aiohttp import ClientSession
 
-from nodewire.errors import BadInput, NotFound
+from nodewire.errors import BadInput, Busy, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import zaps
 from nodewire.pay.lightning import invoices, lnurl_server
@@ -127,6 +127,14 @@ async def test_too_many_requests_are_told_in_json_that_a_browser_reads(monkeypat
         ((first, _), (second, body)) = answers
         assert (first.status, second.status, is_readable(second)) == (200, 429, True)
         assert orjson.loads(body)["code"] == "busy" and int(second.headers["Retry-After"]) > 0
+
+
+async def test_a_till_that_has_no_room_says_when_to_come_again():
+    async with open_shop() as (shop, endpoint, session):
+        shop.fails = Busy("invoices", "too many are unpaid")
+        answer, body = await asked(session, "GET", f"{endpoint.callback}?amount=50")
+        assert (answer.status, is_readable(answer), orjson.loads(body)["code"]) == (429, True, "busy")
+        assert int(answer.headers["Retry-After"]) > 0
 
 
 async def test_connections_that_make_room_are_told_in_json_that_a_browser_reads(monkeypatch):
