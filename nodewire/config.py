@@ -162,8 +162,8 @@ class WireConfig(Section):
     upnp: bool = True
     """Ask the router to open the port, if this node looks for its own address."""
     private: bool = False
-    """Connect to private addresses, too, that peers and ads of splices name: for one network, or machines of one VPN.
-    It is on if all relays are at private addresses."""
+    """Connect to private addresses, too, that peers, ads of splices and zap requests name: for one network, or machines
+    of one VPN. It is on if all relays are at private addresses."""
     congestion: Congestion = "cubic"
     """The kernel's congestion control for this node's packets. `bbr` suits a line that loses packets; empty is the
     kernel's own choice. The role does not start with one that the kernel lacks, but for the default."""
@@ -177,6 +177,9 @@ class LnurlConfig(Section):
     """The address that the LNURL-pay endpoint listens on."""
     url: str = ""
     """The public base URL of the endpoint. Empty: the listening address."""
+    address: str = Field(default="", max_length=320)
+    """The wallet's own lightning address (`name@host`), if its service gives it one. Zaps to it are taken, too: the
+    service's receipts name them, and the wallet's record says whether they came."""
 
 
 class WorkerConfig(Section):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from aiohttp import web
@@ -70,28 +70,41 @@ async def serving(
     most: int,
     each_s: float,
     first_s: float | None = None,
-    refusal: bytes = b"{}",
+    refusals: Refusals | None = None,
     cancels: bool = False,
+    line_bytes: int = 8_190,
 ) -> AsyncIterator[None]:
     """Serve `app` on a bound socket: at most `most` connections at a time, of `each_s` seconds.
 
-    Those that have `first_s` end after it unless they are `known` by then. `refusal` is the JSON for those that make
-    room. With `cancels`, a client that hangs up has what was being made for it cancelled.
+    Those that have `first_s` end after it unless they are `known` by then. With `cancels`, a client that hangs up has
+    what was being made for it cancelled. A request line, with its URL, is at most `line_bytes` long.
     """
-    # An unread body is not waited for, and no body is decompressed.
-    runner = web.AppRunner(
-        app, access_log=None, logger=_log, lingering_time=0, auto_decompress=False, handler_cancellation=cancels
-    )
+    refusals = refusals or Refusals()
+    runner = web.AppRunner(app, handler_cancellation=cancels)
     here = app[_GUESTS] = {}
     app.on_response_prepare.append(_answered)
     await runner.setup()
     server = runner.server
     assert server is not None
     accepts = Budget(ACCEPTS_PER_S, ACCEPTS_BURST, asyncio.get_running_loop().time)
-    door = _Door(Strangers(most), Strangers(_LEAVING), accepts, here, each_s, first_s or each_s, _refusing(refusal))
-    listener = await asyncio.get_running_loop().create_server(
-        lambda: _Guest(server(), door), sock=listening, backlog=_BACKLOG
-    )
+    door = _Door(Strangers(most), Strangers(_LEAVING), accepts, here, each_s, first_s or each_s, _refusing(refusals))
+    loop = asyncio.get_running_loop()
+
+    def guest() -> _Guest:
+        # An unread body is not waited for, and no body is decompressed.
+        inner = _Handler(
+            server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]
+            logger=_log,
+            lingering_time=0,
+            auto_decompress=False,
+            max_line_size=line_bytes,
+        )
+        inner.refusals = refusals
+        return _Guest(inner, door)
+
+    listener = await loop.create_server(guest, sock=listening, backlog=_BACKLOG)
     try:
         yield
     finally:
@@ -99,12 +112,48 @@ async def serving(
         await runner.cleanup()
 
 
-def _refusing(refusal: bytes) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What the server itself says, in JSON, where no handler of the application is asked."""
+
+    crowded: bytes = b"{}"
+    """To those that make room."""
+    malformed: bytes | None = None
+    """To those that send no HTTP, or too long a line; None: aiohttp's own text."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def _refusing(refusals: Refusals) -> bytes:
+    more = "".join(f"{name}: {value}\r\n" for name, value in refusals.headers.items())
     head = (
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nx-should-retry: true\r\n"
-        f"Retry-After: {RETRY_S}\r\nContent-Length: {len(refusal)}\r\nConnection: close\r\n\r\n"
+        f"Retry-After: {RETRY_S}\r\n{more}Content-Length: {len(refusals.crowded)}\r\nConnection: close\r\n\r\n"
     )
-    return head.encode() + refusal
+    return head.encode() + refusals.crowded
+
+
+class _Handler(web.RequestHandler):
+    """aiohttp's connection, whose errors are told as the application tells its own."""
+
+    __slots__ = ("refusals",)
+    refusals: Refusals
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        said = super().handle_error(request, status, exc, message)
+        if self.refusals.malformed is None:
+            return said
+        headers = dict(self.refusals.headers)
+        response = web.Response(
+            body=self.refusals.malformed, status=status, content_type="application/json", headers=headers
+        )
+        response.force_close()
+        return response
 
 
 async def _answered(request: web.Request, _: web.StreamResponse) -> None:

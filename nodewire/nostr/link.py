@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from nodewire.errors import BadInput, LinkLost, Unsupported
+from nodewire.errors import BadInput, Busy, LinkLost, RelayRefused, Unsupported
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip01, nip42
@@ -43,6 +43,19 @@ class RelayStatus:
     invalid: int
     reason: str
     notice: str
+
+
+def check_taken(url: str, answer: Ok) -> None:
+    """Check that a relay took an event.
+
+    Raises:
+        RelayRefused: it takes no such event, now or later.
+        Busy: it does not take the event now ("rate-limited", "error", or no reason).
+
+    """
+    if not answer.accepted:
+        kind = Busy if nip01.prefix(answer.message) in _PASSING else RelayRefused
+        raise kind("relay", f"{url}: {answer.message[:MAX_WORDS_CHARS]}")
 
 
 class Listener(Protocol):

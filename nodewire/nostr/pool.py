@@ -30,7 +30,7 @@ from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, RelayR
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.link import Link, RelayStatus
+from nodewire.nostr.link import Link, RelayStatus, check_taken
 from nodewire.nostr.nips import nip01
 from nodewire.nostr.nips.nip01 import Filter, Ok, RelayCount
 from nodewire.nostr.subscription import MAX_QUEUED_EVENTS, Recent, Subscription
@@ -208,6 +208,20 @@ class Pool:
         if answers:
             raise RelayRefused("event", _reasons({url: ok.message for url, ok in answers.items()}))
         raise TimedOut("event", f"no relay answered within {timeout_s} s")
+
+    async def publish_at(self, url: str, event: Event, timeout_s: float = 10.0) -> None:
+        """Return once the relay at `url`, one of this pool's, has the event.
+
+        Raises:
+            RelayRefused: the relay's word that it takes no such event, now or later.
+            Busy: it does not take the event now.
+            TimedOut: it did not answer.
+
+        """
+        answer = await _within(timeout_s, self._links[url].publish(event))
+        if answer is None:
+            raise TimedOut("relay", f"{url} did not answer within {timeout_s:g} s")
+        check_taken(url, answer)
 
     async def count(self, filters: Iterable[Filter], timeout_s: float = 10.0) -> dict[str, int]:
         """How many stored events match any of `filters` (NIP-45), by the URLs of the relays that counted.

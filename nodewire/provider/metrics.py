@@ -45,6 +45,10 @@ PAID = counter(
     "nodewire_provider_paid_msat_total", "Millisats that the own wallet received for work, by the whole ledger."
 )
 PAYMENTS = counter("nodewire_provider_payments_total", "Payments that make up this sum.")
+DEPOSITS = counter("nodewire_provider_deposits_msat_total", "Millisats that customers have paid in ahead.")
+TIPS = counter(
+    "nodewire_provider_tips_msat_total", "Millisats that came for no work: zaps of strangers, and plain payments."
+)
 OWED = gauge("nodewire_provider_owed_msat", "Millisats for delivered chunks that are unpaid and in time.")
 OVERDUE = gauge(
     "nodewire_provider_overdue_msat",
@@ -62,7 +66,7 @@ LISTED = gauge(
 OUTAGE = gauge(
     "nodewire_provider_outage", "1 while this node cannot serve for a reason of its own; the cause says which.", "cause"
 )
-JOB_FAMILIES = (JOBS, TIME, IN_FLIGHT, CHUNKS, STEPS, UNTOLD, PAID, PAYMENTS, OWED, OVERDUE)
+JOB_FAMILIES = (JOBS, TIME, IN_FLIGHT, CHUNKS, STEPS, UNTOLD, PAID, PAYMENTS, DEPOSITS, TIPS, OWED, OVERDUE)
 SERVING_FAMILIES = (SLOTS, BUSY, PRICE, BOND, BOND_UNTIL, EPOCH, CERTIFIED_EPOCH, LISTED, OUTAGE)
 TRAINING_FAMILIES = (FREE,)
 
@@ -109,6 +113,8 @@ class Till:
         found = earnings.read(self._path, time.time())
         yield PAID.to_metric(found.paid_msat)
         yield PAYMENTS.to_metric(found.paid)
+        yield DEPOSITS.to_metric(found.deposits_msat)
+        yield TIPS.to_metric(found.tips_msat)
         yield OWED.to_metric(found.owed_msat)
         yield OVERDUE.to_metric(found.overdue_msat)
 

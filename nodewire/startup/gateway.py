@@ -64,7 +64,7 @@ async def start(stack: AsyncExitStack, config: GatewayConfig) -> dict[str, Any]:
             most=most,
             each_s=each_s,
             first_s=_STRANGER_S,
-            refusal=refusals.document(Busy("connections", "others need the room")),
+            refusals=http_server.Refusals(refusals.document(Busy("connections", "others need the room"))),
             cancels=True,
         )
     )

@@ -16,7 +16,6 @@ from nodewire.market import open_market
 from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.net import host_port
 from nodewire.net.http_server import listening_socket
-from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay import registry
 from nodewire.pay.accounts.dues import CreditTerms, Due
@@ -29,6 +28,7 @@ from nodewire.provider.inference.claim_retry import claim_again
 from nodewire.provider.inference.service import Provider
 from nodewire.provider.market.bond import check_bond
 from nodewire.startup.inference import ProviderResources, open_inference
+from nodewire.startup.receipts import ReceiptRelays, address_signer, follow_address
 from nodewire.store.state_lock import held
 from nodewire.training.fedstr.service import Fedstr
 from nodewire.training.provider.node import TrainerNode
@@ -63,10 +63,9 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     stack.callback(ledger.close)
     ledger.interrupted()
 
-    async def publish(event: Event, relays: tuple[str, ...]) -> None:
-        await pool.publish(event, timeout_s=10.0)
-
-    till = Till(keys, wallet, ledger, publish)
+    receipts = await ReceiptRelays.open(pool, config, keys)
+    till = Till(keys, wallet, ledger, receipts.publish, own_relays=receipts.own)
+    signer = await address_signer(config.lnurl.address, wallet, allow_private=receipts.allows_private)
     lnurl = await _serve_lnurl(stack, config, keys, till)
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
     halves: list[Provider | TrainingService | Fedstr] = []
@@ -97,7 +96,8 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(till.run(settled))
-            group.create_task(claim_again(ledger, lambda claim: publish(claim, ())))
+            group.create_task(follow_address(pool, till, keys.public, signer, settled))
+            group.create_task(claim_again(ledger, lambda claim: receipts.publish(claim, ())))
             for half in halves:
                 group.create_task(half.run())
 
@@ -142,6 +142,6 @@ async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys
     sock = listening_socket("lnurl.listen", config.lnurl.listen)
     host, _ = host_port.parse(config.lnurl.listen, "lnurl.listen", least_port=0, error=BadConfig)
     base = config.lnurl.url.rstrip("/") or f"http://{host_port.written(host, sock.getsockname()[1])}"
-    endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)
+    endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote, tip=till.tip)
     await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
     return endpoint.pay_url

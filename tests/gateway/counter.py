@@ -184,7 +184,13 @@ async def opened(
         app = gateway.application()
         await stack.enter_async_context(
             http_server.serving(
-                app, listening, most=most, each_s=30.0, first_s=first_s, refusal=COME_LATER, cancels=True
+                app,
+                listening,
+                most=most,
+                each_s=30.0,
+                first_s=first_s,
+                refusals=http_server.Refusals(COME_LATER),
+                cancels=True,
             )
         )
         stack.push_async_callback(desk.close)

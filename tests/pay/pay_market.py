@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from nodewire.errors import RelayRefused
+from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts.debts import Key
 from nodewire.pay.accounts.dues import Due
@@ -26,7 +26,7 @@ class Relays:
 
     async def publish(self, event, relays):
         if self.is_down:
-            raise RelayRefused("relays", "down")
+            raise LinkLost("relay", "down")
         self.events.append((event, relays))
 
 
@@ -36,8 +36,15 @@ class Market:
         self.payee_wallet, self.payer_wallet = payee_wallet, payer_wallet
         self.relays = Relays()
         self.provider_book, self.customer_book = Ledger(directory / "provider.db"), Ledger(directory / "customer.db")
-        self.till = Till(self.provider, payee_wallet, self.provider_book, self.relays.publish, now_s=now_s)
+        self.till = self.till_on(payee_wallet, now_s)
         self.payer = Payer(self.customer, payer_wallet, self.customer_book, now_s=now_s)
+
+    def till_on(self, wallet, now_s=time.time, **options):
+        """A till on a wallet, whose own relays are those that requests name."""
+        own = frozenset(RELAYS)
+        return Till(
+            self.provider, wallet, self.provider_book, self.relays.publish, own_relays=own, now_s=now_s, **options
+        )
 
     def key(self, chunk=0, attempt=0):
         return Key(JOB, self.provider.public, chunk, attempt)

@@ -19,9 +19,12 @@ from nodewire.errors import BadConfig, NotAllowed
 
 if TYPE_CHECKING:
     from nodewire.customer.payments.debts import ChunkDebt, DebtOutcome
+    from nodewire.pay.accounts.splits import ShareOutcome
     from nodewire.pay.lightning.wallet import WalletInfo
 
 app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
+_TIPS = 5
+"""The newest that are shown, with what their senders say."""
 _NOT_AGREED = NotAllowed("pay", "not agreed to")
 
 
@@ -145,6 +148,72 @@ def _owed(one: DebtOutcome) -> dict[str, Any]:
     }
 
 
+@app.command()
+def zap(
+    to: Annotated[str, typer.Argument(help="A public key (npub or hex), or an event (note, nevent, naddr).")],
+    amount: Annotated[str, typer.Argument(help="The whole amount, such as 1000sat.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
+    comment: Annotated[str, typer.Option(help="Words to those who are zapped.")] = "",
+    again: Annotated[str, typer.Option(help="Pay what is left of an earlier zap, by the name that it was given.")] = "",
+    json: Json = False,
+) -> None:
+    """Zap a provider, anybody else, or an event. An event's zap goes to those that its `zap` tags name, by weight.
+
+    A provider that you have bought from keeps it as your deposit. Routing fees come on top.
+    """
+    import uvloop
+
+    role, amount_msat = load_customer(config), parse_msat(amount)
+    with naming(role.relays):
+        name, done = uvloop.run(_zap(role, to, amount_msat, comment, again))
+    if json:
+        print_json({"zap": name, "shares": [_share(one) for one in done]})
+    else:
+        for one in done:
+            what = f"{sats(one.share.amount_msat)} to {one.share.pubkey[:8]}"
+            fees = f" (fees {sats(one.paid.fee_msat)})" if one.paid is not None else ""
+            said = f"paid {what}{fees}" if one.error is None else f"not paid: {what}: {one_line(str(one.error))}"
+            console.print(escape(said), soft_wrap=True)
+    if any(one.error is not None for one in done):
+        notes.print(f"what is left: nodewire wallet zap {escape(to)} {escape(amount)} --again {name}", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+async def _zap(
+    role: CustomerConfig, to: str, amount_msat: int, comment: str, again: str
+) -> tuple[str, list[ShareOutcome]]:
+    """The zap's name, and what became of each share."""
+    from nodewire.customer.api import Customer
+    from nodewire.customer.payments import zap
+    from nodewire.nostr.keys import from_npub
+    from nodewire.pay.accounts import splits
+
+    async with Customer.open(role, is_buyer=False) as customer:
+        session, pool = customer.session, customer.session.pool
+        if zap.names_event(to):
+            one = await zap.of_event(pool, to, amount_msat, session.relays, comment=comment, name=again)
+        else:
+            one = zap.of_key(from_npub(to), amount_msat, session.relays, comment=comment, name=again)
+        done = await splits.pay(
+            session.payer,
+            one,
+            lambda pubkey: zap.endpoint_of(pool, pubkey),
+            network=session.network,
+            allow_private=session.private_endpoints,
+        )
+        return one.name, done
+
+
+def _share(one: ShareOutcome) -> dict[str, Any]:
+    return {
+        "to": one.share.pubkey,
+        "amount_msat": one.share.amount_msat,
+        "fee_msat": one.paid.fee_msat if one.paid is not None else 0,
+        "paid": one.error is None,
+        "error": str(one.error) if one.error is not None else "",
+    }
+
+
 @app.command("test")
 def try_(
     config: Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file.")],
@@ -186,6 +255,7 @@ def balance(
     """Show the balance of a role's wallet, and the expenses and earnings in its ledger."""
     from nodewire.pay import registry
     from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.pay.accounts.unbilled_payments import Tip
 
     role = load_role(config)
     account = wallet_of(role)
@@ -197,7 +267,7 @@ def balance(
         finally:
             await wallet.close()
 
-    found = {"balance_msat": asyncio.run(held())}
+    found, tips = {"balance_msat": asyncio.run(held())}, list[Tip]()
     if not isinstance(role, OracleConfig):  # which keeps no ledger: it buys and sells nothing
         role.state.mkdir(parents=True, exist_ok=True)
         ledger = Ledger(role.ledger)
@@ -206,10 +276,16 @@ def balance(
             "spent_msat": spent.paid_msat + spent.fees_msat,
             "fees_msat": spent.fees_msat,
             "received_msat": ledger.earned_msat(),
+            "deposits_msat": ledger.unbilled.deposits_msat(),
+            "tips_msat": ledger.unbilled.tips_msat(),
         }
+        tips = ledger.unbilled.tips(_TIPS)
         ledger.close()
     if json:
         print_json(found)
     else:
         for name, msat in found.items():
             console.print(f"{name.removesuffix('_msat'):>9}  {sats(msat)}")
+        for tip in tips:
+            said = f": {one_line(tip.comment)}" if tip.comment else ""
+            console.print(f"{'tip':>9}  {sats(tip.amount_msat)} by {escape((tip.sender[:8] or 'nobody named') + said)}")

@@ -16,7 +16,7 @@ from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip01 import Filter, newest_first
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key
-from nodewire.pay.accounts.payer import Payer
+from nodewire.pay.accounts.payer import Payer, ZapTerms
 from nodewire.pay.lightning import lnurl
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback
@@ -174,7 +174,7 @@ async def settle(
                     relays=relays,
                     lnurl=one.lnurl,
                     budget=one.budget,
-                    alone=not payer.has(one.key),  # its payee may say that it is paid
+                    terms=ZapTerms(alone=not payer.has(one.key)),  # its payee may say that it is paid
                 )
         except TimeoutError:
             return DebtOutcome(one, None, TimedOut("debt", f"not paid within {within_s or 0:.0f} s"))

@@ -16,6 +16,7 @@ from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key
 from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms
+from nodewire.pay.accounts.payer import ZapTerms
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
 from nodewire.pay.lightning.invoices import Invoice
@@ -231,7 +232,7 @@ class JobPayments:
             relays=self._purse.relays,
             lnurl=lnurl.encode(ad.lnurl),
             budget=budget,
-            credit=_terms(ad) if on_credit else None,
+            terms=ZapTerms(credit=_credit(ad) if on_credit else None),
         )
 
     async def pay_tabs(self) -> None:
@@ -403,6 +404,6 @@ def _blaming(provider: str, fetch: Fetch) -> Fetch:
     return fetched
 
 
-def _terms(ad: Ad) -> CreditTerms:
+def _credit(ad: Ad) -> CreditTerms:
     """How much the provider says that it may be owed."""
     return CreditTerms(ad.credit.first_msat, ad.credit.most_msat) if ad.credit is not None else NO_CREDIT

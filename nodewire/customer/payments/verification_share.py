@@ -9,6 +9,7 @@ from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.customer.payments.purse import Purse
 from nodewire.errors import NodewireError
 from nodewire.pay.accounts.debts import Debt, Key
+from nodewire.pay.accounts.payer import ZapTerms
 from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
@@ -67,7 +68,7 @@ class Shares:
             key = Key(self._request, holder.public, chunk)
             encoded = lnurl.encode(holder.lnurl)
             self.paid[chunk] = await purse.payer.pay(
-                key, amount_msat, fetch, relays=purse.relays, lnurl=encoded, alone=True
+                key, amount_msat, fetch, relays=purse.relays, lnurl=encoded, terms=ZapTerms(alone=True)
             )
         except NodewireError as error:
             log.warning("the verification share of chunk %d: %s", chunk, error)

@@ -11,6 +11,7 @@ from nodewire.pay.accounts import dues
 from nodewire.pay.accounts.book import KEY, Book
 from nodewire.pay.accounts.debts import Key, opens
 from nodewire.pay.accounts.dues import CreditTerms, Due
+from nodewire.pay.accounts.unbilled_payments import UnbilledPayments
 from nodewire.pay.lightning.wallet import Receipt
 
 _OWN_FAULT = 0
@@ -54,6 +55,8 @@ class Account:
 
 class DueBook(Book):
     _credit: CreditTerms
+    unbilled: UnbilledPayments
+    """Deposits and tips."""
 
     def owe(self, due: Due, *, under_way: bool = False, claim: str = "") -> Due:
         """Enter a due, or find it as it stands: settled at once where the customer's balance does. It is on disk after
@@ -137,6 +140,8 @@ class DueBook(Book):
 
         """
         with self._transaction():
+            if self.unbilled.has(quote.payment_hash):
+                raise NotAllowed("payment_hash", "a deposit or a tip has it")
             due = self.due(quote.key)
             row = (quote.payment_hash, due.customer, *astuple(quote.key), quote.zap_request, quote.bolt11, quote.wallet)
             sql = "INSERT INTO quotes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'open', 0, NULL, 0, NULL)"
@@ -158,7 +163,8 @@ class DueBook(Book):
         """The provider's wallet received a payment: the dues that are settled by it, the named one first.
 
         None is where it is no quote's, was told before, or is too little; what is left over is the customer's balance.
-        The cursor is stored with it, as that of the wallet with the id `wallet`.
+        What came for no due at all is a deposit, which is balance, or a tip (`unbilled`), if an invoice was made for
+        it. The cursor, if there is one, is stored with it, as that of the wallet with the id `wallet`.
 
         Raises:
             BadInput: the preimage does not open the payment hash. Nothing is stored.
@@ -166,12 +172,16 @@ class DueBook(Book):
         """
         payment_hash = came.payment_hash
         with self._transaction():
-            sql = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT DO UPDATE SET cursor = excluded.cursor"
-            self._db.execute(sql, (wallet, came.cursor))
+            if came.cursor:
+                sql = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT DO UPDATE SET cursor = excluded.cursor"
+                self._db.execute(sql, (wallet, came.cursor))
             sql = f"SELECT {_QUOTE} FROM quotes WHERE payment_hash = ? AND state = 'open'"
             row = self._db.execute(sql, (payment_hash,)).fetchone()
             if row is None:
-                return []
+                depositor = self.unbilled.settle(came, self.is_customer)
+                if not depositor:
+                    return []
+                return self._settle_dues(depositor, came.amount_msat, None, payment_hash, came.settled_at_s)
             if not opens(came.preimage, payment_hash):
                 reason = f"the wallet's does not hash to {payment_hash}: look the payment up there"
                 raise BadInput("preimage", reason)
@@ -193,10 +203,10 @@ class DueBook(Book):
         settled, left_msat = dues.settle(balance_msat, unpaid, named)
         sql = f"UPDATE dues SET state = 'settled', payment_hash = ?, settled_at_s = ? WHERE {KEY}"
         if payment_hash is None and settled:  # the balance stands from the last payment
-            last = "SELECT payment_hash, settled_at_s FROM quotes WHERE customer = ? AND state <> 'open'"
-            payment_hash, at_s = self._db.execute(
-                f"{last} ORDER BY settled_at_s DESC, rowid DESC LIMIT 1", (customer,)
-            ).fetchone()
+            quoted = "SELECT payment_hash, settled_at_s AS at_s, rowid AS n FROM quotes WHERE customer = ?"
+            given = "SELECT payment_hash, at_s, rowid FROM deposits WHERE sender = ?"
+            last = f"{quoted} AND state <> 'open' UNION ALL {given} ORDER BY at_s DESC, n DESC LIMIT 1"
+            payment_hash, at_s, _ = self._db.execute(last, (customer, customer)).fetchone()
         for due in settled:
             self._db.execute(sql, (payment_hash, at_s, *astuple(due.key)))
         sql = "INSERT INTO balances VALUES (?, ?) ON CONFLICT DO UPDATE SET msat = excluded.msat"
@@ -209,12 +219,20 @@ class DueBook(Book):
         return 0 if row is None else int(row[0])
 
     def receipted(self, payment_hash: str, receipt: str) -> None:
-        """Relays have taken the receipt with this event id; empty where nobody asked for one."""
+        """The receipt with this event id is signed, and kept until relays have it (`Ledger.receipts`).
+
+        The id is empty where nobody asked for a receipt.
+        """
         sql = "UPDATE quotes SET state = 'receipted', receipt = ? WHERE payment_hash = ? AND state = 'settled'"
         self._db.execute(sql, (receipt, payment_hash))
 
+    def receipt(self, payment_hash: str) -> str:
+        """The event id of a payment's receipt; empty where none was asked for, or is signed yet."""
+        row = self._db.execute("SELECT receipt FROM quotes WHERE payment_hash = ?", (payment_hash,)).fetchone()
+        return "" if row is None else str(row[0] or "")
+
     def unreceipted(self) -> list[Income]:
-        """Payments whose receipt no relay has taken yet, the oldest first."""
+        """Payments whose receipt is not signed yet, the oldest first."""
         sql = f"SELECT {_QUOTE}, amount_msat, preimage, settled_at_s FROM quotes WHERE state = 'settled' ORDER BY rowid"
         return [Income(*_to_quote(row[:9]), *row[9:]) for row in self._db.execute(sql)]
 
@@ -242,7 +260,7 @@ class DueBook(Book):
     def paid_msat(self, customer: str) -> int:
         """What a customer key has paid in all."""
         sql = "SELECT coalesce(sum(amount_msat), 0) FROM quotes WHERE customer = ?"
-        return int(self._db.execute(sql, (customer,)).fetchone()[0])
+        return int(self._db.execute(sql, (customer,)).fetchone()[0]) + self.deposit_msat(customer)
 
     def accounts(self) -> list[Account]:
         """Those of every customer that ever owed or paid, the largest debt first."""
@@ -253,6 +271,14 @@ class DueBook(Book):
     def unpaid_dues(self, customer: str) -> dict[Key, int]:
         """What a customer key has not paid, overdue or not: the amounts in msat."""
         return {due.key: due.amount_msat for due in self._dues("customer = ? AND state = 'due'", (customer,))}
+
+    def is_customer(self, key: str) -> bool:
+        """Whether anything was ever due from a key."""
+        return self._db.execute("SELECT 1 FROM dues WHERE customer = ? LIMIT 1", (key,)).fetchone() is not None
+
+    def deposit_msat(self, customer: str) -> int:
+        """All that a customer key has ever paid in by ordinary zaps, whatever it has bought since."""
+        return self.unbilled.deposit_msat(customer)
 
     def has_paid(self, customer: str) -> bool:
         """Whether a customer key has ever paid for a chunk."""

@@ -21,6 +21,9 @@ class Takings:
     """How many dues that were."""
     owed_msat: int
     overdue_msat: int
+    deposits_msat: int = 0
+    """Paid in ahead by customers, whatever they have bought since."""
+    tips_msat: int = 0
 
 
 def read(path: Path, now_s: float) -> Takings:
@@ -32,5 +35,9 @@ def read(path: Path, now_s: float) -> Takings:
         f"coalesce(sum(amount_msat) FILTER (WHERE {unpaid} > :now AND due_by_s < :never), 0), "
         f"coalesce(sum(amount_msat) FILTER (WHERE {unpaid} <= :now), 0) FROM dues"
     )
+    unbilled = (
+        "SELECT (SELECT coalesce(sum(amount_msat), 0) FROM deposits), (SELECT coalesce(sum(amount_msat), 0) FROM tips)"
+    )
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as db:
-        return Takings(*db.execute(sql, {"now": int(now_s), "never": _IN_ADVANCE_S}).fetchone())
+        billed = db.execute(sql, {"now": int(now_s), "never": _IN_ADVANCE_S}).fetchone()
+        return Takings(*billed, *db.execute(unbilled).fetchone())

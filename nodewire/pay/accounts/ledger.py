@@ -12,9 +12,12 @@ import os
 from pathlib import Path
 
 from nodewire.core.sqlite import open_versioned
+from nodewire.pay.accounts import receipt_outbox, unbilled_payments
 from nodewire.pay.accounts.debt_book import DebtBook
 from nodewire.pay.accounts.due_book import DueBook
 from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms
+from nodewire.pay.accounts.receipt_outbox import ReceiptBook
+from nodewire.pay.accounts.unbilled_payments import UnbilledPayments
 
 _CHUNK = "job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL"
 _CHUNK_KEY = "PRIMARY KEY (job, payee, chunk, attempt)"
@@ -121,6 +124,8 @@ CREATE TABLE IF NOT EXISTS untold (
     PRIMARY KEY (job, payee, chunk, attempt)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS cursors (wallet TEXT PRIMARY KEY, cursor TEXT NOT NULL) STRICT;
+{receipt_outbox.SCHEMA};
+{unbilled_payments.SCHEMA};
 """
 
 
@@ -151,6 +156,10 @@ class Ledger(DebtBook, DueBook):
         self._flushed = 0
         self._flush = asyncio.Lock()
         self._db = open_versioned(path, "a ledger", _SCHEMA, _VERSION, _STEPS)
+        self.receipts = ReceiptBook(self._db)
+        """Of a provider: the zap receipts that relays have yet to take."""
+        self.unbilled = UnbilledPayments(self._db)
+        """Of a provider: deposits and tips."""
 
     def close(self) -> None:
         self._db.close()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
+from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts.debt_book import Tab
@@ -21,6 +22,8 @@ from nodewire.pay.lightning.funds import Funds
 from nodewire.pay.lightning.lnurl import Fetch
 from nodewire.pay.lightning.wallet import Transfer, Wallet, WalletInfo
 
+BuildRequest = Callable[..., Event]
+"""Signs a zap request, as `zaps.build_request` does."""
 log = logging.getLogger("nodewire.pay")
 _WAIT_S = 60.0
 """For a payment to arrive or fail. One that is on its way for longer is left to it, and asked after later."""
@@ -39,6 +42,16 @@ class Fees:
 
     def most(self, amount_msat: int) -> int:
         return max(self.flat_msat, amount_msat * self.ppm // 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class ZapTerms:
+    """How a debt is paid. `alone`: to the msat, by itself. `build` signs its zap request, as a chunk's by default."""
+
+    alone: bool = False
+    credit: CreditTerms | None = None
+    """How much the payee may be owed: a debt within that is only entered, and stands as it is."""
+    build: BuildRequest = zaps.build_request
 
 
 class Payer:
@@ -76,16 +89,14 @@ class Payer:
         relays: tuple[str, ...],
         lnurl: str | None = None,
         budget: JobBudget | None = None,
-        credit: CreditTerms | None = None,
-        alone: bool = False,
+        terms: ZapTerms = ZapTerms(),
     ) -> Debt:
         """Zap `key.payee` for one chunk and return the paid debt; a chunk that is paid is not paid again.
 
         With it goes whatever else is owed to the payee, in whole units of the wallet: what is more than that is paid
-        ahead. `credit`: how much the payee may be owed; a debt within that is only entered, and returned as it stands.
-        `alone`: it is paid to the msat, by itself. `fetch` gets the invoice (over LNURL, or over the wire),
-        `relays` are where the receipt goes, `lnurl` is the endpoint's URL as "lnurl1...". A failed payment may be asked
-        for again: it fetches a new invoice.
+        ahead. `terms` say where it is otherwise. `fetch` gets the invoice (over LNURL, or over the wire), `relays` are
+        where the receipt goes, `lnurl` is the endpoint's URL as "lnurl1...". A failed payment may be asked for again:
+        it fetches a new invoice.
 
         Raises:
             PaymentFailed: the wallet's record says that nothing was paid.
@@ -97,11 +108,11 @@ class Payer:
         """
         now_s = int(self._now_s())
         debt = self._ledger.plan(key, amount_msat, budget=budget, lnurl=lnurl or "", at_s=now_s)
-        if credit is not None:
-            self._ledger.set_credit(key.payee, credit)
+        if terms.credit is not None:
+            self._ledger.set_credit(key.payee, terms.credit)
             if debt.state == "planned" and not self._ledger.is_due(key.payee, now_s, running=True):
                 return debt
-        async with self._locks.setdefault(key if alone else key.payee, asyncio.Lock()):
+        async with self._locks.setdefault(key if terms.alone else key.payee, asyncio.Lock()):
             debt = self._ledger.debt(key)
             if debt.state == "paying":
                 debt = await self._resolve(debt, _WAIT_S)
@@ -110,7 +121,7 @@ class Payer:
             if debt.state == "paying":
                 raise _on_its_way()
             if debt.state in ("planned", "failed") or (debt.state == "invoiced" and self._has_expired(debt)):
-                debt = await self._ask(debt, fetch, relays, lnurl, alone=alone)
+                debt = await self._ask(debt, fetch, relays, lnurl, terms)
             if debt.payment is not None and debt.state != "paid":
                 await self._send(debt.payment)
             debt = self._ledger.debt(key)
@@ -120,19 +131,24 @@ class Payer:
                 raise _on_its_way()
             return debt
 
-    async def _ask(self, debt: Debt, fetch: Fetch, relays: tuple[str, ...], lnurl: str | None, *, alone: bool) -> Debt:
+    async def _ask(
+        self,
+        debt: Debt,
+        fetch: Fetch,
+        relays: tuple[str, ...],
+        lnurl: str | None,
+        terms: ZapTerms,
+    ) -> Debt:
         """Get an invoice for a debt, and for what else is owed to its payee; the debt with it."""
         info = await self._known_wallet()
-        others = [] if alone else [one for one in self._ledger.unpaid_to(debt.key.payee) if self._is_free(one)]
+        others = [] if terms.alone else [one for one in self._ledger.unpaid_to(debt.key.payee) if self._is_free(one)]
         wanted = [debt, *(one for one in others if one.key != debt.key)]
         amount_msat = sum(one.left_msat for one in wanted)
-        if not alone:
+        if not terms.alone:
             amount_msat = max(info.least_msat, -(-amount_msat // info.unit_msat) * info.unit_msat)
         # A wallet tries no invoice again that failed, and who makes them gives the same one for one request.
         created_at = int(self._now_s()) + len(debt.parts)
-        request = zaps.build_request(
-            self._keys, debt.key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at
-        )
+        request = terms.build(self._keys, debt.key, amount_msat, relays=relays, lnurl=lnurl, created_at=created_at)
         try:
             invoice = await fetch(request, amount_msat)
         except NotAllowed as error:
@@ -181,6 +197,10 @@ class Payer:
                 else:
                     found += self._ledger.settled_by(payment.payment_hash) if after.state == "paid" else []
         return found
+
+    def close(self, job: str) -> None:
+        """No receipt of this customer will be asked for what is paid under this name."""
+        self._ledger.close_job(job)
 
     def unpaid(self) -> list[Debt]:
         """The debts that are not paid, oldest first."""

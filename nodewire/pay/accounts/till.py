@@ -5,41 +5,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from nodewire.errors import BadInput, BadZap, NodewireError, NotAllowed
+from nodewire.errors import BadInput, BadZap, Busy, NodewireError, NotAllowed, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip57 import ZapRequest
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Key
-from nodewire.pay.accounts.due_book import Income, Quote
+from nodewire.pay.accounts.due_book import Quote
 from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import PAID
+from nodewire.pay.accounts.receipt_outbox import KEPT_S, Publish, ReceiptCourier, relays_of
+from nodewire.pay.accounts.unbilled_payments import PaidZap, UnbilledInvoice
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Receipt, Wallet, WalletInfo
 
-Publish = Callable[[Event, tuple[str, ...]], Awaitable[None]]
-"""Publishes an event to relays and returns once one has taken it; raises a typed error otherwise."""
 Expect = Callable[[ZapRequest], None]
 """What the operator's policy demands of a zap request besides; raises a typed error to refuse."""
 
+EXPIRY_S = 300
+"""How long an invoice lives."""
 MAX_QUOTES = 8
 """Unsettled invoices per due: a customer that loses invoices gets others, but not without end."""
-_AGAIN_S, _LONGEST_S = 1.0, 20.0
-"""After which a receipt that no relay took is published again, and the longest that this pause becomes."""
-_AT_ONCE = 8
-"""Receipts that are published at a time: one that no relay takes does not keep others back."""
+MAX_UNBILLED, MAX_UNBILLED_EACH = 256, 8
+"""Unpaid invoices for tips that are kept for all strangers, and for one customer or one address."""
+_GRACE_S = 600
+"""After its end an invoice is kept so long: its payment may be under way."""
+_ROOM = 16
+"""Of invoices that have expired so many are looked up at a time."""
 log = logging.getLogger("nodewire.pay")
 
 
 class Till:
-    """Takes zaps for `keys` into `wallet`, by the book of `ledger`; `expiry_s` is how long its invoices live."""
+    """Takes zaps for `keys` into `wallet`, by the book of `ledger`. `own_relays` are those that `publish` brings an
+    event to where none is named.
+    """
 
     def __init__(
         self,
@@ -49,34 +54,39 @@ class Till:
         publish: Publish,
         *,
         expect: Expect | None = None,
-        expiry_s: int = 300,
+        own_relays: frozenset[str] = frozenset(),
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._keys = keys
         self._wallet = wallet
         self._ledger = ledger
-        self._publish = publish
+        self._courier = ReceiptCourier(ledger.receipts, publish, now_s)
+        self._own_relays = own_relays
         self._expect = expect
-        self._expiry_s = expiry_s
         self._now_s = now_s
         self._info: WalletInfo | None = None
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
+        self._unbilled = asyncio.Lock()
 
     async def quote(self, zap_request: str, amount_msat: int, origin: str = "") -> Invoice:
         """The invoice for a zap request (JSON as received): what LNURL's callback and the wire's frames ask for.
 
-        The request must satisfy NIP-57 appendix D and name a chunk that its author owes, with what is due for that or
-        more. The same request gets the same invoice while that lives, whatever its `origin`.
+        The request must satisfy NIP-57 appendix D. If it names a chunk, its author must owe that, and no
+        more than this. Any other is an ordinary zap: a deposit of a customer, or a tip. The same request gets
+        the same invoice while that lives, whatever its `origin`.
 
         Raises:
             BadZap: the request breaks a clause.
             NotFound: nothing is due for that job, chunk and attempt.
-            NotAllowed: it is paid, or too many invoices are open; or what `expect` raises.
+            NotAllowed: it is paid, or too many invoices are open for the chunk; or what `expect` raises.
+            Busy: too many invoices for tips are open.
 
         """
         request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self._keys.public)
         if request.recipient != self._keys.public:
             raise BadZap("p", "another provider")
+        if not zaps.is_for_chunk(request):
+            return await self._ordinary(request, zap_request, amount_msat, origin)
         key = zaps.chunk_of(request)
         due = self._ledger.due(key)
         if due.state == "settled":
@@ -87,7 +97,7 @@ class Till:
             raise BadZap("amount", f"{due.amount_msat} msat are due, {amount_msat} msat are less")
         if self._expect is not None:
             self._expect(request)
-        return await self._invoice(key, amount_msat, zap_request, zap_request, self._expiry_s)
+        return await self._invoice(key, amount_msat, zap_request, zap_request, EXPIRY_S)
 
     async def plain_invoice(self, key: Key, *, expiry_s: int) -> Invoice:
         """The invoice for a due whose customer sends no zap request, and gets no receipt but its preimage.
@@ -103,6 +113,87 @@ class Till:
         if due.state == "settled":
             raise NotAllowed(PAID, "it is paid")
         return await self._invoice(key, due.amount_msat, "", f"{key.job}:{key.chunk}", expiry_s)
+
+    async def tip(self, amount_msat: int, metadata: str, comment: str, origin: str) -> Invoice:
+        """The invoice for a plain payment over LNURL (LUD-06), which commits to the endpoint's `metadata`; `comment`
+        is the payer's (LUD-12).
+
+        Raises:
+            Busy: too many invoices for tips are open.
+
+        """
+        return await self._unbilled_invoice(amount_msat, metadata, origin, comment=comment)
+
+    async def _ordinary(self, request: ZapRequest, zap_request: str, amount_msat: int, origin: str) -> Invoice:
+        """The invoice for a zap that names no chunk."""
+        if request.event is not None and self._ledger.has_job(request.event):
+            raise BadZap("chunk", "it names a job here, and no chunk of it")
+        if self._expect is not None:
+            self._expect(request)
+        return await self._unbilled_invoice(amount_msat, zap_request, origin, request=request)
+
+    async def _unbilled_invoice(
+        self, amount_msat: int, description: str, origin: str, *, request: ZapRequest | None = None, comment: str = ""
+    ) -> Invoice:
+        wallet, book = (await self._known_wallet()).id, self._ledger.unbilled
+        sender, zap = (request.sender, request.id) if request is not None else ("", "")
+        is_customer = bool(sender) and self._ledger.is_customer(sender)
+        async with self._unbilled:  # the same request may come again meanwhile, and others take what room there is
+            if request is not None:
+                if book.is_paid(zap):
+                    raise NotAllowed("nostr", "it is paid")
+                if (bolt11 := book.open_invoice(zap, wallet, self._now_s())) is not None:
+                    return invoices.decode(bolt11)
+            whose = sender if is_customer else origin
+            await self._make_room(whose, is_customer=is_customer)
+            invoice = await self._wallet.invoice(amount_msat, description=description, expiry_s=EXPIRY_S)
+            zap_request, said = (description, request.content) if request is not None else ("", comment)
+            book.enter(
+                UnbilledInvoice(
+                    invoice.payment_hash,
+                    sender,
+                    said,
+                    zap,
+                    zap_request,
+                    invoice.bolt11,
+                    wallet,
+                    invoice.expires_at_s,
+                    whose,
+                    is_customer,
+                )
+            )
+            return invoice
+
+    async def _make_room(self, origin: str, *, is_customer: bool) -> None:
+        """See to it that one more invoice may be open. Raises Busy: too many are."""
+        book = self._ledger.unbilled
+
+        def is_full() -> bool:
+            is_crowded = not is_customer and book.count_open_of_strangers() >= MAX_UNBILLED
+            return is_crowded or book.count_open(origin) >= MAX_UNBILLED_EACH
+
+        if is_full():
+            await self._forget_expired()
+        if is_full():
+            raise Busy("invoices", f"too many are unpaid. Pay one of them, or come again in {EXPIRY_S + _GRACE_S} s")
+
+    async def _forget_expired(self) -> None:
+        """Forget invoices that the wallet's record says were never paid, or that nobody can be asked about."""
+        info, now_s = await self._known_wallet(), self._now_s()
+        expired = self._ledger.unbilled.expired(now_s - _GRACE_S, _ROOM)
+        forgotten = [one for one, wallet in expired if await self._is_unpaid(one, wallet, info)]
+        old = [one for one, _ in self._ledger.unbilled.expired(now_s - KEPT_S, _ROOM)]
+        self._ledger.unbilled.drop([*forgotten, *old])
+
+    async def _is_unpaid(self, payment_hash: str, wallet: str, info: WalletInfo) -> bool:
+        if wallet != info.id or "lookup-in" not in info.abilities:
+            return False
+        try:
+            return (await self._wallet.lookup(payment_hash, "in")).state in ("open", "failed")
+        except NotFound:
+            return True
+        except NodewireError:
+            return False
 
     async def _invoice(self, key: Key, amount_msat: int, zap_request: str, description: str, expiry_s: int) -> Invoice:
         wallet = (await self._known_wallet()).id
@@ -127,41 +218,26 @@ class Till:
         return self._info
 
     async def run(self, on_settled: Callable[[Due], None] | None = None) -> None:
-        """Follow the wallet without end: tell `on_settled` of each due that a payment settles, publish its receipt.
+        """Follow the wallet without end: clear each due as it settles, tell `on_settled`, publish its receipt.
 
         Starts where the ledger's cursor of this wallet stands, so that what was paid while the process was down is
         found.
         """
         wallet = (await self._known_wallet()).id
-        unreceipted = asyncio.Event()
-        unreceipted.set()
+        self._sign_receipts()
         async with asyncio.TaskGroup() as group:
             # Beside: relays that are slow, or refuse somebody's receipt, must not keep the next payment from counting.
-            group.create_task(self._publish_each(unreceipted))
+            group.create_task(self._courier.run())
             async for came in self._wallet.settled(after=self._ledger.cursor(wallet)):
                 for due in self.clear(came, wallet):
                     if on_settled is not None:
                         on_settled(due)
-                unreceipted.set()
-
-    async def _publish_each(self, unreceipted: asyncio.Event) -> None:
-        """Publish receipts as payments settle, and those that no relay took again after a pause."""
-        pause_s = _AGAIN_S
-        while True:
-            await unreceipted.wait()
-            unreceipted.clear()
-            if not await self.publish_receipts():
-                pause_s = _AGAIN_S
-                continue
-            with suppress(TimeoutError):
-                await asyncio.wait_for(unreceipted.wait(), pause_s)
-            unreceipted.set()
-            pause_s = min(_LONGEST_S, 2 * pause_s)
+                self._sign_receipts()
 
     def clear(self, came: Receipt, wallet: str) -> list[Due]:
         """Enter one payment that settled in the wallet with this id; the dues that it settles.
 
-        None if it is for something else, of less than is due, or without the preimage that proves it.
+        None if it is a tip or something else, of less than is due, or without the preimage that proves it.
         """
         try:
             return self._ledger.settled(came, wallet)
@@ -169,37 +245,94 @@ class Till:
             log.error("a payment does not count: %s", error)
             return []
 
-    async def publish_receipts(self) -> list[NodewireError]:
-        """Publish every receipt that no relay has yet; what failed is tried again next time.
+    async def take_receipt(self, receipt: Event, nostr_pubkey: str) -> list[Due]:
+        """Look for the payment of a zap whose receipt (a verified event) is signed by `nostr_pubkey`, the service of
+        the wallet's own lightning address; the dues that it settles.
 
-        A receipt is a function of the request and the moment of payment: published again, it is the same event.
+        Such a service makes the invoices, so its receipt alone says what a payment is for. Whether it came, and how
+        much, is for the wallet's record to say.
+
+        Raises:
+            BadZap, BadInvoice: the receipt, or its invoice, breaks a clause.
+            NotFound: nothing is due for the chunk that it names, or the wallet's record does not say that it came.
+            NotAllowed: the payment counted before.
+            LinkLost, TimedOut: the wallet cannot be reached.
+
         """
-        turns = asyncio.Semaphore(_AT_ONCE)
-
-        async def publish(came: Income) -> NodewireError | None:
-            try:
-                async with turns:
-                    receipt = self._receipt(came)
-                    if receipt is not None:
-                        await self._publish(*receipt)
-            except NodewireError as error:
-                return error
-            self._ledger.receipted(came.quote.payment_hash, "" if receipt is None else receipt[0].id)
-            return None
-
-        told = await asyncio.gather(*map(publish, self._ledger.unreceipted()))
-        return [error for error in told if error is not None]
-
-    def _receipt(self, came: Income) -> tuple[Event, tuple[str, ...]] | None:
-        """The receipt and where it goes; None where nobody asked for one."""
-        quote = came.quote
-        if not quote.zap_request:
-            return None
-        signed = nip57.build_receipt(
-            self._keys,
-            quote.zap_request,
-            bolt11=quote.bolt11,
-            paid_at_s=came.settled_at_s,
-            preimage=came.preimage,
+        info = await self._known_wallet()
+        request, invoice = zaps.read_receipt(
+            receipt, recipient=self._keys.public, nostr_pubkey=nostr_pubkey, network=info.network
         )
-        return signed, nip57.parse_request(quote.zap_request).relays
+        found = await self._wallet.lookup(invoice.payment_hash, "in")
+        if found.state != "settled" or found.preimage is None:
+            raise NotFound("payment", f"the wallet's record says that it is {found.state}, whatever the receipt says")
+        zap_request, key = receipt.tag("description") or "", None
+        known = self._ledger.quote(invoice.payment_hash)
+        if known is not None and known.zap_request != zap_request:
+            raise NotAllowed("payment_hash", "it is another zap's")
+        if zaps.is_for_chunk(request):
+            key = zaps.chunk_of(request)
+            if self._ledger.due(key).customer != request.sender:
+                raise BadZap("pubkey", "another customer owes this chunk")
+            if known is None:
+                self._ledger.quoted(Quote(key, invoice.payment_hash, zap_request, invoice.bolt11, info.id))
+        else:
+            self._ledger.unbilled.enter(
+                UnbilledInvoice(
+                    invoice.payment_hash,
+                    request.sender,
+                    request.content,
+                    request.id,
+                    zap_request,
+                    invoice.bolt11,
+                    info.id,
+                    invoice.expires_at_s,
+                    request.sender,
+                    is_customer=True,
+                )
+            )
+        came = Receipt("", invoice.payment_hash, found.preimage, found.amount_msat, found.at_s)
+        settled = self._ledger.settled(came, info.id)
+        if key is None:
+            self._ledger.unbilled.receipted(invoice.payment_hash, receipt.id)
+        else:
+            self._ledger.receipted(invoice.payment_hash, receipt.id)
+        return settled
+
+    async def publish_receipts(self) -> list[NodewireError]:
+        """Bring every receipt to each relay that waits for it, once; why those that still wait do."""
+        return [*self._sign_receipts(), *await self._courier.bring_all()]
+
+    def _sign_receipts(self) -> list[NodewireError]:
+        """Sign the receipt of each zap that was paid, and keep it for the relays that its request names.
+
+        A receipt is a function of the request and the moment of payment: signed again, it is the same event.
+        """
+        errors = []
+        for came in self._ledger.unreceipted():
+            quote = came.quote
+            paid = PaidZap(quote.payment_hash, quote.zap_request, quote.bolt11, came.settled_at_s, came.preimage)
+            try:
+                self._ledger.receipted(quote.payment_hash, self._sign_receipt(paid))
+            except NodewireError as error:
+                errors.append(error)
+        for paid in self._ledger.unbilled.unreceipted():
+            try:
+                self._ledger.unbilled.receipted(paid.payment_hash, self._sign_receipt(paid))
+            except NodewireError as error:
+                errors.append(error)
+        for one in errors:
+            log.error("a receipt cannot be signed: %s", one)
+        self._courier.wake()
+        return errors
+
+    def _sign_receipt(self, paid: PaidZap) -> str:
+        """The receipt's id, empty where nobody asked for one."""
+        if not paid.zap_request:
+            return ""
+        receipt = nip57.build_receipt(
+            self._keys, paid.zap_request, bolt11=paid.bolt11, paid_at_s=paid.at_s, preimage=paid.preimage
+        )
+        named = nip57.parse_request(paid.zap_request).relays
+        self._ledger.receipts.enter(receipt, relays_of(named, self._own_relays), self._now_s())
+        return receipt.id

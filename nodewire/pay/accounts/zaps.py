@@ -71,6 +71,11 @@ def build_request(
     )
 
 
+def is_for_chunk(request: ZapRequest) -> bool:
+    """Whether a request means to pay for a chunk, well or badly formed. Others are ordinary zaps."""
+    return any(tag[0] in ("chunk", "attempt") for tag in request.tags)
+
+
 def chunk_of(request: ZapRequest) -> Key:
     """Which chunk a request pays for.
 
@@ -103,6 +108,30 @@ def check_receipt(
         BadInvoice, TooLarge: its invoice is malformed.
 
     """
+    facts, invoice = _invoice_of(event, network)
+    request = nip57.check_receipt(
+        event, facts, nostr_pubkey=nostr_pubkey, recipient=key.payee, lnurl=lnurl, payee=payee
+    )
+    if (found := chunk_of(request)) != key:
+        raise BadZap("e", f"for chunk {found.chunk}, attempt {found.attempt} of {found.job}")
+    if invoice.payment_hash in seen:
+        raise BadZap("bolt11", "this payment was counted before")
+    return Zap(key, request, invoice)
+
+
+def read_receipt(event: Event, *, recipient: str, nostr_pubkey: str, network: str) -> tuple[ZapRequest, Invoice]:
+    """A verified event as the receipt of any zap to `recipient`, by every clause of NIP-57: its request and invoice.
+
+    Raises:
+        BadZap, BadInvoice, TooLarge: as `check_receipt`.
+
+    """
+    facts, invoice = _invoice_of(event, network)
+    return nip57.check_receipt(event, facts, nostr_pubkey=nostr_pubkey, recipient=recipient), invoice
+
+
+def _invoice_of(event: Event, network: str) -> tuple[nip57.Invoice, Invoice]:
+    """A receipt's invoice, as its facts and whole."""
     bolt11 = event.tag("bolt11")
     if bolt11 is None:
         raise BadZap("bolt11", "missing")
@@ -114,14 +143,7 @@ def check_receipt(
         payment_hash=invoice.payment_hash,
         payee=invoice.payee,
     )
-    request = nip57.check_receipt(
-        event, facts, nostr_pubkey=nostr_pubkey, recipient=key.payee, lnurl=lnurl, payee=payee
-    )
-    if (found := chunk_of(request)) != key:
-        raise BadZap("e", f"for chunk {found.chunk}, attempt {found.attempt} of {found.job}")
-    if invoice.payment_hash in seen:
-        raise BadZap("bolt11", "this payment was counted before")
-    return Zap(key, request, invoice)
+    return facts, invoice
 
 
 def _number(request: ZapRequest, name: str) -> int:

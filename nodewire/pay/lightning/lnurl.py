@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -23,6 +26,7 @@ from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
 
 MAX_ANSWER_BYTES = 65_536
+_HEX64 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 Fetch = Callable[[Event, int], Awaitable[Invoice]]
 """How a payer gets the invoice for a signed zap request and its amount in msat."""
@@ -55,7 +59,7 @@ def pay_url(text: str) -> str:
 
 
 def over_lnurl(
-    url: str, *, nostr_pubkey: str, network: str, allow_private: bool = False, timeout_s: float = 10.0
+    url: str, *, nostr_pubkey: str | None, network: str, allow_private: bool = False, timeout_s: float = 10.0
 ) -> Fetch:
     """`fetch_invoice` as the `Fetch` of one provider's endpoint."""
 
@@ -78,7 +82,7 @@ async def fetch_invoice(
     zap_request: Event,
     amount_msat: int,
     *,
-    nostr_pubkey: str,
+    nostr_pubkey: str | None,
     network: str,
     payee: str | None = None,
     allow_private: bool = False,
@@ -86,9 +90,9 @@ async def fetch_invoice(
 ) -> Invoice:
     """The invoice that the endpoint at `url` makes for `zap_request`, checked against everything that was asked for.
 
-    `nostr_pubkey` must be the endpoint's zapper, `payee` (if known) its node. With `allow_private`, addresses that are
-    not public (loopback, private networks) may be dialled, and these alone over plain http; without, only public
-    addresses and only https. Redirects are not followed.
+    `nostr_pubkey` (if known) must be the endpoint's zapper, `payee` (if known) its node. With `allow_private`,
+    addresses that are not public (loopback, private networks) may be dialled, and these alone over plain http; without,
+    only public addresses and only https. Redirects are not followed.
 
     Raises:
         BadInput: the endpoint's answer is malformed (BadInvoice, BadZap: it is not what was asked for).
@@ -97,12 +101,16 @@ async def fetch_invoice(
 
     """
     text = zap_request.to_json()
+    if (named := zap_request.tag("lnurl")) is not None and named.lower() != encode(url):
+        raise BadZap("lnurl", "the request names another endpoint than is asked: no receipt for it would hold")
     try:
-        async with asyncio.timeout(timeout_s):
-            offer = await _get(address_policy.parse(url), allow_private)
-            callback = _callback(offer, amount_msat, nostr_pubkey)
+        async with asyncio.timeout(timeout_s), _Connections(allow_private) as connections:
+            offer = await _offer(url, connections)
+            if nostr_pubkey is not None and offer.nostr_pubkey != nostr_pubkey:
+                raise BadZap("nostrPubkey", "receipts would be signed by another key")
+            callback = offer.callback_for(amount_msat)
             query = {"amount": str(amount_msat), "nostr": text, "lnurl": encode(url)}
-            answer = await _get(callback.update_query(query), allow_private)
+            answer = await _get(callback.update_query(query), connections)
     except TimeoutError as error:
         raise TimedOut("lnurl", f"no invoice from {url[:200]} within {timeout_s} s") from error
     bolt11 = answer.get("pr")
@@ -119,33 +127,86 @@ async def fetch_invoice(
     return invoice
 
 
-def _callback(offer: dict[str, Any], amount_msat: int, nostr_pubkey: str) -> URL:
-    """The callback of a payRequest that takes this amount as a zap."""
-    if offer.get("tag") != "payRequest":
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What an endpoint that takes zaps says of itself. Amounts are in msat."""
+
+    callback: URL
+    least_msat: int
+    most_msat: int
+    nostr_pubkey: str
+    """It signs the receipts."""
+
+    def callback_for(self, amount_msat: int) -> URL:
+        """Raises NotAllowed: the endpoint does not take that amount."""
+        if not self.least_msat <= amount_msat <= self.most_msat:
+            limits = f"{self.least_msat} msat to {self.most_msat} msat"
+            raise NotAllowed("amount", f"{amount_msat} msat, the endpoint takes {limits}")
+        return self.callback
+
+
+async def fetch_offer(url: str, *, allow_private: bool = False, timeout_s: float = 10.0) -> Offer:
+    """What the endpoint at `url` says of itself. Raises as `fetch_invoice`."""
+    try:
+        async with asyncio.timeout(timeout_s), _Connections(allow_private) as connections:
+            return await _offer(url, connections)
+    except TimeoutError as error:
+        raise TimedOut("lnurl", f"{url[:200]} did not answer within {timeout_s} s") from error
+
+
+async def _offer(url: str, connections: _Connections) -> Offer:
+    """The payRequest at `url`, if it takes zaps."""
+    said = await _get(address_policy.parse(url), connections)
+    if said.get("tag") != "payRequest":
         raise BadInput("tag", "not a payRequest")
-    if offer.get("allowsNostr") is not True:
+    if said.get("allowsNostr") is not True:
         raise BadZap("allowsNostr", "the endpoint takes no zaps")
-    if offer.get("nostrPubkey") != nostr_pubkey:
-        raise BadZap("nostrPubkey", "receipts would be signed by another key")
-    least, most = offer.get("minSendable"), offer.get("maxSendable")
+    signer = said.get("nostrPubkey")
+    if not isinstance(signer, str) or _HEX64.fullmatch(signer) is None:
+        raise BadZap("nostrPubkey", "no public key in 64 hex digits")
+    least, most = said.get("minSendable"), said.get("maxSendable")
     if type(least) is not int or type(most) is not int:
         raise BadInput("minSendable", "the limits are not integers")
-    if not least <= amount_msat <= most:
-        raise NotAllowed("amount", f"{amount_msat} msat, the endpoint takes {least} msat to {most} msat")
-    callback = offer.get("callback")
+    if not 0 < least <= most:
+        raise BadInput("minSendable", f"from {least} msat to {most} msat nothing can be sent")
+    callback = said.get("callback")
     if not isinstance(callback, str):
         raise BadInput("callback", "not a string")
-    return address_policy.parse(callback)
+    return Offer(address_policy.parse(callback), least, most, signer)
 
 
-async def _get(url: URL, allow_private: bool) -> dict[str, Any]:
+class _Connections:
+    """A session for each origin that a payment leads to, mostly one: its callback goes over the same connection."""
+
+    def __init__(self, allow_private: bool) -> None:
+        self._allow_private = allow_private
+        self._stack = AsyncExitStack()
+        self._sessions: dict[URL, aiohttp.ClientSession] = {}
+
+    async def to(self, url: URL) -> aiohttp.ClientSession:
+        """Raises NotAllowed: an address or scheme that the policy excludes."""
+        origin = url.origin()
+        if origin not in self._sessions:
+            connector = address_policy.connector(url, allow_private=self._allow_private)
+            # Nothing is decompressed: a few bytes on the wire would fill the memory.
+            session = aiohttp.ClientSession(
+                connector=connector, auto_decompress=False, headers={"Accept-Encoding": "identity"}
+            )
+            self._sessions[origin] = await self._stack.enter_async_context(session)
+        return self._sessions[origin]
+
+    async def __aenter__(self) -> _Connections:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+
+async def _get(url: URL, connections: _Connections) -> dict[str, Any]:
     """The JSON object at `url`, under 64 KB, without redirects."""
-    connector = address_policy.connector(url, allow_private=allow_private)
+    session = await connections.to(url)
     try:
-        async with (
-            aiohttp.ClientSession(connector=connector) as session,
-            session.get(url, allow_redirects=False) as got,
-        ):
+        async with session.get(url, allow_redirects=False) as got:
             if 300 <= got.status < 400:
                 raise NotAllowed("url", "the endpoint redirects")
             body = bytearray()
@@ -158,7 +219,7 @@ async def _get(url: URL, allow_private: bool) -> dict[str, Any]:
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadInput("answer", "not JSON") from error
+        raise BadInput("answer", f"not JSON (HTTP {got.status})") from error
     if not isinstance(answer, dict):
         raise BadInput("answer", "not an object")
     if answer.get("status") == "ERROR":

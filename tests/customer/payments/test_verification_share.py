@@ -26,8 +26,8 @@ class Payer:
     def __init__(self):
         self.zapped, self.error, self.hold = [], None, None
 
-    async def pay(self, key, amount_msat, fetch, *, relays, lnurl, alone):
-        assert alone  # a pot is filled to the msat
+    async def pay(self, key, amount_msat, fetch, *, relays, lnurl, terms):
+        assert terms.alone  # a pot is filled to the msat
         if self.hold is not None:
             await self.hold.wait()
         if self.error is not None:

@@ -19,15 +19,13 @@ from nodewire.errors import (
     NotFound,
     OverBudget,
     PaymentFailed,
-    RelayRefused,
     TimedOut,
 )
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
 from nodewire.pay.accounts.debts import JobBudget
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.pay.accounts.payer import Fees, Payer
-from nodewire.pay.accounts.till import Till
+from nodewire.pay.accounts.payer import Fees, Payer, ZapTerms
 from simnet.wallet import SimWallet
 from tests.pay.pay_market import JOB, RELAYS, Market
 
@@ -75,7 +73,7 @@ async def test_parallel_payments_of_one_chunk_are_one(market):
 async def test_chunks_are_paid_together_unless_each_is_to_be_paid_alone(market, alone):
     for chunk in range(3):
         market.deliver(chunk, 1_000 + chunk)
-    await asyncio.gather(*(market.pay(chunk, 1_000 + chunk, alone=alone) for chunk in range(3)))
+    await asyncio.gather(*(market.pay(chunk, 1_000 + chunk, terms=ZapTerms(alone=alone)) for chunk in range(3)))
     assert await market.payee_wallet.balance_msat() == 3_003
     assert market.customer_book.spent(job=JOB).paid_msat == 3_003
     assert await market.settle(3 if alone else 1) == []
@@ -152,7 +150,7 @@ async def test_the_operators_policy_is_asked(market):
     def refuse(request):
         raise NotAllowed("customer", request.sender)
 
-    till = Till(market.provider, market.payee_wallet, market.provider_book, market.relays.publish, expect=refuse)
+    till = market.till_on(market.payee_wallet, expect=refuse)
     with pytest.raises(NotAllowed, match="customer"):
         await till.quote(request(market).to_json(), 21_000)
 
@@ -162,12 +160,14 @@ async def test_a_receipt_waits_for_a_relay(market):
     await market.pay()
     market.relays.is_down = True
     (error,) = await market.settle(1)
-    assert isinstance(error, RelayRefused)
-    assert market.provider_book.due(market.key()).state == "settled"
+    assert isinstance(error, LinkLost)
+    receipt = market.provider_book.receipt(market.provider_book.due(market.key()).payment_hash)
+    assert market.provider_book.receipts.standing(receipt) == {RELAYS[0]: ("waiting", "")}
     market.relays.is_down = False
     assert await market.till.publish_receipts() == []
     assert await market.till.publish_receipts() == []
-    assert len(market.relays.events) == 1
+    assert [event.id for event, _ in market.relays.events] == [receipt]
+    assert market.provider_book.receipts.standing(receipt) == {RELAYS[0]: ("stands", "")}
 
 
 async def test_a_running_till_tells_of_each_settlement_and_finds_what_it_missed(market):
@@ -303,7 +303,8 @@ async def test_a_till_on_another_wallet_hears_what_is_paid_there_and_goes_on_whe
     for wallet, count in ((busy, 3), (first, 2), (busy, 1), (first, 1)):
         market = Market(wallet, payer, tmp_path)
         market.provider_book.close()
-        market.provider_book, market.till = ledger, Till(market.provider, wallet, ledger, market.relays.publish)
+        market.provider_book = ledger
+        market.till = market.till_on(wallet)
         for _ in range(count):
             chunk = len(seen)
             market.deliver(chunk)
@@ -321,7 +322,7 @@ async def test_a_till_on_another_wallet_gives_out_no_invoice_of_the_first(market
     market.deliver()
     asked = request(market)
     old = await market.quote(asked, 21_000)
-    moved = Till(market.provider, await open_wallet(0), market.provider_book, market.relays.publish)
+    moved = market.till_on(await open_wallet(0))
     new = await moved.quote(asked.to_json(), 21_000)
     assert old.payee != new.payee == (await moved.quote(asked.to_json(), 21_000)).payee
     assert await market.quote(asked, 21_000) == old
@@ -363,12 +364,13 @@ def life(url, tokens, directory, last, number):
             with (directory / "relay").open("a") as file:
                 file.write(event.id + "\n")
 
-        market.till._publish = publish
+        market.till._courier._publish = publish
         steps.before(market.payer_wallet, "pay", "lookup")
         steps.before(market.payee_wallet, "invoice")
         steps.before(market.customer_book, "plan", "begin", "record")
         steps.before(market.provider_book, "quoted", "settled", "receipted")
-        steps.before(market.till, "_publish")
+        steps.before(market.provider_book.receipts, "enter", "end")
+        steps.before(market.till._courier, "_publish")
         market.deliver()
         await market.payer.recover()
         await market.pay()
@@ -423,7 +425,7 @@ async def paid_once(url, tokens, directory):
     assert balance_msat == 21_000 == spent.paid_msat
     assert left_msat == RICH_MSAT - 21_000 - spent.fees_msat
     assert customer_book.unpaid() == []
-    assert provider_book.unreceipted() == []
+    assert provider_book.unreceipted() == [] and provider_book.receipts.relays() == []
     assert provider_book.earned_msat() == 21_000
     assert not provider_book.in_debt(Keys(b"\x01" * 32).public, time.time() + 10_000)
     assert len(set((directory / "relay").read_text().split())) == 1

@@ -33,7 +33,7 @@ class Node:
 
     def __init__(self, name="w"):
         self.name, self.preimages = name, {}
-        self.came = asyncio.Queue()
+        self.came, self.asked_after = asyncio.Queue(), None
 
     async def info(self):
         return WalletInfo(self.name, "bcrt", 1, 1, 10**9, ABILITIES)
@@ -54,6 +54,7 @@ class Node:
         )
 
     async def settled(self, after=""):
+        self.asked_after = after
         while True:
             yield await self.came.get()
 
@@ -131,22 +132,25 @@ async def running(till, on_settled=None):
             await task
 
 
-@pytest.mark.parametrize("refusal", [TimedOut("event", "no relay answered"), RelayRefused("relays", "rate-limited")])
+@pytest.mark.parametrize("refusal", [TimedOut("event", "no relay answered"), RelayRefused("event", "rate-limited")])
 async def test_a_receipt_that_relays_refused_is_published_again_without_another_payment(refusal):
+    """The provider's own relays, of which one is enough, are asked without end."""
     tries, is_there = [], asyncio.Event()
 
     async def publish(event, relays):
+        assert relays == ()
         tries.append(event.id)
         if len(tries) < 3:
             raise refusal
         is_there.set()
 
     shop = Shop(publish)
-    invoice = await shop.quote()
+    request = zaps.build_request(CUSTOMER, KEY, DUE_MSAT, relays=[], lnurl=None, created_at=1)
+    invoice = await shop.till.quote(request.to_json(), DUE_MSAT)
     async with running(shop.till), asyncio.timeout(30):
         shop.node.came.put_nowait(shop.node.receipt(invoice.payment_hash))
         await is_there.wait()
-        while shop.ledger.unreceipted():
+        while shop.ledger.receipts.relays():
             await asyncio.sleep(0)
     assert (len(tries), len(set(tries))) == (3, 1)
 
@@ -169,4 +173,27 @@ async def test_one_receipt_that_no_relay_takes_does_not_keep_the_others_back():
             shop.node.came.put_nowait(shop.node.receipt(invoice.payment_hash, cursor))
         while not taken:
             await asyncio.sleep(0.01)
-    assert taken == [other.job]
+    assert set(taken) == {other.job}
+
+
+async def test_three_of_three_payments_count_after_a_change_of_wallet_and_each_is_one():
+    """A cursor is its wallet's: the other's would tell of nothing."""
+    shop, seen = Shop(publish_nothing), []
+    for name, chunks, total in (("first", range(1, 11), 10), ("second", range(11, 14), 13)):
+        wallet = Node(name)
+        till = Till(PROVIDER, wallet, shop.ledger, publish_nothing)
+        made = []
+        for chunk in chunks:
+            key = Key(KEY.job, PROVIDER.public, chunk)
+            shop.ledger.owe(Due(key, CUSTOMER.public, DUE_MSAT, int(time.time()) + 30))
+            request = zaps.build_request(CUSTOMER, key, DUE_MSAT, relays=[], lnurl=None, created_at=1)
+            made.append(await till.quote(request.to_json(), DUE_MSAT))
+        async with running(till, seen.append), asyncio.timeout(10):
+            for cursor, invoice in enumerate(made, 1):  # the second wallet's cursors begin anew
+                wallet.came.put_nowait(wallet.receipt(invoice.payment_hash, cursor))
+                wallet.came.put_nowait(wallet.receipt(invoice.payment_hash, cursor))  # a stream may tell twice
+            while len({due.key for due in seen}) < total:
+                await asyncio.sleep(0.01)
+        assert wallet.asked_after == ""
+    assert shop.ledger.earned_msat() == 13 * DUE_MSAT
+    assert (shop.ledger.cursor("first"), shop.ledger.cursor("second")) == ("10", "3")

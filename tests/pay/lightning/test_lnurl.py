@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import gzip
 import time
 
 import orjson
@@ -26,7 +26,7 @@ from nodewire.errors import (
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import zaps
 from nodewire.pay.lightning import invoices, lnurl
-from nodewire.pay.lightning.lnurl_server import Endpoint, routes, serving
+from nodewire.pay.lightning.lnurl_server import Endpoint, routes
 from tests.pay.pay_market import Market
 
 CUSTOMER, PROVIDER = Keys(b"\x01" * 32), Keys(b"\x02" * 32)
@@ -128,6 +128,15 @@ async def test_an_honest_endpoint_gets_the_request_and_its_invoice_is_taken(endp
         ({"minSendable": 21_001}, NotAllowed, "amount"),
         ({"maxSendable": 20_999}, NotAllowed, "amount"),
         ({"maxSendable": "21000"}, BadInput, "minSendable"),
+        ({"minSendable": True}, BadInput, "minSendable"),
+        ({"maxSendable": 50_000.0}, BadInput, "minSendable"),
+        ({"minSendable": 50_001}, BadInput, "minSendable"),
+        ({"minSendable": 0}, BadInput, "minSendable"),
+        ({"minSendable": -1}, BadInput, "minSendable"),
+        ({"tag": ["payRequest"]}, BadInput, "tag"),
+        ({"callback": ["http://127.0.0.1/"]}, BadInput, "callback"),
+        ({"nostrPubkey": "npub1"}, BadZap, "nostrPubkey"),
+        ({"status": "ERROR", "reason": {"no": "text"}}, NotAllowed, "lnurl"),
         ({"callback": None}, BadInput, "callback"),
         ({"callback": "file:///etc/passwd"}, BadInput, "url"),
         ({"callback": "http://user@127.0.0.1/"}, BadInput, "url"),
@@ -184,6 +193,27 @@ async def test_redirects_are_not_followed(endpoint, serve):
     assert not asked
 
 
+async def test_a_payment_takes_two_requests_over_one_connection(serve):
+    connections, requests = set(), []
+
+    async def offers(request):
+        connections.add(request.transport.get_extra_info("peername"))
+        requests.append(request.path)
+        callback = f"http://{request.host}/cb"
+        said = {"tag": "payRequest", "callback": callback, "minSendable": 1, "maxSendable": 50_000}
+        return web.json_response({**said, "allowsNostr": True, "nostrPubkey": PROVIDER.public})
+
+    async def callback(request):
+        connections.add(request.transport.get_extra_info("peername"))
+        requests.append(request.path)
+        return web.json_response({"pr": invoice_for(request.query["nostr"]).bolt11})
+
+    url = await serve({"/pay": offers, "/cb": callback})
+    for _ in range(3):
+        await fetch(f"{url}/pay")
+    assert (requests, len(connections)) == (["/pay", "/cb"] * 3, 3)
+
+
 async def test_an_endpoint_that_never_answers_is_left(serve):
     async def never(request):
         await asyncio.Event().wait()
@@ -200,6 +230,112 @@ async def test_an_answer_that_is_no_object_is_refused(endpoint, body):
     url, _ = await endpoint(callback=broken)
     with pytest.raises(BadInput):
         await fetch(url)
+
+
+@pytest.mark.parametrize("pr", [None, 5, ["lnbcrt1"], {"pr": "lnbcrt1"}, True, "", "lnbcrt1", "x" * 3_000])
+async def test_an_answer_without_an_invoice_is_refused(endpoint, pr):
+    async def wrong(request):
+        return web.json_response({"pr": pr, "routes": []})
+
+    url, _ = await endpoint(callback=wrong)
+    with pytest.raises((BadInvoice, TooLarge)):
+        await fetch(url)
+
+
+async def test_a_body_that_drips_is_left_in_time(endpoint):
+    async def drip(request):
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while True:
+            await answer.write(b" ")
+            await asyncio.sleep(0.02)
+
+    url, _ = await endpoint(callback=drip)
+    async with asyncio.timeout(3):
+        with pytest.raises(TimedOut):
+            await fetch(url, timeout_s=0.3)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_that_does_not_end_is_not_read_to_its_end(endpoint, declared):
+    sent = []
+
+    async def flood(request):
+        answer = web.StreamResponse()
+        if declared:
+            answer.content_length = 2**30
+        await answer.prepare(request)
+        while True:
+            await answer.write(b" " * 65_536)
+            sent.append(65_536)
+
+    url, _ = await endpoint(callback=flood)
+    with pytest.raises(TooLarge):
+        await fetch(url)
+    assert sum(sent) < 32 * 2**20
+
+
+async def test_a_body_is_not_decompressed(endpoint):
+    """A hundred megabytes of spaces are a hundred kilobytes on the wire."""
+    asked = []
+
+    async def bomb(request):
+        asked.append(request.headers["Accept-Encoding"])
+        body = gzip.compress(b" " * 10_000_000 + b"{}")
+        return web.Response(body=body, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+
+    url, _ = await endpoint(callback=bomb)
+    with pytest.raises(BadInput, match="not JSON"):
+        await fetch(url)
+    assert asked == ["identity"]
+
+
+async def test_a_callback_at_a_private_address_is_not_dialled(endpoint, monkeypatch):
+    """The offer came from a public address: its callback names one of the payer's own network."""
+    url, asked = await endpoint()
+
+    async def offer(at, connections):
+        return lnurl.Offer(lnurl.address_policy.parse(url.replace("http:", "https:")), 1, 50_000, PROVIDER.public)
+
+    monkeypatch.setattr(lnurl, "_offer", offer)
+    with pytest.raises(NotAllowed, match="not a public address"):
+        await fetch("https://provider.example/pay", allow_private=False)
+    assert not asked
+
+
+async def test_a_name_that_is_rebound_to_a_private_address_is_not_dialled(endpoint, monkeypatch):
+    """DNS rebinding: what is resolved for the connection itself is what is checked."""
+    url, asked = await endpoint()
+    port = int(url.split(":")[2].partition("/")[0])
+    looked_up = []
+
+    async def resolve(self, host, port=0, family=0):
+        looked_up.append(host)
+        return [{"hostname": host, "host": "127.0.0.1", "port": port, "family": 2, "proto": 6, "flags": 0}]
+
+    monkeypatch.setattr(lnurl.address_policy.DefaultResolver, "resolve", resolve)
+    with pytest.raises(NotAllowed, match="not a public address"):
+        await fetch(f"https://rebound.example:{port}/.well-known/lnurlp/alice", allow_private=False)
+    assert looked_up == ["rebound.example"] and not asked
+
+
+async def test_a_request_that_names_another_endpoint_is_not_sent_there(endpoint):
+    url, asked = await endpoint()
+    key = zaps.Key("10" * 32, PROVIDER.public, 0)
+
+    def naming(text):
+        return zaps.build_request(CUSTOMER, key, 21_000, relays=[], lnurl=text, created_at=int(time.time()))
+
+    with pytest.raises(BadZap, match="lnurl"):
+        await fetch(url, naming(lnurl.encode("https://other.example/pay")))
+    assert not asked
+    assert await fetch(url, naming(lnurl.encode(url).upper()))
+
+
+async def test_whose_receipts_an_endpoint_announces_may_be_left_to_it(endpoint):
+    url, _ = await endpoint({"nostrPubkey": CUSTOMER.public})
+    assert (await fetch(url, nostr_pubkey=None)).amount_msat == 21_000
+    assert (await lnurl.fetch_offer(url, allow_private=True)).nostr_pubkey == CUSTOMER.public
 
 
 async def test_nobody_there_is_a_lost_link(unused_tcp_port):
@@ -333,28 +469,3 @@ async def test_the_offer_is_what_lud_06_and_nip_57_ask_for(provider):
     assert (offer["minSendable"], offer["maxSendable"]) == (10, 100_000)
     assert offer["callback"].startswith(base)
     assert any(kind == "text/plain" for kind, _ in orjson.loads(offer["metadata"]))
-
-
-async def test_a_wallet_in_a_browser_may_read_every_answer():
-    async def quote(zap_request, amount_msat, origin):
-        raise NotFound("due", "nothing is owed for that")
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        base = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        endpoint = Endpoint("alice", base, PROVIDER.public, quote)
-        async with serving(endpoint, listening), ClientSession() as session:
-            asked = [
-                ("OPTIONS", endpoint.pay_url, 204),
-                ("OPTIONS", endpoint.callback, 204),
-                ("GET", endpoint.pay_url, 200),
-                ("GET", f"{endpoint.callback}?amount=5&nostr=x", 200),
-                ("GET", f"{base}/.well-known/lnurlp/nobody", 404),
-                ("POST", endpoint.callback, 405),
-            ]
-            for method, url, status in asked:
-                async with session.request(method, url, headers={"Origin": "https://wallet.example"}) as answer:
-                    assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (status, "*")
-                    assert "GET" in answer.headers["Access-Control-Allow-Methods"]
-                    if status >= 400:
-                        said = orjson.loads(await answer.read())
-                        assert said["status"] == "ERROR" and said["reason"]

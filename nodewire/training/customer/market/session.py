@@ -12,7 +12,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.pay import registry
 from nodewire.pay.accounts.debts import Debt, Key
 from nodewire.pay.accounts.ledger import Ledger
-from nodewire.pay.accounts.payer import Payer
+from nodewire.pay.accounts.payer import Payer, ZapTerms
 from nodewire.pay.lightning import lnurl
 from nodewire.store.blobs import Blobs
 
@@ -39,7 +39,9 @@ class TrainingSession:
             allow_private=self.config.private_endpoints,
         )
         relays = self.config.relays
-        return await self.payer.pay(key, amount_msat, fetch, relays=relays, lnurl=lnurl.encode(url), alone=True)
+        return await self.payer.pay(
+            key, amount_msat, fetch, relays=relays, lnurl=lnurl.encode(url), terms=ZapTerms(alone=True)
+        )
 
 
 async def open_session(stack: AsyncExitStack, config: CustomerConfig) -> TrainingSession:
