@@ -15,9 +15,11 @@ from pathlib import Path
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import NotAllowed, NotFound, OverBudget
-from nodewire.pay.accounts import debts, dues
+from nodewire.pay.accounts import debts, dues, own_transfers, work_done
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
 from nodewire.pay.accounts.dues import Due
+from nodewire.pay.accounts.own_transfers import OwnTransfers
+from nodewire.pay.accounts.work_done import WorkDone
 from nodewire.pay.lightning.wallet import Receipt
 
 _DEBTS = """CREATE TABLE IF NOT EXISTS debts (
@@ -79,6 +81,8 @@ CREATE TABLE IF NOT EXISTS untold (
     PRIMARY KEY (job, payee, chunk, attempt)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS cursors (wallet TEXT PRIMARY KEY, cursor TEXT NOT NULL) STRICT;
+{own_transfers.TABLE};
+{work_done.TABLE};
 """
 _OWN_FAULT = 0
 """When a job broke off, of those that the provider itself did."""
@@ -116,6 +120,7 @@ class Ledger:
 
     def __init__(self, path: Path | str) -> None:
         self._db = open_versioned(path, "a ledger", _SCHEMA, _VERSION, _STEPS)
+        self.own, self.work = OwnTransfers(self._db), WorkDone(self._db)
 
     def close(self) -> None:
         self._db.close()
@@ -204,6 +209,16 @@ class Ledger:
     def debts_of(self, job: str) -> list[Debt]:
         """Every debt of a job, oldest entry first."""
         return self._debts("job = ? ORDER BY rowid", (job,))
+
+    def newest_debts(self, most: int) -> list[Debt]:
+        """The last that were entered, newest first."""
+        found = self._debts("rowid IN (SELECT rowid FROM debts ORDER BY rowid DESC LIMIT ?) ORDER BY rowid", (most,))
+        return found[::-1]
+
+    def newest_dues(self, most: int) -> list[Due]:
+        """The last that were entered, newest first. A deposit that nobody has to pay is none."""
+        sql = "SELECT * FROM dues WHERE due_by_s < ? OR settled_at_s ORDER BY rowid DESC LIMIT ?"
+        return [_to_due(row) for row in self._db.execute(sql, (dues.NEVER_S, most))]
 
     def unclosed(self) -> list[str]:
         """The jobs something was paid for, and whose receipts are not all given and closed; oldest first."""

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -24,8 +25,26 @@ from nodewire.pay.lightning.invoices import Invoice
 
 MAX_ANSWER_BYTES = 65_536
 
+_MOST_SAID = 200
+
 Fetch = Callable[[Event, int], Awaitable[Invoice]]
 """How a payer gets the invoice for a signed zap request and its amount in msat."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayOffer:
+    """What an endpoint says of itself: the amounts that it takes, and whom or what they are for, in its own words."""
+
+    callback: URL
+    least_msat: int
+    most_msat: int
+    description: str
+
+    def check(self, amount_msat: int) -> None:
+        """Raises NotAllowed: the endpoint takes no such amount."""
+        if not self.least_msat <= amount_msat <= self.most_msat:
+            takes = f"the endpoint takes {self.least_msat} msat to {self.most_msat} msat"
+            raise NotAllowed("amount", f"{amount_msat} msat, {takes}")
 
 
 def encode(url: str) -> str:
@@ -119,23 +138,65 @@ async def fetch_invoice(
     return invoice
 
 
+async def fetch_offer(url: str, *, allow_private: bool = False, timeout_s: float = 10.0) -> PayOffer:
+    """What the endpoint at `url` takes (LUD-06). Raises as `fetch_invoice`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return _offer(await _get(address_policy.parse(url), allow_private))
+    except TimeoutError as error:
+        raise TimedOut("lnurl", f"no answer from {url[:200]} within {timeout_s} s") from error
+
+
+async def fetch_plain_invoice(
+    offer: PayOffer, amount_msat: int, *, network: str, allow_private: bool = False, timeout_s: float = 10.0
+) -> Invoice:
+    """An invoice for a payment that is no zap (LUD-06), of this amount and network. Raises as `fetch_invoice`."""
+    offer.check(amount_msat)
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer = await _get(offer.callback.update_query({"amount": str(amount_msat)}), allow_private)
+    except TimeoutError as error:
+        raise TimedOut("lnurl", f"no invoice from {offer.callback.host} within {timeout_s} s") from error
+    bolt11 = answer.get("pr")
+    if not isinstance(bolt11, str):
+        raise BadInvoice("pr", "not a string")
+    invoice = invoices.decode(bolt11, network=network)
+    invoices.check(invoice, amount_msat=amount_msat, now_s=time.time())
+    return invoice
+
+
 def _callback(offer: dict[str, Any], amount_msat: int, nostr_pubkey: str) -> URL:
     """The callback of a payRequest that takes this amount as a zap."""
-    if offer.get("tag") != "payRequest":
-        raise BadInput("tag", "not a payRequest")
     if offer.get("allowsNostr") is not True:
         raise BadZap("allowsNostr", "the endpoint takes no zaps")
     if offer.get("nostrPubkey") != nostr_pubkey:
         raise BadZap("nostrPubkey", "receipts would be signed by another key")
-    least, most = offer.get("minSendable"), offer.get("maxSendable")
+    found = _offer(offer)
+    found.check(amount_msat)
+    return found.callback
+
+
+def _offer(said: dict[str, Any]) -> PayOffer:
+    if said.get("tag") != "payRequest":
+        raise BadInput("tag", "not a payRequest")
+    least, most = said.get("minSendable"), said.get("maxSendable")
     if type(least) is not int or type(most) is not int:
         raise BadInput("minSendable", "the limits are not integers")
-    if not least <= amount_msat <= most:
-        raise NotAllowed("amount", f"{amount_msat} msat, the endpoint takes {least} msat to {most} msat")
-    callback = offer.get("callback")
+    callback = said.get("callback")
     if not isinstance(callback, str):
         raise BadInput("callback", "not a string")
-    return address_policy.parse(callback)
+    return PayOffer(address_policy.parse(callback), least, most, _said(said.get("metadata")))
+
+
+def _said(metadata: Any) -> str:
+    """The short text of a payRequest's metadata; empty if there is none that can be read. Nothing rests on it."""
+    try:
+        rows = orjson.loads(metadata) if isinstance(metadata, str) else []
+    except orjson.JSONDecodeError:
+        return ""
+    rows = rows if isinstance(rows, list) else []
+    texts = [row[1] for row in rows if isinstance(row, list) and len(row) == 2 and row[0] == "text/plain"]
+    return texts[0][:_MOST_SAID] if texts and isinstance(texts[0], str) else ""
 
 
 async def _get(url: URL, allow_private: bool) -> dict[str, Any]:
