@@ -213,9 +213,7 @@ async def test_after_a_lost_answer_the_same_command_pays_once(payer, payee, endp
 
 async def test_a_command_that_is_killed_while_its_payment_is_on_the_way_has_paid_once(payer, payee):
     preimage = "5a" * 32
-    held = await payee.hold_invoice(
-        4_000, payment_hash=invoices.hash_of(preimage), description="x", expiry_s=600
-    )
+    held = await payee.hold_invoice(4_000, payment_hash=invoices.hash_of(preimage), description="x", expiry_s=600)
     command = [sys.executable, "-m", "nodewire.cli", "wallet", "pay", held.bolt11, "--yes"]
     process = await asyncio.create_subprocess_exec(*command, "--config", str(payer.role))
     async with asyncio.timeout(60):

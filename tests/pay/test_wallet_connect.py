@@ -27,8 +27,11 @@ relays = ["ws://127.0.0.1:1"]
 blossom = ["http://127.0.0.1:1"]
 committee = "38841:{author}:c"
 """
-PROVIDER = CUSTOMER + """specialize = "auto"
+PROVIDER = (
+    CUSTOMER
+    + """specialize = "auto"
 """
+)
 OLD = """
 [wallet]   # the one before
 # kept

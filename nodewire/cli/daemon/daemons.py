@@ -20,7 +20,7 @@ import uvloop
 from rich.markup import escape
 
 from nodewire.cli.common.roles import load_oracle, load_provider
-from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, console, print_json, sats
+from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, console, price_of_work, print_json
 from nodewire.cli.swarm import swarm_node
 from nodewire.cli.swarm.swarm_options import Key, Split, State, SwarmAt, no_market
 from nodewire.core import heap
@@ -211,6 +211,10 @@ def size_of(option: str, text: str) -> int:
         raise BadConfig(option, str(error)) from error
 
 
+def _at_prices(prices: Mapping[str, int], mode: str, chunk: int) -> str:
+    return ", ".join(f"{task} at {price_of_work(msat, mode, chunk)}" for task, msat in prices.items())
+
+
 def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
     """Who and where, what at what price, how to look at it and to stop it."""
     where = f"wallets reach it at {ready['lnurl']}"
@@ -221,7 +225,7 @@ def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
     if "metrics" in ready:
         where += f"; Prometheus scrapes {ready['metrics']}"
     serves = "; ".join(
-        f"{model}: {', '.join(f'{task} at {sats(msat)}' for task, msat in prices.items())} a chunk"
+        f"{model}: {_at_prices(prices, *ready['units'][model])}"
         for model, prices in ready.get("prices_msat", {}).items()
     )
     trains = f"trains {', '.join(ready['trains'])}" if "trains" in ready else ""
@@ -230,7 +234,7 @@ def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
     return (
         f"[bold green]provider[/] ready  [bold]{escape(ready['name'])}[/] {ready['public'][:8]}, {escape(where)}\n"
         f"{escape(sells)}\n"
-        f"[dim]Ctrl-C stops it; `nodewire wallet balance --config {escape(str(config))}` shows what it earned[/]"
+        f"[dim]Ctrl-C stops it; `nodewire earnings --config {escape(str(config))}` shows what it earned[/]"
     )
 
 

@@ -158,9 +158,8 @@ def _role_of(config: Path, data: dict[str, Any]) -> str:
     """Whose file it is, which need not have a wallet yet. Raises BadConfig: an oracle's."""
     if "seat" in data:
         raise BadConfig(str(config), "this is an oracle's file, whose account stands in [bonds]: url and token_file")
-    return (
-        "provider" if (ProviderConfig.model_fields.keys() - CustomerConfig.model_fields.keys()) & data else "customer"
-    )
+    sold = (ProviderConfig.model_fields.keys() - CustomerConfig.model_fields.keys()) & data.keys()
+    return "provider" if sold else "customer"
 
 
 def _check_needs(role: str, found: Sequence[Finding]) -> None:
