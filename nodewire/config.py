@@ -49,7 +49,7 @@ def parse_msat(text: str) -> int:
     return int(value)
 
 
-def _msat_of(said: object) -> object:
+def msat_of(said: object) -> object:
     """An amount as a file has it: whole msat, or a text with a unit. Raises ValueError."""
     if isinstance(said, float):
         raise ValueError(f'{said}: write a text with a unit, such as "{said}sat", or whole msat')
@@ -60,7 +60,7 @@ def _msat_of(said: object) -> object:
 
 
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
-Amount = Annotated[Msat, BeforeValidator(_msat_of)]
+Amount = Annotated[Msat, BeforeValidator(msat_of)]
 Address = Annotated[str, shaped(r"^[^\s]{1,255}:[0-9]{1,5}$", "host:port")]
 SpliceAt = Annotated[str, shaped(r"^splice:[0-9a-f]{64}@[^\s]{1,255}:[0-9]{1,5}$", SPLICE_WORDS)]
 _NAMED = r"[0-9a-f]{64}:[a-z0-9][a-z0-9._-]{0,63}$"

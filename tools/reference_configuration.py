@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from nodewire.cli.daemon.relay_file import RelayFile
-from nodewire.config import CustomerConfig, OracleConfig, ProviderConfig, Section
+from nodewire.config import CustomerConfig, OracleConfig, ProviderConfig, Section, msat_of
 from nodewire.gateway.config import GatewayConfig
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.encoding.validation_errors import words_of
@@ -145,6 +145,8 @@ def _value(annotation: Any, metadata: Any = ()) -> str:
     for one in metadata:
         if isinstance(one, BeforeValidator) and one.func is parse_size:
             return 'size: a number of bytes, or "10GB", "2GiB"'
+        if isinstance(one, BeforeValidator) and one.func is msat_of:
+            return 'amount: a number of millisats, or "187.5sat"'
         if isinstance(one, BeforeValidator) and "layers" in one.func.__name__:
             return 'layers such as "0-7"'
         if isinstance(one, BeforeValidator) and "public" in one.func.__name__:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 from collections.abc import Awaitable, Callable, Mapping
@@ -59,6 +60,15 @@ def allow_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+def _log_level() -> int:
+    """How much daemons log, by the environment's NODEWIRE_LOG. Raises BadConfig."""
+    said = os.environ.get("NODEWIRE_LOG", "info")
+    level = logging.getLevelNamesMapping().get(said.upper())
+    if level is None:
+        raise BadConfig("NODEWIRE_LOG", f"{said[:20]!r} is none of debug, info, warning and error")
+    return level
+
+
 def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> None:
     """Run a service under uvloop until SIGINT or SIGTERM; what it opened is closed in reverse order.
 
@@ -69,7 +79,7 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
 
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname).1s %(name)s %(message)s", "%H:%M:%S"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=_log_level(), handlers=[handler])
     allow_descriptors()
 
     async def main() -> None:

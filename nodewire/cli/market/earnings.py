@@ -30,10 +30,12 @@ def earnings(
     the worker's calls, in which they computed or waited for each other.
     """
     from nodewire.pay.accounts import earnings as books
+    from nodewire.pay.accounts.ledger import Ledger
 
     role = load_provider(config)
     if not role.ledger.exists():
         raise NotFound("ledger", f"{role.ledger} is not there: this provider has not run yet")
+    Ledger(role.ledger).close()  # of an earlier version it is led to this one
     now_s = time.time()
     since_s = int(now_s) // _DAY_S * _DAY_S - (days - 1) * _DAY_S
     found, takings = books.by_task(role.ledger, since_s), books.read(role.ledger, now_s)
@@ -60,7 +62,7 @@ def _show(found: Sequence[Earning], per_hour: int | None, hour: str) -> None:
     if not found:
         console.print("nothing was earned in these days")
         return
-    titles = ("day (UTC)", "model", "task", "settled", "unsettled", "chunks", "hours", f"a {hour}")
+    titles = ("day (UTC)", "model", "task", "settled", "unsettled", "chunks", "hours", f"an {hour}")
     table = Table(*titles, box=None, header_style="bold dim")
     for one in found:
         hours = f"{one.work_us / 3.6e9:.3f}" if one.work_us else "-"
@@ -69,7 +71,7 @@ def _show(found: Sequence[Earning], per_hour: int | None, hour: str) -> None:
         table.add_row(one.day, *names, sats(one.settled_msat), sats(one.unsettled_msat), str(one.chunks), hours, rate)
     console.print(table)
     settled, unsettled = (sum(msat) for msat in zip(*((e.settled_msat, e.unsettled_msat) for e in found), strict=True))
-    rate = f", {sats(per_hour)} a {hour}" if per_hour is not None else ""
+    rate = f", {sats(per_hour)} for each {hour}" if per_hour is not None else ""
     console.print(f"[bold]{sats(settled)}[/] settled{rate}; {sats(unsettled)} unsettled", soft_wrap=True)
 
 

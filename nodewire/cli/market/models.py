@@ -294,6 +294,8 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
                 "pinned_as": [alias for alias, one in pinned.items() if one.manifest == address],
             }
             said = {"address": address, "digest": digest, "name": manifest.name, "mode": manifest.mode, **whose}
-            said |= {"chunk": manifest.chunk, "price": _least(manifest, tasks)}
-            found.append({**said, "bytes": manifest.weight_bytes, "tasks": tasks, "nodes": nodes, **called_with})
+            cost = {"chunk": manifest.chunk, "price": _least(manifest, tasks)}
+            found.append(
+                {**said, **cost, "bytes": manifest.weight_bytes, "tasks": tasks, "nodes": nodes, **called_with}
+            )
         return found
