@@ -89,7 +89,8 @@ class OwnTransfers:
                 f"WHERE payment_hash = ? AND direction = ? AND {_UNDER_WAY}"
             )
             which = found.payment_hash, found.direction
-            self._db.execute(sql, (found.state, found.fee_msat, found.preimage, found.reason[:200], *which))
+            preimage = found.preimage if found.state == "settled" else None  # of others it is a secret
+            self._db.execute(sql, (found.state, found.fee_msat, preimage, found.reason[:200], *which))
             known = self._all("payment_hash = ? AND direction = ?", *which)
             if not known:
                 raise NotFound("payment_hash", "never begun")
