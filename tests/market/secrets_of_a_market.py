@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,14 +58,12 @@ def files(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def preimages(book: Path, hashes: Iterable[str]) -> dict[str, str]:
-    """The preimages of these payment hashes in a simulated network's book: any 64 hex digits that open one."""
-    db = sqlite3.connect(book)
-    try:
-        dump = "\n".join(db.iterdump()).encode()
-    finally:
-        db.close()
+    """The preimages of these payment hashes in a simulated network's book, as it lies on disk: the 64 hex digits that
+    open one. Its service alone may open the book while it runs.
+    """
+    lies = b"\n".join(path.read_bytes() for path in sorted(book.parent.glob(f"{book.name}*")))
     wanted, found = set(hashes), {}
-    for digits in set(_HEX32.findall(dump)):
+    for digits in set(_HEX32.findall(lies)):
         opened = hashlib.sha256(bytes.fromhex(digits.decode())).hexdigest()
         if opened in wanted:
             found[opened] = digits.decode()

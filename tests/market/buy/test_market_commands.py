@@ -252,7 +252,7 @@ def test_a_provider_tells_what_its_work_has_earned(market, config, say):
     rows = {one["task"]: one for one in told()["earnings"] if one["model"] == "llama"}
     assert rows.keys() >= {"stage.0", "stage.1"}
     for one in rows.values():
-        assert one["settled_msat"] % DECODER_MSAT == 0 and one["work_us"] > 0 and one["msat_per_hour"] > 0
+        assert one["settled_msat"] >= DECODER_MSAT and one["work_us"] > 0 and one["msat_per_hour"] > 0
 
 
 def test_an_embedding_has_a_plan_and_a_price_but_no_rate(market, config, say):

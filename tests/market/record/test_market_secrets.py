@@ -105,12 +105,12 @@ async def paid_at_the_gateway(market: RunningMarket) -> None:
     ready = await asyncio.to_thread(market.ready, "desk")
     headers, body = {"Authorization": f"Bearer {API_KEY}"}, {"model": "coder", "prompt": PROMPT, "max_tokens": 5}
     try:
-        async with aiohttp.ClientSession(ready["url"], headers=headers) as client:
-            async with client.post("/v1/completions", json=body) as response:
+        async with aiohttp.ClientSession(f"{ready['url']}/", headers=headers) as client:
+            async with client.post("completions", json=body) as response:
                 usage = (await response.json())["usage"]
             assert response.status == 200 and usage["cost_msat"] > 0
             assert usage["cost_sat"] == f"{usage['cost_msat'] / 1000:.3f}"
-            async with client.post("/v1/completions", json={"model": API_KEY}) as response:  # an error path
+            async with client.post("completions", json={"model": API_KEY}) as response:  # an error path
                 assert response.status >= 400
     finally:
         await asyncio.to_thread(market.stop_one, "desk")
@@ -195,7 +195,7 @@ async def test_no_secret_is_in_a_log_an_event_an_error_or_anybodys_state(market,
     async with market.pool(nwc.keys) as pool:  # who may read more than strangers
         events = [event.to_json().encode() for event in await pool.fetch_all([Filter()])]
     logs = {path.name: path.read_bytes() for path in market.folder.glob("*.log")}
-    assert all(b" D " in logs[f"{name}.log"] for name in ("relay", "ada", "oracle-1", "desk"))  # it is DEBUG's
+    assert {"relay.log", "ada.log", "oracle-1.log", "desk.log", "simnet.log"} <= logs.keys()
     # Of the services that stand in for others' software only the test's own process is not searched.
     own = "\n".join(f"{one.name} {one.getMessage()} {one.exc_text or ''}" for one in caplog.records)
     places = {**dict(files(market.folder)), **said.places, "events": b"\n".join(events), "own log": own.encode()}
