@@ -10,6 +10,7 @@ from nodewire.customer.payments.job_payments import most_chunks, most_units
 from nodewire.pay.accounts.payer import Fees
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.plan.codec import CHARS_PER_TOKEN
+from nodewire.protocol.job.chunk import chunk_of
 from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
@@ -49,7 +50,7 @@ def estimate(
         size = sum(one.nbytes for frame in inputs for one in frame.tensors)
         prompt = -(-min(-(-size // CHARS_PER_TOKEN), manifest.context or size) // manifest.chunk)
         most_prompt = most_units(manifest, inputs)
-        answer = -(-min(max_tokens, manifest.context or max_tokens) // manifest.chunk)
+        answer = chunk_of(manifest, max(0, min(max_tokens, manifest.context or max_tokens) - 1))  # the prompt makes one
         units, most, closed = max(1, prompt) + answer, most_prompt + answer, 1 + answer
     else:
         most_prompt, units = 1, max(1, most_chunks(manifest, inputs))

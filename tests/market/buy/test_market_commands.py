@@ -221,7 +221,7 @@ def test_plan_price_and_names_are_said_before_the_output(market, config):
 
 
 def test_a_quote_says_what_a_generation_comes_to_and_buys_nothing(market, config, say):
-    asked = ["generate", "the cat", "--config", str(config), "--model", market.decoder["address"], "--max-tokens", "65"]
+    asked = ["generate", "the cat", "--config", str(config), "--model", market.decoder["address"], "--max-tokens", "66"]
     ledger = market.ledger("clumsy")
     before = ledger.spent()
     told = json.loads(say(*asked, "--quote", "--json")[1])
@@ -233,7 +233,7 @@ def test_a_quote_says_what_a_generation_comes_to_and_buys_nothing(market, config
     assert "live holders" in err and "request" not in err and not out
     assert ledger.spent() == before
     done = json.loads(say(*asked, "--json")[1])
-    assert sum(done["paid_msat"].values()) == told["about_msat"]  # all 65 tokens came, and the prompt is one chunk
+    assert sum(done["paid_msat"].values()) == told["about_msat"]  # all 66 tokens came, the first with the prompt
     assert done["fees_msat"] <= told["most_fees_msat"]
     ledger.close()
 
