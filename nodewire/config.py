@@ -49,7 +49,18 @@ def parse_msat(text: str) -> int:
     return int(value)
 
 
+def msat_of(said: object) -> object:
+    """An amount as a file has it: whole msat, or a text with a unit. Raises ValueError."""
+    if isinstance(said, float):
+        raise ValueError(f'{said}: write a text with a unit, such as "{said}sat", or whole msat')
+    try:
+        return parse_msat(said) if isinstance(said, str) else said
+    except BadInput as error:
+        raise ValueError(error.reason) from error
+
+
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
+Amount = Annotated[Msat, BeforeValidator(msat_of)]
 Address = Annotated[str, shaped(r"^[^\s]{1,255}:[0-9]{1,5}$", "host:port")]
 SpliceAt = Annotated[str, shaped(r"^splice:[0-9a-f]{64}@[^\s]{1,255}:[0-9]{1,5}$", SPLICE_WORDS)]
 _NAMED = r"[0-9a-f]{64}:[a-z0-9][a-z0-9._-]{0,63}$"
@@ -248,15 +259,26 @@ class Serve(Section):
     """The only version of the manifest that is served. Empty: every version that its author publishes."""
     tasks: tuple[Name, ...] = Field(min_length=1, max_length=1_024)
     """The tasks of the manifest that this provider serves."""
-    price_msat: Msat
-    """The price of each task for a chunk. A decoder's prompt counts by every 64 positions, its answer by every 64
-    tokens; a begun chunk counts whole. An encoder's call is one chunk."""
+    price_per_million: Amount | None = None
+    """The price of each task for a million tokens of prompt or answer: a text such as "187.5sat", or whole msat. Chunks
+    of 64 are paid in whole msat, so it goes by steps of 15.625 sat. Another one is refused, with the nearest two."""
+    price_msat: Msat | None = None
+    """The price of each task for a chunk, in place of `price_per_million`. A decoder's prompt counts by every 64
+    positions, its answer by every 64 tokens; a begun chunk counts whole. An encoder's call is one chunk."""
     slots: Annotated[int, Field(ge=1, le=4_096)] | Literal["most"] | None = None
     """Sessions of the whole context at once, or more of shorter ones. Empty: the manifest's number. "most": all that
     `memory` has room for."""
     us_per_position: int | None = Field(default=None, ge=1, le=2**40)
     """The speed that the ad claims, in microseconds. Empty: the speed that `nodewire profile` measured, or the daemon
     at its start."""
+
+    @model_validator(mode="after")
+    def _has_one_price(self) -> Self:
+        if (self.price_msat is None) == (self.price_per_million is None):
+            raise ValueError(
+                "price_msat: name one price, price_per_million (for tokens) or price_msat (for a chunk, or a call)"
+            )
+        return self
 
 
 class AutoConfig(Section):

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from nodewire.cli.daemon.relay_file import RelayFile
-from nodewire.config import CustomerConfig, OracleConfig, ProviderConfig, Section
+from nodewire.config import CustomerConfig, OracleConfig, ProviderConfig, Section, msat_of
 from nodewire.gateway.config import GatewayConfig
 from nodewire.protocol.encoding.byte_sizes import parse_size
 from nodewire.protocol.encoding.validation_errors import words_of
@@ -27,6 +27,10 @@ from relay.limits import BlobLimits, Limits
 from tools.field_texts import text_of
 from tools.reference_cli import as_text
 
+_FORMS: dict[Any, str] = {
+    parse_size: 'size: a number of bytes, or "10GB", "2GiB"',
+    msat_of: 'amount: a number of millisats, or "187.5sat"',
+}
 _HEAD = """# Configuration
 
 `make docs` writes this page from the code. A role is one process with one TOML file. A path in a file is relative to
@@ -143,8 +147,8 @@ def _value(annotation: Any, metadata: Any = ()) -> str:
         count = f"{least or 0} to {most} of: " if most else "list of: "
         return count + _value(arguments[0])
     for one in metadata:
-        if isinstance(one, BeforeValidator) and one.func is parse_size:
-            return 'size: a number of bytes, or "10GB", "2GiB"'
+        if isinstance(one, BeforeValidator) and one.func in _FORMS:
+            return _FORMS[one.func]
         if isinstance(one, BeforeValidator) and "layers" in one.func.__name__:
             return 'layers such as "0-7"'
         if isinstance(one, BeforeValidator) and "public" in one.func.__name__:

@@ -18,7 +18,7 @@ from nodewire.cli.buy import ask, chat, run
 from nodewire.cli.daemon import committee as committees
 from nodewire.cli.daemon import daemons, gateway, relay, splice
 from nodewire.cli.doctor import doctor, net
-from nodewire.cli.market import bond, keys, models, place, wallet
+from nodewire.cli.market import bond, earnings, keys, models, place, wallet
 from nodewire.cli.market.tabs import tabs
 from nodewire.cli.model import family, profile, quantize, register, vocabulary
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, OPERATORS, PlainFormatter, fail
@@ -67,6 +67,7 @@ for room in (
     daemons,
     relay,
     splice,
+    earnings,
     net,
     audit,
     profile,

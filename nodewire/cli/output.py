@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from nodewire.errors import NodewireError
+from nodewire.protocol.market.token_price import per_million_msat
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 console = Console(highlight=False)
@@ -157,3 +158,15 @@ def counted(count: int, what: str) -> str:
 def sats(msat: int) -> str:
     """Millisats for people: "12.345 sat"."""
     return f"{msat / 1000:,.3f} sat"
+
+
+def per_million(price_msat: int, chunk: int) -> str:
+    """The price of a chunk of so many tokens, as people quote it: "46.891 sat" for a million of them."""
+    return sats(int(per_million_msat(price_msat, chunk)))
+
+
+def price_of_work(price_msat: int, mode: str, chunk: int) -> str:
+    """What work costs, with its unit: for a million tokens where a model makes text, else for a call."""
+    if mode == "generate":
+        return f"{per_million(price_msat, chunk)} a million tokens"
+    return f"{sats(price_msat)} a call"

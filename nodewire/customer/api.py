@@ -31,6 +31,7 @@ from nodewire.customer.calls.stateless_call import StatelessCall
 from nodewire.customer.calls.tensor_call import Evaluation, jobs
 from nodewire.customer.calls.transcript import transcribed
 from nodewire.customer.contacts import people
+from nodewire.customer.job.estimate import Estimate
 from nodewire.customer.job.job import Purchase
 from nodewire.customer.job.purchased_job import MAX_REPAIRS, PurchasedJob, judgement
 from nodewire.customer.job.retry_policy import MAX_AGAIN
@@ -43,7 +44,8 @@ from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import BadInput, NodewireError, NotAllowed
 from nodewire.kind import JobKind, installed
 from nodewire.plan.codec import EdgeCodec
-from nodewire.protocol.job.plan import Terms
+from nodewire.protocol.job.plan import Plan, Terms
+from nodewire.protocol.market.token_price import per_million_msat
 from nodewire.protocol.model.chat_template import ChatTemplate
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.swarm.member import SwarmCustomer
@@ -63,6 +65,38 @@ class CallListener:
     """Told what `Customer.last` is when the call has ended."""
     moved: Callable[[Migration], None] = lambda move: None
     """Told of every move to other providers, which only generations make."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What a generation would come to. `holders`: how many live providers held each task."""
+
+    manifest: Manifest
+    plan: Plan
+    holders: Mapping[str, int]
+    estimate: Estimate
+
+    def document(self) -> dict[str, Any]:
+        """The quote as plain data; prices in msat, of a chunk and of a million tokens."""
+        chunk = self.manifest.chunk
+        return {
+            "model": self.manifest.name,
+            "epoch": self.plan.epoch,
+            "tasks": [
+                {
+                    "task": one.task,
+                    "provider": one.provider,
+                    "price_msat": one.price_msat,
+                    "holders": self.holders.get(one.task, 0),
+                }
+                for one in self.plan.tasks
+            ],
+            "chunk": chunk,
+            "chunk_msat": self.plan.chunk_msat,
+            "msat_per_million": int(per_million_msat(self.plan.chunk_msat, chunk)),
+            "share_ppm": self.plan.verification.share_ppm,
+            **self.estimate.document(),
+        }
 
 
 NO_LISTENER = CallListener()
@@ -219,6 +253,32 @@ class Customer:
         if transcribe:
             done["transcript"] = (await transcribed(made)).document()
         self._tell(done, listener.ended)
+
+    async def quote(
+        self,
+        model: str | ModelAt,
+        prompt: str,
+        *,
+        terms: Terms | None = None,
+        edge_codec: EdgeCodec | None = None,
+        **params: Any,
+    ) -> Quote:
+        """What `generate` would come to with the same arguments: the plan that the market would give now, about how
+        much, and at most. Nothing is requested, and the wallet is not asked.
+
+        Raises:
+            BadInput, Ambiguous, NotFound, NoQuorum, NoProvider, OverBudget: as `generate`.
+
+        """
+        _check(prompt)
+        address, manifest = await self._manifest(model, "generate")
+        kind, text = self._kind(manifest), await self._text(manifest)
+        checked, terms = dict(kind.check(manifest, params)), terms or self.terms
+        made = Generation(
+            self.session, kind, address, manifest, text, prompt, terms, checked, lambda bought: None, edge_codec
+        )
+        drawn, whole = await made.quote()
+        return Quote(manifest, drawn.plan, drawn.holders, whole)
 
     async def _generated(self, made: Generation) -> dict[str, Any]:
         """What was bought, and what came of it."""

@@ -356,5 +356,6 @@ def _ready(resources: ProviderResources, tasks: OpenTasks, wire: Sequence[str]) 
         "wire": list(wire),
         "serves": {s.manifest.name: list(s.tasks) for s in tasks.served},
         "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in tasks.served},
+        "units": {s.manifest.name: (s.manifest.mode, s.manifest.chunk) for s in tasks.served},
         **({"specialize": config.specialize} if tasks.follower is not None else {}),
     }

@@ -89,7 +89,7 @@ async def address_signer(address: str, wallet: Wallet, *, allow_private: bool) -
         offer = await lnurl.fetch_offer(lnurl.pay_url(address), allow_private=allow_private)
     except NodewireError as error:
         raise BadConfig("lnurl.address", f"{address}: {error}") from error
-    return offer.nostr_pubkey
+    return offer.zapper()
 
 
 async def follow_address(pool: Pool, till: Till, public: str, signer: str, on_settled: Callable[[Due], None]) -> None:

@@ -33,6 +33,7 @@ from nodewire.cli.buy.purchase import (
 )
 from nodewire.cli.buy.sampling_options import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.common.local import Dtype, Local, Threads, dtype_of, encoder_folder, model_folder
+from nodewire.cli.common.roles import naming
 from nodewire.cli.output import CUSTOMERS, Json, console, counted, notes, one_line, print_json
 from nodewire.cli.output import steps as loading
 from nodewire.cli.swarm.swarm_options import Key, Lookahead, Split, State, SwarmAt, customer_of, no_market, only_swarm
@@ -122,6 +123,9 @@ def generate(
         Path | None,
         typer.Option(help="Write a signed record of each token's providers to this JSON file, for `nodewire audit`."),
     ] = None,
+    quote: Annotated[
+        bool, typer.Option("--quote", help="Say who would do it, about how much it costs and at most; buy nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Continue a text, or answer it, on strangers' machines or on a swarm's, streaming."""
@@ -130,12 +134,12 @@ def generate(
     whom = {"driver": driver, "trusted": trusted, "ends": ends, "exclude": exclude, "region": region}
     if local is not None:
         only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
-        only_here("--local", resplit=resplit, **whom)
+        only_here("--local", resplit=resplit, quote=quote, **whom)
         _check_unsigned(transcript)
         local = model_folder(local)
     if swarm is not None:
         no_market(config=config, model=model, local=local, budget=budget, verify=verify, wait=wait)
-        no_market(transcript=transcript, resplit=resplit, **whom)
+        no_market(transcript=transcript, resplit=resplit, quote=quote, **whom)
     else:
         only_swarm(split=split, key=key, state=state)
     if local is None:
@@ -158,6 +162,15 @@ def generate(
     else:
         config, customer = needs(config, model)
         customer = from_whom(customer, driver, trusted, ends, exclude, region)
+        if quote:
+            _quote(
+                customer,
+                model,
+                question,
+                PurchaseOptions.from_options(budget, edge_codec, verify=verify, wait=wait),
+                json=json,
+            )
+            return
         asked = PurchaseOptions.from_options(budget, edge_codec, verify=verify, wait=wait)
         params |= {"resplit_msat": parse_msat(resplit)} if resplit else {}
         done = _generate_with_transcript(customer, model, question, asked, transcript)
@@ -246,6 +259,29 @@ def embed(
         )
     if config is not None and local is None:
         _show_bill(done, config, streamed=False, sampled=asked.verify)
+
+
+def _quote(customer: CustomerConfig, model: str, question: _Question, asked: PurchaseOptions, *, json: bool) -> None:
+    """Print what the generation would come to."""
+    from nodewire.cli.buy.job_view import ObservableCustomer, show_plan
+
+    async def quoted() -> dict[str, Any]:
+        with naming(customer.relays):
+            async with ObservableCustomer(customer, show=not json, asks=not json, is_buyer=False) as opened:
+                prompt, params = question.text, dict(question.params)
+                if question.chat:
+                    prompt, params = await _asked(prompt, params, await opened.chat_template(model))
+                params.pop("resplit_msat", None)
+                terms = asked.arguments(opened)
+                made = await opened.quote(model, prompt, terms=terms["terms"], edge_codec=terms["edge_codec"], **params)
+                ads = await opened.session.record.ads(made.plan)
+                if not json:
+                    show_plan(made, {public: ad.name for public, ad in ads.items()})
+                return made.document()
+
+    done = uvloop.run(quoted())
+    if json:
+        print_json(done)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -231,11 +231,13 @@ class _OnTerminal:
         if not rows:
             notes.print("[dim]nothing has been answered yet[/]")
             return
-        table = Table("task", "provider", "a chunk", "from here", "to the next", box=None, header_style="bold dim")
+        table = Table(
+            "task", "provider", "a million tokens", "from here", "to the next", box=None, header_style="bold dim"
+        )
         for row in rows:
             far = [f"{row[at]:.1f} ms" if row[at] is not None else "-" for at in ("from_here_ms", "to_next_ms")]
             provider = named(row["provider"], {row["provider"]: row["name"]})
-            table.add_row(row["task"], provider, sats(row["price_msat"]), *far)
+            table.add_row(row["task"], provider, sats(row["msat_per_million"]), *far)
         console.print(table)
 
     def says(self, text: str) -> None:

@@ -24,6 +24,7 @@ from nodewire.customer.models.names import ModelAt
 from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import BadInput, OverBudget
 from nodewire.plan.assign import link_us
+from nodewire.protocol.market.token_price import per_million_msat
 from nodewire.protocol.model.chat_template import ChatTemplate
 from nodewire.swarm.member import SwarmCustomer
 
@@ -233,6 +234,7 @@ class Conversation(Talk):
                     "provider": who[n],
                     "name": self.customer.names.get(who[n], ""),
                     "price_msat": task.price_msat,
+                    "msat_per_million": int(per_million_msat(task.price_msat, self.last.manifest.chunk)),
                     "to_next_ms": round(link_us(here, there) / 1000, 2) if here and there else None,
                     "from_here_ms": round(trips.least_us / 2000, 2) if trips is not None else None,
                 }

@@ -5,21 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.table import Table
 from rich.text import Text
 
 from nodewire.cli.buy.ring_map import show_ring
 from nodewire.cli.common.model_choice import resolved
-from nodewire.cli.output import counted, notes, one_line, plain, sats
+from nodewire.cli.output import counted, notes, one_line, per_million, plain, price_of_work, sats
 from nodewire.config import CustomerConfig
 from nodewire.customer.api import Customer
+from nodewire.customer.job.estimate import Estimate
 from nodewire.customer.job.session import PlannedJob
 from nodewire.customer.job.summary import spent
 from nodewire.customer.models.names import ModelAt
 from nodewire.pay.bond.settlement import FLAT_UNITS, share_msat
-from nodewire.protocol.job.plan import LOCAL
+from nodewire.protocol.job.plan import LOCAL, Plan
+from nodewire.protocol.model.manifest import Manifest
 from nodewire.swarm.member import SwarmCustomer
 
 _NAME_CHARS = 24
@@ -30,8 +32,10 @@ class ObservableCustomer(Customer):
     `asks` a user at a terminal says which model a name means, once.
     """
 
-    def __init__(self, config: CustomerConfig | SwarmCustomer, *, show: bool, asks: bool) -> None:
-        super().__init__(config)
+    def __init__(
+        self, config: CustomerConfig | SwarmCustomer, *, show: bool, asks: bool, is_buyer: bool = True
+    ) -> None:
+        super().__init__(config, is_buyer=is_buyer)
         self.names: dict[str, str] = {}
         self._show, self._asks = show, asks
         self._found: dict[str, ModelAt] = {}
@@ -59,7 +63,8 @@ class ObservableCustomer(Customer):
         if self._show and plan.algorithm == "file/1":
             show_ring(bought, self.names, self.session.node)
         elif self._show:
-            _show_plan(bought, self.names)
+            show_plan(bought, self.names)
+            notes.print(f"request {bought.request.id}", soft_wrap=True)
 
     async def so_far(self) -> dict[str, Any]:
         """What was requested and paid until now: all that has left the wallet since it was opened."""
@@ -97,23 +102,45 @@ class GrowingText:
         self._began = False
 
 
-def _show_plan(bought: PlannedJob, names: Mapping[str, str]) -> None:
-    """Who does what, for how much, and out of how many."""
-    plan, manifest = bought.plan, bought.manifest
+class Planned(Protocol):
+    """A plan that nothing was requested by yet, of a purchase or of a quote."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def holders(self) -> Mapping[str, int]: ...
+    @property
+    def estimate(self) -> Estimate: ...
+
+
+def show_plan(planned: Planned, names: Mapping[str, str]) -> None:
+    """Who does what, for how much, and out of how many; what all of it comes to, about and at most."""
+    plan, manifest, estimate = planned.plan, planned.manifest, planned.estimate
+    makes_text = manifest.mode == "generate"
     table = Table("task", "provider", "price", "live holders", box=None, header_style="bold dim")
     for a in plan.tasks:
-        table.add_row(a.task, named(a.provider, names), sats(a.price_msat), str(bought.holders.get(a.task, "-")))
+        price = per_million(a.price_msat, manifest.chunk) if makes_text else sats(a.price_msat)
+        table.add_row(a.task, named(a.provider, names), price, str(planned.holders.get(a.task, "-")))
     notes.print(table)
-    unit = f"a chunk: {manifest.chunk} tokens, or positions of the prompt" if manifest.mode == "generate" else "a call"
-    notes.print(f"[bold]{sats(plan.chunk_msat)}[/] {unit}", soft_wrap=True)
+    unit = f", {sats(plan.chunk_msat)} a chunk of {manifest.chunk}, of prompt or answer" if makes_text else ""
+    notes.print(f"[bold]{price_of_work(plan.chunk_msat, manifest.mode, manifest.chunk)}[/]{unit}", soft_wrap=True)
     if share := share_msat(plan):
         verified = plan.verification
-        grows = f"; more beyond {FLAT_UNITS} chunks of context" if manifest.mode == "generate" else ""
+        each = price_of_work(share, manifest.mode, manifest.chunk)
+        grows = f"; more beyond {FLAT_UNITS} chunks of context" if makes_text else ""
         notes.print(
-            f"[bold]+ {sats(share)}[/] verification share ({verified.share_ppm / 10_000:g} %{grows}):"
+            f"[bold]+ {each}[/] verification share ({verified.share_ppm / 10_000:g} %{grows}):"
             f" {verified.rate_ppm / 10_000:g} % of the chunks are drawn, and computed again by others",
             soft_wrap=True,
         )
+    notes.print(
+        f"about [bold]{sats(estimate.about_msat)}[/] for the whole, at most [bold]{sats(estimate.most_msat)}[/]; with"
+        f" all repairs and moves the budget bounds it, {sats(estimate.budget_msat)}. Routing fees come on top, at most"
+        f" {sats(estimate.most_fees_msat)}",
+        soft_wrap=True,
+    )
     if plan.terms.codecs:
         narrowed = ", ".join(f"{edge} {codec}" for edge, codec in sorted(plan.terms.codecs.items()))
         notes.print(f"lossy, as you asked: {one_line(narrowed)}", soft_wrap=True)
@@ -122,7 +149,6 @@ def _show_plan(bought: PlannedJob, names: Mapping[str, str]) -> None:
         " latency[/]",
         soft_wrap=True,
     )
-    notes.print(f"request {bought.request.id}", soft_wrap=True)
 
 
 def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled: bool) -> None:

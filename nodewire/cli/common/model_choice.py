@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from nodewire.cli.output import notes, one_line, sats
+from nodewire.cli.output import notes, one_line, price_of_work
 from nodewire.config import AnyRole, OracleConfig
 from nodewire.errors import Ambiguous
 from nodewire.nostr.keys import npub
@@ -75,10 +75,10 @@ async def _chosen(name: str, error: Ambiguous) -> ModelAt:
 
 
 def _table(candidates: tuple[Mapping[str, Any], ...]) -> Table:
-    table = Table("", "name", "publisher", "weights", "providers", "a chunk", "", box=None, header_style="bold dim")
+    table = Table("", "name", "publisher", "weights", "providers", "price", "", box=None, header_style="bold dim")
     for number, one in enumerate(candidates, 1):
         size = "-" if one["bytes"] is None else f"{one['bytes'] / 1e6:,.1f} MB"
-        price = "-" if one["price_msat"] is None else f"{sats(one['price_msat'])}"
+        price = "-" if one["price_msat"] is None else price_of_work(one["price_msat"], one["mode"], one["chunk"])
         who = f"{npub(one['publisher'])[:14]}… {one['standing']}"
         table.add_row(
             str(number), one_line(one["name"]), who, size, str(one["providers"]), price, warning(one, "[yellow]{}[/]")

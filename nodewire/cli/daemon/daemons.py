@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +21,7 @@ import uvloop
 from rich.markup import escape
 
 from nodewire.cli.common.roles import load_oracle, load_provider
-from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, console, print_json, sats
+from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, console, price_of_work, print_json
 from nodewire.cli.swarm import swarm_node
 from nodewire.cli.swarm.swarm_options import Key, Split, State, SwarmAt, no_market
 from nodewire.core import heap
@@ -59,6 +60,15 @@ def allow_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+def _log_level() -> int:
+    """How much daemons log, by the environment's NODEWIRE_LOG. Raises BadConfig."""
+    said = os.environ.get("NODEWIRE_LOG", "info")
+    level = logging.getLevelNamesMapping().get(said.upper())
+    if level is None:
+        raise BadConfig("NODEWIRE_LOG", f"{said[:20]!r} is none of debug, info, warning and error")
+    return level
+
+
 def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> None:
     """Run a service under uvloop until SIGINT or SIGTERM; what it opened is closed in reverse order.
 
@@ -69,7 +79,7 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
 
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname).1s %(name)s %(message)s", "%H:%M:%S"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=_log_level(), handlers=[handler])
     allow_descriptors()
 
     async def main() -> None:
@@ -211,6 +221,10 @@ def size_of(option: str, text: str) -> int:
         raise BadConfig(option, str(error)) from error
 
 
+def _at_prices(prices: Mapping[str, int], mode: str, chunk: int) -> str:
+    return ", ".join(f"{task} at {price_of_work(msat, mode, chunk)}" for task, msat in prices.items())
+
+
 def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
     """Who and where, what at what price, how to look at it and to stop it."""
     where = f"wallets reach it at {ready['lnurl']}"
@@ -221,7 +235,7 @@ def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
     if "metrics" in ready:
         where += f"; Prometheus scrapes {ready['metrics']}"
     serves = "; ".join(
-        f"{model}: {', '.join(f'{task} at {sats(msat)}' for task, msat in prices.items())} a chunk"
+        f"{model}: {_at_prices(prices, *ready['units'][model])}"
         for model, prices in ready.get("prices_msat", {}).items()
     )
     trains = f"trains {', '.join(ready['trains'])}" if "trains" in ready else ""
@@ -230,7 +244,7 @@ def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
     return (
         f"[bold green]provider[/] ready  [bold]{escape(ready['name'])}[/] {ready['public'][:8]}, {escape(where)}\n"
         f"{escape(sells)}\n"
-        f"[dim]Ctrl-C stops it; `nodewire wallet balance --config {escape(str(config))}` shows what it earned[/]"
+        f"[dim]Ctrl-C stops it; `nodewire earnings --config {escape(str(config))}` shows what it earned[/]"
     )
 
 

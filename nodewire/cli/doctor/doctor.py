@@ -20,7 +20,7 @@ from nodewire.cli.common.roles import enter_market, naming, wallet_of
 from nodewire.cli.doctor import disk
 from nodewire.cli.doctor import network as doctor_network
 from nodewire.cli.doctor.reach import Check, CheckResult
-from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, print_json, sats
+from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, price_of_work, print_json, sats
 from nodewire.config import (
     AnyRole,
     CustomerConfig,
@@ -35,7 +35,7 @@ from nodewire.errors import BadConfig, NodewireError, NotFound, OverMemory, Paym
 from nodewire.net import host_port
 from nodewire.net.loopback import is_loopback
 from nodewire.protocol.model.manifest import Manifest
-from nodewire.provider.tasks.loader import slots_of
+from nodewire.provider.tasks.loader import price_of, slots_of
 from nodewire.store.state_lock import is_held
 
 _ANSWER_S = 5.0
@@ -273,6 +273,7 @@ async def _serve(role: ProviderConfig, wanted: Serve) -> str:
     names = [task.name for task in manifest.tasks]
     if missing := [name for name in wanted.tasks if name not in names]:
         raise BadConfig("tasks", f"{manifest.name} has no {', '.join(missing)}; it has {', '.join(names)}")
+    price_msat = price_of(wanted, manifest)
     slots = slots_of((wanted,), (manifest,), role.worker.for_sessions)[0][manifest.digest()]
     sizes = [manifest.bytes_at(name, slots) for name in wanted.tasks]
     least, whole = max(sizes), sum(sizes)
@@ -285,7 +286,8 @@ async def _serve(role: ProviderConfig, wanted: Serve) -> str:
         )
     has = role.worker.memory * role.worker.processes
     return (
-        f"{manifest.name}: {', '.join(wanted.tasks)}, {slots} slots, may need {whole / 1e6:.1f} of {has / 1e6:.1f} MB"
+        f"{manifest.name}: {', '.join(wanted.tasks)}, {slots} slots, may need {whole / 1e6:.1f} of {has / 1e6:.1f} MB,"
+        f" each task for {price_of_work(price_msat, manifest.mode, manifest.chunk)}"
     )
 
 

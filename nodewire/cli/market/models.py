@@ -13,12 +13,16 @@ import typer
 
 from nodewire.cli.common.model_choice import warning
 from nodewire.cli.common.roles import enter_market, naming
-from nodewire.cli.output import Json, console, notes, one_line, print_json, sats
+from nodewire.cli.output import Json, console, notes, one_line, per_million, price_of_work, print_json, sats
 from nodewire.config import AnyRole, ModelPin, OracleConfig, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError
+from nodewire.protocol.market.cached_price import WHOLE_PPM, cached_msat
+from nodewire.protocol.market.token_price import per_million_msat
 
 if TYPE_CHECKING:
-    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.snapshot import HeldTasks, Node
+    from nodewire.protocol.model.manifest import Manifest, Task
 
 
 app = typer.Typer(help="List the models on the market, and give them names of your own.")
@@ -115,14 +119,15 @@ def _show(found: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
 
     for model in found:
-        titles = ("memory", "live providers", "a chunk from", "measured", "a position", "many at once")
+        unit = "a million tokens from" if model["mode"] == "generate" else "a call from"
+        titles = ("memory", "live providers", unit, "measured", "a position", "many at once")
         table = Table(f"{model['name']}  {model['mode']}", *titles, box=None)
         for task in model["tasks"]:
-            price = "-" if task["min_price_msat"] is None else sats(task["min_price_msat"])
+            price = _price(task["min_price_msat"], model)
             row = (f"{task['memory_bytes'] / 1e6:.1f} MB", str(task["providers"]), price)
             table.add_row(task["name"], *row, *_measured(task["measured"]))
         console.print(table)
-        for line in _called_with(model):
+        for line in (*_prices(model), *_called_with(model)):
             console.print(line, soft_wrap=True)
         if any(task["measured"] for task in model["tasks"]):
             console.print("[dim]measured by providers: the most memory, and the least time, that one of them says[/]")
@@ -134,6 +139,63 @@ def _show(found: Sequence[Mapping[str, Any]]) -> None:
     for node in {node["public"]: node for model in found for node in model["nodes"]}.values():
         work = f"{sats(node['passed_msat'])} of samples passed, {node['withheld']} withheld"
         console.print(f"[dim]{node['public'][:8]}: bond {sats(node['bond_msat'])}, {work}[/]", soft_wrap=True)
+
+
+def _price(msat: int | None, model: Mapping[str, Any]) -> str:
+    if msat is None:
+        return "-"
+    return per_million(msat, model["chunk"]) if model["mode"] == "generate" else sats(msat)
+
+
+def _prices(model: Mapping[str, Any]) -> list[str]:
+    """What all tasks of a model cost together at least, for people; nothing if one has no provider."""
+    price = model["price"]
+    if price["whole_msat"] is None:
+        return []
+    whole = price_of_work(price["whole_msat"], model["mode"], model["chunk"])
+    if model["mode"] != "generate":
+        return [f"[bold]{whole}[/] at least"]
+    found = per_million(price["cached_msat"], model["chunk"])
+    return [f"[bold]{whole}[/] at least, in or out; {found} of a prompt's beginning that was found"]
+
+
+def _least(manifest: Manifest, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all tasks cost together at least: a chunk (or a call), and a million tokens in, out, and found.
+
+    Tasks that keep nothing of a prompt cost the same where it was found.
+    """
+    whole = [task["min_price_msat"] for task in tasks]
+    found = [task["min_cached_msat"] for task in tasks]
+    price: dict[str, Any] = {"whole_msat": None if None in whole else sum(whole)}
+    price["cached_msat"] = None if None in found else sum(found)
+    if manifest.mode != "generate":
+        return {"whole_msat": price["whole_msat"]}
+    for name, msat in (("in", "whole_msat"), ("out", "whole_msat"), ("cached", "cached_msat")):
+        known = price[msat]
+        price[f"{name}_msat_per_million"] = None if known is None else int(per_million_msat(known, manifest.chunk))
+    return price
+
+
+def _task_row(
+    task: Task, holders: Sequence[tuple[Node, HeldTasks]], told: Sequence[Any], ads: Mapping[str, Ad]
+) -> dict[str, Any]:
+    """One task: who serves it, for how much at least, and what providers have measured of it."""
+    keeps = task.engine == "decoder.stage"
+    prices, found = [], []
+    for node, held in holders:
+        for offer in held.tasks:
+            if offer.task == task.name:
+                ppm = ads[node.pubkey].cached_ppm if keeps and node.pubkey in ads else WHOLE_PPM
+                prices.append(offer.price_msat)
+                found.append(cached_msat(offer.price_msat, ppm))
+    return {
+        "name": task.name,
+        "memory_bytes": task.memory_bytes,
+        "providers": len(prices),
+        "min_price_msat": min(prices, default=None),
+        "min_cached_msat": min(found, default=None),
+        "measured": [asdict(one) for one in told],
+    }
 
 
 def _whose(model: Mapping[str, Any]) -> list[str]:
@@ -196,7 +258,8 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
         stack.callback(following.cancel)
         epoch = await market.epoch(timeout_s=30.0)
         snapshot = await market.snapshot(epoch.body.snapshot)
-        profiles = snapshot.profiles({node.pubkey for node in snapshot.nodes})
+        everybody = {node.pubkey for node in snapshot.nodes}
+        profiles, ads = snapshot.profiles(everybody), snapshot.ads(everybody)
         pinned = {} if isinstance(role, OracleConfig) else role.names
         names = ModelNames(keys.public, pool, market, pinned)
         known = await names.known()
@@ -211,20 +274,10 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
             digest, address = manifest.digest(), manifest_event.address(event)
             published = [one.tasks for one in profiles.values()]
             holders = [(n, h) for n in snapshot.nodes for h in n.held if h.manifest == digest]
-            offers = [t for _, h in holders for t in h.tasks]
             tasks = []
             for task in manifest.tasks:
                 told = [one[digest, task.name] for one in published if (digest, task.name) in one]
-                prices = [offer.price_msat for offer in offers if offer.task == task.name]
-                tasks.append(
-                    {
-                        "name": task.name,
-                        "memory_bytes": task.memory_bytes,
-                        "providers": len(prices),
-                        "min_price_msat": min(prices, default=None),
-                        "measured": [asdict(one) for one in told],
-                    }
-                )
+                tasks.append(_task_row(task, holders, told, ads))
             nodes = [
                 {
                     "public": n.pubkey,
@@ -241,5 +294,8 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
                 "pinned_as": [alias for alias, one in pinned.items() if one.manifest == address],
             }
             said = {"address": address, "digest": digest, "name": manifest.name, "mode": manifest.mode, **whose}
-            found.append({**said, "bytes": manifest.weight_bytes, "tasks": tasks, "nodes": nodes, **called_with})
+            cost = {"chunk": manifest.chunk, "price": _least(manifest, tasks)}
+            found.append(
+                {**said, **cost, "bytes": manifest.weight_bytes, "tasks": tasks, "nodes": nodes, **called_with}
+            )
         return found

@@ -1,11 +1,10 @@
-"""`nodewire wallet`: open an account with a wallet service, and look into a role's wallet."""
+"""`nodewire wallet`: open an account with a wallet service, connect one, and look into a role's wallet."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,8 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.common.roles import load_customer, naming, wallet_of
+from nodewire.cli.market import role_wallet, wallet_pay
+from nodewire.cli.market.wallet_connect import connect
 from nodewire.cli.output import Json, console, counted, notes, one_line, print_json, sats
 from nodewire.config import DEFAULT_WALLET, CustomerConfig, OracleConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, NotAllowed
@@ -26,6 +27,8 @@ app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
 _TIPS = 5
 """The newest that are shown, with what their senders say."""
 _NOT_AGREED = NotAllowed("pay", "not agreed to")
+app.command()(connect)
+wallet_pay.add_to(app)
 
 
 @app.command("open")
@@ -220,29 +223,19 @@ def try_(
     json: Json = False,
 ) -> None:
     """Try what a role's wallet says that it can do, without paying anything, and say what follows where it cannot."""
-    from nodewire.pay import registry
     from nodewire.pay.lightning import probe
 
     account = wallet_of(load_role(config))
 
     async def tried() -> tuple[WalletInfo, list[probe.Finding]]:
-        wallet = registry.wallet_class(account.kind).from_file(account.url, account.token_file)
-        try:
-            await registry.check_network(wallet, account.kind, account.network)
+        async with role_wallet.opened(account) as (wallet, _):
             return await probe.probe(wallet)
-        finally:
-            await wallet.close()
 
     info, found = asyncio.run(tried())
     if json:
-        whole = {name: getattr(info, name) for name in ("id", "network", "unit_msat", "least_msat", "most_msat")}
-        print_json({**whole, "abilities": [{**asdict(one), "means": one.means} for one in found]})
+        print_json(role_wallet.document(info, found))
     else:
-        console.print(f"{escape(info.id)}, of {info.network}; from {sats(info.least_msat)} to {sats(info.most_msat)}")
-        for one in found:
-            follows = f": {one.means}" if one.means else ""
-            said = f" ({one_line(one.said)})" if one.said else ""
-            console.print(f"{one.ability:>10}  {one.state}{escape(said + follows)}", soft_wrap=True)
+        role_wallet.show(info, found)
     if any(one.state == "fails" for one in found):
         raise typer.Exit(1)
 
@@ -253,7 +246,6 @@ def balance(
     json: Json = False,
 ) -> None:
     """Show the balance of a role's wallet, and the expenses and earnings in its ledger."""
-    from nodewire.pay import registry
     from nodewire.pay.accounts.ledger import Ledger
     from nodewire.pay.accounts.unbilled_payments import Tip
 
@@ -261,11 +253,10 @@ def balance(
     account = wallet_of(role)
 
     async def held() -> int:
-        wallet = registry.wallet_class(account.kind).from_file(account.url, account.token_file)
-        try:
+        async with role_wallet.opened(account) as (wallet, info):
+            if "balance" not in info.abilities:
+                raise NotAllowed("balance", "the wallet does not tell it: allow get_balance in the wallet itself")
             return await wallet.balance_msat()
-        finally:
-            await wallet.close()
 
     found, tips = {"balance_msat": asyncio.run(held())}, list[Tip]()
     if not isinstance(role, OracleConfig):  # which keeps no ledger: it buys and sells nothing

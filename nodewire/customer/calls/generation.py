@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nodewire.customer.audit.verdict_watcher import JobVerification
+from nodewire.customer.job.estimate import Estimate
 from nodewire.customer.job.job import Purchase
 from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.purchased_job import MAX_REPAIRS, PurchasedJob, judge
@@ -20,7 +21,7 @@ from nodewire.customer.migration.migrator import Migration, Migrator
 from nodewire.customer.migration.race import Outcome, Race
 from nodewire.customer.models.text import ModelText
 from nodewire.customer.payments.job_payments import most_positions
-from nodewire.customer.planning.planner import PATIENCE_EPOCHS
+from nodewire.customer.planning.planner import PATIENCE_EPOCHS, Draw
 from nodewire.customer.tokens.logprobs import Likely
 from nodewire.customer.tokens.reader import TokenReader
 from nodewire.customer.tokens.token_chunk import Piece
@@ -68,6 +69,10 @@ class Generation:
     _chances: SecondChances = field(default_factory=SecondChances)
     _race: Race = field(init=False)
     _moving: Migrator = field(init=False)
+
+    async def quote(self) -> tuple[Draw, Estimate]:
+        """What it would come to now, of which nothing is bought. Raises as `Purchase.quote`."""
+        return await self._purchase(self.terms, PATIENCE_EPOCHS).quote()
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
         """Buy the rest of the generation. Raises as `Customer.generate`."""

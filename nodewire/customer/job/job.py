@@ -13,13 +13,14 @@ from nodewire.customer.job import request as requesting
 from nodewire.customer.job import settlement
 from nodewire.customer.job.attempt import JobAttempt
 from nodewire.customer.job.durations import JobTimes
+from nodewire.customer.job.estimate import Estimate, estimate
 from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.provider_events import Answers, MoreWork, ProviderRefusal
 from nodewire.customer.job.session import Session
 from nodewire.customer.job.tickets import Tickets
 from nodewire.customer.payments.job_payments import JobPayments, least_msat
 from nodewire.customer.payments.verification_share import Shares
-from nodewire.customer.planning.planner import MAX_POW_BITS, PATIENCE_EPOCHS
+from nodewire.customer.planning.planner import MAX_POW_BITS, PATIENCE_EPOCHS, Draw
 from nodewire.errors import BadFrame, NodewireError, NoProvider
 from nodewire.kind import Params
 from nodewire.nostr.event import Event
@@ -66,6 +67,7 @@ class Purchase:
         self._session = session
         self._order = replace(order, params=order.kind.check(order.manifest, order.params))
         self.most_units = _most_units(order.manifest, self._order.params)
+        self._budget_msat = terms.max_total_msat
         self._terms = session.planner.terms(terms, self.most_units)
         self._tickets = Tickets(session.keys, self._order.params, order.inputs)
         self._accept = accept
@@ -104,6 +106,29 @@ class Purchase:
     def holders(self) -> dict[str, int]:
         """How many live nodes held each task when the plan was drawn."""
         return self.running.drawn.holders
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the job comes to, by its newest plan."""
+        return self._estimate(self.plan)
+
+    async def quote(self) -> tuple[Draw, Estimate]:
+        """The plan that the market would give now, and what the job would come to by it. Nothing is bought.
+
+        Raises:
+            NoQuorum, NoProvider, OverBudget: as `Planner.draw`.
+
+        """
+        drawn = await self._session.planner.draw(
+            self.manifest, self._terms, busy=(), wish=self._wish, patience=self._patience
+        )
+        return drawn, self._estimate(drawn.plan)
+
+    def _estimate(self, plan: Plan) -> Estimate:
+        tokens = self._order.params.get("max_tokens")
+        context = self.manifest.context or 0
+        max_tokens = tokens if isinstance(tokens, int) else context
+        return estimate(plan, self.manifest, self.inputs, max_tokens=max_tokens, budget_msat=self._budget_msat)
 
     @property
     def blamed(self) -> set[str]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nodewire.customer.job.estimate import Estimate
 from nodewire.customer.job.order import JobOrder
 from nodewire.customer.models.names import ModelNames
 from nodewire.customer.payments.debt_collector import Settler
@@ -55,6 +56,10 @@ class PlannedJob(Protocol):
     @property
     def holders(self) -> Mapping[str, int]:
         """The number of live providers that held each task."""
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the job comes to, about and at most."""
 
     @property
     def most_units(self) -> int:

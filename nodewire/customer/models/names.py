@@ -62,7 +62,8 @@ class ModelAt:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A model that a name may mean. `bytes` are its weights', `price_msat` is a chunk's over all its tasks, of the
-    cheapest; None if it is not known, or no provider holds one of them. `resembles` is the address of a pinned or
+    cheapest; None if it is not known, or no provider holds one of them. `mode` and `chunk` are the manifest's, empty
+    and 0 where that is not to be had. `resembles` is the address of a pinned or
     followed model that has the same name, or one that looks alike. `fault` says why its manifest is not to be had.
     """
 
@@ -76,6 +77,8 @@ class Candidate:
     providers: int = 0
     bond_msat: int = 0
     price_msat: int | None = None
+    mode: str = ""
+    chunk: int = 0
     resembles: str = ""
     fault: str = ""
 
@@ -232,6 +235,8 @@ class ModelNames:
                     providers=offer.providers,
                     bond_msat=offer.bond_msat,
                     price_msat=None if None in prices else sum(price or 0 for price in prices),
+                    mode=one.mode,
+                    chunk=one.chunk,
                 )
             )
         return sorted(found, key=lambda candidate: candidate.order)

@@ -34,6 +34,7 @@ class Usage:
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": min(self.cached, self.prompt)},
             "cost_msat": self.cost_msat,
+            "cost_sat": f"{self.cost_msat // 1_000}.{self.cost_msat % 1_000:03}",
             "nodewire_requests": list(self.requests),
         }
 

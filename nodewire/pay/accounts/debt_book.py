@@ -92,6 +92,11 @@ class DebtBook(Book):
         """Every debt of a job, oldest entry first."""
         return self._debts("job = ? ORDER BY rowid", (job,))
 
+    def newest_debts(self, most: int) -> list[Debt]:
+        """The last that were entered, newest first."""
+        found = self._debts("rowid IN (SELECT rowid FROM debts ORDER BY rowid DESC LIMIT ?) ORDER BY rowid", (most,))
+        return found[::-1]
+
     def tab(self, payee: str) -> Tab:
         """What stands between this customer and one payee."""
         sql = (

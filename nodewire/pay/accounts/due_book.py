@@ -252,6 +252,11 @@ class DueBook(Book):
         sql = "SELECT count(*) FROM dues WHERE customer = ? AND chunk = ? AND state = 'due'"
         return int(self._db.execute(sql, (customer, chunk)).fetchone()[0])
 
+    def newest_dues(self, most: int) -> list[Due]:
+        """The last that were entered, newest first. A deposit that nobody has to pay is none."""
+        where = "due_by_s < ? OR settled_at_s ORDER BY rowid DESC LIMIT ?"
+        return self._dues(where, (dues.NEVER_S, most))
+
     def owed_msat(self, customer: str) -> int:
         """What a customer key has not paid, overdue or not."""
         sql = "SELECT coalesce(sum(amount_msat), 0) FROM dues WHERE customer = ? AND state = 'due'"

@@ -187,7 +187,7 @@ def hash_of(preimage: str) -> str:
 def _prefix(text: str) -> tuple[str, int]:
     match = _PREFIX.fullmatch(text[: max(text.rfind("1"), 0)])
     if match is None:
-        raise BadInvoice("amount", "the prefix names no network and amount")
+        raise BadInvoice("amount", "the prefix names no network and amount: ask for an invoice with an amount")
     network, digits, unit = match.groups()
     pico_btc = int(digits) * _PICO_BTC[unit]
     if pico_btc % 10 or pico_btc // 10 > MAX_MSAT:

@@ -26,6 +26,7 @@ from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
 
 MAX_ANSWER_BYTES = 65_536
+_MOST_SAID = 200
 _HEX64 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 Fetch = Callable[[Event, int], Awaitable[Invoice]]
@@ -106,7 +107,7 @@ async def fetch_invoice(
     try:
         async with asyncio.timeout(timeout_s), _Connections(allow_private) as connections:
             offer = await _offer(url, connections)
-            if nostr_pubkey is not None and offer.nostr_pubkey != nostr_pubkey:
+            if offer.zapper() != nostr_pubkey and nostr_pubkey is not None:
                 raise BadZap("nostrPubkey", "receipts would be signed by another key")
             callback = offer.callback_for(amount_msat)
             query = {"amount": str(amount_msat), "nostr": text, "lnurl": encode(url)}
@@ -129,13 +130,21 @@ async def fetch_invoice(
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What an endpoint that takes zaps says of itself. Amounts are in msat."""
+    """What an endpoint says of itself. Amounts are in msat."""
 
     callback: URL
     least_msat: int
     most_msat: int
     nostr_pubkey: str
-    """It signs the receipts."""
+    """It signs the receipts of zaps; empty where none are taken."""
+    description: str = ""
+    """Whom or what payments are for, in the endpoint's own words."""
+
+    def zapper(self) -> str:
+        """The key that signs receipts. Raises BadZap: the endpoint takes no zaps."""
+        if not self.nostr_pubkey:
+            raise BadZap("allowsNostr", "the endpoint takes no zaps")
+        return self.nostr_pubkey
 
     def callback_for(self, amount_msat: int) -> URL:
         """Raises NotAllowed: the endpoint does not take that amount."""
@@ -155,14 +164,12 @@ async def fetch_offer(url: str, *, allow_private: bool = False, timeout_s: float
 
 
 async def _offer(url: str, connections: _Connections) -> Offer:
-    """The payRequest at `url`, if it takes zaps."""
+    """The payRequest at `url`."""
     said = await _get(address_policy.parse(url), connections)
     if said.get("tag") != "payRequest":
         raise BadInput("tag", "not a payRequest")
-    if said.get("allowsNostr") is not True:
-        raise BadZap("allowsNostr", "the endpoint takes no zaps")
-    signer = said.get("nostrPubkey")
-    if not isinstance(signer, str) or _HEX64.fullmatch(signer) is None:
+    signer = said.get("nostrPubkey") if said.get("allowsNostr") is True else ""
+    if not isinstance(signer, str) or (signer and _HEX64.fullmatch(signer) is None):
         raise BadZap("nostrPubkey", "no public key in 64 hex digits")
     least, most = said.get("minSendable"), said.get("maxSendable")
     if type(least) is not int or type(most) is not int:
@@ -172,7 +179,36 @@ async def _offer(url: str, connections: _Connections) -> Offer:
     callback = said.get("callback")
     if not isinstance(callback, str):
         raise BadInput("callback", "not a string")
-    return Offer(address_policy.parse(callback), least, most, signer)
+    return Offer(address_policy.parse(callback), least, most, signer, _said(said.get("metadata")))
+
+
+async def fetch_plain_invoice(
+    offer: Offer, amount_msat: int, *, network: str, allow_private: bool = False, timeout_s: float = 10.0
+) -> Invoice:
+    """An invoice for a payment that is no zap (LUD-06), of this amount and network. Raises as `fetch_invoice`."""
+    callback = offer.callback_for(amount_msat)
+    try:
+        async with asyncio.timeout(timeout_s), _Connections(allow_private) as connections:
+            answer = await _get(callback.update_query({"amount": str(amount_msat)}), connections)
+    except TimeoutError as error:
+        raise TimedOut("lnurl", f"no invoice from {offer.callback.host} within {timeout_s} s") from error
+    bolt11 = answer.get("pr")
+    if not isinstance(bolt11, str):
+        raise BadInvoice("pr", "not a string")
+    invoice = invoices.decode(bolt11, network=network)
+    invoices.check(invoice, amount_msat=amount_msat, now_s=time.time())
+    return invoice
+
+
+def _said(metadata: Any) -> str:
+    """The short text of a payRequest's metadata; empty if there is none that can be read. Nothing rests on it."""
+    try:
+        rows = orjson.loads(metadata) if isinstance(metadata, str) else []
+    except orjson.JSONDecodeError:
+        return ""
+    rows = rows if isinstance(rows, list) else []
+    texts = [row[1] for row in rows if isinstance(row, list) and len(row) == 2 and row[0] == "text/plain"]
+    return texts[0][:_MOST_SAID] if texts and isinstance(texts[0], str) else ""
 
 
 class _Connections:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodewire.core.job_task_group import typed_fault
 from nodewire.errors import LinkLost, NodewireError, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts.ledger import Ledger
@@ -170,6 +172,7 @@ class OpenJob:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
             await self._worker.end()
+            self._note_work()
             self._log_end()
 
     def _dialled(self) -> set[str]:
@@ -197,6 +200,16 @@ class OpenJob:
                 self.run.fail(error)
         except Exception as error:  # noqa: BLE001 - what it is ends the job
             self.run.fail(error)
+
+    def _note_work(self) -> None:
+        """Keep in the ledger how long each task's calls took, and its part of the price."""
+        context, times = self._context, self._worker.times
+        price_msat = context.request.plan.standing_msat
+        tasks = {task: (price_msat(task, context.me), times.total_us(task)) for task in context.tasks}
+        try:
+            self._ledger.work.note(context.request.id, context.manifest.name, tasks, time.time())
+        except Exception as error:  # noqa: BLE001 - the job has ended already
+            log.error("job %s: its work is not in the ledger: %s", context.request.id[:8], typed_fault(error))
 
     def _log_end(self) -> None:
         if self._chunks:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodewire.config import Serve
-from nodewire.errors import Busy, NodewireError, NotAllowed, WorkerFailed
+from nodewire.errors import BadConfig, BadInput, Busy, NodewireError, NotAllowed, WorkerFailed
 from nodewire.kind import JobKind, MakeWorker, SharedWorker, Worker
+from nodewire.protocol.market.token_price import chunk_price_msat
 from nodewire.protocol.model.kv_pages import Room
 from nodewire.protocol.model.manifest import BlobRef, Manifest
 from nodewire.provider.profile import probe
@@ -109,7 +110,7 @@ async def specialize(
             worker = entries[kind.worker_entry] = make_worker(kind.worker_entry)
         slots = room[digest]
         await load(manifest, want.tasks, worker, fetch, slots)
-        prices = dict.fromkeys(want.tasks, want.price_msat)
+        prices = dict.fromkeys(want.tasks, price_of(want, manifest))
         known_us = profiled.get(digest, {})
         speeds = {name: want.us_per_position or known_us.get(name, 0) for name in want.tasks}
         for name, us in speeds.items():
@@ -128,6 +129,24 @@ async def specialize(
             known.prices_msat = {**known.prices_msat, **prices}
             known.us_per_position = {**known.us_per_position, **speeds}
     return list(served.values())
+
+
+def price_of(want: Serve, manifest: Manifest) -> int:
+    """What a chunk of each task costs, in msat.
+
+    Raises:
+        BadConfig: the price is for tokens, and the model's chunks are calls, or no whole msat.
+
+    """
+    if want.price_msat is not None:
+        return want.price_msat
+    assert want.price_per_million is not None  # one of the two stands there
+    if manifest.mode != "generate":
+        raise BadConfig("serve.price_per_million", f"{manifest.name} is paid by the call: name price_msat, for a call")
+    try:
+        return chunk_price_msat(want.price_per_million, manifest.chunk)
+    except BadInput as error:
+        raise BadConfig("serve.price_per_million", error.reason) from error
 
 
 def slots_of(

@@ -308,7 +308,9 @@ class TrainingService:
                 raise
             if worker is None:
                 worker = await self._slots.paid(run.wait)
+            began_s = time.monotonic()
             await run.train(worker)
+            self._note_work(run.job, time.monotonic() - began_s)
         except NodewireError as error:
             await run.refuse(error)
             raise
@@ -320,6 +322,11 @@ class TrainingService:
                 self._slots.free.put_nowait(worker)
         self._kept.delivered(run.job.request.id)
         self._made.remove(run.job.request.id)  # not before: who dies between the two would train again
+
+    def _note_work(self, job: AdmittedShard | AdmittedOuter, work_s: float) -> None:
+        """Keep in the ledger how long a round's work took."""
+        task = "outer step" if isinstance(job, AdmittedOuter) else "round"
+        self._ledger.work.note(job.request.id, job.recipe.name, {task: (1, int(work_s * 1e6))}, time.time())
 
     async def _until_paid_before(self, job: AdmittedShard) -> None:
         """Return when rounds before the one before are paid for: its balance stands for a deposit.

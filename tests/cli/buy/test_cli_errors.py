@@ -176,6 +176,16 @@ def test_a_table_that_no_role_has_is_named_and_not_taken_for_another_roles_file(
         ('manifest = "38840', 'manifest = "38841', "is not 38840:<author's public key in hex>:<name>"),
         ('committee = "38841', 'committee = "main', "is not 38841:<founder's public key in hex>:<name>"),
         ('state = "state"\n', "", "toml: state: missing"),
+        ("price_msat = 1000", "", "serve.0: price_msat: name one price"),
+        ("price_msat = 1000", "price_msat = 1\nprice_per_million = 1", "serve.0: price_msat: name one price"),
+        (
+            "price_msat = 1000",
+            "price_per_million = 187.5",
+            "serve.0.price_per_million: 187.5: write a text with a unit",
+        ),
+        ("price_msat = 1000", 'price_per_million = "187.5"', "Add a unit: 187.5sat"),
+        ("price_msat = 1000", 'price_per_million = "0.1msat"', "not a whole number of millisats"),
+        ("price_msat = 1000", "price_per_million = -1", "serve.0.price_per_million"),
     ],
 )
 def test_a_field_that_is_written_wrongly_is_told_what_it_must_be(tmp_path, before, after, said):
@@ -346,12 +356,14 @@ def test_a_ready_provider_says_who_what_and_how_to_look(tmp_path):
         "public": "ab" * 32,
         "wire": ["127.0.0.1:1"],
         "lnurl": "http://127.0.0.1:2/pay",
-        "prices_msat": {"pycoder": {"stage.0": 15_000, "stage.1": 16_000}},
+        "prices_msat": {"pycoder": {"stage.0": 15_000, "stage.1": 16_000}, "minilm": {"graph.0": 1_500}},
+        "units": {"pycoder": ("generate", 64), "minilm": ("embed", 1)},
     }
     who, what, how = provider_ready(ready, tmp_path / "provider.toml").splitlines()
     assert "mine" in who and "abababab" in who and "127.0.0.1:1" in who
-    assert what == "serves pycoder: stage.0 at 15.000 sat, stage.1 at 16.000 sat a chunk"
-    assert "Ctrl-C stops it" in how and f"wallet balance --config {tmp_path}" in how
+    pycoder = "stage.0 at 234,375.000 sat a million tokens, stage.1 at 250,000.000 sat a million tokens"
+    assert what == f"serves pycoder: {pycoder}; minilm: graph.0 at 1.500 sat a call"
+    assert "Ctrl-C stops it" in how and f"nodewire earnings --config {tmp_path}" in how
 
 
 @pytest.mark.parametrize(("text", "msat"), [("100000sat", 10**8), ("5 msat", 5), ("0.5sat", 500), ("0.001 SAT", 1)])

@@ -1,6 +1,7 @@
 """What every daemon does before it starts."""
 
 import asyncio
+import logging
 import resource
 import signal
 import socket
@@ -116,3 +117,15 @@ def test_a_splice_says_what_others_write_into_their_files_and_at_its_end_what_it
         running.kill()
     assert running.returncode == 0
     assert "stopped: 1 link joined, 0.2 MB carried, 0 nodes dialled back" in err
+
+
+@pytest.mark.parametrize(("said", "level"), [(None, logging.INFO), ("debug", logging.DEBUG), ("ERROR", logging.ERROR)])
+def test_the_environment_says_how_much_is_logged(monkeypatch, said, level):
+    if said is None:
+        monkeypatch.delenv("NODEWIRE_LOG", raising=False)
+    else:
+        monkeypatch.setenv("NODEWIRE_LOG", said)
+    assert daemons._log_level() == level
+    monkeypatch.setenv("NODEWIRE_LOG", "everything")
+    with pytest.raises(BadConfig, match="'everything' is none of"):
+        daemons._log_level()

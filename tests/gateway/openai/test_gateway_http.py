@@ -76,7 +76,8 @@ async def test_a_completion_has_text_reason_and_what_it_cost(tmp_path):
     assert (said["choices"][0]["text"], said["choices"][0]["finish_reason"]) == ("one two three", "stop")
     usage = said["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (10, 3, 13)
-    assert (usage["cost_msat"], usage["nodewire_requests"]) == (3 * PRICE_MSAT, [f"{1:064x}"])
+    assert (usage["cost_msat"], usage["cost_sat"]) == (3 * PRICE_MSAT, "2.100")
+    assert usage["nodewire_requests"] == [f"{1:064x}"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 7}
 
 

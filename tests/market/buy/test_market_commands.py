@@ -19,6 +19,7 @@ from nodewire.nostr.keys import Keys
 from processes.slowdown import children
 from tests.market.market_process import DECODER_MSAT, ENCODER_MSAT, NODEWIRE, STALLS
 
+PER_MILLION = 1_000_000 // 64
 ADDRESS = "38840:" + "ab" * 32 + ":nothing"
 
 
@@ -208,13 +209,48 @@ def test_plan_price_and_names_are_said_before_the_output(market, config):
     plan, text, bill = done.stdout.decode().partition("the cat")
     assert text
     assert "live holders" in plan
-    assert f"driver   nodewire-{market.public['ada'][:8]}  {DECODER_MSAT / 1000:.3f} sat" in plan
+    assert f"driver   nodewire-{market.public['ada'][:8]}  {DECODER_MSAT * PER_MILLION / 1000:,.3f} sat" in plan
+    assert f"{4 * DECODER_MSAT * PER_MILLION / 1000:,.3f} sat a million tokens" in plan
     assert f"{4 * DECODER_MSAT / 1000:.3f} sat a chunk" in plan
+    assert f"about {8 * DECODER_MSAT / 1000:.3f} sat for the whole" in " ".join(plan.split())
     request = re.search(r"^request ([0-9a-f]{64})$", plan, re.MULTILINE)
     assert "tokens/s" in bill
     assert f"nodewire audit {request[1]} --config {config}" in bill
     served = f"job {request[1][:8]} served: driver, 2 chunks, {2 * DECODER_MSAT / 1000:.3f} sat earned"
     until(lambda: served in market.log("ada"))
+
+
+def test_a_quote_says_what_a_generation_comes_to_and_buys_nothing(market, config, say):
+    asked = ["generate", "the cat", "--config", str(config), "--model", market.decoder["address"], "--max-tokens", "66"]
+    before = market.command("wallet", "balance", "--config", str(config))
+    told = json.loads(say(*asked, "--quote", "--json")[1])
+    assert (told["chunk_msat"], told["msat_per_million"]) == (4 * DECODER_MSAT, 4 * DECODER_MSAT * PER_MILLION)
+    assert (told["units"], told["about_msat"]) == (3, 3 * 4 * DECODER_MSAT)
+    assert told["about_msat"] <= told["most_msat"] <= told["budget_msat"] == 10_000_000
+    assert {one["task"] for one in told["tasks"]} == {"driver", "stage.0", "stage.1", "stage.2"}
+    _, out, err = say(*asked, "--quote")
+    assert "live holders" in err and "request" not in err and not out
+    assert market.command("wallet", "balance", "--config", str(config)) == before
+    done = json.loads(say(*asked, "--json")[1])
+    assert sum(done["paid_msat"].values()) == told["about_msat"]  # all 66 tokens came, the first with the prompt
+    assert done["fees_msat"] <= told["most_fees_msat"]
+
+
+def test_a_provider_tells_what_its_work_has_earned(market, config, say):
+    asked = ["generate", "the cat", "--config", str(config), "--model", market.decoder["address"], "--max-tokens", "3"]
+    done = json.loads(say(*asked, "--json")[1])
+    until(lambda: f"job {done['request'][:8]} served" in market.log("bea"))
+
+    def told():
+        return json.loads(say("earnings", "--config", str(market.config_of("bea")), "--json")[1])
+
+    ledger = market.ledger("bea")
+    until(lambda: sum(one["settled_msat"] for one in told()["earnings"]) == ledger.earned_msat())
+    ledger.close()
+    rows = {one["task"]: one for one in told()["earnings"] if one["model"] == "llama"}
+    assert rows.keys() >= {"stage.0", "stage.1"}
+    for one in rows.values():
+        assert one["settled_msat"] >= DECODER_MSAT and one["work_us"] > 0 and one["msat_per_hour"] > 0
 
 
 def test_an_embedding_has_a_plan_and_a_price_but_no_rate(market, config, say):
