@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from nodewire.pay.wallets.electrum import ElectrumWallet
 from nodewire.pay.wallets.lnbits import LnbitsWallet
 from nodewire.pay.wallets.nwc import Connection, NwcWallet
 from relay import Config, serve
 from simnet.wallet import SimWallet
+from tests.pay.lightning.electrum_network import NwcAtElectrum, node_settings
 from tests.pay.lightning.lnbits_process import run_lnbits
 from tests.pay.lightning.lnbits_service import LnbitsService
 from tests.pay.lightning.nwc_service import NwcService
@@ -53,6 +55,10 @@ async def reopen(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
                 other: Any = SimWallet(simnet_url, wallet._token)
             elif isinstance(wallet, LnbitsWallet):
                 other = LnbitsWallet(wallet._url, wallet._key)
+            elif isinstance(wallet, ElectrumWallet):
+                other = ElectrumWallet(wallet._url, wallet._auth.login, wallet._auth.password)
+            elif isinstance(wallet, NwcAtElectrum):
+                other = NwcAtElectrum(wallet.node)
             else:
                 other = NwcWallet(wallet._to)
             stack.push_async_callback(other.close)
@@ -85,8 +91,10 @@ async def open_kind(
     """`await open_kind(kind, msat)`: a wallet of a kind, on a new account.
 
     Those of the kinds "nwc" and "lnbits" are on the simulated network behind a service of that kind; of "lnbits" on
-    LNbits itself where it runs.
+    LNbits itself where it runs. Those of "electrum" and "electrum-nwc" are three nodes with money of their own: C's, A's
+    and B's, in the order in which a test opens them.
     """
+    nodes = iter("cab")
     async with AsyncExitStack() as stack:
 
         async def open_one(kind: str, opening_msat: int) -> Any:
@@ -94,6 +102,11 @@ async def open_kind(
                 real = LnbitsWallet(lnbits.url, lnbits.open_account(opening_msat // 1_000))
                 stack.push_async_callback(real.close)
                 return real
+            if kind.startswith("electrum"):
+                node = node_settings()[next(nodes)]
+                at_node = NwcAtElectrum(node) if kind == "electrum-nwc" else node.wallet()
+                stack.push_async_callback(at_node.close)
+                return at_node
             account = await open_wallet(opening_msat)
             if kind == "sim":
                 return account
