@@ -56,7 +56,7 @@ async def reopen(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
             elif isinstance(wallet, LnbitsWallet):
                 other = LnbitsWallet(wallet._url, wallet._key)
             elif isinstance(wallet, ElectrumWallet):
-                other = ElectrumWallet(wallet._url, wallet._auth.login, wallet._auth.password)
+                other = ElectrumWallet(wallet._url, wallet._user, wallet._password)
             elif isinstance(wallet, NwcAtElectrum):
                 other = NwcAtElectrum(wallet.node)
             else:

@@ -8,9 +8,9 @@ Electrum has no invoices that commit to the hash of a description, and tries aga
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
@@ -43,7 +43,7 @@ class ElectrumWallet:
 
     def __init__(self, url: str, user: str, password: str, *, timeout_s: float = 10.0) -> None:
         self._url = url
-        self._auth = aiohttp.BasicAuth(user, password)
+        self._user, self._password = user, password
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
         self._known: WalletInfo | None = None
@@ -76,19 +76,20 @@ class ElectrumWallet:
                 raise Unsupported("wallet", f"Electrum's plugin is of version {said.get('version')!r}, not {VERSION}")
             if _NODE.fullmatch(node) is None or network not in self.networks:
                 raise Unsupported("network", f"the wallet is of {network[:40]!r}, not of {', '.join(self.networks)}")
-            self._known = WalletInfo(f"electrum:{node}", network, 1, 1, _MOST_MSAT, ABILITIES)
+            least_msat = max(1, _whole(said, "least_msat"))
+            self._known = WalletInfo(f"electrum:{node}", network, 1, least_msat, _MOST_MSAT, ABILITIES)
         return self._known
 
     async def balance_msat(self) -> int:
         return _whole(await self._ask("balance"), "msat")
 
     async def invoice(self, amount_msat: int, *, description: str, expiry_s: int) -> Invoice:
-        _check_asked(amount_msat, expiry_s)
+        await self._check_asked(amount_msat, expiry_s)
         asked = {"amount_msat": amount_msat, "description": description, "expiry_s": expiry_s}
         return await self._made("invoice", asked)
 
     async def hold_invoice(self, amount_msat: int, *, payment_hash: str, description: str, expiry_s: int) -> Invoice:
-        _check_asked(amount_msat, expiry_s)
+        await self._check_asked(amount_msat, expiry_s)
         _check_hex("payment_hash", payment_hash)
         asked = {"amount_msat": amount_msat, "description": description, "expiry_s": expiry_s}
         return await self._made("hold_invoice", {**asked, "payment_hash": payment_hash})
@@ -121,6 +122,13 @@ class ElectrumWallet:
             await self._session.close()
             self._session = None
 
+    async def _check_asked(self, amount_msat: int, expiry_s: int) -> None:
+        info = await self.info()
+        if not info.least_msat <= amount_msat <= info.most_msat:
+            raise BadInput("amount_msat", f"{amount_msat}, from {info.least_msat} to {info.most_msat}")
+        if not 0 < expiry_s <= invoices.MAX_EXPIRY_S:
+            raise BadInput("expiry_s", f"{expiry_s}, at most a year")
+
     async def _made(self, method: str, asked: dict[str, Any]) -> Invoice:
         """An invoice that the plugin makes. Raises BadInvoice: it is not what was asked for."""
         made = (await self._ask(method, asked)).get("bolt11")
@@ -128,7 +136,8 @@ class ElectrumWallet:
             raise LinkLost("wallet", "Electrum made no invoice")
         invoice = invoices.decode(made)
         digest = hashlib.sha256(asked["description"].encode()).hexdigest()
-        invoices.check(invoice, amount_msat=asked["amount_msat"], now_s=time.time(), description_hash=digest)
+        made_s = float(invoice.created_at_s)  # a short one may have expired on its way
+        invoices.check(invoice, amount_msat=asked["amount_msat"], now_s=made_s, description_hash=digest)
         return invoice
 
     async def _listed(self, since_s: int) -> list[ListedInvoice]:
@@ -148,7 +157,8 @@ class ElectrumWallet:
 
         """
         if self._session is None:
-            self._session = aiohttp.ClientSession(auth=self._auth)
+            secret = base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
+            self._session = aiohttp.ClientSession(headers={"Authorization": f"Basic {secret}"})
         body = {"id": 1, "jsonrpc": "2.0", "method": f"nodewire_{method}", "params": params or {}}
         limit = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
         try:
@@ -214,13 +224,6 @@ def _whole(said: dict[str, Any], name: str) -> int:
     if type(value) is not int or value < 0:
         raise LinkLost("wallet", f"its {name} is no whole number")
     return value
-
-
-def _check_asked(amount_msat: int, expiry_s: int) -> None:
-    if not 0 < amount_msat <= _MOST_MSAT:
-        raise BadInput("amount_msat", f"{amount_msat}, from 1 to {_MOST_MSAT}")
-    if not 0 < expiry_s <= invoices.MAX_EXPIRY_S:
-        raise BadInput("expiry_s", f"{expiry_s}, at most a year")
 
 
 def _check_hex(field: str, text: str) -> None:

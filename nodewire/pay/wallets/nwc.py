@@ -183,7 +183,8 @@ class NwcWallet:
         return invoice
 
     async def pay(self, bolt11: str, *, max_fee_msat: int, timeout_s: float = 60.0) -> Transfer:
-        invoice = invoices.decode(bolt11, network=(await self.info()).network)
+        info = await self.info()
+        invoice = invoices.decode(bolt11, network=info.network)
         loop = asyncio.get_running_loop()
         until, pause_s = loop.time() + timeout_s, _ASK_S
         asking: asyncio.Task[dict[str, Any]] | None = None
@@ -195,6 +196,9 @@ class NwcWallet:
                 except NotFound:
                     if asking is None and invoice.is_expired(time.time()):
                         raise PaymentFailed("invoice", "it has expired") from None
+                    if asking is None and invoice.amount_msat < info.least_msat:
+                        least = f"{invoice.amount_msat} msat, and the wallet sends {info.least_msat} or more"
+                        raise PaymentFailed("invoice", least) from None
                     if asking is None:
                         asking = asyncio.create_task(self._ask("pay_invoice", {"invoice": bolt11}, wait_s=timeout_s))
                     elif asking.done():

@@ -18,6 +18,8 @@ from electrum.util import InvoiceError
 VERSION = 1
 HOLD_CLTV = 240
 """Blocks that a hold invoice asks for at its end. Electrum gives back what has fewer than 144 left."""
+LEAST_MSAT = 1_000
+"""Electrum splits what it pays into parts, and never ends with an amount of fewer msat than parts."""
 LABEL = "nodewire"
 _ASK_S = 0.05
 
@@ -41,6 +43,7 @@ class Book:
             "version": VERSION,
             "node": self._node.node_keypair.pubkey.hex(),
             "network": constants.net.BOLT11_HRP,
+            "least_msat": LEAST_MSAT,
         }
 
     def balance(self):
@@ -177,10 +180,14 @@ class Book:
             invoice = Invoice.from_bech32(bolt11)
         except InvoiceError as error:
             return _refused("bad-input", f"no invoice: {error}"[:200])
+        if not invoice.amount_msat:
+            return _refused("bad-input", "the invoice has no amount")
         payment_hash = invoice.rhash
         if self._outgoing(payment_hash) is None:
             if invoice.has_expired():
                 self._write(payment_hash, invoice.amount_msat, "failed", "the invoice has expired")
+            elif invoice.amount_msat < LEAST_MSAT:
+                self._write(payment_hash, invoice.amount_msat, "failed", "Electrum pays no part of a satoshi alone")
             else:
                 self._write(payment_hash, invoice.amount_msat, "begun")
                 self._running[payment_hash] = asyncio.create_task(self._send(invoice, max_fee_msat))
