@@ -91,8 +91,8 @@ async def open_kind(
     """`await open_kind(kind, msat)`: a wallet of a kind, on a new account.
 
     Those of the kinds "nwc" and "lnbits" are on the simulated network behind a service of that kind; of "lnbits" on
-    LNbits itself where it runs. Those of "electrum" and "electrum-nwc" are three nodes with money of their own: C's, A's
-    and B's, in the order in which a test opens them.
+    LNbits itself where it runs. Those of "electrum" and "electrum-nwc" are three nodes with money of their own: C's,
+    A's and B's, in the order in which a test opens them.
     """
     nodes = iter("cab")
     async with AsyncExitStack() as stack:

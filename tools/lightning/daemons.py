@@ -49,7 +49,12 @@ class Daemon:
             return
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, start_new_session=True
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                start_new_session=True,
             )
         self._file.write_text(json.dumps({"pid": process.pid, "began": _began(process.pid)}))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tools.lightning.daemons import Daemon, free_ports, is_listening, wait_for
 from tools.lightning.packages import SetupError, Tools, say
-from tools.lightning.rpc import Rpc, RpcError
+from tools.lightning.rpc import Rpc
 
 NODES = ("a", "b", "c")
 CHANNELS = (("a", "b"), ("b", "c"))

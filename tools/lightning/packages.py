@@ -73,7 +73,12 @@ class Tools:
 
     def bitcoind(self) -> list[str]:
         libraries = self.root / LIBRARIES
-        return [str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries), str(self.root / "usr/bin/bitcoind")]
+        return [
+            str(libraries / "ld-linux-x86-64.so.2"),
+            "--library-path",
+            str(libraries),
+            str(self.root / "usr/bin/bitcoind"),
+        ]
 
     def electrum_server(self) -> list[str]:
         return [str(self.python), str(self.python.with_name("electrumx_server"))]
@@ -94,7 +99,9 @@ class Tools:
         done, wanted = self.folder / "done", _digest(PINS, CONSTRAINTS)
         if not done.exists() or done.read_text() != wanted:
             if platform.machine() != "x86_64" or shutil.which("apt-get") is None:
-                raise SetupError("the network needs Debian or Ubuntu on x86-64, with apt: run it there, or in a container")
+                raise SetupError(
+                    "the network needs Debian or Ubuntu on x86-64, with apt: run it there, or in a container"
+                )
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
             self._unpack()
@@ -121,7 +128,10 @@ class Tools:
         say("Python packages")
         _run([sys.executable, "-m", "venv", str(self.folder / "venv")], "cannot be made: is python3-venv there?")
         pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "-q", "install"]
-        _run([*pip, "--no-deps", "--require-hashes", "-r", str(CONSTRAINTS)], "cannot be installed: can pip reach an index?")
+        _run(
+            [*pip, "--no-deps", "--require-hashes", "-r", str(CONSTRAINTS)],
+            "cannot be installed: can pip reach an index?",
+        )
 
 
 class Apt:
@@ -157,7 +167,7 @@ class Apt:
         yield 'Dir::Etc::preferences "/dev/null"; Dir::Etc::preferencesparts "/dev/null";'
         yield f'Dir::State::lists "{self._folder}/lists"; Dir::State::status "{self._folder}/status";'
         yield f'Dir::Cache "{self._folder}/cache"; APT::Architecture "amd64"; APT::Architectures "amd64";'
-        yield 'APT::Sandbox::User ""; Acquire::Languages "none"; Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";'
+        yield 'APT::Sandbox::User ""; Acquire::Languages "none";'
 
 
 def pin() -> None:
@@ -190,7 +200,9 @@ def _digest(*files: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _run(command: list[str], remedy: str, environment: dict[str, str] | None = None, folder: Path | None = None) -> None:
+def _run(
+    command: list[str], remedy: str, environment: dict[str, str] | None = None, folder: Path | None = None
+) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
     if ran.returncode:
         said = (ran.stderr or ran.stdout).strip()[-800:]

@@ -50,7 +50,7 @@ class ElectrumWallet:
 
     @classmethod
     def from_file(cls, url: str, token_file: Path | None) -> Self:
-        """The wallet of the daemon whose "rpcuser:rpcpassword" is in `token_file`. Raises BadConfig: it is not there."""
+        """The wallet of the daemon whose "rpcuser:rpcpassword" is in `token_file`. Raises BadConfig: it has none."""
         if token_file is None:
             raise BadConfig("wallet.token_file", 'name the file with "rpcuser:rpcpassword" of the Electrum daemon')
         try:

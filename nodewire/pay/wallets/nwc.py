@@ -150,16 +150,14 @@ class NwcWallet:
             can: set[Ability] = {_ABILITIES[name] for name in self._methods & _ABILITIES.keys()}
             unit_msat = 1
             if "invoice" in can:
-                unit_msat = await self._unit_msat()
-                if not unit_msat:
-                    can.remove("invoice")
+                unit_msat, commits = await self._probe_invoice()
+                can -= set() if commits else {"invoice"}
             if self._methods & {"lookup_invoice", "list_transactions"}:
                 can.add("lookup-in")
             if "list_transactions" in self._methods:
                 can.add("settled")
                 if await self._finds_what_went():
                     can.add("lookup-out")
-            unit_msat = unit_msat or 1
             own = f"nwc:{self._to.wallet}"
             self._known = WalletInfo(own, network, unit_msat, unit_msat, _MOST_MSAT, frozenset(can))
         return self._known
@@ -259,8 +257,8 @@ class NwcWallet:
             raise BadInvoice("invoice", "the wallet made none")
         return invoices.decode(made)
 
-    async def _unit_msat(self) -> int:
-        """Of what its amounts are multiples: 1 or 1,000. 0 if its invoices commit to no hash of a description.
+    async def _probe_invoice(self) -> tuple[int, bool]:
+        """Of what its amounts are multiples (1 or 1,000), and whether its invoices commit to the hash of a description.
 
         An invoice tells, which nobody gets.
         """
@@ -272,10 +270,9 @@ class NwcWallet:
                 raise
             except NodewireError:
                 continue  # some refuse parts of a satoshi
-            if made.description_hash == digest and made.amount_msat in (_PROBE_MSAT, _SAT_MSAT):
-                return 1 if made.amount_msat == _PROBE_MSAT else _SAT_MSAT
-            return 0
-        return 0
+            unit_msat = 1 if made.amount_msat == _PROBE_MSAT else _SAT_MSAT
+            return unit_msat, made.description_hash == digest and made.amount_msat in (_PROBE_MSAT, _SAT_MSAT)
+        return _SAT_MSAT, False
 
     async def _finds_what_went(self) -> bool:
         """Whether its record shows an outgoing payment: some wallets forget them. Of a new one that is not known."""
@@ -297,19 +294,21 @@ class NwcWallet:
     async def _transactions(self, direction: Direction, since_s: int, most: int = 10**6) -> list[dict[str, Any]]:
         """Its payments in one direction from then on, newest first: all states, as far as it tells them."""
         found: dict[str, dict[str, Any]] = {}
-        kind, offset = "incoming" if direction == "in" else "outgoing", 0
+        kind, offset, unpaid = "incoming" if direction == "in" else "outgoing", 0, True
         while len(found) < most:
             limit = min(_PAGE, most - len(found))
-            asked = {"type": kind, "unpaid": True, "limit": limit, "offset": offset}
+            asked = {"type": kind, "unpaid": unpaid, "limit": limit, "offset": offset}
             said = await self._ask("list_transactions", {**asked, **({"from": since_s} if since_s else {})})
             rows = said.get("transactions")
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise LinkLost("wallet", "its list of payments is none")
+            if unpaid and any(row.get("type") != kind for row in rows):
+                unpaid, offset = False, 0  # some add their unpaid invoices to whatever is asked for
+                continue
             for row in rows:
                 if row.get("type") == kind:
                     found.setdefault(str(row.get("payment_hash")), row)
-            # A page that is not full may not be the last: some count in it what they leave out.
-            if not rows or len(rows) != sum(row.get("type") == kind for row in rows):
+            if not rows:  # a page that is not full may not be the last: some count in it what they leave out
                 break
             offset += len(rows)
         return list(found.values())

@@ -124,15 +124,11 @@ class Book:
 
     def invoices(self, since_s):
         payments = self._node.get_payments(direction=RECEIVED)
-        rows = []
-        for one in self._wallet.get_requests():
-            if one.is_lightning() and one.time >= since_s:
-                rows.append((one.time, one.time + one.exp if one.exp else 0, one.rhash))
-        for payment_hash, one in self._holds.items():
-            if one["created_at"] >= since_s:
-                rows.append((one["created_at"], one["created_at"] + one["expiry"], payment_hash))
+        requests = [one for one in self._wallet.get_requests() if one.is_lightning()]
+        rows = [(one.time, one.time + one.exp if one.exp else 0, one.rhash) for one in requests]
+        rows += [(one["created_at"], one["created_at"] + one["expiry"], key) for key, one in self._holds.items()]
         found = []
-        for created_at, expires_at, payment_hash in sorted(rows):
+        for created_at, expires_at, payment_hash in sorted(row for row in rows if row[0] >= since_s):
             transfer = self._incoming(payment_hash, payments)
             if transfer is not None:
                 found.append({**transfer, "created_at": created_at, "expires_at": expires_at})
@@ -158,7 +154,9 @@ class Book:
         came = [one.htlc for one in parts if one.status == "settled"]
         if came:
             amount_msat, at_s = sum(one.amount_msat for one in came), max(one.timestamp for one in came)
-            return _transfer(payment_hash, "settled", amount_msat, at_s, preimage=self._node.get_preimage_hex(payment_hash))
+            return _transfer(
+                payment_hash, "settled", amount_msat, at_s, preimage=self._node.get_preimage_hex(payment_hash)
+            )
         amount_msat = info.amount_msat or 0
         if any(one.status == "inflight" for one in parts):
             state = "pending" if hold and self._node.is_complete_mpp(raw) else "open"

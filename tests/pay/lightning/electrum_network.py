@@ -1,4 +1,4 @@
-"""Three real nodes for tests, A-B-C, where NODEWIRE_LIGHTNING names the state file of their network (`make lightning`)."""
+"""Three real nodes for tests, A-B-C, where NODEWIRE_LIGHTNING names their network's state file (`make lightning`)."""
 
 from __future__ import annotations
 

@@ -98,7 +98,9 @@ class NwcService:
             self.drops.remove(method)
             return
         text = json.dumps(said)
-        content = nip44_encrypt(secret, public, text, Nip44Version.V2) if modern else nip04_encrypt(secret, public, text)
+        content = (
+            nip44_encrypt(secret, public, text, Nip44Version.V2) if modern else nip04_encrypt(secret, public, text)
+        )
         tags = [["p", event.pubkey], ["e", event.id]]
         await pool.publish(sign(self.keys, 23195, created_at=int(time.time()), content=content, tags=tags))
 

@@ -175,6 +175,26 @@ async def test_a_wallet_that_speaks_none_of_both_is_told_as_such(opened):
         await wallet.balance_msat()
 
 
+async def test_unpaid_invoices_that_a_wallet_adds_to_what_went_hide_nothing_of_it(opened):
+    """Electrum adds them, whatever type is asked for."""
+    _, payee = await opened()
+    service, payer = await opened(100_000)
+    paid = await payer.pay((await payee.invoice(5_000, description="x", expiry_s=60)).bolt11, max_fee_msat=1_000)
+    for _ in range(30):
+        await payer.invoice(1_000, description="x", expiry_s=60)
+    listing = service.list_transactions
+
+    async def mixed(type, unpaid=False, **asked):
+        if not unpaid:
+            return await listing(type=type, **asked)
+        return await listing(type="incoming", **asked)
+
+    service.list_transactions = mixed
+    await payer.close()
+    assert "lookup-out" in (await payer.info()).abilities
+    assert {row["payment_hash"] for row in await payer._transactions("out", 0)} == {paid.payment_hash}
+
+
 async def test_a_page_from_which_payments_are_left_out_is_not_the_last(opened):
     """Electrum counts in a page what it does not tell of."""
     service, wallet = await opened()
