@@ -86,8 +86,7 @@ async def measure(payer: Wallet, payee: Wallet) -> dict[str, Any]:
     }
 
 
-async def measure_all(state_file: Path) -> dict[str, Any]:
-    nodes = json.loads(state_file.read_text())["nodes"]
+async def measure_all(nodes: dict[str, dict[str, str]]) -> dict[str, Any]:
     payee, payer = (ElectrumWallet.from_file(nodes[one]["url"], Path(nodes[one]["token_file"])) for one in ("c", "a"))
     over_nwc = NwcWallet.from_file("", Path(nodes["a"]["nwc_file"]))
     try:
@@ -108,7 +107,7 @@ def main() -> int:
         network.up()
         up_s = round(time.monotonic() - began)
         say(f"up after {up_s} s")
-        latency = asyncio.run(measure_all(network.state_file))
+        latency = asyncio.run(measure_all(json.loads(network.state_file.read_text())["nodes"]))
         tests = {name: run_tests(network.state_file, *chosen) for name, chosen in RUNS.items()}
     except (SetupError, RpcError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

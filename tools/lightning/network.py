@@ -71,6 +71,8 @@ class Network:
         for name in (*NODES, "relay", "electrum-server", "bitcoind"):
             if self.daemon(name).pid() is not None:
                 say(f"ends {name}")
+                if name in NODES:
+                    self.node(name).works("stop")
                 self.daemon(name).stop()
 
     def running(self) -> dict[str, int | None]:

@@ -128,10 +128,11 @@ class Tools:
         say("Python packages")
         _run([sys.executable, "-m", "venv", str(self.folder / "venv")], "cannot be made: is python3-venv there?")
         pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "-q", "install"]
-        _run(
-            [*pip, "--no-deps", "--require-hashes", "-r", str(CONSTRAINTS)],
-            "cannot be installed: can pip reach an index?",
-        )
+        remedy = "cannot be installed: can pip reach an index?"
+        _run([*pip, "--no-deps", "--require-hashes", "-r", str(CONSTRAINTS)], remedy)
+        if sys.version_info >= (3, 13):  # plyvel is not built for it, and this one that goes on with it is
+            (place,) = (self.folder / "venv/lib").glob("python*/site-packages")
+            (place / "plyvel.py").write_text("from plyvel_next import *\n")
 
 
 class Apt:

@@ -52,7 +52,7 @@ class Pair:
         return await self.payee.invoice(amount_msat or self.amount(), description=text, expiry_s=expiry_s)
 
     async def pay(self, invoice, max_fee_msat=MOST_FEE_MSAT, **options):
-        """What the payer says. What it has paid stands in the payee's record, too: a moment later where others forward."""
+        """What the payer says. What it has paid stands in the payee's record, a moment later where others forward."""
         paid = await self.payer.pay(invoice.bolt11, max_fee_msat=max_fee_msat, **options)
         if paid.state == "settled":
             async with asyncio.timeout(30):
