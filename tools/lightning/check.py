@@ -107,6 +107,7 @@ def main() -> int:
         network.up()
         up_s = round(time.monotonic() - began)
         say(f"up after {up_s} s")
+        network.forget_invoices()
         latency = asyncio.run(measure_all(json.loads(network.state_file.read_text())["nodes"]))
         tests = {name: run_tests(network.state_file, *chosen) for name, chosen in RUNS.items()}
     except (SetupError, RpcError, OSError) as error:

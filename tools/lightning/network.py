@@ -75,6 +75,11 @@ class Network:
                     self.node(name).works("stop")
                 self.daemon(name).stop()
 
+    def forget_invoices(self) -> None:
+        """Those of earlier runs, of which a wallet would be asked over and over."""
+        for node in NODES:
+            self.node(node).ask("clear_requests")
+
     def running(self) -> dict[str, int | None]:
         """The process id of each of its parts."""
         return {name: self.daemon(name).pid() for name in ("bitcoind", "electrum-server", "relay", *NODES)}

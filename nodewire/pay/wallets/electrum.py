@@ -158,7 +158,8 @@ class ElectrumWallet:
         """
         if self._session is None:
             secret = base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
-            self._session = aiohttp.ClientSession(headers={"Authorization": f"Basic {secret}"})
+            once = aiohttp.TCPConnector(force_close=True)  # one that is kept does not outlive the daemon
+            self._session = aiohttp.ClientSession(connector=once, headers={"Authorization": f"Basic {secret}"})
         body = {"id": 1, "jsonrpc": "2.0", "method": f"nodewire_{method}", "params": params or {}}
         limit = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
         try:

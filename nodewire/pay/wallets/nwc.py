@@ -286,7 +286,8 @@ class NwcWallet:
         found = []
         for row in reversed(rows):
             one = _transfer(row)
-            if one.state == "settled" and one.preimage is None and "lookup_invoice" in self._methods:
+            came = one.state == "settled" or bool(row.get("settled_at"))
+            if came and one.preimage is None and "lookup_invoice" in self._methods:
                 one = _transfer(await self._ask("lookup_invoice", {"payment_hash": one.payment_hash}))
             found.append(ListedInvoice(one, _whole(row, "created_at"), int(row.get("expires_at") or 0)))
         return sorted(found, key=lambda one: one.created_at_s)
@@ -445,13 +446,13 @@ def _refusal(code: str, said: str) -> NodewireError:
 
 
 def _transfer(row: dict[str, Any]) -> Transfer:
-    """A transaction of NIP-47. Wallets that say no state have settled what has a moment of settlement."""
+    """A transaction of NIP-47. Wallets that say no state have settled what has a moment of settlement and a preimage."""
     kind, said = row.get("type"), row.get("state")
     if kind not in ("incoming", "outgoing"):
         raise LinkLost("wallet", "a payment of its is neither incoming nor outgoing")
     direction: Direction = "in" if kind == "incoming" else "out"
     if said is None:
-        said = "settled" if row.get("settled_at") else "pending"
+        said = "settled" if row.get("settled_at") and row.get("preimage") else "pending"
     state = _STATES.get(str(said).lower(), "open" if direction == "in" else "pending")
     preimage = row.get("preimage")
     return Transfer(

@@ -175,6 +175,25 @@ async def test_a_wallet_that_speaks_none_of_both_is_told_as_such(opened):
         await wallet.balance_msat()
 
 
+async def test_what_settles_at_this_moment_is_pending_until_its_preimage_is_there(opened):
+    """Electrum says no state of it then, and the moment already."""
+    _, payee = await opened()
+    service, payer = await opened(100_000)
+    invoice = await payee.invoice(5_000, description="x", expiry_s=60)
+    paid = await payer.pay(invoice.bolt11, max_fee_msat=1_000)
+    looking = service.lookup_invoice
+
+    async def halfway(payment_hash):
+        row = await looking(payment_hash)
+        return {name: value for name, value in row.items() if name not in ("state", "preimage")}
+
+    service.lookup_invoice = halfway
+    found = await payer.lookup(paid.payment_hash, "out")
+    assert (found.state, found.preimage) == ("pending", None)
+    service.lookup_invoice = looking
+    assert (await payer.lookup(paid.payment_hash, "out")).preimage == paid.preimage
+
+
 async def test_unpaid_invoices_that_a_wallet_adds_to_what_went_hide_nothing_of_it(opened):
     """Electrum adds them, whatever type is asked for."""
     _, payee = await opened()
