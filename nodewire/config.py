@@ -72,8 +72,8 @@ class WalletConfig(Section):
     """The role's Lightning wallet. `token_file` holds the account's token, which the wallet service gave out."""
 
     kind: WalletKind = DEFAULT_WALLET
-    """The kind of wallet: `sim` is the simulated network, `nwc` Nostr Wallet Connect, `lnbits` an LNbits service. An
-    installed package may bring others."""
+    """The kind of wallet: `sim` is the simulated network, `nwc` Nostr Wallet Connect, `lnbits` an LNbits service,
+    `electrum` an Electrum daemon. An installed package may bring others."""
     url: str
     """The wallet service's URL."""
     token_file: Path

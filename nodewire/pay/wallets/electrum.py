@@ -193,8 +193,8 @@ def _result(status: int, raw: bytes) -> dict[str, Any]:
     refused, result = answer.get("error"), answer.get("result")
     if isinstance(refused, dict):
         said = str(refused.get("message", ""))[:200]
-        error = NotAllowed if refused.get("code") == _USER_FACING else LinkLost
-        raise error("wallet", f"Electrum refuses: {said}")
+        kind: type[NodewireError] = NotAllowed if refused.get("code") == _USER_FACING else LinkLost
+        raise kind("wallet", f"Electrum refuses: {said}")
     if not isinstance(result, dict):
         raise LinkLost("wallet", "its answer has no result")
     if "refused" in result:
@@ -211,7 +211,7 @@ def _transfer(row: dict[str, Any], direction: Direction, payment_hash: str | Non
     return Transfer(
         payment_hash=found,
         direction=direction,
-        state=state,
+        state=state,  # type: ignore[arg-type]  # it is of `State`
         amount_msat=_whole(row, "amount_msat"),
         fee_msat=_whole(row, "fee_msat"),
         preimage=preimage if settled and isinstance(preimage, str) else None,

@@ -446,7 +446,7 @@ def _refusal(code: str, said: str) -> NodewireError:
 
 
 def _transfer(row: dict[str, Any]) -> Transfer:
-    """A transaction of NIP-47. Wallets that say no state have settled what has a moment of settlement and a preimage."""
+    """A transaction of NIP-47. Where it says no state, a moment of settlement and a preimage say that it settled."""
     kind, said = row.get("type"), row.get("state")
     if kind not in ("incoming", "outgoing"):
         raise LinkLost("wallet", "a payment of its is neither incoming nor outgoing")
