@@ -23,7 +23,7 @@ WORKERS ?= 3
 say = @printf '\033[1;36m»\033[0m %s\n'
 
 .PHONY: help install base demo test test-fast coverage docs lint fmt bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
-  scale-train quality-train byzantine fraud honest matrix real-model single soak interop model-check constraints clean
+  scale-train quality-train byzantine lightning fraud honest matrix real-model single soak interop model-check constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +120,9 @@ quality-train: $(VENV)/.installed ## DiLoCo beside centralized training; draws d
 
 byzantine: $(VENV)/.installed ## jobs with a cheater among the providers (ARGS="--quick --only scaled")
 	@$(VENV)/bin/python -m bench.verification.byzantine $(ARGS)
+
+lightning: $(VENV)/.dev ## three real Lightning nodes on regtest, the wallets' tests on them, deaths in mid-payment (ARGS="--stay")
+	@$(VENV)/bin/python -m tools.lightning.check $(ARGS)
 
 fraud: $(VENV)/.installed ## cheats that audits of training catch, and honest rounds that they reject (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.training.fraud $(ARGS)

@@ -84,7 +84,8 @@ class WalletConfig(Section):
 
     kind: WalletKind = DEFAULT_WALLET
     """The kind of wallet: `sim` is the simulated network, `nwc` Nostr Wallet Connect, `lnbits` an LNbits service,
-    `lnd`, `cln` and `phoenixd` a node, `lexe` a Lexe node. An installed package may bring others."""
+    `lnd`, `cln` and `phoenixd` a node, `lexe` a Lexe node, `electrum` an Electrum daemon. An installed package may
+    bring others."""
     url: str
     """The wallet service's URL."""
     token_file: Path

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nodewire.pay.wallets.cln import ClnWallet
+from nodewire.pay.wallets.electrum import ElectrumWallet
 from nodewire.pay.wallets.lexe import LexeWallet
 from nodewire.pay.wallets.lnbits import LnbitsWallet
 from nodewire.pay.wallets.lnd import LndWallet
@@ -20,6 +21,7 @@ from nodewire.pay.wallets.rest import Access
 from relay import Config, serve
 from simnet.wallet import SimWallet
 from tests.pay.lightning.cln_service import ClnService
+from tests.pay.lightning.electrum_network import NwcAtElectrum, node_settings
 from tests.pay.lightning.lexe_node import LexeNode
 from tests.pay.lightning.lnbits_process import run_lnbits
 from tests.pay.lightning.lnbits_service import LnbitsService
@@ -91,6 +93,10 @@ async def reopen() -> AsyncIterator[Callable[..., object]]:
                 other = lexe_wallet(wallet._node)
             elif isinstance(wallet, LndWallet | ClnWallet | PhoenixdWallet):
                 other = type(wallet)(wallet._service.url, wallet._service._access)
+            elif isinstance(wallet, ElectrumWallet):
+                other = ElectrumWallet(wallet._url, wallet._user, wallet._password)
+            elif isinstance(wallet, NwcAtElectrum):
+                other = NwcAtElectrum(wallet.node)
             else:
                 other = NwcWallet(wallet._to)
             stack.push_async_callback(other.close)
@@ -158,9 +164,12 @@ async def open_kind(
 ) -> AsyncIterator[Callable[..., Any]]:
     """`await open_kind(kind, msat)`: a wallet of a kind, on a new account.
 
-    All but those of the kind "sim" are on the simulated network behind a service of that kind; of "lnbits" on LNbits
-    itself where it runs. Services of nodes answer by the recordings of their documented APIs.
+    All but those of the kinds "sim" and "electrum" are on the simulated network behind a service of that kind; of
+    "lnbits" on LNbits itself where it runs. Services of nodes answer by the recordings of their documented APIs. Those
+    of "electrum" and "electrum-nwc" are three nodes with money of their own: C's, A's and B's, in the order in which a
+    test opens them.
     """
+    nodes = iter("cab")
     async with AsyncExitStack() as stack:
 
         async def open_one(kind: str, opening_msat: int) -> Any:
@@ -168,6 +177,11 @@ async def open_kind(
                 real = LnbitsWallet(lnbits.url, lnbits.open_account(opening_msat // 1_000))
                 stack.push_async_callback(real.close)
                 return real
+            if kind.startswith("electrum"):
+                node = node_settings()[next(nodes)]
+                at_node = NwcAtElectrum(node) if kind == "electrum-nwc" else node.wallet()
+                stack.push_async_callback(at_node.close)
+                return at_node
             if kind in NODES:
                 return (await open_node(kind, opening_msat))[1]
             if kind == "lexe":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 import tomllib
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -57,10 +56,9 @@ def test_a_kind_that_nobody_registered_is_refused_with_those_that_there_are(inst
     install("coins", "coin = coins:CoinWallet")
     with pytest.raises(BadConfig) as refused:
         registry.wallet_class("purse")
-    kinds = sorted(entry_points(group=registry.WALLETS).names)
-    assert {"coin", "sim"} <= set(kinds)
-    there = ", ".join(f'"{kind}"' for kind in kinds)
-    assert str(refused.value) == f"wallet.kind: 'purse' is not a kind of wallet that there is: {there}"
+    said, _, kinds = str(refused.value).partition(" that there is: ")
+    assert said == "wallet.kind: 'purse' is not a kind of wallet"
+    assert set(kinds.split(", ")) >= {'"coin"', '"lnbits"', '"nwc"', '"sim"'}
 
 
 def test_another_packages_wallet_is_imported_when_its_kind_is_configured(install):
@@ -145,7 +143,7 @@ async def test_a_wallet_of_another_network_than_the_role_means_is_refused(instal
 def test_every_wallet_that_the_package_names_is_one():
     """Of the file itself: an installation may be older."""
     named = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert set(named["nodewire.wallets"]) == {"sim", "nwc", "lnbits", "lnd", "cln", "phoenixd", "lexe"}
+    assert set(named["nodewire.wallets"]) == {"sim", "nwc", "lnbits", "lnd", "cln", "phoenixd", "lexe", "electrum"}
     for value in named["nodewire.wallets"].values():
         module, _, name = value.partition(":")
         found = getattr(importlib.import_module(module), name)

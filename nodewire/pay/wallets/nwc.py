@@ -1,4 +1,4 @@
-"""A wallet over Nostr Wallet Connect: NIP-47 with NIP-44, through relays.
+"""A wallet over Nostr Wallet Connect: NIP-47 through relays, with NIP-44, or NIP-04 where the wallet has nothing else.
 
 https://github.com/nostr-protocol/nips/blob/master/47.md
 
@@ -35,7 +35,7 @@ from nodewire.errors import (
 )
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.nips import nip44
+from nodewire.nostr.nips import nip04, nip44
 from nodewire.nostr.nips.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.nostr.subscription import Subscription
@@ -48,9 +48,11 @@ from nodewire.pay.wallets.history import ListedInvoice
 INFO, REQUEST, RESPONSE = 13_194, 23_194, 23_195
 MAX_ANSWER_BYTES = 262_144
 MAX_RELAYS = 8
-_ENCRYPTION = "nip44_v2"
+_ENCRYPTIONS = ("nip44_v2", "nip04")
+"""By NIP-47's names, the better one first."""
+_PROBE_MSAT = 1_001
 _PAGE = 20
-_MOST_MSAT = 100_000_000_000  # 1 BTC
+_SAT_MSAT, _MOST_MSAT = 1_000, 100_000_000_000  # up to 1 BTC
 _ASK_S, _LONGEST_S = 0.3, 3.0
 _HEX32 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NETWORKS = {"mainnet": "bc", "bitcoin": "bc", "testnet": "tb", "signet": "tbs", "mutinynet": "tbs", "regtest": "bcrt"}
@@ -108,6 +110,7 @@ class NwcWallet:
         self._opening = asyncio.Lock()
         self._known: WalletInfo | None = None
         self._methods: frozenset[str] = frozenset()
+        self._encryption = _ENCRYPTIONS[0]
         self._answers: dict[str, asyncio.Future[Event]] = {}
         self._listening: asyncio.Task[None] | None = None
 
@@ -145,14 +148,18 @@ class NwcWallet:
             if network is None:
                 raise Unsupported("network", f"the wallet is of {str(said.get('network'))[:40]!r}")
             can: set[Ability] = {_ABILITIES[name] for name in self._methods & _ABILITIES.keys()}
+            unit_msat = 1
+            if "invoice" in can:
+                unit_msat, commits = await self._probe_invoice()
+                can -= set() if commits else {"invoice"}
             if self._methods & {"lookup_invoice", "list_transactions"}:
                 can.add("lookup-in")
             if "list_transactions" in self._methods:
                 can.add("settled")
                 if await self._finds_what_went():
                     can.add("lookup-out")
-            known = WalletInfo(f"nwc:{self._to.wallet}", network, 1, 1, _MOST_MSAT, frozenset(can))
-            self._known = known
+            own = f"nwc:{self._to.wallet}"
+            self._known = WalletInfo(own, network, unit_msat, unit_msat, _MOST_MSAT, frozenset(can))
         return self._known
 
     async def balance_msat(self) -> int:
@@ -163,18 +170,19 @@ class NwcWallet:
             raise BadInput("amount_msat", f"{amount_msat}, from 1 to {_MOST_MSAT}")
         if not 0 < expiry_s <= invoices.MAX_EXPIRY_S:
             raise BadInput("expiry_s", f"{expiry_s}, at most a year")
+        info = await self.info()
+        if "invoice" not in info.abilities:
+            raise NotAllowed("wallet", "it makes no invoices that commit to the hash of a description: use another one")
+        if amount_msat % info.unit_msat:
+            raise BadInput("amount_msat", f"{amount_msat}: the wallet takes whole multiples of {info.unit_msat} msat")
         digest = hashlib.sha256(description.encode()).hexdigest()
-        asked = {"amount": amount_msat, "description_hash": digest, "expiry": expiry_s}
-        made = (await self._ask("make_invoice", asked)).get("invoice")
-        if not isinstance(made, str):
-            raise BadInvoice("invoice", "the wallet made none")
-        invoice = invoices.decode(made)
-        # Some round amounts to satoshis, or drop the hash of the description.
+        invoice = await self._made(amount_msat, digest, expiry_s)
         invoices.check(invoice, amount_msat=amount_msat, now_s=time.time(), description_hash=digest)
         return invoice
 
     async def pay(self, bolt11: str, *, max_fee_msat: int, timeout_s: float = 60.0) -> Transfer:
-        invoice = invoices.decode(bolt11, network=(await self.info()).network)
+        info = await self.info()
+        invoice = invoices.decode(bolt11, network=info.network)
         loop = asyncio.get_running_loop()
         until, pause_s = loop.time() + timeout_s, _ASK_S
         asking: asyncio.Task[dict[str, Any]] | None = None
@@ -186,6 +194,9 @@ class NwcWallet:
                 except NotFound:
                     if asking is None and invoice.is_expired(time.time()):
                         raise PaymentFailed("invoice", "it has expired") from None
+                    if asking is None and invoice.amount_msat < info.least_msat:
+                        least = f"{invoice.amount_msat} msat, and the wallet sends {info.least_msat} or more"
+                        raise PaymentFailed("invoice", least) from None
                     if asking is None:
                         asking = asyncio.create_task(self._ask("pay_invoice", {"invoice": bolt11}, wait_s=timeout_s))
                     elif asking.done():
@@ -238,6 +249,31 @@ class NwcWallet:
             self._pool = None
         self._known = None
 
+    async def _made(self, amount_msat: int, digest: str, expiry_s: int) -> Invoice:
+        """An invoice, as the wallet makes it: some round amounts to satoshis, or drop the hash of the description."""
+        asked = {"amount": amount_msat, "description_hash": digest, "expiry": expiry_s}
+        made = (await self._ask("make_invoice", asked)).get("invoice")
+        if not isinstance(made, str):
+            raise BadInvoice("invoice", "the wallet made none")
+        return invoices.decode(made)
+
+    async def _probe_invoice(self) -> tuple[int, bool]:
+        """Of what its amounts are multiples (1 or 1,000), and whether its invoices commit to the hash of a description.
+
+        An invoice tells, which nobody gets.
+        """
+        digest = hashlib.sha256(b"amount and hash").hexdigest()
+        for asked_msat in (_PROBE_MSAT, _SAT_MSAT):
+            try:
+                made = await self._made(asked_msat, digest, 60)
+            except (LinkLost, TimedOut):
+                raise
+            except NodewireError:
+                continue  # some refuse parts of a satoshi
+            unit_msat = 1 if made.amount_msat == _PROBE_MSAT else _SAT_MSAT
+            return unit_msat, made.description_hash == digest and made.amount_msat in (_PROBE_MSAT, _SAT_MSAT)
+        return _SAT_MSAT, False
+
     async def _finds_what_went(self) -> bool:
         """Whether its record shows an outgoing payment: some wallets forget them. Of a new one that is not known."""
         try:
@@ -250,26 +286,33 @@ class NwcWallet:
         found = []
         for row in reversed(rows):
             one = _transfer(row)
-            if one.state == "settled" and one.preimage is None and "lookup_invoice" in self._methods:
+            came = one.state == "settled" or bool(row.get("settled_at"))
+            if came and one.preimage is None and "lookup_invoice" in self._methods:
                 one = _transfer(await self._ask("lookup_invoice", {"payment_hash": one.payment_hash}))
             found.append(ListedInvoice(one, _whole(row, "created_at"), int(row.get("expires_at") or 0)))
         return sorted(found, key=lambda one: one.created_at_s)
 
     async def _transactions(self, direction: Direction, since_s: int, most: int = 10**6) -> list[dict[str, Any]]:
         """Its payments in one direction from then on, newest first: all states, as far as it tells them."""
-        found: list[dict[str, Any]] = []
-        kind = "incoming" if direction == "in" else "outgoing"
+        found: dict[str, dict[str, Any]] = {}
+        kind, offset, unpaid = "incoming" if direction == "in" else "outgoing", 0, True
         while len(found) < most:
             limit = min(_PAGE, most - len(found))
-            asked = {"type": kind, "unpaid": True, "limit": limit, "offset": len(found)}
+            asked = {"type": kind, "unpaid": unpaid, "limit": limit, "offset": offset}
             said = await self._ask("list_transactions", {**asked, **({"from": since_s} if since_s else {})})
             rows = said.get("transactions")
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise LinkLost("wallet", "its list of payments is none")
-            found += [row for row in rows if row.get("type") == kind]
-            if len(rows) < limit or len(rows) != sum(row.get("type") == kind for row in rows):
+            if unpaid and any(row.get("type") != kind for row in rows):
+                unpaid, offset = False, 0  # some add their unpaid invoices to whatever is asked for
+                continue
+            for row in rows:
+                if row.get("type") == kind:
+                    found.setdefault(str(row.get("payment_hash")), row)
+            if not rows:  # a page that is not full may not be the last: some count in it what they leave out
                 break
-        return found
+            offset += len(rows)
+        return list(found.values())
 
     async def _ask(self, method: str, params: dict[str, Any], *, wait_s: float = 0.0) -> dict[str, Any]:
         """What the wallet answers to a request.
@@ -279,24 +322,32 @@ class NwcWallet:
             NotFound, NotAllowed, PaymentFailed, Unsupported: the wallet's refusal, in its words.
 
         """
-        key = nip44.conversation_key(self._to.keys, self._to.wallet)
         text = orjson.dumps({"method": method, "params": params}).decode()
-        now_s = int(time.time())
-        tags = [["p", self._to.wallet], ["encryption", _ENCRYPTION]]
-        if method != "pay_invoice":  # one of these that comes late is looked up
-            tags.append(["expiration", str(now_s + int(self._timeout_s) + 1)])
-        asked = sign(self._to.keys, REQUEST, created_at=now_s, content=nip44.encrypt(text, key), tags=tags)
-        answer = self._answers[asked.id] = asyncio.get_running_loop().create_future()
+        asked_id = ""
         try:
             async with asyncio.timeout(self._timeout_s + wait_s):
                 pool = await self._connected()
+                asked = self._request(text, expires=method != "pay_invoice")  # one that comes late is looked up
+                asked_id = asked.id
+                answer = self._answers[asked_id] = asyncio.get_running_loop().create_future()
                 await pool.publish(asked, timeout_s=self._timeout_s)
                 said = await answer
         except TimeoutError as error:
             raise TimedOut("wallet", f"no answer to {method} came over its relays") from error
         finally:
-            del self._answers[asked.id]
-        return _result(method, said, key)
+            self._answers.pop(asked_id, None)
+        return _result(method, _decrypted(said, self._to, method))
+
+    def _request(self, text: str, *, expires: bool) -> Event:
+        now_s = int(time.time())
+        tags = [["p", self._to.wallet], ["encryption", self._encryption]]
+        if expires:
+            tags.append(["expiration", str(now_s + int(self._timeout_s) + 1)])
+        if self._encryption == "nip04":
+            content = nip04.encrypt(text, self._to.keys, self._to.wallet)
+        else:
+            content = nip44.encrypt(text, nip44.conversation_key(self._to.keys, self._to.wallet))
+        return sign(self._to.keys, REQUEST, created_at=now_s, content=content, tags=tags)
 
     async def _connected(self) -> Pool:
         async with self._opening:
@@ -304,8 +355,12 @@ class NwcWallet:
                 self._pool = await Pool(self._to.relays, self._to.keys).__aenter__()
                 self._heard = self._pool.subscribe([self._wanted()])
                 self._listening = asyncio.create_task(self._listen(self._heard))
-        async with asyncio.timeout(self._timeout_s):
-            await self._heard.eose  # relays keep no answer for who listens later
+                self._encryption = ""
+            async with asyncio.timeout(self._timeout_s):
+                await self._heard.eose  # relays keep no answer for who listens later
+            if not self._encryption:
+                said = Filter(kinds=frozenset({INFO}), authors=frozenset({self._to.wallet}), limit=1)
+                self._encryption = _encryption(await self._pool.fetch([said], self._timeout_s))
         return self._pool
 
     def _wanted(self) -> Filter:
@@ -324,11 +379,40 @@ class NwcWallet:
                 waiting.set_result(event)
 
 
-def _result(method: str, said: Event, key: bytes) -> dict[str, Any]:
+def _encryption(said: list[Event]) -> str:
+    """What to speak with a wallet of whose info events `said` are, newest first.
+
+    One that says nothing of encryption has NIP-04 alone. Of one whose info event no relay has, NIP-44 is believed.
+
+    Raises:
+        Unsupported: it speaks neither.
+
+    """
+    if not said:
+        return _ENCRYPTIONS[0]
+    spoken = (said[0].tag("encryption") or "nip04").split()
+    for name in _ENCRYPTIONS:
+        if name in spoken:
+            return name
+    raise Unsupported("wallet", f"it speaks {' '.join(spoken)[:80]!r}, and not {' or '.join(_ENCRYPTIONS)}")
+
+
+def _decrypted(said: Event, to: Connection, method: str) -> str:
+    """The text of an answer, by its form. Raises LinkLost: it cannot be read."""
+    try:
+        if "?iv=" in said.content:
+            return nip04.decrypt(said.content, to.keys, to.wallet, max_bytes=MAX_ANSWER_BYTES)
+        key = nip44.conversation_key(to.keys, to.wallet)
+        return nip44.decrypt(said.content, key, max_bytes=MAX_ANSWER_BYTES)
+    except BadInput as error:
+        raise LinkLost("wallet", f"its answer to {method} cannot be read: {type(error).__name__}") from error
+
+
+def _result(method: str, text: str) -> dict[str, Any]:
     """The result in an answer. Raises as `NwcWallet._ask`."""
     try:
-        answer = orjson.loads(nip44.decrypt(said.content, key, max_bytes=MAX_ANSWER_BYTES))
-    except (BadInput, orjson.JSONDecodeError) as error:
+        answer = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
         raise LinkLost("wallet", f"its answer to {method} cannot be read: {type(error).__name__}") from error
     if not isinstance(answer, dict):
         raise LinkLost("wallet", f"its answer to {method} is no object")
@@ -362,13 +446,13 @@ def _refusal(code: str, said: str) -> NodewireError:
 
 
 def _transfer(row: dict[str, Any]) -> Transfer:
-    """A transaction of NIP-47. Wallets that say no state have settled what has a moment of settlement."""
+    """A transaction of NIP-47. Where it says no state, a moment of settlement and a preimage say that it settled."""
     kind, said = row.get("type"), row.get("state")
     if kind not in ("incoming", "outgoing"):
         raise LinkLost("wallet", "a payment of its is neither incoming nor outgoing")
     direction: Direction = "in" if kind == "incoming" else "out"
     if said is None:
-        said = "settled" if row.get("settled_at") else "pending"
+        said = "settled" if row.get("settled_at") and row.get("preimage") else "pending"
     state = _STATES.get(str(said).lower(), "open" if direction == "in" else "pending")
     preimage = row.get("preimage")
     return Transfer(

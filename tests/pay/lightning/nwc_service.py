@@ -7,7 +7,15 @@ import json
 import time
 from contextlib import asynccontextmanager
 
-from nostr_sdk import Nip44Version, PublicKey, SecretKey, nip44_decrypt, nip44_encrypt
+from nostr_sdk import (
+    Nip44Version,
+    PublicKey,
+    SecretKey,
+    nip04_decrypt,
+    nip04_encrypt,
+    nip44_decrypt,
+    nip44_encrypt,
+)
 
 from nodewire.errors import NodewireError, NotFound
 from nodewire.nostr.event import sign
@@ -35,6 +43,8 @@ class NwcService:
         self.keys, self.client = Keys.generate(), Keys.generate()
         self.methods = list(METHODS)
         self.network = "regtest"
+        self.encryption: str | None = "nip44_v2 nip04"
+        """As its info event has it. A service that has no NIP-44 answers by NIP-04."""
         self.drops: list[str] = []
         """Methods whose next answer is lost, after what was asked has been done."""
         self.forgets = False
@@ -52,7 +62,8 @@ class NwcService:
     @asynccontextmanager
     async def serving(self):
         async with Pool([self.relay], self.keys) as pool:
-            info = sign(self.keys, 13194, created_at=int(time.time()), content=" ".join(self.methods))
+            tags = [["encryption", self.encryption]] if self.encryption is not None else []
+            info = sign(self.keys, 13194, created_at=int(time.time()), content=" ".join(self.methods), tags=tags)
             await pool.publish(info)
             listening = asyncio.create_task(self._listen(pool))
             try:
@@ -70,7 +81,9 @@ class NwcService:
 
     async def _answer(self, pool, event):
         secret, public = SecretKey.parse(self.keys.secret.hex()), PublicKey.parse(event.pubkey)
-        asked = json.loads(nip44_decrypt(secret, public, event.content))
+        modern = "nip44_v2" in (self.encryption or "")
+        assert event.tag("encryption") == ("nip44_v2" if modern else "nip04")
+        asked = json.loads((nip44_decrypt if modern else nip04_decrypt)(secret, public, event.content))
         method, said = asked["method"], {"result_type": asked["method"], "error": None, "result": None}
         self.asked.append(method)
         try:
@@ -84,7 +97,10 @@ class NwcService:
         if method in self.drops:
             self.drops.remove(method)
             return
-        content = nip44_encrypt(secret, public, json.dumps(said), Nip44Version.V2)
+        text = json.dumps(said)
+        content = (
+            nip44_encrypt(secret, public, text, Nip44Version.V2) if modern else nip04_encrypt(secret, public, text)
+        )
         tags = [["p", event.pubkey], ["e", event.id]]
         await pool.publish(sign(self.keys, 23195, created_at=int(time.time()), content=content, tags=tags))
 

@@ -141,11 +141,92 @@ async def test_a_network_that_nobody_knows_is_refused(opened):
 
 async def test_an_invoice_that_the_wallet_rounds_or_strips_of_its_hash_is_not_given_out(opened):
     _, rounding = await opened(rounds=True)
-    with pytest.raises(BadInvoice, match="21000 msat, asked for 21500 msat"):
+    assert (await rounding.info()).unit_msat == 1_000
+    with pytest.raises(BadInput, match="21500: the wallet takes whole multiples of 1000 msat"):
         await rounding.invoice(21_500, description="x", expiry_s=60)
+    assert (await rounding.invoice(21_000, description="x", expiry_s=60)).amount_msat == 21_000
     _, stripping = await opened(drops_hash=True)
-    with pytest.raises(BadInvoice, match="description_hash"):
+    assert "invoice" not in (await stripping.info()).abilities
+    with pytest.raises(NotAllowed, match="the hash of a description"):
         await stripping.invoice(21_000, description="x", expiry_s=60)
+
+
+async def test_a_wallet_that_begins_to_round_or_strip_later_is_found_out(opened):
+    service, wallet = await opened()
+    assert (await wallet.info()).unit_msat == 1
+    service.rounds = True
+    with pytest.raises(BadInvoice, match="21000 msat, asked for 21500 msat"):
+        await wallet.invoice(21_500, description="x", expiry_s=60)
+    service.drops_hash = True
+    with pytest.raises(BadInvoice, match="description_hash"):
+        await wallet.invoice(21_000, description="x", expiry_s=60)
+
+
+@pytest.mark.parametrize("encryption", ["nip44_v2", "nip04 nip44_v2", "nip04", None])
+async def test_a_wallet_is_spoken_with_as_its_info_event_says(opened, encryption):
+    """The service, which is nostr-sdk's, understands nothing else. Without the tag it has NIP-04 alone."""
+    _, wallet = await opened(7_000, encryption=encryption)
+    assert await wallet.balance_msat() == 7_000
+
+
+async def test_a_wallet_that_speaks_none_of_both_is_told_as_such(opened):
+    _, wallet = await opened(encryption="nip99")
+    with pytest.raises(Unsupported, match="nip99"):
+        await wallet.balance_msat()
+
+
+async def test_what_settles_at_this_moment_is_pending_until_its_preimage_is_there(opened):
+    """Electrum says no state of it then, and the moment already."""
+    _, payee = await opened()
+    service, payer = await opened(100_000)
+    invoice = await payee.invoice(5_000, description="x", expiry_s=60)
+    paid = await payer.pay(invoice.bolt11, max_fee_msat=1_000)
+    looking = service.lookup_invoice
+
+    async def halfway(payment_hash):
+        row = await looking(payment_hash)
+        return {name: value for name, value in row.items() if name not in ("state", "preimage")}
+
+    service.lookup_invoice = halfway
+    found = await payer.lookup(paid.payment_hash, "out")
+    assert (found.state, found.preimage) == ("pending", None)
+    service.lookup_invoice = looking
+    assert (await payer.lookup(paid.payment_hash, "out")).preimage == paid.preimage
+
+
+async def test_unpaid_invoices_that_a_wallet_adds_to_what_went_hide_nothing_of_it(opened):
+    """Electrum adds them, whatever type is asked for."""
+    _, payee = await opened()
+    service, payer = await opened(100_000)
+    paid = await payer.pay((await payee.invoice(5_000, description="x", expiry_s=60)).bolt11, max_fee_msat=1_000)
+    for _ in range(30):
+        await payer.invoice(1_000, description="x", expiry_s=60)
+    listing = service.list_transactions
+
+    async def mixed(type, unpaid=False, **asked):
+        if not unpaid:
+            return await listing(type=type, **asked)
+        return await listing(type="incoming", **asked)
+
+    service.list_transactions = mixed
+    await payer.close()
+    assert "lookup-out" in (await payer.info()).abilities
+    assert {row["payment_hash"] for row in await payer._transactions("out", 0)} == {paid.payment_hash}
+
+
+async def test_a_page_from_which_payments_are_left_out_is_not_the_last(opened):
+    """Electrum counts in a page what it does not tell of."""
+    service, wallet = await opened()
+    made = [await wallet.invoice(1_000 + n, description="x", expiry_s=60) for n in range(24)]
+    listing = service.list_transactions
+
+    async def with_gaps(limit, **asked):
+        rows = (await listing(limit=limit, **asked))["transactions"]
+        return {"transactions": [row for row in rows if row["payment_hash"] != made[20].payment_hash]}
+
+    service.list_transactions = with_gaps
+    told = {row["payment_hash"] for row in await wallet._transactions("in", 0)}
+    assert told >= {one.payment_hash for one in made if one is not made[20]}
 
 
 async def test_a_wallet_that_never_answers_is_told_as_such(opened):
