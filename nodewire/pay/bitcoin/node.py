@@ -5,6 +5,7 @@ The file that names the node has one line: http://USER:PASSWORD@HOST:PORT, and /
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -41,7 +42,8 @@ class BitcoinNode:
         parsed = URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host or parsed.user is None:
             raise BadConfig("bitcoin", "the file has no line such as http://USER:PASSWORD@127.0.0.1:8332/wallet/NAME")
-        self._auth = aiohttp.BasicAuth(parsed.user, parsed.password or "")
+        word = base64.b64encode(f"{parsed.user}:{parsed.password or ''}".encode()).decode()
+        self._headers = {"Authorization": f"Basic {word}"}
         self._url = parsed.with_user(None)
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
@@ -165,7 +167,7 @@ class BitcoinNode:
 
         """
         if self._session is None:
-            self._session = aiohttp.ClientSession(auth=self._auth)
+            self._session = aiohttp.ClientSession(headers=self._headers)
         body = orjson.dumps({"jsonrpc": "1.0", "id": "nodewire", "method": method, "params": params})
         limit = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nodewire.errors import BadInput
-from nodewire.protocol.encoding.canonical import tagged_hash
 from nodewire.pay.bitcoin.taproot import compact_size, leaf_hash
+from nodewire.protocol.encoding.canonical import tagged_hash
 
 MOST_SAT = 2_100_000_000_000_000
 RBF = 0xFFFFFFFD
