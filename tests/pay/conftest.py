@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nodewire.pay.wallets.cashu import CashuWallet
 from nodewire.pay.wallets.lnbits import LnbitsWallet
 from nodewire.pay.wallets.nwc import Connection, NwcWallet
 from relay import Config, serve
@@ -17,6 +18,7 @@ from simnet.wallet import SimWallet
 from tests.pay.lightning.lnbits_process import run_lnbits
 from tests.pay.lightning.lnbits_service import LnbitsService
 from tests.pay.lightning.nwc_service import NwcService
+from tests.pay.mint_process import PROGRAM, fund, run_mint
 from tests.pay.simnet_process import run_simnet
 
 BASE_FEE_MSAT = 10
@@ -53,6 +55,8 @@ async def reopen(simnet_url: str) -> AsyncIterator[Callable[..., object]]:
                 other: Any = SimWallet(simnet_url, wallet._token)
             elif isinstance(wallet, LnbitsWallet):
                 other = LnbitsWallet(wallet._url, wallet._key)
+            elif isinstance(wallet, CashuWallet):
+                other = CashuWallet(wallet._mint.url, wallet._file)
             else:
                 other = NwcWallet(wallet._to)
             stack.push_async_callback(other.close)
@@ -78,14 +82,25 @@ def lnbits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[run_lnbits | No
         yield running
 
 
+@pytest.fixture(scope="session")
+def mint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[run_mint | None]:
+    """Nutshell, where NODEWIRE_NUTSHELL names its program. It pays invoices of its own alone."""
+    if not PROGRAM:
+        yield None
+        return
+    settings = {"FAKEWALLET_BRR": "FALSE", "FAKEWALLET_PAY_INVOICE_STATE": "FAILED"}
+    with run_mint(tmp_path_factory.mktemp("mint"), **settings) as running:
+        yield running
+
+
 @pytest.fixture
 async def open_kind(
-    open_wallet: Callable[..., Any], relay_url: str, lnbits: run_lnbits | None
+    open_wallet: Callable[..., Any], relay_url: str, lnbits: run_lnbits | None, mint: run_mint | None, tmp_path: Path
 ) -> AsyncIterator[Callable[..., Any]]:
     """`await open_kind(kind, msat)`: a wallet of a kind, on a new account.
 
     Those of the kinds "nwc" and "lnbits" are on the simulated network behind a service of that kind; of "lnbits" on
-    LNbits itself where it runs.
+    LNbits itself where it runs. Those of "cashu" are at Nutshell, where it runs.
     """
     async with AsyncExitStack() as stack:
 
@@ -94,6 +109,13 @@ async def open_kind(
                 real = LnbitsWallet(lnbits.url, lnbits.open_account(opening_msat // 1_000))
                 stack.push_async_callback(real.close)
                 return real
+            if kind == "cashu":
+                if mint is None:
+                    pytest.skip("NODEWIRE_NUTSHELL names no mint; `make bonds` sets it up")
+                purse = CashuWallet(mint.url, tmp_path / f"purse{len(list(tmp_path.iterdir()))}.db")
+                stack.push_async_callback(purse.close)
+                await fund(mint, purse, opening_msat)
+                return purse
             account = await open_wallet(opening_msat)
             if kind == "sim":
                 return account

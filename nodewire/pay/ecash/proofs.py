@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
@@ -20,9 +20,6 @@ from nodewire.pay.ecash import blind
 MAX_SECRET_CHARS = 4_096
 MAX_PROOFS = 256
 MOST_SAT = 2**52
-SigAllForm = Literal["signed-c", "secrets"]
-"""What signatures of SIG_ALL sign: by NUT-11 each input's secret and C, then each output's amount and B_; by Nutshell
-up to 0.20 the secrets, then the B_."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +165,18 @@ class Lock:
             raise BadInput("proof.secret", "it has another lock than the bond's")
 
 
-def sig_all_message(
-    inputs: Sequence[Proof], outputs: Sequence[BlankOutput], form: SigAllForm = "signed-c", quote: str = ""
-) -> bytes:
-    """What the signatures of a swap, or of a melt of `quote`, sign: the SHA-256 of all of it."""
-    if form == "secrets":
-        text = "".join(one.secret for one in inputs) + "".join(one.b for one in outputs) + quote
-    else:
-        ins = "".join(one.secret + one.c for one in inputs)
-        text = ins + "".join(f"{one.amount_sat}{one.b}" for one in outputs) + quote
+def sig_all_digest(inputs: Sequence[Proof], outputs: Sequence[BlankOutput], quote: str = "") -> bytes:
+    """What the signatures of a swap, or of a melt of `quote`, sign: the SHA-256 of all inputs and outputs (NUT-11)."""
+    ins = "".join(one.secret + one.c for one in inputs)
+    return _sha256(ins + "".join(f"{one.amount_sat}{one.b}" for one in outputs) + quote)
+
+
+def loose_digest(inputs: Sequence[Proof], outputs: Sequence[BlankOutput]) -> bytes:
+    """The same by mints that are older than NUT-11's present text. It leaves open which output has which amount."""
+    return _sha256("".join(one.secret for one in inputs) + "".join(one.b for one in outputs))
+
+
+def _sha256(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
@@ -186,7 +186,7 @@ def witness(signatures: Sequence[bytes]) -> str:
 
 def signed_inputs(keys: Keys, inputs: Sequence[Proof]) -> list[dict[str, Any]]:
     """Inputs whose lock is `keys` alone, without SIG_ALL: each signed by itself."""
-    return [one.as_input(witness([keys.sign(hashlib.sha256(one.secret.encode()).digest())])) for one in inputs]
+    return [one.as_input(witness([keys.sign(_sha256(one.secret))])) for one in inputs]
 
 
 def check_signature(public: str, digest: bytes, signature: bytes) -> None:

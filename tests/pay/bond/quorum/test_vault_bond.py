@@ -257,9 +257,7 @@ async def test_coins_of_another_lock_or_of_anothers_bond_are_none(bonds, chain, 
     with pytest.raises(NotAllowed, match="another key"):
         await bonds.registrar.lock(thief.public, deposit.terms, deposit.coins)
     with pytest.raises(BadQuorum, match="refund_at_s"):
-        await bonds.registrar.lock(
-            thief.public, replace_terms(terms, refund_at_s=terms.until_s + 60), deposit.coins
-        )
+        await bonds.registrar.lock(thief.public, replace_terms(terms, refund_at_s=terms.until_s + 60), deposit.coins)
     with pytest.raises(BadInput, match="stands twice"):
         await bonds.registrar.top_up(provider.public, "twice", [*deposit.coins, *deposit.coins])
     with pytest.raises(NotAllowed, match="a bond's already"):
