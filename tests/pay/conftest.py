@@ -88,7 +88,11 @@ def mint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[run_mint | None]:
     if not PROGRAM:
         yield None
         return
-    settings = {"FAKEWALLET_BRR": "FALSE", "FAKEWALLET_PAY_INVOICE_STATE": "FAILED"}
+    settings = {
+        "FAKEWALLET_BRR": "FALSE",
+        "FAKEWALLET_PAY_INVOICE_STATE": "FAILED",
+        "FAKEWALLET_PAYMENT_STATE": "FAILED",
+    }
     with run_mint(tmp_path_factory.mktemp("mint"), **settings) as running:
         yield running
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
@@ -153,6 +154,32 @@ class BondHolder(Protocol):
         """
 
     async def close(self) -> None: ...
+
+
+class HolderSettings(Protocol):
+    """Where a holder is that is apart from the wallet's service, as `[holder]` of a role's file has it."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def committee_digest(self) -> str: ...
+
+    @property
+    def bitcoin(self) -> Path | None: ...
+
+    @property
+    def mint(self) -> str: ...
+
+    @property
+    def cap(self) -> int:
+        """In satoshis."""
+
+    @property
+    def file(self) -> Path: ...
 
 
 async def is_share_paid(

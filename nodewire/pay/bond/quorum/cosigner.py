@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nodewire.errors import BadInput, BadQuorum, NodewireError, NotAllowed, TooLarge
+from nodewire.errors import BadInput, BadQuorum, NotAllowed, TooLarge
 from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bond import bonds
@@ -18,7 +18,6 @@ from nodewire.pay.bond.bonds import Bond
 from nodewire.pay.bond.quorum.custody import Closing, Custody
 from nodewire.pay.bond.quorum.terms import MAX_COINS, SAT_MSAT, BondTerms, Evidence, closing, judged
 from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.verification import verdict
 
 MAX_VERDICTS = 1_024
 Convictions = Callable[[str], frozenset[str]]
@@ -77,15 +76,3 @@ def _derived(terms: BondTerms, amount_sat: int, said: Any, committee: Committee)
             convicted_by.add(event.case)
     return bond, frozenset(convicted_by)
 
-
-def convictions_in(certificates: list[str]) -> dict[str, frozenset[str]]:
-    """By convicted key, the samples, of verdicts' certificates (JSON) that were checked before."""
-    found: dict[str, set[str]] = {}
-    for text in certificates:
-        try:
-            said = verdict.parse(parse_event(text)).verdict
-        except NodewireError:
-            continue
-        for who in said.convicted:
-            found.setdefault(who, set()).add(said.key)
-    return {who: frozenset(samples) for who, samples in found.items()}
