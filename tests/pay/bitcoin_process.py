@@ -47,8 +47,8 @@ class run_bitcoind:  # noqa: N801 - a block is opened with it, as with a functio
                 await chain.raw("createwallet", "funds")
                 break
             except NodewireError as error:
-                dead = self._process.poll() is not None or time.monotonic() > until
-                assert not dead, f"{error}\n{(self._folder / 'log').read_text()}"
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise AssertionError((self._folder / "log").read_text()) from error
                 await asyncio.sleep(0.2)
         await chain.mine(101)
         await chain.node.close()

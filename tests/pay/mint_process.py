@@ -1,4 +1,4 @@
-"""Nutshell, a real Cashu mint, with its FakeWallet, where NODEWIRE_NUTSHELL names its program (in its own venv)."""
+"""Nutshell, a real Cashu mint with its FakeWallet, where NODEWIRE_NUTSHELL names its program, in its own venv."""
 
 from __future__ import annotations
 

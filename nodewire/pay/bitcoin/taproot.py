@@ -91,7 +91,7 @@ def tweaked_secret(secret: bytes, root: bytes = b"") -> bytes:
 
 
 def multi_a(quorum: int, keys: Sequence[bytes]) -> bytes:
-    """The script of the descriptor multi_a(quorum, keys): so many signatures, by different ones of the keys."""
+    """The script of a descriptor's multi_a: as many signatures as `quorum`, by different ones of the keys."""
     if not 0 < quorum <= len(keys):
         raise BadInput("quorum", f"{quorum} of {len(keys)} keys")
     ops = [_OP_CHECKSIG, *[_OP_CHECKSIGADD] * (len(keys) - 1)]

@@ -76,7 +76,9 @@ class PresentationStore:
     def convictions(self, key: str) -> frozenset[str]:
         """The samples by which a key (64 hex digits) was convicted, of the verdicts that are kept."""
         rows = self._db.execute("SELECT sample, certificate FROM verdicts WHERE committee = ?", (self._committee,))
-        convicted = (sample for sample, text in rows if key in text and key in verdict.parse(parse(text)).verdict.convicted)
+        convicted = (
+            sample for sample, text in rows if key in text and key in verdict.parse(parse(text)).verdict.convicted
+        )
         return frozenset(convicted)
 
     def forget(self, epoch: int) -> None:

@@ -41,7 +41,7 @@ class Keyset:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A mint's quote: an invoice to be paid to it (mint), or that it pays (melt). Who knows the id can have a mint's."""
+    """A mint's quote: an invoice to be paid to it (mint), or that it pays (melt). Who knows a mint's id can have it."""
 
     id: str
     bolt11: str
@@ -137,8 +137,7 @@ class Mint:
         """An invoice to the mint for so many satoshis of ecash."""
         body: dict[str, Any] = {"amount": amount_sat, "unit": UNIT}
         body |= {"description": description} if description else {}
-        found = _quote(await self.ask("POST", "/v1/mint/quote/bolt11", body))
-        return found
+        return _quote(await self.ask("POST", "/v1/mint/quote/bolt11", body))
 
     async def mint_state(self, quote: str) -> Quote:
         return _quote(await self.ask("GET", f"/v1/mint/quote/bolt11/{_path(quote)}"))

@@ -1,7 +1,8 @@
 """Whether a mint enforces the locks of ecash: tried with one satoshi, before a bond is locked there.
 
 The satoshi is locked as a bond is, to three of four keys that the prober has; with it goes what the mint takes for a
-spend. Every spend that must be refused is tried, then the right one, which gives the satoshi back. It shows what the mint does today: it stays a custodian.
+spend. Every spend that must be refused is tried, then the right one, which gives the satoshi back. It shows what the
+mint does today: it stays a custodian.
 """
 
 from __future__ import annotations

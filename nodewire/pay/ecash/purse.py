@@ -22,7 +22,9 @@ from nodewire.pay.ecash.proofs import BlankOutput, Proof, parse_output, parse_pr
 OperationKind = Literal["swap", "mint", "melt"]
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS proofs (secret TEXT PRIMARY KEY, amount_sat INTEGER NOT NULL, proof TEXT NOT NULL, held_by INTEGER);
+CREATE TABLE IF NOT EXISTS proofs (
+    secret TEXT PRIMARY KEY, amount_sat INTEGER NOT NULL, proof TEXT NOT NULL, held_by INTEGER
+);
 CREATE INDEX IF NOT EXISTS proofs_held ON proofs (held_by);
 CREATE TABLE IF NOT EXISTS operations (
     number INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, quote TEXT NOT NULL, outputs TEXT NOT NULL
@@ -224,7 +226,10 @@ class Purse:
 
     def mark_payment(self, payment: SentPayment) -> None:
         """A pending payment has come to its end."""
-        query = "UPDATE payments SET state = ?, fee_msat = ?, preimage = ?, at_s = ?, reason = ? WHERE payment_hash = ? AND state = 'pending'"
+        query = (
+            "UPDATE payments SET state = ?, fee_msat = ?, preimage = ?, at_s = ?, reason = ? "
+            "WHERE payment_hash = ? AND state = 'pending'"
+        )
         row = (payment.state, payment.fee_msat, payment.preimage, payment.at_s, payment.reason, payment.payment_hash)
         self._db.execute(query, row)
 

@@ -1,6 +1,6 @@
 """A wallet of ecash at a Cashu mint, which pays and is paid over Lightning. The mint is a custodian.
 
-`token_file` names the purse, an SQLite file (`pay.ecash.purse`): who has it has the money. A mint's invoice carries no
+The purse is an SQLite file (`pay.ecash.purse`) beside `token_file`: who has it has the money. A mint's invoice carries no
 description hash and expires when the mint says. What comes has no preimage, nor has what is paid within the mint.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -49,11 +50,11 @@ class CashuWallet:
 
     networks: ClassVar[tuple[str, ...]] = ("bc", "tb", "tbs", "bcrt")
 
-    def __init__(self, url: str, file: Path | str, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, url: str, file: Path | str, name: str = "", *, timeout_s: float = 10.0) -> None:
         self._mint = Mint(url, timeout_s=timeout_s)
         self._purse = Purse(file)
         self._file = file
-        self._id = self._purse.named("id", os.urandom(16).hex())
+        self._id = self._purse.named("id", name or os.urandom(16).hex())
         if self._purse.named("mint", self._mint.url) != self._mint.url:
             raise BadConfig("wallet.url", f"the purse {file} is of another mint")
         self._known: WalletInfo | None = None
@@ -64,14 +65,26 @@ class CashuWallet:
 
     @classmethod
     def from_file(cls, url: str, token_file: Path | None) -> Self:
-        """The wallet whose purse is `token_file`. Raises BadConfig: none is named, or there is none."""
-        if token_file is None or not token_file.exists():
-            raise BadConfig("wallet.token_file", "name the purse; `nodewire wallet connect` makes one")
-        return cls(url, token_file)
+        """The wallet of the purse beside `token_file`, of the same name with .purse. Raises BadConfig."""
+        how = "`nodewire wallet open URL --kind cashu --out FILE` makes one"
+        if token_file is None:
+            raise BadConfig("wallet.token_file", f"name the purse's file; {how}")
+        try:
+            name = token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadConfig(str(token_file), f"cannot be read; {how}") from error
+        if re.fullmatch(r"purse:[0-9a-f]{32}", name) is None:
+            raise BadConfig(str(token_file), f"is no purse's file; {how}")
+        return cls(url, token_file.with_suffix(".purse"), name.removeprefix("purse:"))
 
     @classmethod
     async def open_account(cls, url: str, name: str, opening_msat: int = 0) -> tuple[Self, str]:
-        raise NotAllowed("wallet", "a mint has no accounts: `nodewire wallet connect` makes a purse at it")
+        if opening_msat:
+            raise NotAllowed("wallet", "a mint gives no play money; pay an invoice of the wallet instead")
+        name = os.urandom(16).hex()
+        wallet = cls(url, ":memory:", name)
+        await wallet.info()  # the mint is there, and makes invoices
+        return wallet, f"purse:{name}"
 
     def __repr__(self) -> str:
         return f"CashuWallet({self._mint.url})"

@@ -75,4 +75,3 @@ def _derived(terms: BondTerms, amount_sat: int, said: Any, committee: Committee)
         if isinstance(event, bonds.Slash):
             convicted_by.add(event.case)
     return bond, frozenset(convicted_by)
-

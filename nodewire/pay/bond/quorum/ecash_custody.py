@@ -1,7 +1,7 @@
-"""Small bonds in ecash of one mint, locked by NUT-11: 2f+1 oracles, or after a time the provider. The mint is a custodian.
+"""Small bonds in ecash of one mint, locked by NUT-11 to 2f+1 oracles, or after a time to the provider.
 
-A closing is one swap, whose outputs follow from the bond: their secrets and blinding factors are known to everybody, and
-each is locked to whom it is for. So oracles sign the same bytes, and who is paid takes it from the mint by its own key.
+The mint is a custodian. A closing is one swap, whose outputs follow from the bond: their secrets and blinding factors
+are known to everybody, and each is locked to whom it is for. So oracles sign the same bytes, and who is paid takes it from the mint by its own key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ CAP_SAT = 100_000
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 _CLAIM_S = 600
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS fundings (key TEXT PRIMARY KEY, quote TEXT NOT NULL, bolt11 TEXT NOT NULL, outputs TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS fundings (
+    key TEXT PRIMARY KEY, quote TEXT NOT NULL, bolt11 TEXT NOT NULL, outputs TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS swaps (key TEXT PRIMARY KEY, inputs TEXT NOT NULL, outputs TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, payment_hash TEXT NOT NULL, amount_sat INTEGER NOT NULL)
 """
@@ -69,7 +71,7 @@ class EcashCustody:
         return f"the mint {self._mint.url}: it can refuse to pay, and it can make ecash out of nothing"
 
     async def fund(self, terms: BondTerms, amount_sat: int, key: str) -> list[Coin]:
-        """Out of the wallet, by an invoice of the mint, at most `cap_sat` in all; the mint is probed before the first."""
+        """Out of the wallet by an invoice of the mint, at most `cap_sat`; the mint is probed before the first."""
         if amount_sat > self._cap_sat:
             raise NotAllowed("cap", f"{amount_sat} sat, and at most {self._cap_sat} sat are locked at one mint")
         await self.probe(terms.id)
@@ -231,7 +233,7 @@ class EcashCustody:
         return await self._melted(f"closing/{closing.terms.id}/{keys.public}", proofs, keys)
 
     async def _melted(self, key: str, proofs: Sequence[Proof], keys: Keys) -> tuple[int, str]:
-        """Have the mint pay an invoice of the wallet with ecash that is locked to these keys; again pays nothing more."""
+        """Have the mint pay an invoice of the wallet with ecash that is locked to these keys; once for each `key`."""
         row = self._db.execute("SELECT payment_hash, amount_sat FROM claims WHERE key = ?", (key,)).fetchone()
         if row is not None and (await self._mint.states(proofs))[0] != "UNSPENT":
             return int(row[1]), str(row[0])

@@ -3,7 +3,7 @@
 GET  /v1/holder                {public, committee, unbonding_s, statement_s, kind, place, custodian, closing_s, cap_sat}
 GET  /v1/committee             the committee's document
 GET  /v1/bonds/PROVIDER        its newest bond, with its terms and coins
-POST /v1/bonds                 {terms, coins}                   P   enter a bond that is locked; the same terms, the same
+POST /v1/bonds                 {terms, coins}                   P   enter a bond whose coins are locked; again, the same
 POST /v1/bonds/raise           {key, coins}                     P
 POST /v1/bonds/release         {}                               P
 POST /v1/bonds/statement       {}                               P   -> the signed statement (8858)

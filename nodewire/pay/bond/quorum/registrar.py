@@ -86,6 +86,10 @@ class Registrar:
             await self.sweep()
             await asyncio.sleep(_SWEEP_S)
 
+    def close(self) -> None:
+        """Close its book."""
+        self._book.close()
+
     # Bonds
 
     async def lock(self, signer: str, terms: BondTerms, coins: Sequence[Coin]) -> Deposit:
@@ -296,11 +300,8 @@ class Registrar:
     async def open_closings(self) -> list[dict[str, Any]]:
         """What oracles are asked to sign, with all that they need to check it."""
         await self.sweep()
-        found = []
-        for deposit in self._book.liable():
-            if self._is_closed(deposit.bond):
-                found.append(self._told(deposit, await self._proposed(deposit)))
-        return found
+        due = [deposit for deposit in self._book.liable() if self._is_closed(deposit.bond)]
+        return [self._told(deposit, await self._proposed(deposit)) for deposit in due]
 
     def _told(self, deposit: Deposit, proposed: Closing) -> dict[str, Any]:
         evidence = self._book.evidence(deposit.bond.id)

@@ -137,7 +137,6 @@ async def test_a_release_is_signed_by_the_oracles_and_the_provider_takes_it(bond
         await ensure_bond(holder, provider, SAT * 1_000, until(bonds))
     bonds.clock.ahead_s += 60 + DELAY_S + 1
     assert await bonds.cosign(ORACLES[1:]) == 3
-    own_sat = await chain.received_sat(vaults.key_output(provider.public))
     await chain.mine()
     own_sat = await chain.received_sat(vaults.key_output(provider.public))
     assert SAT - 2_000 < own_sat < SAT
@@ -248,7 +247,7 @@ def settled_case(certificate):
 
 
 async def test_coins_of_another_lock_or_of_anothers_bond_are_none(bonds, chain, provider):
-    holder, _ = await lock(bonds, chain, provider)
+    await lock(bonds, chain, provider)
     deposit = bonds.registrar.deposit(provider.public)
     thief = Keys.generate()
     terms = replace_terms(deposit.terms, provider=thief.public)
