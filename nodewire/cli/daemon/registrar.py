@@ -50,9 +50,11 @@ def registrar(
         from nodewire.pay.bond.quorum.vault_custody import VaultCustody
         from nodewire.pay.ecash.mint import Mint
 
-        custody: Custody = EcashCustody(Mint(mint))
+        custody: Custody
         if bitcoin is not None:
             custody = VaultCustody(BitcoinNode.from_file(bitcoin), confirmations)
+        else:
+            custody = EcashCustody(Mint(mint))
         stack.push_async_callback(custody.close)
         opened = open_registrar(key, committee, state, custody, cap_sat=cap_sat)
         stack.callback(opened.close)

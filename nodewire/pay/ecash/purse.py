@@ -165,7 +165,7 @@ class Purse:
         return [self.operation(number) for (number,) in self._db.execute(query, (kind, quote)).fetchall()]
 
     def rewrite(self, number: int, outputs: Sequence[BlankOutput]) -> None:
-        """Inside a transaction: a payment's operation is to be taken back by a swap for these outputs, beside its own."""
+        """Inside a transaction: a payment's operation may be taken back by a swap for these outputs, too."""
         before = self.operation(number).outputs
         told = orjson.dumps([one.as_dict() for one in (*before, *outputs)]).decode()
         self._db.execute("UPDATE operations SET outputs = ? WHERE number = ?", (told, number))

@@ -1,7 +1,7 @@
 """A wallet of ecash at a Cashu mint, which pays and is paid over Lightning. The mint is a custodian.
 
-The purse is an SQLite file (`pay.ecash.purse`) beside `token_file`: who has it has the money. A mint's invoice carries no
-description hash and expires when the mint says. What comes has no preimage, nor has what is paid within the mint.
+The purse is an SQLite file (`pay.ecash.purse`) beside `token_file`: who has it has the money. A mint's invoice carries
+no description hash and expires when the mint says. What comes has no preimage, nor has what is paid within the mint.
 """
 
 from __future__ import annotations

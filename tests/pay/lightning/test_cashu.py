@@ -1,4 +1,4 @@
-"""The wallet of ecash: a crash between any two steps loses nothing; no secret is shown; a mint that lies is found out."""
+"""The wallet of ecash: a crash between any two steps loses nothing, no secret is shown, a lie is found out."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 
@@ -22,8 +22,7 @@ from nodewire.pay.bond.bonds import Bond, Payout
 from nodewire.pay.bond.quorum.custody import Coin
 from nodewire.pay.bond.quorum.terms import SAT_MSAT, BondTerms, Evidence
 
-_STEPS = {one.__name__: one for one in (bonds.Raise, bonds.HolderStatement, bonds.Refund, bonds.Slash, bonds.Unbond)}
-_STEPS |= {bonds.Free.__name__: bonds.Free}
+_STEPS: dict[str, type[bonds.Event]] = {one.__name__: one for one in get_args(bonds.Event)}
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS bonds (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, provider TEXT NOT NULL, amount_sat INTEGER NOT NULL,
@@ -189,5 +188,4 @@ class Book:
 def _event(name: str, body: dict[str, Any]) -> bonds.Event:
     if "payouts" in body:
         body["payouts"] = tuple(Payout(**one) for one in body["payouts"])
-    found: bonds.Event = _STEPS[name](**body)
-    return found
+    return _STEPS[name](**body)

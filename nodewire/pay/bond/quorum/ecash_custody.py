@@ -1,7 +1,8 @@
 """Small bonds in ecash of one mint, locked by NUT-11 to 2f+1 oracles, or after a time to the provider.
 
 The mint is a custodian. A closing is one swap, whose outputs follow from the bond: their secrets and blinding factors
-are known to everybody, and each is locked to whom it is for. So oracles sign the same bytes, and who is paid takes it from the mint by its own key.
+are known to everybody, and each is locked to whom it is for. So oracles sign the same bytes, and who is paid takes it
+from the mint by its own key.
 """
 
 from __future__ import annotations
