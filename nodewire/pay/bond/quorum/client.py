@@ -31,7 +31,9 @@ from nodewire.protocol.committee.committee import Committee
 
 MAX_ANSWER_BYTES = 8_000_000
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS deposits (bond TEXT PRIMARY KEY, provider TEXT NOT NULL, terms TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS deposits (
+    bond TEXT PRIMARY KEY, provider TEXT NOT NULL, key TEXT NOT NULL, terms TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS coins (bond TEXT NOT NULL, key TEXT NOT NULL, coins TEXT NOT NULL, PRIMARY KEY (bond, key))
 """
 _ERRORS = {
@@ -88,14 +90,22 @@ class QuorumBondHolder:
 
     async def lock(self, keys: Keys, amount_msat: int, until_s: int, *, key: str) -> HeldBond:
         committee, closing_s = await self._committee()
-        terms = terms_of(committee, keys.public, until_s, key, closing_s=closing_s)
         amount_sat = _sat(amount_msat)
-        with self._db:
-            row = (terms.id, keys.public, orjson.dumps(terms.model_dump(mode="json")).decode())
-            self._db.execute("INSERT OR IGNORE INTO deposits VALUES (?, ?, ?)", row)
+        terms = self._begun(keys.public, key)
+        if terms is None:
+            terms = terms_of(committee, keys.public, until_s, key, closing_s=closing_s)
+            row = (terms.id, keys.public, key, orjson.dumps(terms.model_dump(mode="json")).decode())
+            with self._db:
+                self._db.execute("INSERT OR REPLACE INTO deposits VALUES (?, ?, ?, ?)", row)
         coins = await self._funded(terms, amount_sat, "first")
         body = {"terms": terms.model_dump(mode="json"), "coins": coins}
         return _bond(await self._ask("POST", "/v1/bonds", body, keys))
+
+    def _begun(self, provider: str, key: str) -> BondTerms | None:
+        """The terms by which the request `key` began to lock coins, if the bond could still begin."""
+        query = "SELECT terms FROM deposits WHERE provider = ? AND key = ?"
+        found = [BondTerms.from_document(orjson.loads(text)) for (text,) in self._db.execute(query, (provider, key))]
+        return next((terms for terms in found if terms.until_s > self._time_s()), None)
 
     async def top_up(self, keys: Keys, amount_msat: int, until_s: int, *, key: str) -> HeldBond:
         said = await self._ask("GET", f"/v1/bonds/{keys.public}")
@@ -136,9 +146,13 @@ class QuorumBondHolder:
 
         That is what a closing pays, or in the provider's own time all that its file has, though nobody answers.
         """
-        await self._refund(keys)
+        refunded = await self._refund(keys)
         try:
             said = await self._ask("POST", "/v1/bonds/release", {}, keys)
+        except (LinkLost, TimedOut):
+            if refunded is None:
+                raise
+            return refunded
         except NotAllowed:
             said = await self._ask("GET", f"/v1/bonds/{keys.public}")
             if _bond(said).state != "released":
@@ -150,8 +164,9 @@ class QuorumBondHolder:
                 await self._custody.collect(keys, _closing(closed), closed["left"])
         return bond
 
-    async def _refund(self, keys: Keys) -> None:
-        """Take what is the provider's alone by now."""
+    async def _refund(self, keys: Keys) -> HeldBond | None:
+        """Take what is the provider's alone by now; the last bond that came back."""
+        last = None
         rows = self._db.execute("SELECT bond, terms FROM deposits WHERE provider = ?", (keys.public,)).fetchall()
         for bond, text in rows:
             terms = BondTerms.from_document(orjson.loads(text))
@@ -161,12 +176,15 @@ class QuorumBondHolder:
             coins = [coin for (one,) in sets for coin in orjson.loads(one)]
             try:
                 if coins:
-                    await self._custody.refund(keys, terms, coins)
+                    sat, _ = await self._custody.refund(keys, terms, coins)
+                    times = (terms.until_s, terms.until_s, terms.refund_at_s)
+                    last = HeldBond(bond, keys.public, sat * SAT_MSAT, sat * SAT_MSAT, "released", *times, ())
             except NotFound:
                 pass  # the oracles closed it
             with self._db:
                 self._db.execute("DELETE FROM deposits WHERE bond = ?", (bond,))
                 self._db.execute("DELETE FROM coins WHERE bond = ?", (bond,))
+        return last
 
     async def present(self, certificate: Event, request: Event) -> VerdictSettlement:
         body = {"certificate": certificate.as_dict(), "request": request.as_dict()}
@@ -200,14 +218,20 @@ class QuorumBondHolder:
         said = (await self._ask("GET", "/v1/closings")).get("closings")
         if not isinstance(said, list):
             raise LinkLost("holder", "its answer has no closings")
-        count = 0
+        count, refused = 0, None
         for one in said:
             if isinstance(one, dict) and keys.public in (one.get("signed_by") or ()):
                 continue
-            signatures = await cosigner.sign(one, keys, committee, self._custody, known)
-            bond = BondTerms.from_document(one["terms"]).id
-            await self._ask("POST", f"/v1/closings/{bond}", {"signatures": [sig.hex() for sig in signatures]}, keys)
-            count += 1
+            try:
+                signatures = await cosigner.sign(one, keys, committee, self._custody, known)
+                bond = BondTerms.from_document(one["terms"]).id
+                await self._ask("POST", f"/v1/closings/{bond}", {"signatures": [sig.hex() for sig in signatures]}, keys)
+            except (BadInput, NotAllowed, NotFound) as error:
+                refused = error  # the others are signed all the same
+            else:
+                count += 1
+        if refused is not None:
+            raise refused
         return count
 
     async def claim_fee(self, keys: Keys) -> ClaimPayment | None:

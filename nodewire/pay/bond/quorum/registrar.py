@@ -278,11 +278,21 @@ class Registrar:
             proposed = await self._proposed(deposit)
             try:
                 left = await self.custody.execute(proposed, self._book.signatures(deposit.bond.id))
-            except NotFound:
-                left = {"refunded": True}  # the provider took them in its own time
+            except (NoQuorum, NotFound):
+                # Before its own time the provider cannot have taken them: node or mint is behind, or oracles are.
+                if self._now_s() < deposit.terms.refund_at_s or await self._is_there(deposit):
+                    raise
+                left = {"refunded": True}
             with self._book.transaction():
                 self._book.executed(deposit.bond.id, left)
                 self._book.step(deposit.bond.id, bonds.Free(self._now_s()))
+
+    async def _is_there(self, deposit: Deposit) -> bool:
+        try:
+            await self.custody.worth_sat(deposit.terms, deposit.coins)
+        except NotFound:
+            return False
+        return True
 
     async def _proposed(self, deposit: Deposit) -> Closing:
         bond = deposit.bond

@@ -1,4 +1,4 @@
-"""`nodewire bond` with a vault, as an operator types it: a registrar, a Bitcoin node, commands of their own processes."""
+"""`nodewire bond` with a vault, as an operator types it: a registrar, a Bitcoin node, and commands of their own."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -11,6 +12,8 @@ from nodewire.errors import BadInput, BadQuorum, BadSignature, NotAllowed, NotFo
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bitcoin import vault as vaults
 from nodewire.pay.bond.bond_holder import ensure_bond
+from nodewire.pay.bond.presentation_store import PresentationStore
+from nodewire.pay.bond.presenter import Presenter
 from nodewire.pay.bond.quorum import cosigner
 from nodewire.pay.bond.quorum.vault_custody import VaultCustody, vault_of
 from nodewire.protocol.market import bond as statements
@@ -60,6 +63,12 @@ async def lock(bonds, chain, provider, sat=SAT, until_s=None):
     return holder, await ensure_bond(holder, provider, sat * 1_000, until_s)
 
 
+async def sends(chain):
+    """How often the node's wallet has paid."""
+    said = await chain.raw("listsinceblock")
+    return len([one for one in said["transactions"] if one["category"] == "send"])
+
+
 async def failed(bonds, provider, **changes):
     job = bm.request(price_msat=PRICE_MSAT, driver=provider)
     return bm.certificate(bm.failed(job, culprit=provider, **changes)), job
@@ -74,6 +83,37 @@ async def test_a_bond_is_locked_once_though_its_provider_asks_again_and_again(bo
     output = vault_of(bonds.registrar.deposit(provider.public).terms).output
     assert len(told["coins"]) == 1 and await chain.received_sat(output) == SAT
     assert (await holder.holder()).custodian == ""
+
+
+async def test_a_lock_that_is_asked_again_with_another_end_pays_once(bonds, chain, provider):
+    """`nodewire bond lock --days 90` means another second each time."""
+    holder, before = bonds.client("provider"), await sends(chain)
+    for later_s in (0, 7):
+        with pytest.raises(NotFound, match="confirmations"):
+            await ensure_bond(holder, provider, SAT * 1_000, until(bonds, 1_000 + later_s))
+    await chain.mine()
+    await ensure_bond(holder, provider, SAT * 1_000, until(bonds, 1_020))
+    assert len(bonds.registrar.deposit(provider.public).coins) == 1
+    assert await sends(chain) == before + 1
+
+
+async def test_a_node_that_is_behind_is_no_refund(bonds, chain, provider, monkeypatch):
+    await lock(bonds, chain, provider)
+    bonds.registrar.release(provider.public)
+    bonds.clock.ahead_s += 120 + DELAY_S
+    real = bonds.registrar.custody._node.output
+
+    async def behind(at):
+        raise NotFound("output", "no block has it yet")
+
+    monkeypatch.setattr(bonds.registrar.custody._node, "output", behind)
+    for oracle in ORACLES[:3]:
+        with contextlib.suppress(NotFound, BadInput):
+            await bonds.client("one").cosign(oracle, COMMITTEE, lambda key: frozenset())
+    assert bonds.registrar.deposit(provider.public).bond.state == "unbonding"
+    monkeypatch.setattr(bonds.registrar.custody._node, "output", real)
+    await bonds.registrar.sweep()
+    assert bonds.registrar.deposit(provider.public).bond.state == "released"
 
 
 async def test_a_bond_is_raised_by_more_coins_in_the_same_vault(bonds, chain, provider):
@@ -128,6 +168,52 @@ async def test_from_verdict_to_payout(bonds, chain, provider):
         await ensure_bond(bonds.client("other"), provider, SAT * 1_000, until(bonds))
 
 
+class Relays:
+    """Has the one request."""
+
+    def __init__(self, event):
+        self.event = event
+
+    async def fetch(self, filters):
+        return [self.event]
+
+
+async def test_oracles_slash_by_themselves_and_let_none_go_that_they_know_as_convicted(bonds, chain, provider):
+    """Their presenters present and sign. A registrar that leaves the verdict out gets no honest signature."""
+    holder, _ = await lock(bonds, chain, provider)
+    certificate, job = await failed(bonds, provider)
+    now_s, presenters = [bm.GENESIS_S + (bm.EPOCH + 3) * 2.0], []
+    for number, oracle in enumerate(ORACLES):
+        file = PresentationStore(bonds.folder / f"presented{number}.db", COMMITTEE.digest())
+        client, clock = bonds.client(f"oracle{number}"), (lambda: now_s[0])
+        more = {"collects": False, "time_s": clock, "monotonic_s": clock}
+        presenters.append((Presenter(oracle, COMMITTEE, Relays(job), client, file, **more), client, file))
+        presenters[-1][0].certified(certificate)
+    assert presenters[0][2].convictions(provider.public) == {settled_case(certificate)}
+    assert presenters[0][2].convictions(CUSTOMER.public) == frozenset()
+    bonds.registrar.release(provider.public)
+    bonds.clock.ahead_s += 120 + DELAY_S
+    for _, client, file in presenters:
+        oracle = ORACLES[presenters.index((_, client, file))]
+        with pytest.raises(NotAllowed, match="are left out"):
+            await client.cosign(oracle, COMMITTEE, file.convictions)
+    assert (await holder.bond(provider.public)).state == "unbonding"
+    bonds.clock.ahead_s -= 120 + DELAY_S
+    for _ in range(2):
+        for presenter, _, _ in presenters:
+            await presenter.present_due()
+        now_s[0] += 10
+    assert (await holder.bond(provider.public)).state == "slashed"
+    bonds.clock.ahead_s += 240 + 2 * DELAY_S
+    for presenter, _, _ in presenters:
+        await presenter.present_due()
+    assert (await holder.bond(provider.public)).state == "burnt"
+    await chain.mine()
+    assert await chain.received_sat(vaults.key_output(provider.public)) == 0
+    for _, _, file in presenters:
+        file.close()
+
+
 async def test_a_release_is_signed_by_the_oracles_and_the_provider_takes_it(bonds, chain, provider):
     holder, event = await lock(bonds, chain, provider)
     released = await holder.release(provider)
@@ -176,10 +262,13 @@ async def test_from_t_on_the_provider_needs_nobody(bonds, chain, provider):
     assert terms.refund_at_s == terms.until_s + 2 * DELAY_S + CLOSING_S
     bonds.clock.ahead_s += terms.refund_at_s - int(time.time()) + 10
     await chain.pass_to(terms.refund_at_s)
-    with pytest.raises(Exception, match="holder"):
-        await holder.release(provider)
+    back = await holder.release(provider)
+    assert back.state == "released" and SAT - 1_000 < back.amount_msat // 1_000 < SAT
     await chain.mine()
     assert await chain.received_sat(vault_of(terms).output) == 0
+    await bonds.registrar.sweep()  # it comes back, and finds the coins gone in the provider's own time
+    assert bonds.registrar.deposit(provider.public).bond.state == "released"
+    assert bonds.registrar.closed(terms.id)["left"] == {"refunded": True}
     await chain.raw("setmocktime", 0)
 
 
