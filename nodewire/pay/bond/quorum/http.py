@@ -27,7 +27,7 @@ from nodewire.errors import BadInput
 from nodewire.net.json_http import MAX_EVIDENCE_BYTES, answer, errors, hex32, parsed, raw_of
 from nodewire.nostr import event as events
 from nodewire.nostr.nips import nip98
-from nodewire.pay.bond.quorum.registrar import Registrar, told
+from nodewire.pay.bond.quorum.registrar import Registrar, bond_document
 from nodewire.pay.bond.quorum.terms import MAX_COINS, MAX_KEY_CHARS, BondTerms
 
 MAX_BODY_BYTES = 262_144
@@ -88,23 +88,23 @@ class _Routes:
         return answer(self._registrar.committee.document())
 
     async def bond(self, request: web.Request) -> web.Response:
-        return answer(dict(told(self._registrar.deposit(hex32(dict(request.match_info), "provider")))))
+        return answer(dict(bond_document(self._registrar.deposit(hex32(dict(request.match_info), "provider")))))
 
     async def lock(self, request: web.Request) -> web.Response:
         provider, body = await self._signed(request)
         terms = BondTerms.from_document(body.get("terms"))
-        return answer(dict(told(await self._registrar.lock(provider, terms, _coins(body)))))
+        return answer(dict(bond_document(await self._registrar.lock(provider, terms, _coins(body)))))
 
     async def top_up(self, request: web.Request) -> web.Response:
         provider, body = await self._signed(request)
         key = body.get("key")
         if not (isinstance(key, str) and 0 < len(key) <= MAX_KEY_CHARS):
             raise BadInput("key", f"not 1 to {MAX_KEY_CHARS} characters")
-        return answer(dict(told(await self._registrar.top_up(provider, key, _coins(body)))))
+        return answer(dict(bond_document(await self._registrar.top_up(provider, key, _coins(body)))))
 
     async def release(self, request: web.Request) -> web.Response:
         provider, _ = await self._signed(request)
-        return answer(dict(told(self._registrar.release(provider))))
+        return answer(dict(bond_document(self._registrar.release(provider))))
 
     async def statement(self, request: web.Request) -> web.Response:
         provider, _ = await self._signed(request)

@@ -367,7 +367,7 @@ class Registrar:
         return int(self._time_s())
 
 
-def told(deposit: Deposit) -> Mapping[str, Any]:
+def bond_document(deposit: Deposit) -> Mapping[str, Any]:
     """A bond as its statement to anybody."""
     bond = deposit.bond
     return {
