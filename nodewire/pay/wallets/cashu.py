@@ -171,12 +171,12 @@ class CashuWallet:
             raise LinkLost("mint", f"it asks {quote.amount_sat} sat for an invoice of {amount_msat} msat")
         keyset = await self._mint.active()
         try:
-            inputs = await self._exactly(quote.amount_sat + quote.fee_sat, max_fee_msat, amount_msat)
+            inputs, swapped_sat = await self._exactly(quote.amount_sat + quote.fee_sat, max_fee_msat, amount_msat)
         except PaymentFailed as error:
             return self._kept(replace(blank, reason=error.reason))
         change = _blank_change(quote.fee_sat, keyset.id)
         with self._purse.transaction():
-            payment = replace(blank, state="pending", quote=quote.id)
+            payment = replace(blank, state="pending", quote=quote.id, fee_msat=swapped_sat * _SAT_MSAT)
             if not self._purse.add_payment(payment):
                 return self._purse.payment(invoice.payment_hash)
             return self._purse.begin("melt", inputs, change, quote.id)
@@ -187,23 +187,29 @@ class CashuWallet:
             self._purse.add_payment(payment)
             return self._purse.payment(payment.payment_hash)
 
-    async def _exactly(self, wanted_sat: int, max_fee_msat: int, amount_msat: int) -> list[Proof]:
+    async def _exactly(self, wanted_sat: int, max_fee_msat: int, amount_msat: int) -> tuple[list[Proof], int]:
         """Proofs of the purse that, less what the mint takes for them, are just so much; swapped if there are none.
+
+        With them what the mint took for swaps, in satoshis.
 
         Raises:
             PaymentFailed: the purse has too little, or fees are above the cap.
 
         """
+        swapped_sat = 0
+
+        def check_fee(kept_sat: int) -> None:
+            fee_msat = kept_sat * _SAT_MSAT - amount_msat
+            if fee_msat > max_fee_msat:
+                allowed = f"{max_fee_msat} msat are allowed"
+                raise PaymentFailed("fee", f"the mint keeps up to {fee_msat} msat for fees, and {allowed}")
+
         for _ in range(3):
             chosen = await self._chosen(wanted_sat)
             total_sat, fee_sat = sum(one.amount_sat for one in chosen), await self._mint.fee_sat(chosen)
             if total_sat - fee_sat == wanted_sat:
-                if total_sat * _SAT_MSAT - amount_msat > max_fee_msat:
-                    over = f"{total_sat * _SAT_MSAT - amount_msat} msat"
-                    raise PaymentFailed(
-                        "fee", f"the mint keeps up to {over} for fees, and {max_fee_msat} msat are allowed"
-                    )
-                return chosen
+                check_fee(total_sat + swapped_sat)
+                return chosen, swapped_sat
             keyset = await self._mint.active()
             keep_sat = wanted_sat + -(-keyset.fee_ppk * 2 * wanted_sat.bit_length() // 1_000)
             rest_sat = total_sat - fee_sat - keep_sat
@@ -213,6 +219,8 @@ class CashuWallet:
                 rest_sat = total_sat - fee_sat - keep_sat
                 if rest_sat < 0:
                     raise PaymentFailed("wallet", f"{total_sat} sat are there, {keep_sat + fee_sat} sat are needed")
+            swapped_sat += fee_sat
+            check_fee(keep_sat + swapped_sat)
             outputs = [*blanks(wanted_sat, keyset.id), *blanks(keep_sat - wanted_sat + rest_sat, keyset.id)]
             with self._purse.transaction():
                 number = self._purse.begin("swap", chosen, outputs)
@@ -272,7 +280,7 @@ class CashuWallet:
         change = await self._change(asked, said)
         spent_sat = sum(one.amount_sat for one in asked.inputs) - sum(one.amount_sat for one in change)
         preimage = said.preimage if len(said.preimage) == 64 and _opens(said.preimage, payment.payment_hash) else None
-        fee_msat = spent_sat * _SAT_MSAT - payment.amount_msat
+        fee_msat = payment.fee_msat + spent_sat * _SAT_MSAT - payment.amount_msat
         done = replace(payment, state="settled", fee_msat=fee_msat, preimage=preimage, at_s=int(time.time()))
         with self._purse.transaction():
             if self._purse.end(asked.number, change):
@@ -298,7 +306,7 @@ class CashuWallet:
             came = await self._mint.swap([one.as_input() for one in asked.inputs], outputs)
         elif not (came := await self._mint.restored(asked.outputs)):
             raise LinkLost("mint", "the money is spent, and it tells neither for what nor what came of it")
-        failed = replace(payment, state="failed", at_s=int(time.time()), reason="the mint could not pay it")
+        failed = replace(payment, state="failed", fee_msat=0, at_s=int(time.time()), reason="the mint could not pay it")
         with self._purse.transaction():
             if self._purse.end(asked.number, came):
                 self._purse.mark_payment(failed)

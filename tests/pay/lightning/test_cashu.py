@@ -12,7 +12,7 @@ from nodewire.pay.ecash.mint import Mint, _checked
 from nodewire.pay.ecash.proofs import Lock, Proof, parse_proof, sig_all_digest, split, unblind_one
 from nodewire.pay.lightning.probe import probe
 from nodewire.pay.wallets.cashu import CashuWallet
-from tests.pay.mint_process import fund, needs_mint
+from tests.pay.mint_process import fund, needs_mint, run_mint
 
 
 class Killed(Exception):
@@ -322,3 +322,27 @@ def test_a_mint_that_signs_another_amount_or_by_another_key_is_found_out():
 
     with pytest.raises(BadConfig):
         Mint("mint.example")
+
+
+@needs_mint
+async def test_a_mint_that_takes_fees_has_them_and_no_more(tmp_path):
+    """Every sum from one satoshi on, out of a purse of whatever pieces are left; nothing is lost beside the fees."""
+    with run_mint(
+        tmp_path, MINT_INPUT_FEE_PPK="100", FAKEWALLET_BRR="FALSE", FAKEWALLET_PAY_INVOICE_STATE="FAILED"
+    ) as dear:
+        payer, payee = CashuWallet(dear.url, tmp_path / "payer.purse"), CashuWallet(dear.url, tmp_path / "payee.purse")
+        await fund(dear, payer, 1_000_000)
+        for sat in (1, 2, 3, 21, 64, 127, 255):
+            invoice = await payee.invoice(sat * 1_000, description="x", expiry_s=600)
+            before_msat = await payer.balance_msat()
+            paid = await payer.pay(invoice.bolt11, max_fee_msat=10_000)
+            assert paid.state == "settled", paid
+            assert await payer.balance_msat() == before_msat - paid.amount_msat - paid.fee_msat
+            assert 0 <= paid.fee_msat <= 4_000
+        assert await payee.balance_msat() == sum((1, 2, 3, 21, 64, 127, 255)) * 1_000
+        before_msat = await payer.balance_msat()
+        refused = await payee.invoice(5_000, description="x", expiry_s=600)
+        assert (await payer.pay(refused.bolt11, max_fee_msat=0)).state == "failed"
+        assert await payer.balance_msat() == before_msat
+        await payer.close()
+        await payee.close()

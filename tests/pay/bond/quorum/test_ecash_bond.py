@@ -216,3 +216,22 @@ async def test_a_mint_whose_locks_leave_amounts_open_is_found_out_by_a_satoshi(t
         assert await wallet.balance_msat() == 99_000
         await custody.close()
         await wallet.close()
+
+
+async def test_a_mint_that_takes_fees_holds_bonds_too(tmp_path, provider):
+    with run_mint(tmp_path, MINT_INPUT_FEE_PPK="100", FAKEWALLET_BRR="FALSE") as dear:
+        market = Market(dear, tmp_path)
+        rules = RegistrarRules(statement_s=60, closing_s=CLOSING_S)
+        async with Bonds(tmp_path, market.custody, rules=rules) as bonds:
+            holder, _ = await lock(market, bonds, provider)
+            await market.wallet("customer")
+            customer, job = bonds.client("customer"), bm.request(price_msat=PRICE_MSAT, driver=provider)
+            settled = await customer.present(bm.certificate(bm.failed(job, culprit=provider)), job)
+            bonds.clock.ahead_s += 120 + DELAY_S
+            await bonds.cosign(ORACLES[:3])
+            assert (await holder.bond(provider.public)).state == "burnt"
+            paid = await customer.claim(CUSTOMER, settled.case)
+            assert PRICE_MSAT - 3_000 <= paid.amount_msat < PRICE_MSAT
+            assert await (await market.wallet("customer")).balance_msat() == paid.amount_msat
+        for wallet in market.wallets.values():
+            await wallet.close()
