@@ -71,6 +71,9 @@ class Registrar:
     ) -> None:
         if keys.public not in committee.bond_holders:
             raise BadInput("committee", f"does not list {keys.public} in bond_holders: its statements would not count")
+        if committee.verify_share_ppm:
+            reason = f"{committee.verify_share_ppm}, and a registrar takes no shares: found the committee with 0"
+            raise BadInput("verify_share_ppm", reason)
         self._keys, self.committee, self.custody, self._book = keys, committee, custody, book
         self.rules = rules or RegistrarRules(cap_sat=CAP_SAT if custody.custodian else 0)
         self.delay_s, self._time_s = delay_s(committee), time_s

@@ -12,7 +12,19 @@ from nodewire.pay.bond.quorum.client import QuorumBondHolder
 from nodewire.pay.bond.quorum.registrar import Registrar, RegistrarRules
 
 CLOSING_S = 600
-COMMITTEE, ORACLES = bm.COMMITTEE, bm.ORACLES
+COMMITTEE, ORACLES = bm.committee(verify_share_ppm=0)
+
+
+def request(**changes):
+    return bm.request(committee=COMMITTEE, **changes)
+
+
+def verdict_of(job, **changes):
+    return bm.verdict_of(job, committee=COMMITTEE, **changes)
+
+
+def convicted(job, culprit, **changes):
+    return bm.failed(job, culprit=culprit, committee=COMMITTEE, **changes)
 
 
 class Clock:

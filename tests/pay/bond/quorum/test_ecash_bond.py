@@ -19,7 +19,7 @@ from nodewire.pay.ecash.mint import Mint, MintRefused
 from nodewire.pay.ecash.proofs import parse_proof, sig_all_digest, witness
 from nodewire.pay.wallets.cashu import CashuWallet
 from nodewire.protocol.market import bond as statements
-from tests.pay.bond.quorum.market import CLOSING_S, COMMITTEE, ORACLES, Bonds
+from tests.pay.bond.quorum.market import CLOSING_S, COMMITTEE, ORACLES, Bonds, convicted, request
 from tests.pay.bond_market import CUSTOMER, VERIFIERS
 from tests.pay.mint_process import OLD_PROGRAM, fund, needs_mint, run_mint
 
@@ -84,8 +84,8 @@ async def test_a_bond_is_locked_once_out_of_the_wallet_and_stated(market, bonds,
 async def test_from_verdict_to_payout_over_lightning(market, bonds, provider):
     holder, _ = await lock(market, bonds, provider)
     await market.wallet("customer")
-    customer, job = bonds.client("customer"), bm.request(price_msat=PRICE_MSAT, driver=provider)
-    settled = await customer.present(bm.certificate(bm.failed(job, culprit=provider)), job)
+    customer, job = bonds.client("customer"), request(price_msat=PRICE_MSAT, driver=provider)
+    settled = await customer.present(bm.certificate(convicted(job, culprit=provider)), job)
     assert settled.payouts[CUSTOMER.public] == PRICE_MSAT
     with pytest.raises(PaymentFailed, match="when its time is over"):
         await customer.claim(CUSTOMER, settled.case)
@@ -225,8 +225,8 @@ async def test_a_mint_that_takes_fees_holds_bonds_too(tmp_path, provider):
         async with Bonds(tmp_path, market.custody, rules=rules) as bonds:
             holder, _ = await lock(market, bonds, provider)
             await market.wallet("customer")
-            customer, job = bonds.client("customer"), bm.request(price_msat=PRICE_MSAT, driver=provider)
-            settled = await customer.present(bm.certificate(bm.failed(job, culprit=provider)), job)
+            customer, job = bonds.client("customer"), request(price_msat=PRICE_MSAT, driver=provider)
+            settled = await customer.present(bm.certificate(convicted(job, culprit=provider)), job)
             bonds.clock.ahead_s += 120 + DELAY_S
             await bonds.cosign(ORACLES[:3])
             assert (await holder.bond(provider.public)).state == "burnt"

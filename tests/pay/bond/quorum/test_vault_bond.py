@@ -18,7 +18,7 @@ from nodewire.pay.bond.quorum import cosigner
 from nodewire.pay.bond.quorum.vault_custody import VaultCustody, vault_of
 from nodewire.protocol.market import bond as statements
 from tests.pay.bitcoin_process import Chain, needs_bitcoind, run_bitcoind
-from tests.pay.bond.quorum.market import CLOSING_S, COMMITTEE, ORACLES, Bonds
+from tests.pay.bond.quorum.market import CLOSING_S, COMMITTEE, ORACLES, Bonds, convicted, request, verdict_of
 from tests.pay.bond_market import CUSTOMER, VERIFIERS
 
 pytestmark = needs_bitcoind
@@ -70,8 +70,8 @@ async def sends(chain):
 
 
 async def failed(bonds, provider, **changes):
-    job = bm.request(price_msat=PRICE_MSAT, driver=provider)
-    return bm.certificate(bm.failed(job, culprit=provider, **changes)), job
+    job = request(price_msat=PRICE_MSAT, driver=provider)
+    return bm.certificate(convicted(job, culprit=provider, **changes)), job
 
 
 async def test_a_bond_is_locked_once_though_its_provider_asks_again_and_again(bonds, chain, provider):
@@ -235,8 +235,8 @@ async def test_a_release_is_signed_by_the_oracles_and_the_provider_takes_it(bond
 
 async def test_a_withheld_chunk_is_paid_when_the_bond_is_released(bonds, chain, provider):
     holder, _ = await lock(bonds, chain, provider)
-    job = bm.request(price_msat=PRICE_MSAT, driver=provider)
-    said = bm.verdict_of(job, outcome="withheld", provider=provider.public, verifiers=())
+    job = request(price_msat=PRICE_MSAT, driver=provider)
+    said = verdict_of(job, outcome="withheld", provider=provider.public, verifiers=())
     settled = await holder.present(bm.certificate(said), job)
     assert (settled.slashes, settled.payouts) == (False, {CUSTOMER.public: PRICE_MSAT})
     bond = await holder.bond(provider.public)
@@ -307,8 +307,8 @@ async def test_an_oracle_signs_nothing_but_what_follows_from_certified_verdicts(
     assert released != good
     with pytest.raises(BadSignature):
         await bonds.registrar.cosign(oracle.public, told["terms"]["id"], [released])
-    forged = bm.certificate(bm.failed(job, culprit=provider, chunk=3), ORACLES[:2])
-    stranger = bm.certificate(bm.failed(job, culprit=provider, chunk=3), ORACLES[:3], digest="00" * 32)
+    forged = bm.certificate(convicted(job, culprit=provider, chunk=3), ORACLES[:2])
+    stranger = bm.certificate(convicted(job, culprit=provider, chunk=3), ORACLES[:3], digest="00" * 32)
     evidence = told["verdicts"]
     for said, error in (
         ({**told, "verdicts": [[forged.as_dict(), job.as_dict(), SAT]]}, BadQuorum),
@@ -354,3 +354,11 @@ async def test_coins_of_another_lock_or_of_anothers_bond_are_none(bonds, chain, 
 
 def replace_terms(terms, **changes):
     return type(terms).from_document({**terms.model_dump(mode="json"), **changes})
+
+
+async def test_a_committee_that_asks_for_shares_or_does_not_list_it_has_no_registrar(bonds):
+    own = bonds.registrar
+    for committee, field in ((bm.COMMITTEE, "verify_share_ppm"), (bm.committee(bond_holders=())[0], "committee")):
+        with pytest.raises(BadInput) as refused:
+            type(own)(bm.HOLDER, committee, own.custody, bonds.book)
+        assert refused.value.field == field
