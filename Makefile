@@ -23,7 +23,7 @@ WORKERS ?= 3
 say = @printf '\033[1;36m»\033[0m %s\n'
 
 .PHONY: help install base demo test test-fast coverage docs lint fmt bench bench-train chaos chaos-guesses resplit chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks fuzz-gguf \
-  scale-train quality-train byzantine lightning fraud honest matrix real-model single soak interop model-check constraints clean
+  scale-train quality-train byzantine lightning fraud honest matrix real-model single soak interop bonds model-check constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ interop: $(VENV)/.dev ## other implementations against ours: OpenAI's client, pl
 	@command -v npm > /dev/null || { echo "npm is missing: plugin/core needs Node 20.19 or newer, with npm" >&2; exit 1; }
 	@npm ci --prefix plugin/core --ignore-scripts --no-audit --no-fund --loglevel=error
 	@$(VENV)/bin/python -m pytest tests/interop tests/test_readme.py $(ARGS)
+
+bonds: $(VENV)/.dev ## bonds and ecash on a real Bitcoin node and a real Cashu mint, set up here (ARGS="-k vault")
+	@tools/bonds.sh build/bonds $(PYTHON)
+	@NODEWIRE_BITCOIND=$(CURDIR)/build/bonds/bitcoind NODEWIRE_NUTSHELL=$(CURDIR)/build/bonds/mint \
+	  $(VENV)/bin/python -m pytest -n 0 tests/pay/bitcoin tests/pay/bond tests/pay/lightning/test_cashu.py \
+	  tests/pay/lightning/test_wallet_contract.py $(ARGS)
 
 fmt: $(VENV)/.dev ## mend what ruff can mend, and format
 	@$(VENV)/bin/ruff check --fix

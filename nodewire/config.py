@@ -59,6 +59,16 @@ def msat_of(said: object) -> object:
         raise ValueError(error.reason) from error
 
 
+def _parse_sat(value: object) -> object:
+    """Whole satoshis of an amount in text."""
+    if not isinstance(value, str):
+        return value
+    msat = parse_msat(value)
+    if msat % 1_000:
+        raise ValueError("not whole satoshis")
+    return msat // 1_000
+
+
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 Amount = Annotated[Msat, BeforeValidator(msat_of)]
 Address = Annotated[str, shaped(r"^[^\s]{1,255}:[0-9]{1,5}$", "host:port")]
@@ -242,8 +252,28 @@ def _limits(worker: WorkerConfig, *secrets: Path) -> Limits:
     return replace(worker.limits, secrets=tuple(str(path.absolute()) for path in secrets))
 
 
+class HolderConfig(Section):
+    """The bonds' holder, where it is not the wallet's own service: a registrar of coins that a quorum can spend."""
+
+    kind: WalletKind
+    """The kind of lock: `vault` on Bitcoin, or `ecash` of a mint, which is a custodian. A package may bring others."""
+    url: str
+    """The registrar's URL."""
+    committee_digest: Hex32
+    """The committee whose oracles can spend the coins: no other's document is believed."""
+    bitcoin: Path | None = None
+    """A file with one line, the RPC's URL of your own Bitcoin node: `http://USER:PASSWORD@127.0.0.1:8332/wallet/NAME`.
+    A vault is locked out of its wallet and seen by it."""
+    mint: str = ""
+    """The URL of the mint that is trusted with the bond, for `ecash`."""
+    cap: Annotated[int, BeforeValidator(_parse_sat), Field(ge=1)] = 100_000
+    """The most that is locked at the mint, for `ecash`: so much may be lost by it."""
+    file: Path = Path("bonds.db")
+    """The bonds' coins. With this file and the key they come back in their time, though nobody answers."""
+
+
 class BondConfig(Section):
-    """The provider's stake with the wallet's bond holder, and its term; no stake at 0."""
+    """The provider's stake with the bond holder, and its term; no stake at 0."""
 
     amount_msat: Msat = 0
     """The stake with the bond holder. The wallet locks it at the start, and it is kept up."""
@@ -350,6 +380,8 @@ class CreditConfig(Section):
 
 
 class ProviderConfig(Role):
+    holder: HolderConfig | None = None
+    """The bonds' holder. Empty: the wallet's own service."""
     name: Name | Literal[""] = ""
     """The ad's name. Empty: a name made of the key."""
     hardware: Label = ""
@@ -448,6 +480,8 @@ class Whom(Section):
 class CustomerConfig(Role):
     wallet: WalletConfig
     """The wallet that pays."""
+    holder: HolderConfig | None = None
+    """The bonds' holder. Empty: the wallet's own service."""
     whom: Whom = Whom()
     """The choice of providers, and the part of the model on this machine."""
     wire: WireConfig = WireConfig()
@@ -516,6 +550,8 @@ class OracleConfig(File):
     """Blob servers. Certificates and what they cite are uploaded there."""
     worker: WorkerConfig | None = None
     """The processes that compute disputed chunks again. An oracle without them joins those that do."""
+    holder: HolderConfig | None = None
+    """The bonds' holder, if its coins are not at a service of `[bonds]`."""
     bonds: BondsConfig | None = None
     """The bond holder. Without it others present verdicts, and list the passes."""
     metrics: MetricsConfig = MetricsConfig()

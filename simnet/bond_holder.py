@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from nodewire.errors import LinkLost
@@ -10,6 +11,7 @@ from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
+from nodewire.protocol.committee.committee import Committee
 from simnet.wallet import SimWallet
 
 _T = TypeVar("_T")
@@ -54,6 +56,9 @@ class SimBondHolder:
         body = {"case": case, "bolt11": await self._invoice(due_msat or 1)}  # paid before: the answer says so
         return _paid(await self._wallet.ask("POST", "/v1/claims", body, keys=keys))
 
+    async def cosign(self, keys: Keys, committee: Committee, known: Callable[[str], frozenset[str]]) -> int:
+        return 0  # it has the coins itself
+
     async def claim_fee(self, keys: Keys) -> ClaimPayment | None:
         due_msat = int((await self._wallet.ask("GET", f"/v1/fees/{keys.public}"))["due_msat"])
         if due_msat <= 0:
@@ -92,6 +97,7 @@ def _paid(said: dict[str, Any]) -> ClaimPayment:
 def _read(cls: type[_T], said: dict[str, Any]) -> _T:
     """The dataclass of what the service said; what it says besides is ignored. Raises LinkLost: no holder answered."""
     try:
-        return cls(**{field.name: said[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+        named = [field for field in fields(cls) if field.name in said or field.default is MISSING]  # type: ignore[arg-type]
+        return cls(**{field.name: said[field.name] for field in named})
     except KeyError as error:
         raise LinkLost("holder", f"its answer lacks {error}") from error

@@ -28,12 +28,7 @@ from typing import Any
 from aiohttp import web
 
 from nodewire.errors import BadInput
-from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
-from nodewire.nostr.nips import nip98
-from nodewire.pay.lightning import invoices, lnurl_server
-from simnet.holder_book import Claim, Deposit
-from simnet.jsonhttp import (
+from nodewire.net.json_http import (
     MAX_BODY_BYTES,
     MAX_EVIDENCE_BYTES,
     answer,
@@ -43,6 +38,11 @@ from simnet.jsonhttp import (
     parsed,
     raw_of,
 )
+from nodewire.nostr import event as events
+from nodewire.nostr.event import Event
+from nodewire.nostr.nips import nip98
+from nodewire.pay.lightning import invoices, lnurl_server
+from simnet.holder_book import Claim, Deposit
 from simnet.service import Simnet
 from simnet.steps import VerdictStep
 from simnet.treasurer import Treasurer

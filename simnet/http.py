@@ -27,10 +27,10 @@ from typing import Any
 from aiohttp import web
 
 from nodewire.errors import BadInput
+from nodewire.net.json_http import answer, bearer_token, body_of, bounded, errors, hex32, query
 from nodewire.pay.lightning import invoices
 from simnet import holder_http, network
 from simnet.journal import Entry, tag
-from simnet.jsonhttp import answer, bearer_token, body_of, bounded, errors, hex32, query
 from simnet.service import Simnet
 from simnet.treasurer import Treasurer
 

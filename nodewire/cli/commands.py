@@ -16,7 +16,7 @@ from nodewire import __version__
 from nodewire.cli.audit import audit, policy
 from nodewire.cli.buy import ask, chat, run
 from nodewire.cli.daemon import committee as committees
-from nodewire.cli.daemon import daemons, gateway, relay, splice
+from nodewire.cli.daemon import daemons, gateway, registrar, relay, splice
 from nodewire.cli.doctor import doctor, net
 from nodewire.cli.market import bond, earnings, keys, models, place, wallet
 from nodewire.cli.market.tabs import tabs
@@ -66,6 +66,7 @@ for room in (
     place,
     daemons,
     relay,
+    registrar,
     splice,
     earnings,
     net,

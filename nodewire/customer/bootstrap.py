@@ -73,7 +73,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     settler.recovered(recovered)
     settling = asyncio.create_task(settler.run())
     stack.callback(settling.cancel)
-    holder = registry.bond_holder(config.wallet.kind, wallet)
+    holder = registry.bond_holder(config.wallet.kind, wallet, config.holder)
     refunds = Refunds(keys, market, pool, holder)
     refunding = asyncio.create_task(refunds.run())
     stack.callback(refunding.cancel)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nodewire.errors import BadConfig
-from nodewire.pay.bond.bond_holder import BondHolder
+from nodewire.pay.bond.bond_holder import BondHolder, HolderSettings
 from nodewire.pay.bond.no_bond_holder import NoBondHolder
 from nodewire.pay.lightning.wallet import Wallet
 
@@ -53,6 +53,13 @@ class BondHolderClass(Protocol):
 
     def __call__(self, wallet: Any, /) -> BondHolder:
         """The holder that the service of `wallet`, a wallet of the same kind, is. Claims are paid into the wallet."""
+
+
+class ApartHolderClass(Protocol):
+    """A class of bond holders that are apart from a wallet's service."""
+
+    def __call__(self, wallet: Wallet, at: HolderSettings, /) -> BondHolder:
+        """The holder; claims are paid into the wallet, of whatever kind. Raises BadConfig: a setting is missing."""
 
 
 def wallet_class(kind: str, field: str = "wallet.kind") -> WalletClass:
@@ -97,13 +104,19 @@ async def check_network(wallet: Wallet, kind: str, network: str = "") -> None:
         raise BadConfig("wallet.network", f'the wallet is of "{found}", and "{meant}" is meant: set it to "{found}"')
 
 
-def bond_holder(kind: str, wallet: Wallet) -> BondHolder:
-    """The bond holder that `wallet`, of `kind`, reaches; one that refuses everything if the kind has none.
+def bond_holder(kind: str, wallet: Wallet, at: HolderSettings | None = None) -> BondHolder:
+    """The bond holder `at` its own place, or that `wallet`, of `kind`, reaches; one that refuses everything if the kind
+    has none.
 
     Raises:
-        BadConfig: several packages have holders of this kind, or they cannot be imported.
+        BadConfig: no package or several have holders of this kind, they cannot be imported, or a setting is missing.
 
     """
+    if at is not None:
+        apart: ApartHolderClass | None = _load(BOND_HOLDERS, at.kind, "holder.kind")
+        if apart is None:
+            raise BadConfig("holder.kind", f"{at.kind!r} is not a kind of bond holder that there is: vault, ecash")
+        return apart(wallet, at)
     found: BondHolderClass | None = _load(BOND_HOLDERS, kind, "wallet.kind")
     return found(wallet) if found is not None else NoBondHolder(kind)
 

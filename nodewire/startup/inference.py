@@ -269,7 +269,7 @@ def _open_presence(
     node, wire = linked.node, linked.wire
     committee = market.committee_digest
     ad = partial(describe, config, keys.public, wire=wire, lnurl=resources.lnurl, committee=committee)
-    holder = registry.bond_holder(config.wallet.kind, resources.wallet)
+    holder = registry.bond_holder(config.wallet.kind, resources.wallet, config.holder)
     bonding = BondKeeper(keys, holder, config.bond)
     presenter = None
     if config.bond.amount_msat:

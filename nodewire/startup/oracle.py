@@ -32,6 +32,7 @@ from nodewire.pay import registry
 from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.pay.bond.presentation_store import PresentationStore
 from nodewire.pay.bond.presenter import Presenter
+from nodewire.pay.lightning.no_wallet import NoWallet
 from nodewire.pay.lightning.wallet import Wallet
 from nodewire.protocol.committee.committee import Committee
 from nodewire.store import clock_offset
@@ -71,7 +72,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     stack.callback(journal.close)
     clock = SystemClock()
     market = Market(pool, blobs, committee)
-    holder = _open_holder(stack, config.bonds) if config.bonds is not None else None
+    holder = _open_holder(stack, config)
     shares = Shares(committee, pool, holder)
     readers = Readers(market.keep, market.keep_snapshot)
     oracle = Oracle(seat, committee, pool, blobs, journal, clock, shares.counts, readers)
@@ -85,10 +86,10 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     inquiry = Inquiry(market, pool, docket, node, installed(), *loads)
     court = Court(seat.keys, pool, market, docket, inquiry, journal, clock, oracle.expel)
     presenter = None
-    if config.bonds is not None and holder is not None:
+    if holder is not None:
         presented = PresentationStore(config.state / "presented.db", committee.digest())
         stack.callback(presented.close)
-        collects = config.bonds.token_file is not None
+        collects = config.wallet is not None
         presenter = Presenter(seat.keys, committee, pool, holder, presented, collects=collects)
     watch = ClockWatch(committee, lambda: clock_offset.measured_s((*config.relays, *config.blossom)))
 
@@ -112,11 +113,15 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     }
 
 
-def _open_holder(stack: AsyncExitStack, bonds: BondsConfig) -> BondHolder:
-    """Who holds the providers' bonds."""
-    wallet = wallet_of(bonds)
+def _open_holder(stack: AsyncExitStack, config: OracleConfig) -> BondHolder | None:
+    """Who holds the providers' bonds; None if this oracle leaves them to others."""
+    if config.bonds is None and config.holder is None:
+        return None
+    wallet: Wallet = wallet_of(config.bonds) if config.bonds is not None else NoWallet()
     stack.push_async_callback(wallet.close)
-    return registry.bond_holder(bonds.kind, wallet)
+    holder = registry.bond_holder(config.bonds.kind if config.bonds is not None else "", wallet, config.holder)
+    stack.push_async_callback(holder.close)
+    return holder
 
 
 async def _open_node(stack: AsyncExitStack, config: OracleConfig, keys: Keys, pool: Pool) -> Node:

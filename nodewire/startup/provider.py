@@ -124,7 +124,7 @@ async def _check_wallet(wallet: Wallet, config: ProviderConfig) -> None:
         raise BadConfig("wallet.token_file", said) from error
     if config.bond.amount_msat:
         public = Keys.from_file(config.key).public
-        holder = registry.bond_holder(config.wallet.kind, wallet)
+        holder = registry.bond_holder(config.wallet.kind, wallet, config.holder)
         await check_bond(holder, public, config.bond.amount_msat, balance_msat)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nodewire.pay.wallets.cashu import CashuWallet
 from nodewire.pay.wallets.cln import ClnWallet
 from nodewire.pay.wallets.electrum import ElectrumWallet
 from nodewire.pay.wallets.lexe import LexeWallet
@@ -28,6 +29,7 @@ from tests.pay.lightning.lnbits_service import LnbitsService
 from tests.pay.lightning.lnd_service import LndService
 from tests.pay.lightning.nwc_service import NwcService
 from tests.pay.lightning.phoenixd_service import PhoenixdService
+from tests.pay.mint_process import PROGRAM, fund, run_mint
 from tests.pay.simnet_process import run_simnet
 
 BASE_FEE_MSAT = 10
@@ -97,6 +99,8 @@ async def reopen() -> AsyncIterator[Callable[..., object]]:
                 other = ElectrumWallet(wallet._url, wallet._user, wallet._password)
             elif isinstance(wallet, NwcAtElectrum):
                 other = NwcAtElectrum(wallet.node)
+            elif isinstance(wallet, CashuWallet):
+                other = CashuWallet(wallet._mint.url, wallet._file)
             else:
                 other = NwcWallet(wallet._to)
             stack.push_async_callback(other.close)
@@ -154,6 +158,21 @@ def open_payee(open_kind: Callable[..., Any], open_sat_wallet: Callable[..., Any
     return open_one
 
 
+@pytest.fixture(scope="session")
+def mint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[run_mint | None]:
+    """Nutshell, where NODEWIRE_NUTSHELL names its program. It pays invoices of its own alone."""
+    if not PROGRAM:
+        yield None
+        return
+    settings = {
+        "FAKEWALLET_BRR": "FALSE",
+        "FAKEWALLET_PAY_INVOICE_STATE": "FAILED",
+        "FAKEWALLET_PAYMENT_STATE": "FAILED",
+    }
+    with run_mint(tmp_path_factory.mktemp("mint"), **settings) as running:
+        yield running
+
+
 @pytest.fixture
 async def open_kind(
     open_wallet: Callable[..., Any],
@@ -161,13 +180,15 @@ async def open_kind(
     open_node: Callable[..., Any],
     relay_url: str,
     lnbits: run_lnbits | None,
+    mint: run_mint | None,
+    tmp_path: Path,
 ) -> AsyncIterator[Callable[..., Any]]:
     """`await open_kind(kind, msat)`: a wallet of a kind, on a new account.
 
-    All but those of the kinds "sim" and "electrum" are on the simulated network behind a service of that kind; of
-    "lnbits" on LNbits itself where it runs. Services of nodes answer by the recordings of their documented APIs. Those
-    of "electrum" and "electrum-nwc" are three nodes with money of their own: C's, A's and B's, in the order in which a
-    test opens them.
+    Those of the kinds "nwc", "lnbits", "lexe" and of nodes are on the simulated network behind a service of that kind;
+    of "lnbits" on LNbits itself where it runs. Services of nodes answer by the recordings of their documented APIs.
+    Those of "electrum" and "electrum-nwc" are three nodes with money of their own: C's, A's and B's, in the order in
+    which a test opens them. Those of "cashu" are at Nutshell, where it runs.
     """
     nodes = iter("cab")
     async with AsyncExitStack() as stack:
@@ -177,6 +198,13 @@ async def open_kind(
                 real = LnbitsWallet(lnbits.url, lnbits.open_account(opening_msat // 1_000))
                 stack.push_async_callback(real.close)
                 return real
+            if kind == "cashu":
+                if mint is None:
+                    pytest.skip("NODEWIRE_NUTSHELL names no mint; `make bonds` sets it up")
+                purse = CashuWallet(mint.url, tmp_path / f"purse{len(list(tmp_path.iterdir()))}.db")
+                stack.push_async_callback(purse.close)
+                await fund(mint, purse, opening_msat)
+                return purse
             if kind.startswith("electrum"):
                 node = node_settings()[next(nodes)]
                 at_node = NwcAtElectrum(node) if kind == "electrum-nwc" else node.wallet()

@@ -143,7 +143,8 @@ async def test_a_wallet_of_another_network_than_the_role_means_is_refused(instal
 def test_every_wallet_that_the_package_names_is_one():
     """Of the file itself: an installation may be older."""
     named = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert set(named["nodewire.wallets"]) == {"sim", "nwc", "lnbits", "lnd", "cln", "phoenixd", "lexe", "electrum"}
+    kinds = {"sim", "nwc", "lnbits", "lnd", "cln", "phoenixd", "lexe", "electrum", "cashu"}
+    assert set(named["nodewire.wallets"]) == kinds
     for value in named["nodewire.wallets"].values():
         module, _, name = value.partition(":")
         found = getattr(importlib.import_module(module), name)

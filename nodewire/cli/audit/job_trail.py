@@ -112,4 +112,4 @@ def _holder(stack: AsyncExitStack, role: AnyRole) -> BondHolder | None:
     except BadConfig:
         return None
     stack.push_async_callback(wallet.close)
-    return registry.bond_holder(role.wallet.kind, wallet)
+    return registry.bond_holder(role.wallet.kind, wallet, role.holder)

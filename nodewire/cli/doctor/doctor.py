@@ -395,7 +395,9 @@ async def _bond(role: ProviderConfig) -> str:
     try:
         balance_msat = await wallet.balance_msat()
         try:
-            bond = await registry.bond_holder(role.wallet.kind, wallet).bond(Keys.from_file(role.key).public)
+            bond = await registry.bond_holder(role.wallet.kind, wallet, role.holder).bond(
+                Keys.from_file(role.key).public
+            )
             held_msat, state = bond.remainder_msat, bond.state
         except NotFound:
             held_msat, state = 0, "released"

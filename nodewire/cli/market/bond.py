@@ -232,7 +232,9 @@ async def _holder(stack: AsyncExitStack, role: AnyRole) -> BondHolder:
     account = wallet_of(role)
     wallet = registry.wallet_class(account.kind).from_file(account.url, account.token_file)
     stack.push_async_callback(wallet.close)
-    return registry.bond_holder(account.kind, wallet)
+    holder = registry.bond_holder(account.kind, wallet, role.holder)
+    stack.push_async_callback(holder.close)
+    return holder
 
 
 def _tell(bond: dict[str, Any], as_json: bool) -> None:

@@ -5,9 +5,10 @@ Packages bring implementations (`registry`). A statement counts for a committee 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
@@ -31,6 +32,10 @@ class Holder:
     statement_s: int
     lnurl: str
     pool_msat: int
+    prolongs: bool = True
+    """Whether a bond can be given a later end. Of other holders' bonds one ends, and the next is locked."""
+    custodian: str = ""
+    """Who could spend the coins against all rules, in words; empty if it is the holder itself, or nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,10 @@ class VerdictSettlement:
 
 @dataclass(frozen=True, slots=True)
 class ClaimPayment:
-    """A claim, bound to an invoice; `is_paid` is False while a hold invoice holds it."""
+    """A claim, bound to an invoice; `is_paid` is False while a hold invoice holds it.
+
+    `payment_hash` is 64 hex digits: the invoice's, or the txid of what pays on the chain.
+    """
 
     amount_msat: int
     payment_hash: str
@@ -122,6 +130,18 @@ class BondHolder(Protocol):
 
         """
 
+    async def cosign(self, keys: Keys, committee: Committee, known: Callable[[str], frozenset[str]]) -> int:
+        """Sign, as an oracle of the committee, what closes bonds whose time is over; how many were signed.
+
+        The oracle works out by itself what the certified verdicts pay, and signs nothing else. `known` are the samples
+        by which a key was convicted: a closing that leaves one out is not signed. A holder that has the coins itself
+        asks nobody: 0.
+
+        Raises:
+            BadInput, BadQuorum, NotAllowed: a closing is none that an oracle may sign.
+
+        """
+
     async def claim_fee(self, keys: Keys) -> ClaimPayment | None:
         """Pull an oracle's part of the committee's fees into the wallet; None if nothing is due. Raises NotAllowed."""
 
@@ -134,6 +154,32 @@ class BondHolder(Protocol):
         """
 
     async def close(self) -> None: ...
+
+
+class HolderSettings(Protocol):
+    """Where a holder is that is apart from the wallet's service, as `[holder]` of a role's file has it."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def committee_digest(self) -> str: ...
+
+    @property
+    def bitcoin(self) -> Path | None: ...
+
+    @property
+    def mint(self) -> str: ...
+
+    @property
+    def cap(self) -> int:
+        """In satoshis."""
+
+    @property
+    def file(self) -> Path: ...
 
 
 async def is_share_paid(
@@ -187,6 +233,8 @@ async def ensure_bond(holder: BondHolder, keys: Keys, amount_msat: int, until_s:
         bond = await holder.lock(keys, amount_msat, until_s, key=first)
     check_locked(bond)
     missing_msat = max(0, amount_msat - bond.remainder_msat)
+    if bond.until_s < until_s and not (await holder.holder()).prolongs:
+        until_s = bond.until_s
     if missing_msat or bond.until_s < until_s:
         key = f"{bond.amount_msat}+{missing_msat}-{len(bond.cases)}"
         bond = await holder.top_up(keys, missing_msat, max(until_s, bond.until_s), key=f"{key}/{until_s}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from nodewire.errors import BadConfig
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
+from nodewire.protocol.committee.committee import Committee
 
 
 class NoBondHolder:
@@ -41,6 +43,9 @@ class NoBondHolder:
         self._refuse()
 
     async def claim(self, keys: Keys, case: str) -> ClaimPayment:
+        self._refuse()
+
+    async def cosign(self, keys: Keys, committee: Committee, known: Callable[[str], frozenset[str]]) -> int:
         self._refuse()
 
     async def claim_fee(self, keys: Keys) -> ClaimPayment | None:

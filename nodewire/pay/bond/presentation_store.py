@@ -12,6 +12,7 @@ from typing import Literal
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.nostr.event import Event, parse
+from nodewire.protocol.verification import verdict
 
 KEPT_EPOCHS = 10_000
 State = Literal["certified", "presented", "done"]
@@ -71,6 +72,14 @@ class PresentationStore:
         )
         rows = self._db.execute(query, (self._committee,))
         return [OpenVerdict(sample, epoch, parse(certificate), state) for sample, epoch, certificate, state in rows]
+
+    def convictions(self, key: str) -> frozenset[str]:
+        """The samples by which a key (64 hex digits) was convicted, of the verdicts that are kept."""
+        rows = self._db.execute("SELECT sample, certificate FROM verdicts WHERE committee = ?", (self._committee,))
+        convicted = (
+            sample for sample, text in rows if key in text and key in verdict.parse(parse(text)).verdict.convicted
+        )
+        return frozenset(convicted)
 
     def forget(self, epoch: int) -> None:
         """Drop what was drawn up to `epoch`, done or not."""

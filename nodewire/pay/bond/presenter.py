@@ -57,7 +57,7 @@ class Presenter:
         self._oracles = [oracle.pubkey for oracle in committee.oracles]
         self._again: dict[str, tuple[float, float]] = {}
         """By sample: when it is tried next (monotonic), and the pause after that."""
-        self._fees_at = 0.0
+        self._fees_at = self._cosigns_at = 0.0
         self._is_known = False
 
     async def run(self) -> None:
@@ -109,6 +109,7 @@ class Presenter:
             except NodewireError as error:
                 _log.info("the verdict on sample %s is not settled yet: %s", one.sample[:8], error)
                 self._again[one.sample] = now + pause_s, min(2 * pause_s, _LONGEST_S)
+        await self._cosign()
         is_paid_fees = self._collects and self._committee.fee_ppm and self._keys.public in self._oracles
         if is_paid_fees and now >= self._fees_at:
             self._fees_at = now + FEE_EPOCHS * self._committee.epoch_ms / 1000
@@ -161,6 +162,20 @@ class Presenter:
             if said.public not in self._committee.bond_holders or said.committee != self._digest:
                 raise BadConfig("bonds.url", "not a bond holder of this committee")
             self._is_known = True
+
+    async def _cosign(self) -> None:
+        """As an oracle, sign what closes bonds, where a quorum and no holder has the coins."""
+        now = self._monotonic_s()
+        if self._keys.public not in self._oracles or now < self._cosigns_at:
+            return
+        self._cosigns_at = now + self._committee.epoch_ms / 1000
+        try:
+            await self._check_holder()
+            count = await self._holder.cosign(self._keys, self._committee, self._presented.convictions)
+            if count:
+                _log.info("%d closings of bonds signed", count)
+        except NodewireError as error:
+            _log.warning("the closings of bonds are not all signed: %s", error)
 
     async def _pull_fees(self) -> None:
         try:

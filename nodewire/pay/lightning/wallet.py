@@ -30,6 +30,8 @@ class WalletInfo:
     least_msat: int
     most_msat: int
     abilities: frozenset[Ability]
+    has_preimages: bool = True
+    """Whether all that settles comes with its preimage: a custodian's word may be all that there is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Requests and answers in JSON: what every route of the service reads and says, bounds first."""
+"""Requests and answers in JSON: what every route of a service of our own reads and says, bounds first."""
 
 from __future__ import annotations
 
