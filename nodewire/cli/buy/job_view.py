@@ -102,7 +102,7 @@ class GrowingText:
         self._began = False
 
 
-class Planned(Protocol):
+class JobWithPlan(Protocol):
     """A plan that nothing was requested by yet, of a purchase or of a quote."""
 
     @property
@@ -115,7 +115,7 @@ class Planned(Protocol):
     def estimate(self) -> Estimate: ...
 
 
-def show_plan(planned: Planned, names: Mapping[str, str]) -> None:
+def show_plan(planned: JobWithPlan, names: Mapping[str, str]) -> None:
     """Who does what, for how much, and out of how many; what all of it comes to, about and at most."""
     plan, manifest, estimate = planned.plan, planned.manifest, planned.estimate
     makes_text = manifest.mode == "generate"

@@ -14,7 +14,7 @@ from nodewire.cli.output import OPERATORS, Json, console, one_line, print_json, 
 from nodewire.errors import NotFound
 
 if TYPE_CHECKING:
-    from nodewire.pay.accounts.earnings import Earning
+    from nodewire.pay.accounts.earnings import TaskIncome
 
 _DAY_S = 86_400
 
@@ -56,7 +56,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=OPERATORS)(earnings)
 
 
-def _show(found: Sequence[Earning], per_hour: int | None, hour: str) -> None:
+def _show(found: Sequence[TaskIncome], per_hour: int | None, hour: str) -> None:
     from rich.table import Table
 
     if not found:
@@ -75,7 +75,7 @@ def _show(found: Sequence[Earning], per_hour: int | None, hour: str) -> None:
     console.print(f"[bold]{sats(settled)}[/] settled{rate}; {sats(unsettled)} unsettled", soft_wrap=True)
 
 
-def _document(one: Earning) -> dict[str, Any]:
+def _document(one: TaskIncome) -> dict[str, Any]:
     return {
         "day": one.day,
         "model": one.model,

@@ -122,7 +122,7 @@ class _Question:
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _WalletAtHand:
     """A role's wallet and book, open."""
 
     wallet: Wallet
@@ -132,7 +132,7 @@ class _Open:
 
 
 @asynccontextmanager
-async def _purse(role: AnyRole) -> AsyncIterator[_Open]:
+async def _purse(role: AnyRole) -> AsyncIterator[_WalletAtHand]:
     from nodewire.pay.accounts.ledger import Ledger
     from nodewire.pay.accounts.own_payer import OwnPayer
 
@@ -141,7 +141,7 @@ async def _purse(role: AnyRole) -> AsyncIterator[_Open]:
     async with opened(wallet_of(role)) as (wallet, info):
         ledger = Ledger(role.ledger)
         try:
-            yield _Open(wallet, info, ledger, OwnPayer(wallet, info, ledger.own))
+            yield _WalletAtHand(wallet, info, ledger, OwnPayer(wallet, info, ledger.own))
         finally:
             ledger.close()
 
@@ -167,7 +167,7 @@ async def _pay(role: AnyRole, what: str, amount_msat: int | None, question: _Que
 
 
 async def _by_lnurl(
-    role: AnyRole, purse: _Open, what: str, amount_msat: int | None, question: _Question
+    role: AnyRole, purse: _WalletAtHand, what: str, amount_msat: int | None, question: _Question
 ) -> tuple[str, Invoice]:
     """The endpoint's URL, and an invoice that its owner's wallet is to pay. Raises as `lnurl.fetch_invoice`."""
     from nodewire.pay.lightning import lnurl
@@ -186,7 +186,7 @@ async def _by_lnurl(
     return url, await lnurl.fetch_plain_invoice(offer, amount_msat, network=network, allow_private=private)
 
 
-async def _settle_before(purse: _Open, target: str) -> None:
+async def _settle_before(purse: _WalletAtHand, target: str) -> None:
     """Find out what became of an earlier payment to the same, which a crash or a lost answer left.
 
     Raises:
@@ -308,7 +308,7 @@ def _needs(info: WalletInfo, ability: Any) -> None:
         raise NotAllowed(ability, f"the wallet lacks it: {MEANING[ability]}. `nodewire wallet test` tells all of them")
 
 
-def _said(purse: _Open, amount_msat: int, whom: str) -> str:
+def _said(purse: _WalletAtHand, amount_msat: int, whom: str) -> str:
     fee = purse.payer.most_fee_msat(amount_msat)
     most = f"fees of {sats(fee)} at most" if "fee-cap" in purse.info.abilities else "fees as the wallet bounds them"
     return f"[bold]{sats(amount_msat)}[/] to {one_line(whom[:200])}, and {most}, from {escape(purse.info.id[:40])}"

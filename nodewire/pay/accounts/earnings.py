@@ -51,7 +51,7 @@ def read(path: Path, now_s: float) -> Takings:
 
 
 @dataclass(frozen=True, slots=True)
-class Earning:
+class TaskIncome:
     """What one task of one model brought in by the jobs that ended on a day (UTC), and how long its work took.
 
     `work_us` are microseconds of its calls, their wait in the worker's queue included; 0 where a ledger has none. What
@@ -74,7 +74,7 @@ class Earning:
         return self.settled_msat * _HOUR_US // self.work_us if self.work_us else None
 
 
-def by_task(path: Path, since_s: int = 0) -> list[Earning]:
+def by_task(path: Path, since_s: int = 0) -> list[TaskIncome]:
     """What the jobs that ended since then brought in, the newest day first; then by model and task.
 
     A job's money is split over its tasks by their prices, exact to the msat. A deposit that nobody owes is left out.
@@ -104,11 +104,11 @@ def by_task(path: Path, since_s: int = 0) -> list[Earning]:
                 sums = found[_day(ended_s), model, task]
                 for at, value in enumerate((settled, unsettled, chunks, work_us)):
                     sums[at] += value
-    rows = [Earning(*key, *sums) for key, sums in found.items()]
+    rows = [TaskIncome(*key, *sums) for key, sums in found.items()]
     return sorted(sorted(rows, key=lambda one: (one.model, one.task)), key=lambda one: one.day, reverse=True)
 
 
-def msat_per_hour(earned: Iterable[Earning]) -> int | None:
+def msat_per_hour(earned: Iterable[TaskIncome]) -> int | None:
     """What is settled for an hour of work, over all those whose work is known; rounded down. None without work."""
     known = [one for one in earned if one.work_us]
     work_us = sum(one.work_us for one in known)

@@ -12,14 +12,14 @@ import os
 from pathlib import Path
 
 from nodewire.core.sqlite import open_versioned
-from nodewire.pay.accounts import own_transfers, receipt_outbox, unbilled_payments, work_done
+from nodewire.pay.accounts import own_transfers, receipt_outbox, unbilled_payments, work_log
 from nodewire.pay.accounts.debt_book import DebtBook
 from nodewire.pay.accounts.due_book import DueBook
 from nodewire.pay.accounts.dues import NO_CREDIT, CreditTerms
 from nodewire.pay.accounts.own_transfers import OwnTransfers
 from nodewire.pay.accounts.receipt_outbox import ReceiptBook
 from nodewire.pay.accounts.unbilled_payments import UnbilledPayments
-from nodewire.pay.accounts.work_done import WorkDone
+from nodewire.pay.accounts.work_log import WorkLog
 
 _CHUNK = "job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL"
 _CHUNK_KEY = "PRIMARY KEY (job, payee, chunk, attempt)"
@@ -129,7 +129,7 @@ CREATE TABLE IF NOT EXISTS cursors (wallet TEXT PRIMARY KEY, cursor TEXT NOT NUL
 {receipt_outbox.SCHEMA};
 {unbilled_payments.SCHEMA};
 {own_transfers.TABLE};
-{work_done.TABLE};
+{work_log.TABLE};
 """
 
 
@@ -160,7 +160,7 @@ class Ledger(DebtBook, DueBook):
         self._flushed = 0
         self._flush = asyncio.Lock()
         self._db = open_versioned(path, "a ledger", _SCHEMA, _VERSION, _STEPS)
-        self.own, self.work = OwnTransfers(self._db), WorkDone(self._db)
+        self.own, self.work = OwnTransfers(self._db), WorkLog(self._db)
         self.receipts = ReceiptBook(self._db)
         """Of a provider: the zap receipts that relays have yet to take."""
         self.unbilled = UnbilledPayments(self._db)

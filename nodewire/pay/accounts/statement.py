@@ -41,10 +41,10 @@ async def by_wallet(wallet: Wallet, info: WalletInfo, ledger: Ledger) -> dict[st
 
     """
     found = {}
-    for debt in ledger.under_way():
-        if debt.payment_hash is not None and debt.payment is not None and debt.payment.wallet in ("", info.id):
+    for _, payment in ledger.under_way():
+        if payment.wallet in ("", info.id):
             try:
-                found[debt.payment_hash] = await wallet.lookup(debt.payment_hash, "out")
+                found[payment.payment_hash] = await wallet.lookup(payment.payment_hash, "out")
             except (NotFound, NotAllowed, BadInput):
                 continue  # as the ledger has it
     return found

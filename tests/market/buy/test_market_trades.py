@@ -71,6 +71,23 @@ async def test_a_generation_over_three_chunks_equals_a_single_process_and_is_pai
     assert done["zaps"] >= len(done["providers"])
 
 
+def check_zaps(statement, zapped, encoded, seen):
+    """Each zap names one chunk, and may settle others of the job: together exactly what they cost."""
+    settled: dict[str, int] = {}
+    for paid in statement.chunks:
+        settled[paid.zap_receipt] = settled.get(paid.zap_receipt, 0) + paid.amount_msat
+    assert zapped.keys() == settled.keys()
+    for id_, event in zapped.items():
+        named = zaps.chunk_of(nip57.parse_request(event.tag("description")))
+        zap = zaps.check_receipt(
+            event, key=named, nostr_pubkey=statement.provider, network="bcrt", lnurl=encoded, seen=seen
+        )
+        assert (named.job, named.payee) == (statement.request, statement.provider)
+        assert zap.invoice.amount_msat == settled[id_]
+        assert {p.payment_hash for p in statement.chunks if p.zap_receipt == id_} == {zap.invoice.payment_hash}
+        seen.add(zap.invoice.payment_hash)
+
+
 async def test_every_provider_has_signed_for_every_chunk_and_the_committee_has_certified_its_roots(market):
     async with market.customer("carol") as carol:
         await generate(carol, market, max_tokens=TOKENS)
@@ -88,25 +105,8 @@ async def test_every_provider_has_signed_for_every_chunk_and_the_committee_has_c
     seen: set[str] = set()
     for provider, statement in receipts.items():
         assert len(statement.chunks) >= 3
-        settled: dict[str, int] = {}
-        for paid in statement.chunks:
-            settled[paid.zap_receipt] = settled.get(paid.zap_receipt, 0) + paid.amount_msat
         zapped = {e.id: e for e in by_kind[9735] if e.pubkey == provider}
-        assert zapped.keys() == settled.keys()
-        for id_, event in zapped.items():  # each names one chunk, and may settle others of the job
-            named = zaps.chunk_of(nip57.parse_request(event.tag("description")))
-            zap = zaps.check_receipt(
-                event,
-                key=named,
-                nostr_pubkey=provider,
-                network="bcrt",
-                lnurl=lnurl.encode(ads[provider].lnurl),
-                seen=seen,
-            )
-            assert (named.job, named.payee) == (done["request"], provider)
-            assert zap.invoice.amount_msat == settled[id_]
-            assert {p.payment_hash for p in statement.chunks if p.zap_receipt == id_} == {zap.invoice.payment_hash}
-            seen.add(zap.invoice.payment_hash)
+        check_zaps(statement, zapped, lnurl.encode(ads[provider].lnurl), seen)
         assert sum(paid.amount_msat for paid in statement.chunks) == done["paid_msat"][provider]
 
     results = {r.provider: r for r in map(result.parse, by_kind[6843])}

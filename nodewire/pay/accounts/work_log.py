@@ -12,7 +12,7 @@ TABLE = """CREATE TABLE IF NOT EXISTS work_done (
 ) STRICT"""
 
 
-class WorkDone:
+class WorkLog:
     """The part of a ledger that has it, over its connection."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
