@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.common.roles import load_customer, naming, wallet_of
-from nodewire.cli.output import Json, console, counted, notes, one_line, print_json, sats
+from nodewire.cli.output import CUSTOMERS, Json, console, counted, notes, one_line, print_json, sats
 from nodewire.config import DEFAULT_WALLET, CustomerConfig, OracleConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, NotAllowed
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
 _NOT_AGREED = NotAllowed("pay", "not agreed to")
+
+
+def add_to(commands: typer.Typer) -> None:
+    commands.add_typer(app, name="wallet", rich_help_panel=CUSTOMERS)
 
 
 @app.command("open")
