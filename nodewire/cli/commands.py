@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from nodewire import __version__
 from nodewire.cli.output import PlainFormatter, fail
-from nodewire.core import extras
+from nodewire.core import extras, heap
 from nodewire.errors import BadConfig, NodeFailed, NodewireError, first_of
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
@@ -117,6 +117,7 @@ def run_command(command: Callable[[], None] = app) -> None:
     """
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PlainFormatter())
+    heap.freeze_at_exit()
     try:
         command()
     except Exception as error:
