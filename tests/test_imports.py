@@ -57,6 +57,27 @@ def test_no_daemon_loads_an_engine():
     assert {name for name, roots in loaded.items() if set(roots) & set(HEAVY)} == set()
 
 
+def test_a_command_imports_neither_another_commands_modules_nor_clients_that_it_does_not_use():
+    """What `nodewire keys show` and a customer's commands would load for nothing, in each process that starts."""
+    shown = (
+        "import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr))\n"
+        "from nodewire import cli; sys.argv[1:] = ['keys', '--help']; cli.main()"
+    )
+    keys, customer = (
+        set(subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=HERE, capture_output=True, text=True, check=True)
+            .stderr.split())
+        for code in (shown, "import sys, nodewire.customer.api; print(*sorted(sys.modules), file=sys.stderr)")
+    )  # fmt: skip
+    assert {name for name in keys if name.startswith("nodewire.cli.")} == {
+        "nodewire.cli.commands",
+        "nodewire.cli.market",
+        "nodewire.cli.market.keys",
+        "nodewire.cli.output",
+    }
+    assert keys.isdisjoint({"aiohttp", "numpy", "requests", "httpx"})
+    assert customer.isdisjoint({"requests", "httpx"})
+
+
 def test_the_contracts_between_the_rooms_hold():
     linter = Path(sys.executable).with_name("lint-imports")
     command = str(linter) if linter.exists() else shutil.which("lint-imports")

@@ -6,75 +6,95 @@ import errno
 import logging
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+import typer.main
 from typer.core import TyperGroup
 
 from nodewire import __version__
-from nodewire.cli.audit import audit, policy
-from nodewire.cli.buy import ask, chat, run
-from nodewire.cli.daemon import committee as committees
-from nodewire.cli.daemon import daemons, gateway, registrar, relay, splice
-from nodewire.cli.doctor import doctor, net
-from nodewire.cli.market import bond, earnings, keys, models, place, wallet
-from nodewire.cli.market.tabs import tabs
-from nodewire.cli.model import family, profile, quantize, register, vocabulary
-from nodewire.cli.output import CUSTOMERS, DEVELOPERS, OPERATORS, PlainFormatter, fail
-from nodewire.cli.picture import graph
-from nodewire.cli.swarm import swarm as swarms
-from nodewire.cli.train import train
-from nodewire.core import extras
+from nodewire.cli.output import PlainFormatter, fail
+from nodewire.core import extras, heap
 from nodewire.errors import BadConfig, NodeFailed, NodewireError, first_of
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+_ROOMS = {
+    # Customers
+    "generate": "buy.ask",
+    "embed": "buy.ask",
+    "chat": "buy.chat",
+    "run": "buy.run",
+    "gateway": "daemon.gateway",
+    "train": "train.train",
+    "trainers": "train.train",
+    "family": "model.family",
+    "vocabulary": "model.vocabulary",
+    "audit": "audit.audit",
+    "models": "market.models",
+    "wallet": "market.wallet",
+    "swarm": "swarm.swarm",
+    # Operators
+    "provider": "daemon.daemons",
+    "up": "daemon.daemons",
+    "splice": "daemon.splice",
+    "net": "doctor.net",
+    "profile": "model.profile",
+    "doctor": "doctor.doctor",
+    "earnings": "market.earnings",
+    "bond": "market.bond",
+    "keys": "market.keys",
+    # Developers and committees
+    "quantize": "model.quantize",
+    "register": "model.register",
+    "graph": "picture.graph",
+    "place": "market.place",
+    "oracle": "daemon.daemons",
+    "relay": "daemon.relay",
+    "registrar": "daemon.registrar",
+    "committee": "daemon.committee",
+    "policy": "audit.policy",
+}
+"""The module that adds a command, by the command's name. Panels of the help stand where their first command does."""
 
 
-class _ByPanel(TyperGroup):
-    """Commands in the order of their panels: typer shows a panel where its first command stands, and groups first."""
+class _Commands(Mapping[str, Any]):
+    """Every command. A module is imported when one of its commands is asked for: the others' take half a second."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        panels = (CUSTOMERS, OPERATORS, DEVELOPERS)
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
 
-        def place(name: str) -> int:
-            panel = getattr(self.commands[name], "rich_help_panel", None)
-            return panels.index(panel) if panel in panels else len(panels)
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            room = typer.Typer()
+            import_module(f"nodewire.cli.{_ROOMS[name]}").add_to(room)
+            self._made |= typer.main.get_group(room).commands
+        return self._made[name]
 
-        return sorted(super().list_commands(ctx), key=place)
+    def __iter__(self) -> Iterator[str]:
+        return iter(_ROOMS)
+
+    def __len__(self) -> int:
+        return len(_ROOMS)
+
+
+class _ByName(TyperGroup):
+    """A group that makes the command that is asked for, and no other."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: Any = _Commands()
 
 
 app = typer.Typer(
     name="nodewire",
-    cls=_ByPanel,
+    cls=_ByName,
     help="A Nostr-native, peer-to-peer marketplace where strangers run pieces of AI models for sats.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (
-    ask,
-    chat,
-    run,
-    gateway,
-    train,
-    family,
-    vocabulary,
-    quantize,
-    register,
-    graph,
-    place,
-    daemons,
-    relay,
-    registrar,
-    splice,
-    earnings,
-    net,
-    audit,
-    profile,
-    doctor,
-):
-    room.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:
@@ -92,16 +112,6 @@ def _nodewire(
     return
 
 
-app.add_typer(models.app, name="models", rich_help_panel=CUSTOMERS)
-wallet.app.command()(tabs)
-app.add_typer(wallet.app, name="wallet", rich_help_panel=CUSTOMERS)
-app.add_typer(swarms.app, name="swarm", rich_help_panel=CUSTOMERS)
-app.add_typer(bond.app, name="bond", rich_help_panel=OPERATORS)
-app.add_typer(keys.app, name="keys", rich_help_panel=OPERATORS)
-app.add_typer(committees.app, name="committee", rich_help_panel=DEVELOPERS)
-app.add_typer(policy.app, name="policy", rich_help_panel=DEVELOPERS)
-
-
 def run_command(command: Callable[[], None] = app) -> None:
     """Run one command of `nodewire`, or another program's.
 
@@ -109,6 +119,7 @@ def run_command(command: Callable[[], None] = app) -> None:
     """
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PlainFormatter())
+    heap.freeze_at_exit()
     try:
         command()
     except Exception as error:

@@ -2,10 +2,14 @@
 
 A daemon's modules and models are some 100,000 objects when it is ready. To look at them all takes the collector 60 ms,
 and a peer chooses when it does: a few documents of thousands of empty lists are enough.
+
+Python has the collector look at every object again when the process ends, though all of it goes to the kernel then.
+That is a third of a second where torch is loaded, and an eighth at a customer's command.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 
 
@@ -13,3 +17,8 @@ def freeze() -> None:
     """Have the collector pass over what lives now, and look only at what is made after it."""
     gc.collect()
     gc.freeze()
+
+
+def freeze_at_exit() -> None:
+    """Have the collector pass over all that lives when the process ends."""
+    atexit.register(gc.freeze)

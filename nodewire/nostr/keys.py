@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import secp256k1
-from pynostr.key import PrivateKey as _Bech32Private
-from pynostr.key import PublicKey as _Bech32Public
 
 from nodewire.errors import BadConfig, BadInput
+from nodewire.nostr import bech32_text
 
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
@@ -48,10 +47,7 @@ class Keys:
         """
         text = text.strip()
         if text.startswith("nsec1"):
-            try:
-                return cls(bytes.fromhex(_Bech32Private.from_nsec(text).hex()))
-            except (ValueError, TypeError, AttributeError) as error:
-                raise BadInput("secret key", "not a valid nsec") from error
+            return cls(_of_32_bytes(text, "secret key", "nsec"))
         try:
             return cls(bytes.fromhex(text))
         except ValueError as error:
@@ -85,7 +81,7 @@ class Keys:
 
     @property
     def nsec(self) -> str:
-        return str(_Bech32Private(self.secret).bech32())
+        return bech32_text.encode("nsec", self.secret)
 
     @property
     def npub(self) -> str:
@@ -114,7 +110,7 @@ class Keys:
 
 def npub(public: str) -> str:
     """`public` (64 hex digits) for people to read."""
-    return str(_Bech32Public(bytes.fromhex(public)).bech32())
+    return bech32_text.encode("npub", bytes.fromhex(public))
 
 
 def from_npub(text: str) -> str:
@@ -125,13 +121,20 @@ def from_npub(text: str) -> str:
 
     """
     if text.startswith("npub1"):
-        try:
-            return str(_Bech32Public.from_npub(text).hex())
-        except (ValueError, TypeError, AttributeError) as error:
-            raise BadInput("public key", "not a valid npub") from error
+        return _of_32_bytes(text, "public key", "npub").hex()
     if len(text) == 64 and all(c in "0123456789abcdef" for c in text):
         return text
     raise BadInput("public key", "neither an npub nor 64 lowercase hex digits")
+
+
+def _of_32_bytes(text: str, field: str, form: str) -> bytes:
+    try:
+        prefix, octets = bech32_text.decode(text)
+    except BadInput as error:
+        raise BadInput(field, f"not a valid {form}: {error.reason}") from error
+    if prefix != form or len(octets) != 32:
+        raise BadInput(field, f"not a valid {form} of 32 bytes")
+    return octets
 
 
 def _copy_x(output: Any, x: Any, _y: Any, _data: Any) -> int:

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 SERVICE = """
 import gc, json
 from nodewire.cli.daemon.daemons import run_until_stopped
@@ -26,3 +28,24 @@ def test_a_daemon_that_is_ready_has_frozen_its_heap() -> None:
     seen = json.loads(last)
     assert seen["frozen"] > 10_000
     assert seen["left"] < seen["frozen"] / 20
+
+
+AT_EXIT = """
+import atexit, gc, sys
+atexit.register(lambda: print(gc.get_freeze_count(), file=sys.stderr))  # called last
+from nodewire import cli
+sys.argv = ["nodewire", "keys", "--help"]
+cli.main()
+"""
+WORKER = """
+import gc, sys
+from nodewire.kind import Limits; from nodewire.worker.process import serve
+serve.warm_up(Limits(2**20))
+print(gc.get_freeze_count(), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("code", [AT_EXIT, WORKER], ids=["command", "worker"])
+def test_the_collector_does_not_look_at_what_was_imported_when_a_process_ends(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stderr) > 10_000

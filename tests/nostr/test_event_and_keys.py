@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import BadConfig, BadEvent, BadInput, BadSignature, NodewireError, TooLarge
+from nodewire.nostr import bech32_text, keys
 from nodewire.nostr import event as events
-from nodewire.nostr import keys
 from nodewire.nostr.keys import Keys
 
 KEYS = Keys(b"\x01" * 32)
@@ -131,6 +131,14 @@ def test_keys_have_the_texts_of_nostr_sdk():
     for text in ("npub1x", KEYS.public.upper(), ""):
         with pytest.raises(BadInput):
             keys.from_npub(text)
+
+
+@pytest.mark.parametrize("octets", [b"", bytes(31), bytes(33), b"\x07" * 64])
+def test_a_key_in_bech32_has_32_bytes(octets):
+    with pytest.raises(BadInput, match="not a valid npub of 32 bytes"):
+        keys.from_npub(bech32_text.encode("npub", octets))
+    with pytest.raises(BadInput, match="not a valid nsec of 32 bytes"):
+        Keys.from_text(bech32_text.encode("nsec", octets))
 
 
 def test_a_key_file_is_made_once_and_refused_when_others_may_read_it(tmp_path):

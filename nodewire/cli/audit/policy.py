@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
-from nodewire.cli.output import Json, console, print_json
+from nodewire.cli.output import DEVELOPERS, Json, console, print_json
 from nodewire.errors import BadInput
 from nodewire.plan.policy import SHIPPED, Policy
 
 app = typer.Typer(help="Verification policies.", no_args_is_help=True)
+
+
+def add_to(commands: typer.Typer) -> None:
+    commands.add_typer(app, name="policy", rich_help_panel=DEVELOPERS)
 
 
 @app.command()

@@ -12,11 +12,15 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from nodewire.cli.output import Json, console, print_json
+from nodewire.cli.output import DEVELOPERS, Json, console, print_json
 from nodewire.errors import BadInput
 from nodewire.protocol.committee.committee import STAKE
 
 app = typer.Typer(help="Committees of oracles.", no_args_is_help=True)
+
+
+def add_to(commands: typer.Typer) -> None:
+    commands.add_typer(app, name="committee", rich_help_panel=DEVELOPERS)
 
 
 @app.callback()

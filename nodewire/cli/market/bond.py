@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nodewire.cli.common.roles import enter_market, event_id, naming, wallet_of
-from nodewire.cli.output import Json, console, one_line, print_json, sats
+from nodewire.cli.output import OPERATORS, Json, console, one_line, print_json, sats
 from nodewire.config import AnyRole, ProviderConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, BadInput, NotAllowed, NotFound
 from nodewire.nostr.keys import Keys, from_npub
@@ -29,6 +29,10 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML fi
 _FETCH_S = 10.0
 _RUNNING = "a provider runs with this bond, and is bonded no more once it is asked back"
 _IDS = "`nodewire bond claim` without one lists what can be claimed, `nodewire audit` shows a job's"
+
+
+def add_to(commands: typer.Typer) -> None:
+    commands.add_typer(app, name="bond", rich_help_panel=OPERATORS)
 
 
 @app.command()

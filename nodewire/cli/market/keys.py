@@ -8,11 +8,15 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from nodewire.cli.output import Json, console, print_json
+from nodewire.cli.output import OPERATORS, Json, console, print_json
 from nodewire.errors import BadConfig
 from nodewire.nostr.keys import Keys
 
 app = typer.Typer(help="Make and show Nostr keys.", no_args_is_help=True)
+
+
+def add_to(commands: typer.Typer) -> None:
+    commands.add_typer(app, name="keys", rich_help_panel=OPERATORS)
 
 
 @app.command()

@@ -13,7 +13,7 @@ import typer
 
 from nodewire.cli.common.model_choice import warning
 from nodewire.cli.common.roles import enter_market, naming
-from nodewire.cli.output import Json, console, notes, one_line, per_million, price_of_work, print_json, sats
+from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, per_million, price_of_work, print_json, sats
 from nodewire.config import AnyRole, ModelPin, OracleConfig, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError
 from nodewire.protocol.market.cached_price import WHOLE_PPM, cached_msat
@@ -29,6 +29,10 @@ app = typer.Typer(help="List the models on the market, and give them names of yo
 _CONFIG = typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
 MAX_SHOWN = 200
 """Models in the list: what is pinned, followed or held comes before what anybody publishes."""
+
+
+def add_to(commands: typer.Typer) -> None:
+    commands.add_typer(app, name="models", rich_help_panel=CUSTOMERS)
 
 
 @app.callback(invoke_without_command=True)

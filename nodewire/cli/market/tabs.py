@@ -43,6 +43,10 @@ def tabs(
         console.print(f"from {one['customer'][:16]}  {_line(one)}", soft_wrap=True)
 
 
+def add_to(app: typer.Typer) -> None:
+    app.command()(tabs)
+
+
 def _credit_msat(ledger: Any, payee: str, paid_msat: int) -> int:
     return int(ledger.credit(payee).allowed_msat(paid_msat))
 

@@ -12,9 +12,9 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.common.roles import load_customer, naming, wallet_of
-from nodewire.cli.market import role_wallet, wallet_pay
+from nodewire.cli.market import role_wallet, tabs, wallet_pay
 from nodewire.cli.market.wallet_connect import connect
-from nodewire.cli.output import Json, console, counted, notes, one_line, print_json, sats
+from nodewire.cli.output import CUSTOMERS, Json, console, counted, notes, one_line, print_json, sats
 from nodewire.config import DEFAULT_WALLET, CustomerConfig, OracleConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, NotAllowed
 
@@ -29,6 +29,11 @@ _TIPS = 5
 _NOT_AGREED = NotAllowed("pay", "not agreed to")
 app.command()(connect)
 wallet_pay.add_to(app)
+tabs.add_to(app)
+
+
+def add_to(commands: typer.Typer) -> None:
+    commands.add_typer(app, name="wallet", rich_help_panel=CUSTOMERS)
 
 
 @app.command("open")

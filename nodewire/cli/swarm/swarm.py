@@ -11,11 +11,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nodewire.cli.output import Json, console, print_json
+from nodewire.cli.output import CUSTOMERS, Json, console, print_json
 from nodewire.cli.swarm.swarm_options import Key, Split, State, customer_of, key_of
 from nodewire.errors import BadInput, NodewireError
 
 app = typer.Typer(help="A swarm by a file: machines of people who know each other, no market.", no_args_is_help=True)
+
+
+def add_to(commands: typer.Typer) -> None:
+    commands.add_typer(app, name="swarm", rich_help_panel=CUSTOMERS)
 
 
 @app.command()

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pynostr import bech32
-
 from nodewire.errors import BadInput, TooLarge
+from nodewire.nostr import bech32_text
 
 MAX_CHARS = 5_000
 _SPECIAL, _RELAY, _AUTHOR, _KIND = range(4)
@@ -82,13 +81,7 @@ def parse(text: str) -> Entity:
     """
     if len(text) > MAX_CHARS:
         raise TooLarge("bech32", f"{len(text)} characters, at most {MAX_CHARS}")
-    prefix, words, encoding = bech32.bech32_decode(text.removeprefix("nostr:"))
-    if encoding is not bech32.Encoding.BECH32:
-        raise BadInput("bech32", "not a bech32 text, or its checksum is wrong")
-    octets = bech32.convertbits(words, 5, 8, False)
-    if octets is None:
-        raise BadInput("bech32", "bits are left over")
-    data = bytes(octets)
+    prefix, data = bech32_text.decode(text.removeprefix("nostr:"))
     if prefix == "note":
         return Note(_hex(data, "id"))
     if prefix not in ("nevent", "naddr"):
@@ -108,7 +101,7 @@ def parse(text: str) -> Entity:
 
 
 def _bech32(prefix: str, data: bytes) -> str:
-    text = str(bech32.bech32_encode(prefix, bech32.convertbits(data, 8, 5), bech32.Encoding.BECH32))
+    text = bech32_text.encode(prefix, data)
     if len(text) > MAX_CHARS:
         raise TooLarge("bech32", f"{len(text)} characters, at most {MAX_CHARS}")
     return text

@@ -16,11 +16,11 @@ from typing import Any
 
 import aiohttp
 import orjson
-from lnurl.helpers import url_decode, url_encode
 from yarl import URL
 
 from nodewire.errors import BadInput, BadInvoice, BadZap, LinkLost, NotAllowed, TimedOut, TooLarge, from_dict
 from nodewire.net import address_policy
+from nodewire.nostr import bech32_text
 from nodewire.nostr.event import Event
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
@@ -35,7 +35,7 @@ Fetch = Callable[[Event, int], Awaitable[Invoice]]
 
 def encode(url: str) -> str:
     """`url` as "lnurl1..." (LUD-01)."""
-    return url_encode(url).lower()
+    return bech32_text.encode("lnurl", url.encode())
 
 
 def pay_url(text: str) -> str:
@@ -49,9 +49,12 @@ def pay_url(text: str) -> str:
         raise TooLarge("lnurl", f"{len(text)} characters")
     if text.lower().startswith("lnurl1"):
         try:
-            text = url_decode(text)
-        except (ValueError, TypeError, AssertionError) as error:  # the last two for a padding that is not right
+            prefix, octets = bech32_text.decode(text)
+            text = octets.decode()
+        except (BadInput, UnicodeDecodeError) as error:
             raise BadInput("lnurl", "not a URL in bech32") from error
+        if prefix != "lnurl":
+            raise BadInput("lnurl", "not a URL in bech32")
     elif "@" in text and "/" not in text:
         name, _, host = text.partition("@")
         text = f"https://{host}/.well-known/lnurlp/{name}"

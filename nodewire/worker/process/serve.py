@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from nodewire.core import heap
 from nodewire.errors import BadFrame, NodewireError, NotAllowed, NotFound, OverMemory, TooLarge, WorkerFailed
 from nodewire.kind import Actor, BatchActor, InBlocks, Limits, SizedActor
 from nodewire.protocol.model.edge_codec import OWN, Coding, Codings
@@ -59,7 +60,7 @@ def warm_up(limits: Limits) -> None:
         total = torch.cuda.get_device_properties(limits.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limits.memory_bytes / total), limits.device)
     del square
-    gc.collect()
+    heap.freeze()
 
 
 def _start_libraries() -> None:

@@ -19,6 +19,7 @@ from nodewire.protocol.encoding import validation_errors
 from nodewire.protocol.market.relay_ad import Splice
 from nodewire.protocol.model.families import Family
 from nodewire.training.protocol.recipe import Recipe
+from tests.cli.here import run_here
 
 ROOT = Path(__file__).parents[3]
 ROLE = """
@@ -41,6 +42,7 @@ price_msat = 1000
 
 
 def run(*command, cwd):
+    """In a process of its own, whose log and limits a daemon sets."""
     code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from nodewire.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, str(ROOT), *command], cwd=cwd, capture_output=True, text=True, check=False
@@ -65,7 +67,7 @@ def test_with_json_an_error_is_a_document_with_advice(tmp_path):
 @pytest.mark.parametrize("command", ["generate", "embed"])
 @pytest.mark.parametrize("option", ["--verify", "--wait"])
 def test_a_run_without_any_market_is_not_verified_silently(tmp_path, command, option):
-    done = run(command, "hi", "--local", "nowhere", option, cwd=tmp_path)
+    done = run_here(command, "hi", "--local", "nowhere", option, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("bad-input")
     assert option in done.stderr
@@ -82,13 +84,15 @@ def test_a_codec_that_nobody_knows_is_refused_before_anything_is_bought(said):
 
 
 def test_a_transcript_that_is_missing_is_one_line_without_advice_on_fields(tmp_path):
-    done = run("audit", "nope.json", "--replay", cwd=tmp_path)
+    done = run_here("audit", "nope.json", "--replay", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == "bad-config  nope.json: cannot be read: No such file or directory\n"
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_bought(tmp_path):
-    done = run("generate", "hi", "--report", "nowhere/report.json", "--config", "nope.toml", "-m", "x", cwd=tmp_path)
+    done = run_here(
+        "generate", "hi", "--report", "nowhere/report.json", "--config", "nope.toml", "-m", "x", cwd=tmp_path
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("bad-input  --report")
 

@@ -12,6 +12,7 @@ from nodewire.cli.buy import ask
 from nodewire.cli.buy.job_view import GrowingText
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.tokens.sampling_params import parse_params
+from tests.cli.here import run_here
 from tests.kinds.llama import make_llama
 
 pytest.importorskip("llguidance")
@@ -25,17 +26,22 @@ def model(tmp_path_factory):
     return make_llama(tmp_path_factory.mktemp("llama"), seed=5)
 
 
-def generate(model, *options, cwd):
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from nodewire.cli import main; main()"
-    command = [sys.executable, "-c", code, str(ROOT), "generate", "the cat", "--local", str(model), "--json", *options]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+def generate(model, *options, cwd, run=run_here):
+    done = run("generate", "the cat", "--local", str(model), "--json", *options, cwd=cwd)
     return done.returncode, json.loads(done.stdout)
+
+
+def apart(*command, cwd):
+    """The command in a process of its own."""
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from nodewire.cli import main; main()"
+    command = [sys.executable, "-c", code, str(ROOT), *command]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def test_a_schemas_text_with_its_log_probabilities(model, tmp_path):
     (tmp_path / "schema.json").write_text(json.dumps({**SCHEMA, "additionalProperties": False}))
     asked = ["--json-schema", "schema.json", "--logprobs", "2", "--temperature", "1.5", "--seed", "3"]
-    code, said = generate(model, *asked, cwd=tmp_path)
+    code, said = generate(model, *asked, cwd=tmp_path, run=apart)
     assert code == 0 and json.loads(said["text"])["kind"] in ("cat", "dog")
     assert [rows[0]["id"] for rows in said["logprobs"]] == said["ids"]
     assert all(len(rows) == 3 and rows[0].keys() == {"id", "logprob", "text"} for rows in said["logprobs"])

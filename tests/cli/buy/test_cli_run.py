@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from nodewire.cli.buy.run import _calls, _document, _line, _verified
 from nodewire.customer.calls.arrays import numpy_of
 from nodewire.errors import BadInput
 from nodewire.protocol.tensors.frame import Array
+from tests.cli.here import run_here
 
 ADDRESS = "38840:" + "ab" * 32 + ":model"
 
@@ -56,8 +55,7 @@ def test_one_name_in_two_files_and_a_name_for_many_are_refused(files):
     ],
 )
 def test_a_mistake_is_told_before_any_file_is_read(tmp_path, arguments, field):
-    command = [sys.executable, "-m", "nodewire.cli", "run", *arguments, "--config", "none.toml", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = run_here("run", *arguments, "--config", "none.toml", "--json", cwd=tmp_path)
     assert (done.returncode, json.loads(done.stdout)["error"]["field"]) == (1, field)
 
 

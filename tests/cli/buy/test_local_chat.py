@@ -13,6 +13,7 @@ from nodewire.cli.buy.local_chat import TalkHere
 from nodewire.errors import BadInput
 from nodewire.llm.local.reference import Whole
 from nodewire.llm.tokens.sampling_params import parse_params
+from tests.cli.here import run_here
 from tests.kinds.llama import make_llama
 
 ROOT = Path(__file__).parents[3]
@@ -27,9 +28,7 @@ def model(tmp_path_factory):
 
 
 def chat(model, lines, *options):
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from nodewire.cli import main; main()"
-    command = [sys.executable, "-c", code, str(ROOT), "chat", "--local", str(model), "--json", *options]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    done = run_here("chat", "--local", str(model), "--json", *options, cwd=ROOT, stdin=lines)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -15,6 +15,7 @@ from nodewire.protocol.committee import committee as committees
 from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.verification import verdict
 from nodewire.store.state_lock import held
+from tests.cli.here import run_here
 from tests.pay import bond_market as bm
 
 ROOT = Path(__file__).parents[3]
@@ -23,8 +24,12 @@ COMMAND = [sys.executable, "-c", CODE, str(ROOT)]
 SIMNET = [sys.executable, "-m", "simnet"]
 
 
-def run(*command, cwd, ok=True, program=COMMAND):
-    done = subprocess.run([*program, *command, "--json"], cwd=cwd, capture_output=True, text=True, check=False)
+def run(*command, cwd, ok=True, program=()):
+    """In this process, unless a program is named."""
+    if program:
+        done = subprocess.run([*program, *command, "--json"], cwd=cwd, capture_output=True, text=True, check=False)
+    else:
+        done = run_here(*command, "--json", cwd=cwd)
     assert (done.returncode == 0) == ok, done.stdout + done.stderr
     return json.loads(done.stdout)
 
@@ -139,13 +144,13 @@ def test_a_provider_with_a_bond_that_cannot_be_had_is_told_before_it_starts(fold
     config = selling(folder, name)
     run("bond", "lock", "60sat", "--days", "10", *config, cwd=folder)
     run("bond", "release", *config, cwd=folder)
-    refused = run(*command, *config, cwd=folder, ok=False)["error"]
+    refused = run(*command, *config, cwd=folder, ok=False, program=COMMAND)["error"]
     assert refused["code"] == "not-allowed" and refused["field"] == "bond"
     assert re.match(r"was asked back, and is free on \d{4}-\d\d-\d\d \d\d:\d\d UTC; until then", refused["reason"])
     config = selling(folder, f"{name}-more")
     path = folder / f"{name}-more.toml"
     path.write_text(path.read_text().replace("60_000", "5_000_000"))
-    refused = run(*command, *config, cwd=folder, ok=False)["error"]
+    refused = run(*command, *config, cwd=folder, ok=False, program=COMMAND)["error"]
     assert refused["code"] == "payment-failed"
     assert re.match(r"5000000 msat are to be locked, and the wallet has \d+ msat: pay into it", refused["reason"])
 
@@ -153,11 +158,11 @@ def test_a_provider_with_a_bond_that_cannot_be_had_is_told_before_it_starts(fold
 def test_a_provider_whose_wallet_does_not_answer_or_know_it_is_told_before_it_starts(folder):
     url = (folder / "role.toml").read_text().split('url = "')[1].split('"')[0]
     config = selling(folder, "far", **{url: "http://127.0.0.1:1"})
-    assert run("provider", *config, cwd=folder, ok=False)["error"]["field"] == "wallet"
+    assert run("provider", *config, cwd=folder, ok=False, program=COMMAND)["error"]["field"] == "wallet"
     (folder / "wrong.token").write_text("00" * 32)
     (folder / "wrong.token").chmod(0o600)
     config = selling(folder, "stranger", **{"wallet.token": "wrong.token"})
-    refused = run("provider", *config, cwd=folder, ok=False)["error"]
+    refused = run("provider", *config, cwd=folder, ok=False, program=COMMAND)["error"]
     assert (refused["code"], refused["field"]) == ("bad-config", "wallet.token_file")
     assert "does not know the token in" in refused["reason"] and "wrong.token" in refused["reason"]
 
@@ -205,17 +210,17 @@ async def test_a_verifier_claims_by_the_certificates_id(folder, relay):
         await pool.publish(recent)
     online = (folder / "online.toml").read_text().replace(f"38841:{'0' * 64}:main", f"38841:{me.public}:main")
     (folder / "online.toml").write_text(online)
-    claimable = run("bond", "claim", "--config", "online.toml", cwd=folder)["claimable"]
+    claimable = run("bond", "claim", "--config", "online.toml", cwd=folder, program=COMMAND)["claimable"]
     assert [(one["certificate"], one["outcome"], one["is_presented"]) for one in claimable] == [
         (recent.id, "pass", False)
     ]
-    claimed = run("bond", "claim", certificate.id, "--config", "online.toml", cwd=folder)["claims"]
+    claimed = run("bond", "claim", certificate.id, "--config", "online.toml", cwd=folder, program=COMMAND)["claims"]
     assert [(one["outcome"], one["state"], one["refused"]) for one in claimed] == [
         ("fail", "nothing due", "it never had a bond here")
     ]
-    error = run("bond", "claim", paid.id, "--config", "online.toml", cwd=folder, ok=False)["error"]
+    error = run("bond", "claim", paid.id, "--config", "online.toml", cwd=folder, ok=False, program=COMMAND)["error"]
     assert (error["code"], error["field"]) == ("payment-failed", "treasury")
-    error = run("bond", "claim", "00" * 32, "--config", "online.toml", cwd=folder, ok=False)["error"]
+    error = run("bond", "claim", "00" * 32, "--config", "online.toml", cwd=folder, ok=False, program=COMMAND)["error"]
     assert (error["code"], error["field"]) == ("not-found", "00" * 32)
 
 

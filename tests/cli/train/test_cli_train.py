@@ -27,6 +27,7 @@ from nodewire.training.protocol import recipe as recipes
 from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.round import check_supported
 from nodewire.training.protocol.trainer_ad import Trainer
+from tests.cli.here import run_here
 from tests.kinds.digits import RECIPE, TOML, dataset
 
 ADA = Trainer(
@@ -278,7 +279,7 @@ def customer(folder: Path) -> Path:
 def test_a_training_without_a_budget_is_told_how_to_find_one(tmp_path, folder):
     role = str(customer(tmp_path))
     command = ["train", str(written(tmp_path, TOML)), "--data", str(folder), "--config", role, "--json"]
-    done = subprocess.run([sys.executable, "-m", "nodewire.cli", *command], capture_output=True, text=True, check=False)
+    done = run_here(*command, cwd=tmp_path)
     assert done.returncode == 1
     error = json.loads(done.stdout)["error"]
     assert error["field"] == "--budget"
@@ -302,7 +303,7 @@ def test_a_quote_refuses_what_a_training_would_refuse_before_it_asks_a_relay(tmp
     start_at = [] if spoilt else ["--start", str(tmp_path / "none")]
     command = ["train", str(written(tmp_path, TOML)), "--data", str(folder), "--quote", *start_at, "--json"]
     command += ["--config", str(customer(tmp_path))]
-    done = subprocess.run([sys.executable, "-m", "nodewire.cli", *command], capture_output=True, text=True, check=False)
+    done = run_here(*command, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     error = json.loads(done.stdout)["error"]
     assert said in f"{error['field']}: {error['reason']}"

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
+from lnurl.helpers import url_decode, url_encode
 
 from nodewire.errors import (
     BadInput,
@@ -23,6 +24,7 @@ from nodewire.errors import (
     TimedOut,
     TooLarge,
 )
+from nodewire.nostr import bech32_text
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import zaps
 from nodewire.pay.lightning import invoices, lnurl
@@ -371,6 +373,21 @@ def test_an_lnurl_an_address_and_a_url_stand_for_the_same():
     url = "https://service.example/.well-known/lnurlp/alice"
     assert lnurl.pay_url(url) == lnurl.pay_url("alice@service.example") == url
     assert lnurl.pay_url(lnurl.encode(url)) == lnurl.pay_url(lnurl.encode(url).upper()) == url
+
+
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=60))
+def test_an_lnurl_is_what_another_implementation_makes_and_reads(path):
+    url = f"https://service.example/{path}"
+    assert lnurl.encode(url) == url_encode(url).lower()
+    assert url_decode(lnurl.encode(url)) == url
+
+
+@pytest.mark.parametrize(
+    ("prefix", "octets"), [("lnurl1x", b"https://a.example/"), ("lnurl", b"https://a.example/\xff")]
+)
+def test_bech32_of_something_else_is_no_lnurl(prefix, octets):
+    with pytest.raises(BadInput, match="not a URL in bech32"):
+        lnurl.pay_url(bech32_text.encode(prefix, octets))
 
 
 def test_the_example_of_lud_01_is_read():
