@@ -320,7 +320,7 @@ class Customer:
             NotFound, BadHash, BadManifest ...: there is no such manifest, or what it cites is not to be had.
 
         """
-        record = self.session.record
+        record = self.session.public_record
         _, manifest = await self._manifest(model, "generate")
         cited = manifest.chat
         if cited is None:
@@ -376,20 +376,20 @@ class Customer:
         """What a model takes, read once for many calls."""
         digest = manifest.digest()
         if digest not in self._batchings:
-            self._batchings[digest] = await BatchSplitter.load(manifest, Programs(self.session.record))
+            self._batchings[digest] = await BatchSplitter.load(manifest, Programs(self.session.public_record))
         return self._batchings[digest]
 
     async def _text(self, manifest: Manifest) -> ModelText:
         """How a model's ids are read, fetched once for many generations."""
         digest = manifest.digest()
         if digest not in self._texts:
-            self._texts[digest] = await ModelText.load(manifest, self.session.record)
+            self._texts[digest] = await ModelText.load(manifest, self.session.public_record)
         return self._texts[digest]
 
     async def _manifest(self, model: str | ModelAt, mode: str) -> tuple[str, Manifest]:
         """The address and the manifest of a model."""
         found = model if isinstance(model, ModelAt) else await self.find_model(model)
-        manifest = await self.session.record.manifest(found.address, found.digest)
+        manifest = await self.session.public_record.manifest(found.address, found.digest)
         if manifest.mode != mode:
             raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}: {_USE[manifest.mode]}")
         return found.address, manifest

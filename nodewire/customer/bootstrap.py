@@ -84,7 +84,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
         keys=keys,
         pool=pool,
         relays=config.relays,
-        record=market,
+        public_record=market,
         planner=MarketPlanner(market, keys.public, node.survey.health),
         payer=payer,
         network=network,

@@ -275,7 +275,7 @@ async def start(stack: AsyncExitStack, config: SwarmCustomer) -> Session:
         keys=keys,
         pool=relaying,
         relays=(),
-        record=NodesRecord(file, nodes, config.blobs),
+        public_record=NodesRecord(file, nodes, config.blobs),
         planner=FilePlanner(file, nodes, keys.public),
         payer=payer,
         network=NETWORK,

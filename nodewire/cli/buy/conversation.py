@@ -221,7 +221,7 @@ class Conversation(Talk):
         if self.last is None:
             return []
         plan, health = self.last.plan, self.customer.session.node.survey.health
-        nodes = await self.customer.session.record.nodes(plan)
+        nodes = await self.customer.session.public_record.nodes(plan)
         who = [task.provider for task in plan.tasks]
         rows = []
         for n, task in enumerate(plan.tasks):

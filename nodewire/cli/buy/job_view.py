@@ -55,7 +55,7 @@ class ObservableCustomer(Customer):
             notes.print(f"\nanother plan, for the one before {why}:", soft_wrap=True)
         self._shown = True
         plan = bought.plan
-        self.names |= {public: ad.name for public, ad in (await self.session.record.ads(plan)).items()}
+        self.names |= {public: ad.name for public, ad in (await self.session.public_record.ads(plan)).items()}
         if self._show and plan.algorithm == "file/1":
             show_ring(bought, self.names, self.session.node)
         elif self._show:

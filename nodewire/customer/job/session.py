@@ -70,7 +70,7 @@ class Session:
     keys: Keys
     pool: EventTransport
     relays: tuple[str, ...]
-    record: PublicRecord
+    public_record: PublicRecord
     planner: Planner
     payer: Payer
     network: str
@@ -104,9 +104,9 @@ class Session:
     @property
     def market(self) -> Market:
         """What a committee certifies. Raises NotAllowed: there is none here."""
-        if not isinstance(self.record, Market):
+        if not isinstance(self.public_record, Market):
             raise NotAllowed("market", "a swarm has no committee, so nothing of it is certified")
-        return self.record
+        return self.public_record
 
     def withdraw(self, request: str, providers: Mapping[str, Sequence[str]]) -> None:
         """Tell all `providers` (public keys and addresses) in the background that a job is given up.
@@ -181,8 +181,8 @@ class Session:
                 worker = self.make_worker(kind.worker_entry)
                 for name in tasks:
                     task = manifest.task(name)
-                    program = await self.record.fetch_blob(task.program.sha256, task.program.bytes)
-                    weights = [await self.record.fetch_blob(w.sha256, w.bytes) for w in task.weights]
+                    program = await self.public_record.fetch_blob(task.program.sha256, task.program.bytes)
+                    weights = [await self.public_record.fetch_blob(w.sha256, w.bytes) for w in task.weights]
                     await worker.load(name, task.engine, program, weights)
                 self._workers[key] = worker
             return self._workers[key]
