@@ -1,0 +1,59 @@
+"""Configuration files: TOML, strict, with errors that name the file and the field. One module per role.
+
+Paths are relative to the file that names them, so that a folder with its configuration can be moved.
+"""
+
+from nodewire.config.any_role import AnyRole, load_role
+from nodewire.config.customer import CustomerConfig, Whom
+from nodewire.config.fields import (
+    DEFAULT_WALLET,
+    Address,
+    CommitteeAt,
+    Congestion,
+    Device,
+    ManifestAt,
+    Person,
+    Size,
+    SpliceAt,
+    WalletKind,
+    parse_msat,
+)
+from nodewire.config.file import File, Section, line_of
+from nodewire.config.oracle import BondsConfig, OracleConfig
+from nodewire.config.provider import AutoConfig, BondConfig, LnurlConfig, ProviderConfig, Serve, TrainConfig
+from nodewire.config.role import MetricsConfig, ModelPin, Role, WalletConfig, WireConfig, WorkerConfig
+
+__all__ = [
+    "DEFAULT_WALLET",
+    "Address",
+    "AnyRole",
+    "AutoConfig",
+    "BondConfig",
+    "BondsConfig",
+    "CommitteeAt",
+    "Congestion",
+    "CustomerConfig",
+    "Device",
+    "File",
+    "LnurlConfig",
+    "ManifestAt",
+    "MetricsConfig",
+    "ModelPin",
+    "OracleConfig",
+    "Person",
+    "ProviderConfig",
+    "Role",
+    "Section",
+    "Serve",
+    "Size",
+    "SpliceAt",
+    "TrainConfig",
+    "WalletConfig",
+    "WalletKind",
+    "Whom",
+    "WireConfig",
+    "WorkerConfig",
+    "line_of",
+    "load_role",
+    "parse_msat",
+]
