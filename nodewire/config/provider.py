@@ -139,14 +139,14 @@ class ProviderConfig(Role):
     train: TrainConfig | None = None
     """Rounds of training. A provider has this, `[[serve]]` or `specialize`, or several."""
     spool: Size = 10 * 10**9
-    """Bytes of disk for the frames of jobs under way, and of sampled jobs that ended in the last ten epochs. A
+    """Bytes of disk for frames: of jobs under way, and of sampled jobs that ended in the last ten epochs. A
     generation that may need more than is left is told `busy`."""
     pow_bits: int = Field(default=8, ge=0, le=40)
     """The NIP-13 work of a customer's request, in bits. More is asked of a key that has never paid here, or left three
     first chunks unpaid in ten minutes. It brings a bit more for each doubling of the unpaid first chunks beyond 16.
     Above 20 bits it is told `busy`. One origin has 8 such chunks at a time."""
     lookahead: int = Field(default=8, ge=1, le=MAX_LOOKAHEAD)
-    """The distance that a generation's driver may run ahead by guess, in rows of a frame and of each paid position. 1:
+    """The distance that a driver may run ahead by guess, in rows of a frame and of each paid position. 1:
     no guesses."""
     prefixes: Literal["own", "shared", "off"] = "own"
     """The customers for whom decoder stages keep results for the beginnings of prompts. `own`: the same customer.

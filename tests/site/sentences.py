@@ -9,7 +9,8 @@ _CODE = re.compile(r"^ *(```|~~~).*?^ *\1 *$|<!--.*?-->", re.DOTALL | re.MULTILI
 _NO_PROSE = re.compile(r" *(\||#|<|!\[|---$|===)")
 _ITEM = re.compile(r" *(?:[-*+]|\d+\.) |> ")
 _LINK = re.compile(r"!?\[((?:[^][]|\[[^]]*\])*)\]\([^)]*\)")
-_END = re.compile(r"(?<=[.!?])[)\"*”’]*\s+(?=[\"“(*_`\[]*[A-Z0-9`]|…)")
+_SPAN = re.compile(r"(`+).+?\1")
+_END = re.compile(r"([.!?][)\"*”’]*) (?=[\"“(*_`\[]*[A-Z0-9`]|…)")
 _NO_END = re.compile(r"\b(?:e\.g|i\.e|vs|etc|cf|No|St|approx)\.$|(?<![\w.])[A-Z]\.$")
 
 
@@ -17,18 +18,19 @@ def sentences(page: str) -> Iterator[tuple[int, str]]:
     """The line that a sentence's paragraph begins at, and the sentence on one line."""
     for line, paragraph in _paragraphs(page):
         waiting = ""
-        for part in _END.split(" ".join(paragraph.split())):
+        whole = _SPAN.sub(lambda found: found[0].replace(" ", "\0"), " ".join(paragraph.split()))
+        for part in _END.sub(r"\1\n", whole).split("\n"):
             waiting = f"{waiting} {part}".strip()
             if not _NO_END.search(waiting):
-                yield line, waiting
+                yield line, waiting.replace("\0", " ")
                 waiting = ""
         if waiting:
-            yield line, waiting
+            yield line, waiting.replace("\0", " ")
 
 
 def words(sentence: str) -> int:
     """What a reader reads as one: a span of code, a number with its unit's sign, a link by its text."""
-    plain = re.sub(r"(`+).+?\1", "code", _LINK.sub(r"\1", sentence))
+    plain = _SPAN.sub("code", _LINK.sub(r"\1", sentence))
     return sum(bool(re.search(r"\w", word)) for word in plain.split())
 
 

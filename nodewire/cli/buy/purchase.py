@@ -38,7 +38,7 @@ Codecs = Annotated[
     list[str] | None,
     typer.Option(
         help="The lossy codec of tensors between providers: bf16, int8, auto (where it pays), or EDGE=CODEC for"
-        " one edge (may be repeated)."
+        " one edge. It may be repeated."
     ),
 ]
 Resplit = Annotated[

@@ -228,8 +228,8 @@ async def _metrics(listen: str, state: Path) -> str:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise NotFound(
                 "metrics.listen",
-                f"{url} does not answer: {str(error) or f'within {_ANSWER_S:.0f} s'}. A daemon that was started before"
-                " [metrics] was written shows nothing until it is started again",
+                f"{url} does not answer: {str(error) or f'within {_ANSWER_S:.0f} s'}. [metrics] counts from"
+                " the daemon's next start",
             ) from error
         said = "answers"
     if not is_loopback(host):

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from nodewire.protocol.model.manifest import Manifest
 
 _NODES = (
-    'A JSON file of machines: {"nodes": [{"name": "a", "memory": "24GB", "gflops": 50}, ...]};'
-    " docs/how-to/place-tasks.md has all fields (default: the machines of --config's market)."
+    'A JSON file of machines: {"nodes": [{"name": "a", "memory": "24GB", "gflops": 50}, ...]}.'
+    " docs/how-to/place-tasks.md has all fields. Default: the machines of --config's market."
 )
 _SHOWN_TASKS = 12
 _ROOM = "Add machines or memory, or register the model anew with a smaller --target-vram"

@@ -163,8 +163,8 @@ def _architecture(folder: Path) -> str:
     except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise BadConfig(
             str(folder),
-            'holds no config.json that names its architecture: let it say "architectures": ["LlamaForCausalLM"], '
-            "or whatever class of transformers the model is of",
+            "holds no config.json that names its architecture. Add its class of transformers, such as "
+            '"architectures": ["LlamaForCausalLM"]',
         ) from error
 
 

@@ -279,7 +279,7 @@ class ModelNames:
         if self._unread > unread:
             raise TooLarge(
                 "follow list",
-                "a relay has one of this key (kind 3) that cannot be read: at most 128 KiB and 2,000 tags are."
+                "a relay has one of this key (kind 3) above 128 KiB or 2,000 tags, which is not read."
                 " Name models by their addresses, or pin them",
             )
         newest = min(lists, key=newest_first, default=None)

@@ -129,8 +129,8 @@ def parse_document(config: Mapping[str, Any], ends: Any = None) -> DecoderConfig
     if "quantization_config" in fields:
         raise BadTask(
             "quantization_config",
-            f"only of the methods {compressed_tensors.METHOD}, gptq, awq and fp8, or mxfp4 of gpt-oss: take the model "
-            "unquantized, which `nodewire quantize` makes smaller",
+            f"only of the methods {compressed_tensors.METHOD}, gptq, awq and fp8, or mxfp4 of gpt-oss. Take the model "
+            "unquantized: `nodewire quantize` makes it smaller",
         )
     fields.end()
     if ends is None:

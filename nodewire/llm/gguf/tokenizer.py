@@ -102,7 +102,7 @@ def _of_merges(model: Model, tokens: list[str], kinds: list[int]) -> tuple[Token
     if way is None:
         raise Unsupported(
             f"gguf.{_AT}pre",
-            f"{said[:40] or 'missing'}: it is not known how a text is cut; known are {', '.join(WAYS)}. Take a newer "
+            f"{said[:40] or 'missing'}: no known cut of a text. Known are {', '.join(WAYS)}. Take a newer "
             "file, or the model's folder",
         )
     ids = {token: number for number, token in enumerate(tokens)}

@@ -56,7 +56,7 @@ async def _found(stack: AsyncExitStack, config: WireConfig, listening: str, keys
     if not wire:
         raise BadConfig(
             "wire.listen",
-            f"{config.listen}: no way leads here. The router opens no port, and {seen.refused or 'no splice answers'}:"
-            " name the address that leads here in [wire] announce, or a splice in [wire] splices",
+            f"{config.listen}: no way leads here. The router opens no port, and {seen.refused or 'no splice answers'}."
+            " Name the address that leads here in [wire] announce, or a splice in [wire] splices",
         )
     return wire
