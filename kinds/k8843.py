@@ -152,8 +152,9 @@ class SplitInference:
 
 
 class _ChunkCloser:
-    """Tells the desk when this node's part of a chunk is complete: of calls by each output, of a generation by what its
-    driver takes and puts out.
+    """Tells the desk when this node's part of a chunk is complete.
+
+    Of calls it is complete by each output, of a generation by what its driver takes and puts out.
     """
 
     def __init__(self, job: Job, desk: Desk) -> None:

@@ -49,8 +49,9 @@ class Inboxes:
         self._bytes = 0
 
     def put(self, frame: Frame[Array]) -> bool:
-        """As the port. One frame too many ends the job: its neighbours send faster than this node is paid, or
-        computes.
+        """As the port.
+
+        One frame too many ends the job: its neighbours send faster than this node is paid, or computes.
         """
         if self._ended.is_set():
             return False

@@ -74,8 +74,9 @@ class _Machine:
         ]
 
     def _matrix(self, dtype: torch.dtype) -> torch.Tensor:
-        """The largest square one, up to 4096, that memory and time have room to multiply: what a processor has no
-        instructions for takes a thousand times as long as what it has.
+        """The largest square one, up to 4096, that memory and time have room to multiply.
+
+        What a processor has no instructions for takes a thousand times as long as what it has.
         """
         side = 64
         while True:

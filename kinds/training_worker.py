@@ -1,5 +1,7 @@
-"""The worker entry of kinds 8840 to 8842: a shard's training, or an outer step, at its provider; a whole training's
-arithmetic at its customer. Imported by workers only. Tensors come and go as safetensors bytes, in pieces.
+"""The worker entry of kinds 8840 to 8842: a shard's training, or an outer step, at its provider.
+
+At a customer it is a whole training's arithmetic. Imported by workers only. Tensors come and go as safetensors bytes,
+in pieces.
 """
 
 from __future__ import annotations

@@ -76,8 +76,9 @@ class BadVersion(BadInput):
 
     @classmethod
     def from_versions(cls, said: object, known: object) -> BadVersion:
-        """The error where a document's `v` is `said`: a peer's words in few, and not at all where they are nested or
-        a number of thousands of digits, which Python does not write.
+        """The error where a document's `v` is `said`: a peer's words in few.
+
+        They are left out where they are nested or a number of thousands of digits, which Python does not write.
         """
         fits = said is None or isinstance(said, str) or (isinstance(said, int) and said.bit_length() <= 64)
         return cls("v", f"{repr(said)[:40] if fits else type(said).__name__}; this software speaks {known}")

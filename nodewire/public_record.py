@@ -1,5 +1,6 @@
-"""What jobs stand on, as who buys and who serves reads it: of a market what its committee certified, of a swarm the
-file that its people wrote.
+"""What jobs stand on, as who buys and who serves reads it.
+
+Of a market it is what its committee certified, of a swarm the file that its people wrote.
 """
 
 from __future__ import annotations

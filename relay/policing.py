@@ -81,8 +81,9 @@ def has_not_expired(event: Event, visit: Visit) -> Verdict:
 
 
 def lasts_if_evidence(event: Event, visit: Visit) -> Verdict:
-    """Faults and receipts are needed for as long as anybody asks, deletions for as long as what they name may come
-    again; a round's events only for their time.
+    """Faults and receipts are needed for as long as anybody asks.
+
+    Deletions are for as long as what they name may come again, a round's events only for their time.
     """
     if event.kind in visit.config.lasting_kinds and event.tag(nip40.TAG) is not None:
         return True, f"blocked: kind {event.kind} must not expire"

@@ -138,8 +138,9 @@ class Treasurer:
         return deposit
 
     def statement(self, provider: str) -> Event:
-        """The signed statement (kind 8858) about the provider's bond; a new one when half its time is over, or when the
-        amount has changed.
+        """The signed statement (kind 8858) about the provider's bond.
+
+        A new one comes when half its time is over, or when the amount has changed.
 
         Raises:
             NotFound: it never had a bond.

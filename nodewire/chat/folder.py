@@ -1,5 +1,6 @@
-"""The chat template of a Hugging Face folder: chat_template.jinja, or else what tokenizer_config.json has; or that of a
-GGUF file.
+"""The chat template of a Hugging Face folder or of a GGUF file.
+
+A folder's is chat_template.jinja, or else what tokenizer_config.json has.
 """
 
 from __future__ import annotations

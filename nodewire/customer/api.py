@@ -137,8 +137,9 @@ class Customer:
         return self._session
 
     async def find_model(self, model: str) -> ModelAt:
-        """The address and version of what is called `model`, an address or a name: as `ModelNames.find` has it. Every
-        method finds its `model` so, and asks relays for a name in each call: who makes many finds it once.
+        """The address and version of what is called `model`, an address or a name: as `ModelNames.find` has it.
+
+        Every method finds its `model` so, and asks relays for a name in each call: who makes many finds it once.
 
         Raises:
             BadInput: it is no name and no address.
@@ -166,8 +167,9 @@ class Customer:
         listener: CallListener = NO_LISTENER,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
-        """Continue `prompt` on the model that is called `model`, or that was found; `params` are those of kind 8843
-        (max_tokens ...).
+        """Continue `prompt` on the model that is called `model`, or that was found.
+
+        `params` are those of kind 8843 (max_tokens ...).
 
         With `wait` (and terms whose `verify` is "sampled") it ends when the committee has judged what was sampled of
         it. Tokens from a chunk that failed on are bought again, from others; `last` has the text as it is then, and in

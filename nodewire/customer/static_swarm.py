@@ -160,8 +160,9 @@ class NodesRecord:
         return self._cut
 
     async def fetch_blob(self, sha256: str, max_bytes: int) -> Path:
-        """Of a swarm's blobs its customers need the chat template, and by which tokens are read. Raises NotFound,
-        BadHash, TooLarge.
+        """Of a swarm's blobs its customers need the chat template, and by which tokens are read.
+
+        Raises NotFound, BadHash, TooLarge.
         """
         cut = self._cut
         shown = {} if cut is None else text_blobs(cut) | ({} if cut.chat is None else {"chat": cut.chat})

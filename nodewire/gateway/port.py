@@ -20,8 +20,10 @@ of the order's jobs may come to something with it, those among them that broke o
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A model as its manifest describes it now. `context` is the most positions of a session; `chunk` are those that
-    one payment covers; `verify_share_ppm` comes on top of a job's price where it is verified.
+    """A model as its manifest describes it now.
+
+    `context` is the most positions of a session; `chunk` are those that one payment covers; `verify_share_ppm` comes on
+    top of a job's price where it is verified.
     """
 
     digest: str

@@ -21,8 +21,9 @@ T = TypeVar("T", bool, int, float, str)
 
 
 def is_one(path: Path) -> bool:
-    """Whether a path that a model is asked for at is a GGUF file's: by its name, though it may not be there, or by how
-    the file begins, whatever its name.
+    """Whether a path that a model is asked for at is a GGUF file's.
+
+    It is by its name, though it may not be there, or by how the file begins, whatever its name.
     """
     if path.suffix == SUFFIX:
         return not path.is_dir()

@@ -76,8 +76,9 @@ class Driver:
         make_drafters: MakeDrafters | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Guesses are those of `make_drafters`, by default what the session's own text says. One that lends its ends
-        fills nothing.
+        """Guesses are those of `make_drafters`, by default what the session's own text says.
+
+        One that lends its ends fills nothing.
         """
         self.program = program
         self._make_drafters = make_drafters or (lambda sampler: [NgramDrafter()])
@@ -91,8 +92,9 @@ class Driver:
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:
-        """Raises as `session_checks.check`; Busy; BadInput naming a parameter (see sampling.parse_params); Unsupported:
-        one needs logits, where none come.
+        """Raises as `session_checks.check`; Busy; BadInput naming a parameter; Unsupported.
+
+        Of parameters see sampling.parse_params. Unsupported: one needs logits, where none come.
         """
         sampling = parse_params(params, self.program.positions)
         if self.program.lends and (wanted := sampling.needs_logits) is not None:
@@ -220,9 +222,11 @@ class Driver:
         return ids
 
     def _return(self, state: _Session, frame: Frame[Any]) -> list[Frame[Any]]:
-        """What came of a frame's n rows (of the prompt's, the last position's) in: hidden states [1, n, width], or
-        where the head is lent the likeliest ids, [1, n, 1]; the tokens that
-        follow from them out, each a frame, and before them, unless it ends, what goes around the ring next.
+        """What came of a frame's n rows in, and the tokens that follow from them out.
+
+        In come hidden states [1, n, width], or where the head is lent the likeliest ids, [1, n, 1]; of the prompt's
+        rows the last position's. Each token is a frame, and before them, unless it ends, goes what goes around the ring
+        next.
 
         A frame none of whose rows can still be right may come back without rows.
         """

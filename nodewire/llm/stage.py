@@ -42,10 +42,11 @@ class _Session:
 
 
 class Stage:
-    """An Actor that batches (nodewire.kind). Of a session's parameters it reads `positions`: how many there will be at
-    most, the program's unless given; they have their memory from then on, so the fewer, the more sessions fit, and
-    LongRoPE turns by them. And `prefixes`: among whose prompts it keeps and finds beginnings of this one's, nobody's
-    unless given.
+    """An Actor that batches (nodewire.kind).
+
+    Of a session's parameters it reads `positions`: how many there will be at most, the program's unless given; they
+    have their memory from then on, so the fewer, the more sessions fit, and LongRoPE turns by them. And `prefixes`:
+    among whose prompts it keeps and finds beginnings of this one's, nobody's unless given.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""A frame of hidden states that a stage is at: what it says of its lane, checked before anything changes, and how far
-it has been computed.
+"""A frame of hidden states that a stage is at, and how far it has been computed.
+
+What it says of its lane is checked before anything changes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""How events come to others and from them: over relays (`nodewire.nostr.pool`), or over the links of those who know
-each other (`nodewire.wire.swarm.event_relay`).
+"""How events come to others and from them.
+
+They come over relays (`nodewire.nostr.pool`), or over the links of those who know each other
+(`nodewire.wire.swarm.event_relay`).
 """
 
 from __future__ import annotations

@@ -128,7 +128,9 @@ def assign(
     busy: Sequence[Busy] = (),
     manifest_digest: str | None = None,
 ) -> Plan:
-    """The plan. `epoch` cites `snapshot`, whose SHA-256 the caller has checked. `customer` is a pubkey, `k` the redraw;
+    """The plan.
+
+    `epoch` cites `snapshot`, whose SHA-256 the caller has checked. `customer` is a pubkey, `k` the redraw;
     `manifest_digest` saves hashing a manifest again.
 
     Raises:

@@ -25,8 +25,9 @@ PREFILL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The ring that a session is on: by its plan, and as it was seen. `started_s`: from the request to the first
-    token; `chunk_msat`: with the verification share.
+    """The ring that a session is on: by its plan, and as it was seen.
+
+    `started_s`: from the request to the first token; `chunk_msat`: with the verification share.
     """
 
     turn_us: int
@@ -51,8 +52,10 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What is expected of one. `overtaking`: tokens that both rings make. `extra_msat`: what it costs more than to
-    stay; `total_msat`: all that the other ring can cost.
+    """What is expected of one.
+
+    `overtaking`: tokens that both rings make. `extra_msat`: what it costs more than to stay; `total_msat`: all that the
+    other ring can cost.
     """
 
     step_s: float

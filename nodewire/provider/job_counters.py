@@ -34,8 +34,9 @@ class Figures:
 
     @contextmanager
     def job(self, kind: int) -> Iterator[None]:
-        """An admitted job, to its end. One that finds no room is refused. A cancelled one is none: the daemon
-        stops.
+        """An admitted job, to its end.
+
+        One that finds no room is refused. A cancelled one is none: the daemon stops.
         """
         began_ns = time.monotonic_ns()
         try:

@@ -114,8 +114,9 @@ class Blobs:
         return False
 
     async def get(self, blob: BlobRef | str, max_bytes: int | None = None, *, inline: bytes | None = None) -> Path:
-        """The file with exactly these bytes, from the cache or else from the first server that delivers; `inline` are
-        its bytes, where they came another way.
+        """The file with exactly these bytes, from the cache or else from the first server that delivers.
+
+        `inline` are its bytes, where they came another way.
 
         Calls for the same blob at the same time share one download. A download that breaks off is resumed, there or at
         the next server.

@@ -22,8 +22,10 @@ CREATE TABLE IF NOT EXISTS used (sha256 TEXT PRIMARY KEY, bytes INTEGER NOT NULL
 
 
 class BoundedBlobs:
-    """`get` and `put` of `blobs`, of which no more than `most_bytes` stay in the cache; what was there before, or came
-    otherwise, is nobody's to remove. Raises BadConfig: the file of what was used cannot be.
+    """`get` and `put` of `blobs`, of which no more than `most_bytes` stay in the cache.
+
+    What was there before, or came otherwise, is nobody's to remove. Raises BadConfig: the file of what was used cannot
+    be.
     """
 
     def __init__(self, blobs: Blobs, path: Path, most_bytes: int) -> None:

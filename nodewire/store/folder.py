@@ -48,8 +48,9 @@ def listed(path: Path, field: str) -> tuple[list[Path], int]:
 
 
 def digest(path: Path, field: str) -> str:
-    """SHA-256 of the digests of the files at `path`, in their order: of the data set, wherever it stands and whatever
-    its files are called. Reads all of them. Raises as `listed`.
+    """SHA-256 of the digests of the files at `path`, in their order.
+
+    It is of the data set, wherever it stands and whatever its files are called. Reads all of them. Raises as `listed`.
     """
     whole = hashlib.sha256()
     for file in listed(path, field)[0]:

@@ -42,8 +42,9 @@ def sweep(
     young_s: float = YOUNG_S,
     but: Container[str] = (),
 ) -> int:
-    """Remove blobs that nobody used in `kept_s`, then the longest unused until `most_bytes` are left, if that is
-    bounded; how many bytes.
+    """Remove blobs that nobody used in `kept_s`, then the longest unused until `most_bytes` are left.
+
+    `most_bytes` may be unbounded. Returned is how many bytes went.
 
     Those used in `young_s` stay, and those whose hash is in `but`, even if they are too many. Blocks: for a thread.
     """

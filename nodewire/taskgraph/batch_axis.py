@@ -1,5 +1,6 @@
-"""Whether a batch may be computed in parts, or several as one: every output's row follows from the inputs' rows of the
-same number. Pure.
+"""Whether a batch may be computed in parts, or several as one.
+
+Every output's row follows from the inputs' rows of the same number. Pure.
 
 A model is a DAG of programs of whitelisted operators (nips/26). For every value it is followed along which
 axis the batch lies, if it does; an operator that mixes what lies along it (a sum over it, a product of two batches), or

@@ -41,9 +41,10 @@ class CertifiedRoot:
 
 @dataclass(frozen=True, slots=True)
 class Finality:
-    """`roots` by provider and the root's key: the first that a certificate holds. `committed` are all events that say
-    that they commit to something of the job; `unread` the epochs of which something could not be had: what they hold
-    besides is not known.
+    """`roots` by provider and the root's key: the first that a certificate holds.
+
+    `committed` are all events that say that they commit to something of the job; `unread` the epochs of which something
+    could not be had: what they hold besides is not known.
     """
 
     roots: dict[tuple[str, str, str, int, int], CertifiedRoot]

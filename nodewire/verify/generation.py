@@ -43,8 +43,10 @@ class Fault:
 
 @dataclass(slots=True)
 class GenerationAudit:
-    """What contradicts what. `held` counts what was looked at, by step; `missing` roots of chunks whose tokens are in
-    the text: a job that broke off had no time to commit to its last.
+    """What contradicts what.
+
+    `held` counts what was looked at, by step; `missing` roots of chunks whose tokens are in the text: a job that broke
+    off had no time to commit to its last.
     """
 
     transcript: GenerationTranscript

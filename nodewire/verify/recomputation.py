@@ -68,8 +68,9 @@ class Equivocated(BadHash):
 
 
 class Unopened(NotFound):
-    """The producer of an input does not open what it committed to: `sample` is that. It must be shown in any case, or
-    two neighbours would make each other pass, one by its word for what was never sent.
+    """The producer of an input does not open what it committed to: `sample` is that.
+
+    It must be shown in any case, or two neighbours would make each other pass, one by its word for what was never sent.
     """
 
     def __init__(self, sample: Sample) -> None:

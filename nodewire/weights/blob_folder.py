@@ -1,5 +1,6 @@
-"""What a registration leaves in a folder: programs and weights, each file named by its SHA-256. Or, of a dry run, only
-how large each would be: then nothing is written, and of weights nothing is read but types.
+"""What a registration leaves in a folder: programs and weights, each file named by its SHA-256.
+
+Or, of a dry run, only how large each would be: then nothing is written, and of weights nothing is read but types.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ class BlobFolder:
 
 
 class BlobSizes:
-    """As BlobFolder, of a dry run: what it would write is cited with its true size. Weights, which nobody has read,
-    have no hash: what stands for it begins with UNREAD, and is another for tensors of other names or types.
+    """As BlobFolder, of a dry run: what it would write is cited with its true size.
+
+    Weights, which nobody has read, have no hash: what stands for it begins with UNREAD, and is another for tensors of
+    other names or types.
     """
 
     def __init__(self) -> None:

@@ -29,8 +29,10 @@ Form = Literal["numbers", "int8", "int4", "scales"]
 
 
 class Layout(NamedTuple):
-    """How codes lie. `down`: a word's are of one row, else of neighbour rows. `order`: which of its rows each code of a
-    word is of, the lowest first. `less`: what zeros are less than what is meant.
+    """How codes lie.
+
+    `down`: a word's are of one row, else of neighbour rows. `order`: which of its rows each code of a word is of, the
+    lowest first. `less`: what zeros are less than what is meant.
     """
 
     down: bool

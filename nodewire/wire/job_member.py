@@ -37,8 +37,9 @@ class Membership:
         *,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        """`channel` of the job, of which this object has the lost members; `addresses` of providers; `on_loss` is
-        called when a link is lost.
+        """`channel` is that of the job, of which this object has the lost members.
+
+        `addresses` are those of providers; `on_loss` is called when a link is lost.
 
         Raises:
             NotAllowed: the job is open here already.

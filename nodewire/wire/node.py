@@ -119,8 +119,9 @@ class Node:
         return self._jobs.open(channel)
 
     async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool | None:
-        """Whether the node `public` says that it holds the job (`wire.job.presence_query`); None if it does not answer
-        in time.
+        """Whether the node `public` says that it holds the job (`wire.job.presence_query`).
+
+        None if it does not answer in time.
 
         Without addresses it is for the node to come.
         """
@@ -128,8 +129,9 @@ class Node:
         return await self._presence.ask(reaching, public, request, patience_s)
 
     async def pace(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> int | None:
-        """What the node `public` says that its part of a turn of the job takes, in microseconds
-        (`wire.job.latency_query`).
+        """What the node `public` says that its part of a turn of the job takes, in microseconds.
+
+        It is asked by `wire.job.latency_query`.
         """
         reaching = self.link(public, addresses) if addresses else self.reach(public)
         return await self._pacing.ask(reaching, public, request, patience_s)

@@ -89,8 +89,10 @@ class Calls:
         like: Hashable = None,
         block: int = 0,
     ) -> tuple[Any, list[Frame[Array]]]:
-        """Have a call computed when its turn comes: what the worker answers, and the frames that it makes. Calls that
-        are alike may be computed together, as far as they have no more rows than a `block`, unless that is 0.
+        """Have a call computed when its turn comes: what the worker answers, and the frames that it makes.
+
+        Calls that are alike may be computed together, as far as they have no more rows than a `block`, unless that is
+        0.
 
         Raises:
             TooLarge: the frames have more bytes than the arena.
@@ -123,6 +125,7 @@ class Calls:
 
     def _goes_at_once(self, entry: Entry) -> bool:
         """Send the call now if the process is idle and nothing waits, as in a decoder's ring; False if it must queue.
+
         The queue is told afterwards.
         """
         if self._calls or self._next or not self._queue.is_free(entry):
@@ -219,8 +222,9 @@ class Calls:
                 return
 
     def _may_go(self, entry: Entry) -> bool:
-        """A worker that computes gets what will take little time besides, so that it need not wait for the next call:
-        a more urgent one that comes meanwhile waits no longer for it than AHEAD_US.
+        """A worker that computes gets what will take little time besides, so that it need not wait for the next call.
+
+        A more urgent one that comes meanwhile waits no longer for it than AHEAD_US.
         """
         call: Call = entry.what
         expected_us = self._expected.us(entry.task, entry.nbytes) if call.frames else None

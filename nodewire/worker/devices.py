@@ -1,5 +1,7 @@
-"""What this machine computes on, and how busy it is: GPUs and their slices as the driver's own tool lists them, the CPU
-as the kernel counts it. No library of a vendor, and no torch, is loaded for it here.
+"""What this machine computes on, and how busy it is.
+
+GPUs and their slices are as the driver's own tool lists them, the CPU as the kernel counts it. No library of a vendor,
+and no torch, is loaded for it here.
 
 `nvidia-smi -L` names GPUs and, under each, its MIG slices; the MPS control daemon is known by its pipe.
 https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, https://docs.nvidia.com/deploy/mps/

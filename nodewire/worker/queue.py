@@ -51,8 +51,10 @@ class Entry:
 
     @property
     def due_us(self) -> int:
-        """Earlier goes first: with every microsecond that passes a call gains as much as one that is farther from its
-        job's end by a microsecond.
+        """Earlier goes first.
+
+        With every microsecond that passes a call gains as much as one that is farther from its job's end by a
+        microsecond.
         """
         return self.entered_us - min(self.remaining_us, MAX_PATH_US)
 
@@ -121,8 +123,9 @@ class _Customer:
 
 
 class Queue:
-    """Calls that wait, at most `max_calls` and `max_bytes` of them. Of one customer's at most half of that, and what is
-    free: customers who fill it up leave room for the next.
+    """Calls that wait, at most `max_calls` and `max_bytes` of them.
+
+    Of one customer's at most half of that, and what is free: customers who fill it up leave room for the next.
     """
 
     def __init__(self, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:

@@ -12,8 +12,10 @@ from nodewire.worker.calls import NO_TURN
 
 
 class Workers:
-    """Implements nodewire.kind.SharedWorker. A task goes to the worker that has the least loaded, of equals to the one
-    whose last task is oldest: neighbours in a manifest, as parallel branches are, come to lie apart.
+    """Implements nodewire.kind.SharedWorker.
+
+    A task goes to the worker that has the least loaded, of equals to the one whose last task is oldest: neighbours in a
+    manifest, as parallel branches are, come to lie apart.
     """
 
     def __init__(self, workers: Sequence[SharedWorker]) -> None:

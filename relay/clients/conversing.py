@@ -62,8 +62,10 @@ class House(Protocol):
 
 
 class Conversation:
-    """The relay's side of one connection. `url` is the relay's, as the client dialled it. `path` is the client's
-    address (its origin) and a name of the connection.
+    """The relay's side of one connection.
+
+    `url` is the relay's, as the client dialled it. `path` is the client's address (its origin) and a name of the
+    connection.
     """
 
     def __init__(self, house: House, outbox: Outbox, url: str, path: tuple[str, str]) -> None:

@@ -21,8 +21,9 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def obey(db: sqlite3.Connection, deletion: Event, permanent_kinds: Set[int]) -> int:
-    """Delete what `deletion` names and its author may delete, and remember it against being published again; how many
-    events that were.
+    """Delete what `deletion` names and its author may delete, and remember it against being published again.
+
+    Returned is how many events that were.
     """
     author, gone = bytes.fromhex(deletion.pubkey), 0
     for value in set(deletion.values("e")):

@@ -27,8 +27,9 @@ _MOST_AT_ONCE = 4_096  # events per commit; bounds how long the first of a batch
 
 
 class Outcome(NamedTuple):
-    """What the writer did with an event: the OK's flag and message. If it is now stored, its `seq`, and by how many
-    bytes more is stored than before it.
+    """What the writer did with an event: the OK's flag and message.
+
+    If it is now stored, its `seq`, and by how many bytes more is stored than before it.
     """
 
     accepted: bool
@@ -48,8 +49,10 @@ KEY_FULL = Outcome(False, "blocked: this key has stored all that it may here, de
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A verified event to store, and its JSON. `done` is called on the event loop, after the commit. `no_growth`: why
-    no more may be stored after it than before; empty if more may.
+    """A verified event to store, and its JSON.
+
+    `done` is called on the event loop, after the commit. `no_growth`: why no more may be stored after it than before;
+    empty if more may.
     """
 
     event: Event

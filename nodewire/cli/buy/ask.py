@@ -60,8 +60,9 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """How a model runs on this machine. `dtype` None: as its files have it; `draft`: the folder of a model that
-    guesses.
+    """How a model runs on this machine.
+
+    `dtype` None: as its files have it; `draft`: the folder of a model that guesses.
     """
 
     dtype: Literal["float32", "bfloat16"] | None

@@ -26,8 +26,9 @@ _NAME_CHARS = 24
 
 
 class ObservableCustomer(Customer):
-    """A customer whose purchases can be looked at while they run. `names` are the ads' of whom they went to. With
-    `asks` a user at a terminal says which model a name means, once.
+    """A customer whose purchases can be looked at while they run.
+
+    `names` are the ads' of whom they went to. With `asks` a user at a terminal says which model a name means, once.
     """
 
     def __init__(self, config: CustomerConfig | SwarmCustomer, *, show: bool, asks: bool) -> None:
@@ -126,8 +127,10 @@ def _show_plan(bought: PlannedJob, names: Mapping[str, str]) -> None:
 
 
 def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled: bool) -> None:
-    """What it came to. `streamed`: output came piece by piece, at a rate that means something. `sampled`: it is
-    verified, whether that was waited for or not.
+    """What it came to.
+
+    `streamed`: output came piece by piece, at a rate that means something. `sampled`: it is verified, whether that was
+    waited for or not.
     """
     where = f"--config {one_line(str(config))}"
     for one in done.get("verdicts", ()):

@@ -229,8 +229,9 @@ def _known(piece: TaskSize | None) -> dict[str, Any]:
 
 
 def steps(manifest: Manifest) -> dict[str, int]:
-    """By task, how many others must have computed one after the other before it can: those of one step may run at
-    once.
+    """By task, how many others must have computed one after the other before it can.
+
+    Those of one step may run at once.
     """
     sources: dict[str, list[str]] = {task.name: [] for task in manifest.tasks}
     for edge in manifest.edges:

@@ -174,8 +174,9 @@ def _unfounded(
 def _certified(
     events: Iterable[Event], committee: Committee
 ) -> tuple[dict[str, list[Certificate]], dict[str, str], dict[str, str]]:
-    """The certificates that hold, and why others do not, by the sample's key; and their event ids by the verdict's
-    digest.
+    """The certificates that hold, and why others do not, by the sample's key.
+
+    And their event ids by the verdict's digest.
     """
     ids: dict[str, str] = {}
     held: dict[str, list[Certificate]] = {}

@@ -61,8 +61,9 @@ async def _part(session: Session, manifest: Manifest, bought: PurchasedJob) -> P
 
 
 def _roots(plan: Plan, said: Iterable[tuple[str, ChunkRoot]], paid: Iterable[ZapPayment]) -> tuple[TaskRoot, ...]:
-    """What providers say that they committed to. What is not what one was paid for stands for nothing: its chunk is
-    as one without roots.
+    """What providers say that they committed to.
+
+    What is not what one was paid for stands for nothing: its chunk is as one without roots.
     """
     order = {one.task: n for n, one in enumerate(plan.tasks)}
     claims = {(one.provider, one.due.chunk): one.due.root for one in paid}

@@ -171,8 +171,9 @@ class JobAttempt:
         return rejection_of(error, edge, self._manifest, {a.task: a.provider for a in self.plan.tasks})
 
     async def _meant(self, error: NodewireError) -> NodewireError | None:
-        """What has ended the job as who ended it signs it, for a neighbour may only be passing it on; None if it is the
-        error itself, `by` whom is known then.
+        """What has ended the job as who ended it signs it, for a neighbour may only be passing it on.
+
+        None if it is the error itself; `by` whom is known then.
         """
         if isinstance(error, FrameRejection):
             return None
@@ -248,8 +249,9 @@ class JobAttempt:
         return found
 
     async def _failed(self, error: NodeFailed) -> set[str]:
-        """Providers whose own fault ended the job. A neighbour may only pass it on, so their own word is waited for;
-        what it says of another is no such word.
+        """Providers whose own fault ended the job.
+
+        A neighbour may only pass it on, so their own word is waited for; what it says of another is no such word.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(WORD_S if error.by else 0):

@@ -23,8 +23,9 @@ async def follow(
     signing: OutputSigner | None,
     background: JobTaskGroup,
 ) -> None:
-    """Take note of what the driver (a public key) signs off, which is what may be charged; say again in the background
-    what was signed of tasks that run here (`signing`).
+    """Take note of what the driver (a public key) signs off, which is what may be charged.
+
+    Say again in the background what was signed of tasks that run here (`signing`).
     """
     async for peer, document in mailbox.controls():
         try:

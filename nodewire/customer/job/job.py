@@ -54,9 +54,10 @@ class Purchase:
         patience: int = PATIENCE_EPOCHS,
         wish: Wish | None = None,
     ) -> None:
-        """`accept` makes of a frame what `outputs` gives. It raises BadFrame for one that is not worth its money.
-        `patience`: for how many further epochs a plan is tried when a task has no provider. `wish`: for edges that the
-        terms do not name.
+        """`accept` makes of a frame what `outputs` gives.
+
+        It raises BadFrame for one that is not worth its money. `patience`: for how many further epochs a plan is tried
+        when a task has no provider. `wish`: for edges that the terms do not name.
         """
         self.manifest = order.manifest
         self.timing = JobTimes()
@@ -117,8 +118,9 @@ class Purchase:
 
     @property
     def spent_msat(self) -> int:
-        """Paid so far, to providers and for verification, and what is owed of jobs that broke off: whoever waits with
-        its claim is paid, too.
+        """Paid so far, to providers and for verification, and what is owed of jobs that broke off.
+
+        Whoever waits with its claim is paid, too.
         """
         if self._running is None:
             return 0
@@ -216,8 +218,9 @@ class Purchase:
             yield output
 
     def _checked(self, frame: Frame[Array]) -> tuple[int, Any]:
-        """A frame's chunk, and the output that it is. Raises FrameRejection: it is no output, or says another chunk;
-        its producer knew before it sent it.
+        """A frame's chunk, and the output that it is.
+
+        Raises FrameRejection: it is no output, or says another chunk; its producer knew before it sent it.
         """
         chunk = chunk_of(self.manifest, frame.seq)
         try:
@@ -254,8 +257,9 @@ class Purchase:
         await self._begin()
 
     async def _work(self, more: MoreWork) -> None:
-        """Begin anew with the work that a provider asks for. Raises MoreWork: it asks for too much, too often, or too
-        late.
+        """Begin anew with the work that a provider asks for.
+
+        Raises MoreWork: it asks for too much, too often, or too late.
         """
         done = max(self._bits, default=0)
         if self._has_begun() or len(self._bits) >= MAX_WORKED or not done < more.bits <= MAX_POW_BITS:

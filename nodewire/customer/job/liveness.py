@@ -63,8 +63,9 @@ class ProviderLiveness:
         await asyncio.gather(*questions, return_exceptions=True)
 
     async def absent(self, providers: Sequence[str]) -> set[str]:
-        """Those of `providers` that are out of reach, or silent for `PRESENCE_S`. Who refuses is there. One that
-        answered is asked again.
+        """Those of `providers` that are out of reach, or silent for `PRESENCE_S`.
+
+        Who refuses is there. One that answered is asked again.
         """
         there = await asyncio.gather(*(self._question(provider).is_answered_well() for provider in providers))
         return {provider for provider, is_there in zip(providers, there, strict=True) if not is_there}

@@ -239,8 +239,9 @@ def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan) -> Outp
 
 
 class _LocalDesk:
-    """The customer's own tasks earn nothing; a local driver still closes the chunks of a generation, and in a job that
-    may be judged the customer signs what they put out: who computes on it is judged by that.
+    """The customer's own tasks earn nothing, and a local driver still closes the chunks of a generation.
+
+    In a job that may be judged the customer signs what they put out. Who computes on it is judged by that.
     """
 
     def __init__(

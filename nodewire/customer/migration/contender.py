@@ -14,8 +14,9 @@ from nodewire.pay.bond.settlement import share_msat
 
 
 class Contender:
-    """It reads no further than its tokens are taken. `positions` and `tokens`: what it may take in and put out at most,
-    by which `most_msat` is what it can cost.
+    """It reads no further than its tokens are taken.
+
+    `positions` and `tokens`: what it may take in and put out at most, by which `most_msat` is what it can cost.
     """
 
     def __init__(self, bought: PurchasedJob, positions: int, tokens: int, begun: Callable[[Contender], None]) -> None:

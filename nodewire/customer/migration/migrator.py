@@ -38,9 +38,11 @@ _MUCH = 0.5
 
 @dataclass(slots=True)
 class Migration:
-    """One move. `at`: up to which token the other ring was given the text; `overtook_at`: from which token on it
-    leads; `before` and `after`: who has each task; the ring that is left takes `step_ms` for a token, of the other
-    `expected_ms` are expected.
+    """One move.
+
+    `at`: up to which token the other ring was given the text; `overtook_at`: from which token on it leads; `before` and
+    `after`: who has each task; the ring that is left takes `step_ms` for a token, of the other `expected_ms` are
+    expected.
     """
 
     at: int
@@ -181,8 +183,9 @@ class Migrator:
         return plan, move, left_msat
 
     async def _slow(self, lead: Contender, step_s: float, assigned: Mapping[str, str]) -> set[str]:
-        """Whom to try to do without: who does not answer, or is most of a step by its own word. Where nobody is, each
-        once, for one of them does not say how it is.
+        """Whom to try to do without: who does not answer, or is most of a step by its own word.
+
+        Where nobody is, each once, for one of them does not say how it is.
         """
         running = lead.bought.purchase.running
         asked = sorted({*assigned.values()} - {LOCAL})

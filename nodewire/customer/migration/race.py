@@ -36,8 +36,9 @@ class _Second:
 
 
 class Race:
-    """`lead` is set by whoever begins a job. `decided` is told what became of a second one, once each; then, if it
-    overtook the first, it leads.
+    """`lead` is set by whoever begins a job.
+
+    `decided` is told what became of a second one, once each; then, if it overtook the first, it leads.
     """
 
     def __init__(self, decided: Decided, ended: Callable[[Contender], None]) -> None:

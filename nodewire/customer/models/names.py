@@ -61,9 +61,11 @@ class ModelAt:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that a name may mean. `bytes` are its weights', `price_msat` is a chunk's over all its tasks, of the
-    cheapest; None if it is not known, or no provider holds one of them. `resembles` is the address of a pinned or
-    followed model that has the same name, or one that looks alike. `fault` says why its manifest is not to be had.
+    """A model that a name may mean.
+
+    `bytes` are its weights', `price_msat` is a chunk's over all its tasks, of the cheapest; None if it is not known, or
+    no provider holds one of them. `resembles` is the address of a pinned or followed model that has the same name, or
+    one that looks alike. `fault` says why its manifest is not to be had.
     """
 
     address: str
@@ -387,8 +389,10 @@ def _newest(events: Iterable[Event], name: str | None = None) -> list[Event]:
 
 
 def _held_parts(snapshot: Snapshot) -> Iterator[Sequence[str]]:
-    """The digests of what nodes hold, in parts that an answer has room for: those with the most bonds behind them
-    first, then the most nodes. What has no bond behind it is asked for apart, and so keeps nothing else out.
+    """The digests of what nodes hold, in parts that an answer has room for.
+
+    Those with the most bonds behind them come first, then the most nodes. What has no bond behind it is asked for
+    apart, and so keeps nothing else out.
     """
     weights: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for node in snapshot.nodes:

@@ -115,8 +115,9 @@ class Settler:
         self._over[request] = payments
 
     async def caught_up(self) -> None:
-        """Return when what earlier jobs left has been paid as far as it can be: at most `ROUND_S` after the first
-        purchase began.
+        """Return when what earlier jobs left has been paid as far as it can be.
+
+        That is at most `ROUND_S` after the first purchase began.
         """
         if self._begun.is_set():
             await self._caught_up.wait()
@@ -176,8 +177,10 @@ class Settler:
             group.create_task(self._pay_late(said, payments))
 
     def _tell(self, said: Feedback) -> None:
-        """Have a claim judged by plan and ledger. Without any debt of its job nothing is evident; and what more is owed
-        where a process died amid a job is judged once a process (`_catch_up`).
+        """Have a claim judged by plan and ledger.
+
+        Without any debt of its job nothing is evident; and what more is owed where a process died amid a job is judged
+        once a process (`_catch_up`).
         """
         booked = self._payer.debts_of(said.request)
         if not booked or not self._payer.has_ended(said.request):

@@ -190,8 +190,9 @@ def _claims(events: Iterable[Event]) -> Iterable[Feedback]:
 
 
 def _unknown(claims: Iterable[Feedback], payer: Payer) -> dict[Key, Feedback]:
-    """Of a provider's claims for a chunk the one of the lowest attempt; none if the ledger has that chunk of its, by
-    whatever attempt: it is paid once.
+    """Of a provider's claims for a chunk the one of the lowest attempt.
+
+    None if the ledger has that chunk of its, by whatever attempt: it is paid once.
     """
     first: dict[tuple[str, str, int], Feedback] = {}
     for said in claims:

@@ -123,8 +123,9 @@ class JobPayments:
         return max(self._closed, default=-1) + 1 if self._closed is not None else self._delivered + 1
 
     def count_owed(self) -> int:
-        """How many chunks are owed, all that were before them included: of a generation those that its driver closed,
-        else those that have come.
+        """How many chunks are owed, all that were before them included.
+
+        Of a generation they are those that its driver closed, else those that have come.
         """
         closed = self._closed
         return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
@@ -150,8 +151,9 @@ class JobPayments:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """No more output is taken, whatever has come: of a generation all that is closed may be paid (see
-        `count_owed`).
+        """No more output is taken, whatever has come.
+
+        Of a generation all that is closed may be paid (see `count_owed`).
         """
         async with self._changed:
             self._is_over = True
@@ -289,8 +291,9 @@ class JobPayments:
         return {p for p in self._plan.providers() if self._plan.price_msat(p)}
 
     async def claims_settled(self, gone: Collection[str]) -> None:
-        """Return when every claim for a chunk that has come is paid, or a payment failed; those of who is `gone` are
-        not waited for.
+        """Return when every claim for a chunk that has come is paid, or a payment failed.
+
+        Those of who is `gone` are not waited for.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self.failed or not self._unpaid_claims(gone))
@@ -350,8 +353,9 @@ class JobPayments:
         return self._most_units if chunk == 0 else 1
 
     def _owed_to_others(self, provider: str, is_more: bool) -> int:
-        """The budget that stays with others where a provider claims more than the driver's first close: in msat, the
-        price by that close of all chunks that they have not been paid.
+        """The budget that stays with others where a provider claims more than the driver's first close.
+
+        It is in msat, the price by that close of all chunks that they have not been paid.
         """
         if not is_more or self._closed is None:
             return 0

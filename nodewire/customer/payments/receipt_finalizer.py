@@ -51,8 +51,9 @@ class FinalReceipts:
 
 
 class Closings:
-    """`under_way` are the jobs that are not over, and left alone. What was paid and never certified is complained of
-    to `refunds`.
+    """`under_way` are the jobs that are not over, and left alone.
+
+    What was paid and never certified is complained of to `refunds`.
     """
 
     def __init__(
@@ -179,8 +180,10 @@ class Closings:
         return found
 
     async def _records(self, request: str) -> _Records:
-        """What its providers and this customer have said; anybody else may say anything about a public request. The
-        claims that receipts name are asked for by their ids: whoever made one may put any number of events before it.
+        """What its providers and this customer have said; anybody else may say anything about a public request.
+
+        The claims that receipts name are asked for by their ids: whoever made one may put any number of events before
+        it.
         """
         about = {"e": frozenset({request})}
         own = Filter(kinds=frozenset({kinds.RECEIPT}), authors=frozenset({self._keys.public}), tags=about)

@@ -22,8 +22,9 @@ log = logging.getLogger("nodewire.customer")
 
 
 class ZapReceipts:
-    """What the providers of one job published as receipts (kind 9735). Each is checked once, as it comes: a provider
-    may publish any number of false ones, and only ids are kept.
+    """What the providers of one job published as receipts (kind 9735).
+
+    Each is checked once, as it comes: a provider may publish any number of false ones, and only ids are kept.
     """
 
     def __init__(self, network: str) -> None:

@@ -83,9 +83,10 @@ class MarketPlanner:
     async def draw(
         self, manifest: Manifest, terms: Terms, *, busy: Sequence[Busy], wish: Wish | None, patience: int
     ) -> Draw:
-        """The plan that the newest epoch gives after those that `busy` have refused. What a `wish` narrows comes into
-        its terms, beside the edges that `terms` name themselves, by what is known of links. Who has failed lately is
-        left out where there is a plan without them.
+        """The plan that the newest epoch gives after those that `busy` have refused.
+
+        What a `wish` narrows comes into its terms, beside the edges that `terms` name themselves, by what is known of
+        links. Who has failed lately is left out where there is a plan without them.
 
         Raises:
             NoQuorum: no epoch was certified in time.
@@ -117,8 +118,9 @@ class MarketPlanner:
     def _planned(
         self, manifest: Manifest, terms: Terms, epoch: Epoch, snapshot: Snapshot, busy: Sequence[Busy]
     ) -> tuple[Plan, dict[str, Ad]]:
-        """The plan of an epoch and its members' ads, without those who have failed lately, or else with them. Raises as
-        `assign`.
+        """The plan of an epoch and its members' ads, without those who have failed lately, or else with them.
+
+        Raises as `assign`.
         """
         avoiding = _avoiding(terms, self._gone.now(snapshot))
         under = partial(

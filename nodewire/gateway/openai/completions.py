@@ -144,8 +144,9 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: C
 
 
 class _EventStream:
-    """An answer as server-sent events: the first goes out when something has come, so that what fails before is an
-    error with a status.
+    """An answer as server-sent events: the first goes out when something has come.
+
+    So what fails before is an error with a status.
     """
 
     def __init__(

@@ -48,8 +48,10 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A program's course at given sizes. Storage s takes `storage_bytes[s]` from node `born[s]` to node `dies[s]`, or
-    to the end, which comes after the last; `copied_bytes` is what contiguous copies of the outputs take there.
+    """A program's course at given sizes.
+
+    Storage s takes `storage_bytes[s]` from node `born[s]` to node `dies[s]`, or to the end, which comes after the last;
+    `copied_bytes` is what contiguous copies of the outputs take there.
 
     Values count inputs first, then nodes.
     """

@@ -120,8 +120,9 @@ def model_of(settings: Any) -> Any:
 
 
 def build(directory: EncoderDirectory) -> tuple[SentenceEncoder, dict[str, torch.Tensor]]:
-    """The module without weights (on the meta device), in float32, and the values of what is no weight. Raises as
-    `config`.
+    """The module without weights (on the meta device), in float32, and the values of what is no weight.
+
+    Raises as `config`.
     """
     settings = config(directory)
     with taken(), torch.device("meta"):

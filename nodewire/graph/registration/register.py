@@ -138,8 +138,9 @@ def split(
     options: TaskOptions,
     say: Say = lambda _: None,
 ) -> Registration:
-    """A traced model as a manifest of mode "run" and its blobs; without `out` and `parts` as `write_run` has it. Raises
-    as `register`.
+    """A traced model as a manifest of mode "run" and its blobs; without `out` and `parts` as `write_run` has it.
+
+    Raises as `register`.
     """
     whole, expert_groups = normalized(traced, options.slots), options.expert_groups
     if expert_groups < 1:

@@ -58,8 +58,9 @@ _RELATIONS: Mapping[Any, str] = {
 
 
 def _convolution(args: tuple[Any, ...], op: str) -> tuple[str, tuple[Any, ...]]:
-    """What a convolution is called that is transposed, or whose padding was said in a word, and its arguments; one over
-    volumes stays as it is.
+    """What a convolution is called that is transposed, or whose padding was said in a word, and its arguments.
+
+    One over volumes stays as it is.
     """
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
     if len(stride) > 2:
@@ -275,8 +276,9 @@ class Reader:
         return [self._names[result] for result in self._read(graph, operands)]
 
     def _in_range(self, index: Any, fx: Any, place: Place) -> Any:
-        """Indices of an operator in branches: 0 where these are not taken, since all are computed, and what the model
-        would not look up need not be there.
+        """Indices of an operator in branches: 0 where these are not taken, since all are computed.
+
+        What the model would not look up need not be there.
         """
         if isinstance(index, list):
             return [self._in_range(one, part, place) for one, part in zip(index, fx, strict=True)]

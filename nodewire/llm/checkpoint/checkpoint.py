@@ -1,5 +1,6 @@
-"""A model's directory: config.json, safetensors (one file or shards), tokenizer.json; or as Meta lays it out; or a GGUF
-file.
+"""A model's directory, or a GGUF file.
+
+A directory has config.json, safetensors (one file or shards) and tokenizer.json, or lies as Meta lays it out.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ class Checkpoint:
 
     @property
     def arithmetic(self) -> Literal["float32", "bfloat16"]:
-        """What a task computes in unless it is said: bfloat16 if most numbers are stored so, or have been rounded to
-        few bits; else float32, which loses nothing.
+        """What a task computes in unless it is said.
+
+        It is bfloat16 if most numbers are stored so, or have been rounded to few bits; else float32, which loses
+        nothing.
         """
         how = self.config.quantization
         if how is not None:

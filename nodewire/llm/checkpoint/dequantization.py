@@ -37,6 +37,7 @@ def made(
     method: Method, config: DecoderConfig, stored: Mapping[str, StoredTensor], *, in_blocks: bool
 ) -> tuple[DecoderConfig, Tensors]:
     """A checkpoint's tensors as they are without such a method, and its configuration, which says what is in blocks.
+
     Without `in_blocks` nothing is. Nothing is read.
 
     Raises:

@@ -57,8 +57,9 @@ def filler(stored: Mapping[str, StoredTensor]) -> Fill:
 def load(
     parameters: Parameters, pieces: Pieces, fill: Fill, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """The parameters in memory, each put together from its pieces; all of `dtype` but those that are exact. Those that
-    stay in blocks are left out (nodewire.llm.quant.loader).
+    """The parameters in memory, each put together from its pieces; all of `dtype` but those that are exact.
+
+    Those that stay in blocks are left out (nodewire.llm.quant.loader).
 
     Raises:
         BadTask: the file ends early, or holds a number that is not finite.
@@ -104,8 +105,10 @@ def _filled_in_columns(shape: tuple[int, ...], pieces: Sequence[Piece], fill: Fi
 
 
 def _in_columns(matrix: Tensor) -> Tensor:
-    """The same, column after column where it was row after row; by way of the kernel's own memory, for what malloc gets
-    back of another copy it keeps; a worker may map private memory only (nodewire.worker.sandbox.seccomp).
+    """The same, column after column where it was row after row.
+
+    It goes by way of the kernel's own memory, for what malloc gets back of another copy it keeps. A worker may map
+    private memory only (nodewire.worker.sandbox.seccomp).
     """
     rows, width = matrix.shape
     with mmap.mmap(-1, matrix.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as beside:

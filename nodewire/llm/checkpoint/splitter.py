@@ -62,8 +62,9 @@ def split_decoder(
     name: str | None = None,
     options: DecoderOptions = USUAL,
 ) -> Registration:
-    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each with pages for `slots`
-    sessions, which any that fit share.
+    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`.
+
+    Each has pages for `slots` sessions, which any that fit share.
 
     Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
     With a `split` the stages are these layers, each given by its first and its last, or so many, as even as can be:

@@ -14,8 +14,10 @@ from nodewire.llm.cuda_graphs.capture import Replay
 
 
 class FxCapture:
-    """A Capture (capture.py) of the operations of one run. What cannot be in a CUDA graph is refused, so that a machine
-    without a GPU shows whether a step can be captured, and that a replay says what the step says.
+    """A Capture (capture.py) of the operations of one run.
+
+    What cannot be in a CUDA graph is refused, so that a machine without a GPU shows whether a step can be captured, and
+    that a replay says what the step says.
     """
 
     def __call__(self, step: Callable[[], None]) -> Replay:

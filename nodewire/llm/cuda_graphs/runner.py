@@ -31,8 +31,10 @@ log = logging.getLogger("nodewire.llm")
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a step has before and after the layers: `inputs` of so many rows, what makes hidden states [rows, width] of
-    them, and what is made of those after the last layer. `rowwise`: one for each row.
+    """What a step has before and after the layers.
+
+    `inputs` are of so many rows. Beside them stands what makes hidden states [rows, width] of them, and what is made of
+    those after the last layer. `rowwise`: one for each row.
     """
 
     inputs: Callable[[int], Tensor]

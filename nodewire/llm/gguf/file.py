@@ -21,8 +21,9 @@ _MODEL_TYPES = {"gemma3": "gemma3_text"}
 
 
 class GgufCheckpoint(NamedTuple):
-    """`beside` are the files that a Hugging Face directory of the model would have beside its weights, by name; they
-    say nothing of blocks.
+    """`beside` are the files that a Hugging Face directory of the model would have beside its weights, by name.
+
+    They say nothing of blocks.
     """
 
     config: DecoderConfig

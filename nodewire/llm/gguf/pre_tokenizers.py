@@ -23,8 +23,9 @@ _TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}{_SL
 
 
 class Way(NamedTuple):
-    """`whole`: a piece that is a token is one, whatever the merges say. `begins`: whether a text begins with the
-    beginning's token, where the file does not say so.
+    """`whole`: a piece that is a token is one, whatever the merges say.
+
+    `begins`: whether a text begins with the beginning's token, where the file does not say so.
     """
 
     made: Callable[[], pre_tokenizers.PreTokenizer]

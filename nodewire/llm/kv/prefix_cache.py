@@ -49,8 +49,9 @@ class _CachedPrefix:
 
 
 class Prefixes:
-    """Those of one stage, whose answers have rows of `width` numbers of `dtype`, in the pages that its lanes leave
-    free.
+    """Those of one stage, in the pages that its lanes leave free.
+
+    Its answers have rows of `width` numbers of `dtype`.
     """
 
     def __init__(self, lanes: Lanes, width: int, dtype: torch.dtype) -> None:
@@ -73,8 +74,9 @@ class Prefixes:
         return Chain(hashlib.sha256(key + b"%d" % lane.angles).digest() if lane.angles else key, self._now)
 
     def find(self, chain: Chain, lane: Lane) -> Tensor | None:
-        """Put the chain's newest page into its place in a lane and say what was answered, [n, width]; None: it is not
-        kept.
+        """Put the chain's newest page into its place in a lane and say what was answered, [n, width].
+
+        None: it is not kept.
         """
         kept = self._kept.get(chain.key)
         if kept is None:
@@ -88,8 +90,9 @@ class Prefixes:
         return torch.cat(slices, dim=1)[:, : self._bytes].contiguous().view(self._dtype)
 
     def keep(self, chain: Chain, lane: Lane, answer: Tensor) -> None:
-        """Keep the chain's newest page as it stands in a lane, with its answer [n, width], 64 rows at most, if there is
-        room beside what sessions as new as this one use.
+        """Keep the chain's newest page as it stands in a lane, with its answer [n, width], 64 rows at most.
+
+        It is kept if there is room beside what sessions as new as this one use.
         """
         if chain.key in self._kept or not self._make_room(chain.opened):
             return

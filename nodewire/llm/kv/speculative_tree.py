@@ -44,8 +44,10 @@ class Tree:
         return Tree((*self.parents, *parents), tuple(seen), tuple(positions))
 
     def kept(self, path: Sequence[int]) -> tuple[Tree, list[int]]:
-        """What is live after the cells of `path`, root first, have joined the committed run: what descends from the
-        last of them, numbered anew; and the cells that are left, by their old numbers: the path, then those.
+        """What is live after the cells of `path`, root first, have joined the committed run; and the cells left.
+
+        Live is what descends from the last of them, numbered anew. The cells that are left, by their old numbers, are
+        the path, then those.
 
         Raises:
             BadFrame: it is no path of live cells from the run's end.

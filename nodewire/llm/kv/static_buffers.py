@@ -1,5 +1,6 @@
-"""Rows of several lanes as numbers in buffers that stay where they are: what a captured step builds on
-(llm/cuda_graphs/runner.py).
+"""Rows of several lanes as numbers in buffers that stay where they are.
+
+A captured step builds on them (llm/cuda_graphs/runner.py).
 
 A grid has so many lanes, rows of each, cells that are read of each, and live cells among them. What is computed depends
 on its buffers alone: where a lane is, how long it is and which cells a row sees are numbers that the step reads, so one
@@ -35,9 +36,10 @@ _LEAST_LIVE = 16
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows of a lane that come one after the other in its cells, `first` ..: where each stands, how many of the lane's
-    cells it sees from the beginning on, and which live ones, as bits, of those that begin at cell `base`. `stands`: the
-    live cells' positions.
+    """Rows of a lane that come one after the other in its cells, from `first` on.
+
+    They say where each stands, and how many of the lane's cells it sees from the beginning on. They say as bits which
+    live ones it sees of those that begin at cell `base`. `stands`: the live cells' positions.
     """
 
     lane: Lane
@@ -96,8 +98,9 @@ def _power(number: int) -> int:
 
 
 class Grid:
-    """A Past (nodewire.llm.kv.attention_context) of one shape. `set` says what it stands for, `begin` begins the
-    step.
+    """A Past (nodewire.llm.kv.attention_context) of one shape.
+
+    `set` says what it stands for, `begin` begins the step.
     """
 
     def __init__(self, lanes: Lanes, shape: Shape) -> None:

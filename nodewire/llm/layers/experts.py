@@ -88,9 +88,10 @@ class Mixture:
 
 
 class AllAtOnce:
-    """A mixture whose experts are plain, computed without asking the device which were chosen: of a few rows the chosen
-    experts' matrices are copied side by side, which reads and writes them again; of more, every expert computes every
-    row, and what was not chosen is left out.
+    """A mixture whose experts are plain, computed without asking the device which were chosen.
+
+    Of a few rows the chosen experts' matrices are copied side by side, which reads and writes them again. Of more,
+    every expert computes every row, and what was not chosen is left out.
     """
 
     _COPIED = 3

@@ -78,8 +78,9 @@ class Layer:
         return filter(None, (kernel_of(role, one) for role, one in self._weights.items()))
 
     def forward(self, x: Tensor, angles: Angles, past: Past, mlp: Feedforward | None = None) -> Tensor:
-        """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions. `mlp`
-        stands for the layer's own.
+        """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions.
+
+        `mlp` stands for the layer's own.
         """
         mlp = mlp or self.mlp
         if self.embedding_norm is not None:
@@ -104,8 +105,9 @@ def _mlp(weights: Mapping[str, Any], gate: Gate) -> Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """In what and where layers are computed. `alone`: of a model that this process decodes for itself
-    (quant/kernel_choice.py).
+    """In what and where layers are computed.
+
+    `alone`: of a model that this process decodes for itself (quant/kernel_choice.py).
     """
 
     dtype: torch.dtype

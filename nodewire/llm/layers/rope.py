@@ -65,8 +65,9 @@ def _interpolated(config: DecoderConfig, frequencies: Tensor, scaling: Yarn) -> 
 
 
 class Rope:
-    """The angles of all positions, in one table or in several, one after the other: of each the radians per position,
-    what cosines and sines are times, and how many positions it has.
+    """The angles of all positions, in one table or in several, one after the other.
+
+    Of each it has the radians per position, what cosines and sines are times, and how many positions it has.
     """
 
     def __init__(self, tables: Sequence[tuple[Tensor, float, int]], device: torch.device) -> None:
@@ -84,8 +85,9 @@ class Rope:
 
 
 def ropes(config: DecoderConfig, positions: int, device: torch.device) -> list[Rope]:
-    """The tables of full layers and of sliding ones, the same unless the model tells them apart. Where short sessions
-    turn otherwise than long ones, theirs come first.
+    """The tables of full layers and of sliding ones, the same unless the model tells them apart.
+
+    Where short sessions turn otherwise than long ones, theirs come first.
     """
     lengths = [length for length in (config.short_positions(positions), positions) if length]
     full = Rope([(*inverse_frequencies(config, length), length) for length in lengths], device)

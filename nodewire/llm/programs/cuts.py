@@ -16,8 +16,9 @@ from nodewire.protocol.model.layer_ranges import Border
 
 
 def cuts_at(split: Sequence[Border], layers: int) -> list[tuple[int, int]]:
-    """The layer ranges of stages that are given by their first and last layer. Raises BadInput as
-    `layer_ranges.check`.
+    """The layer ranges of stages that are given by their first and last layer.
+
+    Raises BadInput as `layer_ranges.check`.
     """
     layer_ranges.check(split, layers)
     return [(first, last + 1) for first, last in split]

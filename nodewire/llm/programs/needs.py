@@ -68,14 +68,16 @@ class Needs:
         return max(self.driver.total, *(self.stage(layer, layer + 1).total for layer in layers))
 
     def change(self, target_bytes: int) -> str:
-        """What of a registration to change so that tasks of this target are enough, the least that is found; empty
-        where nothing does it.
+        """What of a registration to change so that tasks of this target are enough, the least that is found.
+
+        Empty where nothing does it.
         """
         return next((said for said, one in self._changed() if one.least <= target_bytes), "")
 
     def _changed(self) -> Iterator[tuple[str, Needs]]:
-        """By the options that say so: shorter contexts, fewer sessions, narrower numbers, lent ends; then two of
-        these.
+        """Changes by the options that say so, then two of these.
+
+        They are shorter contexts, fewer sessions, narrower numbers, lent ends.
         """
         contexts = [(f"--context {n}", replace(self, positions=n)) for n in _halves(self.positions)]
         yield from contexts

@@ -97,8 +97,9 @@ class InPanels:
 
 
 class InColumns:
-    """Blocks of eight bits in oneDNN's layout, all rows of some neighbouring blocks together. `put` takes rows in their
-    order; with the last of them they are packed.
+    """Blocks of eight bits in oneDNN's layout, all rows of some neighbouring blocks together.
+
+    `put` takes rows in their order; with the last of them they are packed.
 
     It knows one scale for all that it sums up, and calling it takes as long as a block or two: so inputs lie a block
     each in rows of their own, with nothing in the place of the others, and what comes out is scaled and added here.

@@ -51,8 +51,9 @@ class Row:
 
 
 class Exact:
-    """What multiplies a row with `matrix` [out, in] of float32 on a CPU, with as many threads as the process has when
-    this is made.
+    """What multiplies a row with `matrix` [out, in] of float32 on a CPU.
+
+    It uses as many threads as the process has when this is made.
     """
 
     def __init__(self, matrix: Tensor) -> None:

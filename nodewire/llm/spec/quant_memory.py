@@ -49,8 +49,9 @@ def measured_rows(shape: tuple[int, int]) -> int:
 
 
 def while_loading(parameters: Iterable[Parameter]) -> int:
-    """The most bytes besides the matrices: those read, codes apart, codes as int32, and where there is a
-    choice the part of one that kernels are measured with.
+    """The most bytes besides the matrices: those read, codes apart, codes as int32.
+
+    Where there is a choice, the part of one that kernels are measured with counts, too.
     """
     return max((_while_loading(p.shape[-2], p.shape[-1], p.blocks) for p in parameters if p.blocks), default=0)
 

@@ -31,8 +31,10 @@ class Decoder(Protocol):
 
 
 class SmallModel:
-    """A decoder that the drafters of several sessions share: each has the lane of one of `decoders` while it is among
-    those that were asked last, and with it what was computed of its text.
+    """A decoder that the drafters of several sessions share.
+
+    Each has the lane of one of `decoders` while it is among those that were asked last, and with it what was computed
+    of its text.
     """
 
     def __init__(self, *decoders: Decoder) -> None:

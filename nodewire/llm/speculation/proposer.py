@@ -11,8 +11,10 @@ Place = TypeVar("Place")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token that may be next. `sort` is the drafter's own class of guesses (how sure it is, which rank): of each its
-    rate of right ones is measured; `prior` is what it is taken for before.
+    """A token that may be next.
+
+    `sort` is the drafter's own class of guesses (how sure it is, which rank): of each its rate of right ones is
+    measured; `prior` is what it is taken for before.
     """
 
     token: int

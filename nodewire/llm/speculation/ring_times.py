@@ -88,8 +88,10 @@ class Pace:
         return self._turn.row / self.turn_ns if self.turn_ns else _TURN_PRIOR
 
     def width(self, lookahead: int) -> int:
-        """Rows to a frame, where at most `lookahead` are awaited: so many that they take a stage twice a row's time,
-        and no more than leave enough for the frames behind it.
+        """Rows to a frame, where at most `lookahead` are awaited.
+
+        They are so many that they take a stage twice a row's time, and no more than leave enough for the frames behind
+        it.
         """
         most = sqrt(lookahead / 2)
         if not self._gap.first:

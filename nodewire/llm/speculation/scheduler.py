@@ -98,8 +98,9 @@ class DraftScheduler:
         return ranked[:MOST_GUESSES]
 
     def _is_worth_asking(self, number: int, node: Node, found: float) -> bool:
-        """Whether the time is well spent: likely enough to be better than what others have said already. Now and then
-        one is asked all the same, to see whether it has become better.
+        """Whether the time is well spent: likely enough to be better than what others have said already.
+
+        Now and then one is asked all the same, to see whether it has become better.
         """
         turn_ns = self.pace.turn_ns
         if not turn_ns or self._took_ns[number] < turn_ns / 1_000 or (node.parent is None and not self._count % _TRIES):

@@ -47,8 +47,9 @@ class Grammars:
         """What stands for an end token where the tokenizer has none of the model's: no model may say it."""
 
     def grammar(self, schema: str) -> Grammar:
-        """Raises Unsupported: llguidance is not installed, or cannot use the tokenizer. BadInput: not such a schema.
-        Busy: as many texts under schemas are under way as may be.
+        """Raises Unsupported: llguidance is not installed, or cannot use the tokenizer.
+
+        BadInput: not such a schema. Busy: as many texts under schemas are under way as may be.
         """
         if llguidance is None or not llguidance.__version__.startswith(RELEASE):
             raise Unsupported("json_schema", f"this provider has no llguidance {RELEASE}x")

@@ -65,8 +65,9 @@ class Sampler:
         return choose(self._open(logits), self.sampling, pos)
 
     def excuses(self, logits: Tensor, pos: int, token: int, dtype: torch.dtype) -> bool:
-        """Whether another machine may honestly have chosen `token` where `choose` takes a token by these logits, which
-        a head of this dtype made.
+        """Whether another machine may honestly have chosen `token` where `choose` takes a token by these logits.
+
+        A head of this dtype made them.
         """
         penalty = self.sampling.repetition_penalty
         scale = float(logits.abs().max()) * max(penalty, 1 / penalty)

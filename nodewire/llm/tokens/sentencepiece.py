@@ -27,8 +27,9 @@ class Piece(NamedTuple):
 
 
 def tokenizer_of(pieces: Sequence[Piece], field: str, *, has_prefix: bool = True) -> Tokenizer:
-    """The tokenizer of these pieces, by id; nothing is put before a text, or after it. `has_prefix`: a text is read as
-    if it began with a space.
+    """The tokenizer of these pieces, by id; nothing is put before a text, or after it.
+
+    `has_prefix`: a text is read as if it began with a space.
 
     Raises:
         BadTask: a piece stands twice, or is too long, or a score is no number; it is `field` that is at fault.

@@ -413,8 +413,9 @@ _UNKNOWN: Literal["unknown"] = "unknown"
 
 
 def _previous(epoch: int, state: State) -> tuple[Snapshot | str | None, str, State, tuple[Action, ...]]:
-    """The snapshot certified last before `epoch` (None before the first, `_UNKNOWN` while its blob is fetched), and the
-    digest that a body cites for it.
+    """The snapshot certified last before `epoch`, and the digest that a body cites for it.
+
+    The snapshot is None before the first, and `_UNKNOWN` while its blob is fetched.
     """
     before = [certificate for certificate in state.certified if certificate.body.epoch < epoch]
     if not before:

@@ -1,5 +1,6 @@
-"""The oracle's second half: relays, nodes, worker and journal around `verdict_rules.apply`. It decides nothing
-itself.
+"""The oracle's second half: relays, nodes, worker and journal around `verdict_rules.apply`.
+
+It decides nothing itself.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ class Evidence(Protocol):
         """`node`'s opening of the sample's chunk, of whatever content. Raises a NodewireError if there is none."""
 
     async def frames(self, sample: Sample, epoch: int, opening: Opening) -> tuple[Leaf, ...]:
-        """The leaves of the provider's own frames, which hash to those of its `opening`. Raises a NodewireError if it
-        shows none.
+        """The leaves of the provider's own frames, which hash to those of its `opening`.
+
+        Raises a NodewireError if it shows none.
         """
 
     async def inputs(self, sample: Sample, epoch: int, *, last: bool, within_s: float) -> Inputs:
@@ -341,8 +343,9 @@ class Court:
         self._feed(ended)
 
     async def _computed(self, sample: Sample, epoch: int, last: bool) -> tuple[ComputedLeaves, Opening | None]:
-        """Fetch the inputs beside other cases' fetches, then compute when it is this case's turn. With the verifier's
-        opening that it was computed beside.
+        """Fetch the inputs beside other cases' fetches, then compute when it is this case's turn.
+
+        With the verifier's opening that it was computed beside.
 
         Raises:
             Overloaded: other cases took all of its time, or this machine is too slow.

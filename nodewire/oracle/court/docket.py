@@ -219,8 +219,9 @@ def _turns(of: Mapping[str, Iterable[T]], snapshot: Snapshot, committee: Committ
 
 
 def _origin(address: str) -> str:
-    """Where an ad's address is, as `nodewire.net.connection_limits` counts; of a splice, which one it is at which
-    host.
+    """Where an ad's address is, as `nodewire.net.connection_limits` counts.
+
+    Of a splice, which one it is at which host.
     """
     if not is_splice(address):
         return origin_of(host_port.parse(address)[0])

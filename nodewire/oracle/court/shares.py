@@ -1,5 +1,6 @@
-"""Which passes an oracle counts: those of chunks whose verification share came before the draw. Others gave
-nobody anything.
+"""Which passes an oracle counts: those of chunks whose verification share came before the draw.
+
+Others gave nobody anything.
 
 Without that, jobs at no price, or of customers who pay no share, would have their provider's work judged by verifiers
 and oracles for nothing, and its reputation grow by it. Work that was withheld or is in doubt counts in any case.

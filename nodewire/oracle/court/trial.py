@@ -140,8 +140,9 @@ def _lacks_frames(found: Outcome, case: Case, beside: Opening) -> bool:
 
 
 def _verified(case: Case) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
-    """The verifier that decides, with whether it did its part; and again, if it lied: its work is apart from one's own,
-    or it has the provider's very bytes with a sketch that is not theirs.
+    """The verifier that decides, with whether it did its part; and again, if it lied.
+
+    It lied if its work is apart from one's own, or it has the provider's very bytes with a sketch that is not theirs.
     """
     if case.verifier is None:
         return (), ()

@@ -54,8 +54,9 @@ class Workbench:
     async def loaded(
         self, kind: JobKind, manifest: Manifest, task_name: str, *, engine: str = ""
     ) -> tuple[Worker, str]:
-        """A worker that holds the task, and its name there. Others that it holds make room. `engine` is another than
-        the manifest's.
+        """A worker that holds the task, and its name there.
+
+        Others that it holds make room. `engine` is another than the manifest's.
 
         Who gives up waiting does not end the loading: the next that asks finds it done.
 

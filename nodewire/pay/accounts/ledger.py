@@ -286,8 +286,9 @@ class Ledger:
         self._db.execute("UPDATE broken SET at_s = ? WHERE job = ? AND at_s IS NULL", (int(at_s), job))
 
     def interrupted(self, job: str | None = None) -> None:
-        """The provider itself broke off a job under way, or died amid all that were: their customers are not in debt
-        for what that left unpaid, however often.
+        """The provider itself broke off a job under way, or died amid all that were.
+
+        Their customers are not in debt for what that left unpaid, however often.
         """
         sql, told = "UPDATE broken SET at_s = ? WHERE at_s IS NULL", (_OWN_FAULT, *(() if job is None else (job,)))
         self._db.execute(sql if job is None else sql + " AND job = ?", told)
@@ -402,8 +403,9 @@ class Ledger:
         return self._db.execute(sql, (customer,)).fetchone() is not None
 
     def in_debt(self, customer: str, now_s: float) -> bool:
-        """Whether a customer key has let a due pass its time, or too many of its jobs broke off unpaid: such a key
-        gets no credit.
+        """Whether a customer key has let a due pass its time, or too many of its jobs broke off unpaid.
+
+        Such a key gets no credit.
         """
         unpaid = "FROM dues LEFT JOIN broken USING (job, payee, chunk, attempt)"
         unpaid += " LEFT JOIN untold USING (job, payee, chunk, attempt)"

@@ -129,8 +129,9 @@ class BondHolder(Protocol):
         """What came in for a request, less fees, and what is left of it, in msat."""
 
     async def share_msat(self, request: str, customer: str, chunk: int, before_ms: int) -> int:
-        """What the customer (pubkey) had zapped for one chunk of the job before then (unix milliseconds), the
-        committee's fee included.
+        """What the customer (pubkey) had zapped for one chunk of the job before then (unix milliseconds).
+
+        The committee's fee is included.
         """
 
     async def close(self) -> None: ...
@@ -139,8 +140,9 @@ class BondHolder(Protocol):
 async def is_share_paid(
     holder: BondHolder, request: Request, chunk: int, epoch: int, committee: Committee, number: int = 1
 ) -> bool:
-    """Whether the verification share that `committee` asks for the chunk had come before `epoch` could draw it, if it
-    is the job's unit of this `number`, from 1.
+    """Whether the verification share that `committee` asks for the chunk had come before `epoch` could draw it.
+
+    The chunk is the job's unit of this `number`, from 1.
 
     Never for what costs nothing, of which nobody can be paid a part; always where the committee asks for none. The
     plan's own share says nothing here: who plans for oneself could write 0. One that comes after the draw could be

@@ -15,8 +15,10 @@ class Funds:
         self._balance = asyncio.ensure_future(_balance_msat(wallet))
 
     async def check(self, least_msat: int) -> None:
-        """Check that the wallet holds so much. Where nothing is to be paid, the wallet is not waited for. One that
-        does not tell its balance is not held to have none.
+        """Check that the wallet holds so much.
+
+        Where nothing is to be paid, the wallet is not waited for. One that does not tell its balance is not held to
+        have none.
 
         Raises:
             PaymentFailed: the wallet holds less; both amounts are named.

@@ -67,8 +67,10 @@ class Receipt:
 
 
 class Wallet(Protocol):
-    """Every method may raise LinkLost or TimedOut (the wallet cannot be reached; what was asked may have happened), and
-    NotAllowed (it does not know its owner, or lacks the ability).
+    """Every method may raise LinkLost or TimedOut, and NotAllowed.
+
+    LinkLost and TimedOut: the wallet cannot be reached, and what was asked may have happened. NotAllowed: it does not
+    know its owner, or lacks the ability.
     """
 
     async def info(self) -> WalletInfo:

@@ -84,9 +84,10 @@ class Model:
 
 
 def model(manifest: Manifest, measured: Mapping[str, Mapping[str, Table]] | None = None) -> Model:
-    """`measured`: by task, tables of nodes of a kind. Others' times are the manifest's FLOPs at 1 GFLOP/s, for nodes
-    whose speed is in GFLOP/s. Memory is the manifest's, caches for its slots included. Neither is nothing, whatever a
-    stranger's manifest says: rates are divided by both.
+    """`measured`: by task, tables of nodes of a kind.
+
+    Others' times are the manifest's FLOPs at 1 GFLOP/s, for nodes whose speed is in GFLOP/s. Memory is the manifest's,
+    caches for its slots included. Neither is nothing, whatever a stranger's manifest says: rates are divided by both.
     """
     number = {task.name: index for index, task in enumerate(manifest.tasks)} | {OUTSIDE: CUSTOMER}
     tasks = tuple(
@@ -141,8 +142,10 @@ def advise(
 def moves(
     pool: Pool, what: Model, workload: Workload, objective: Objective, held: Held, *, tell: Tell = silent
 ) -> Held | None:
-    """What nodes that hold some of a ring's tasks should load instead: what nobody holds, or all of a new plan if it is
-    worth so much more that it is followed (`rebalance`), which is not looked at for more than `REPLANNED` nodes.
+    """What nodes that hold some of a ring's tasks should load instead.
+
+    It is what nobody holds, or all of a new plan if it is worth so much more that it is followed (`rebalance`). A new
+    plan is not looked at for more than `REPLANNED` nodes.
 
     None: it is not said, of a model that is no ring, or where tasks that a node holds are no neighbours.
     """
@@ -201,8 +204,9 @@ def _ring(
     anchor: int | None,
     tell: Tell,
 ) -> list[Advice]:
-    """`anchor`: who drives, if that is settled; else it is the node with which the quickest ring is quickest. There the
-    driver's memory is taken, for the baselines too.
+    """`anchor`: who drives, if that is settled; else it is the node with which the quickest ring is quickest.
+
+    There the driver's memory is taken, for the baselines too.
     """
     driver, chain = what.dag.tasks[0], what.stages
     anchors = _anchors(pool, driver) if anchor is None else [anchor]

@@ -196,8 +196,9 @@ class _Fleet:
         return made or [ring for group in groups if (ring := self._whole(group)) is not None]
 
     def _whole(self, nodes: frozenset[int]) -> _RingCapacity | None:
-        """The ring of a group, with the number of sessions at which most is made: the quickest, or the one that gives
-        every node as much as it can do in the same time.
+        """The ring of a group, with the number of sessions at which most is made.
+
+        It is the quickest, or the one that gives every node as much as it can do in the same time.
         """
         rings = [
             ring
@@ -209,8 +210,9 @@ class _Fleet:
         return max(both, key=self.per_s, default=None)
 
     def _level_ms(self, nodes: Iterable[int], items: int) -> float:
-        """The least time in which nodes take all tasks among them, each as far as it has room, as if tasks were alike;
-        and so much more as they are not. Infinite: there is no room.
+        """The least time in which nodes take all tasks among them, each as far as it has room, as if tasks were alike.
+
+        And so much more as they are not. Infinite: there is no room.
         """
         tasks, each = len(self.chain.tasks), self.chain.summed_bytes(items)[-1]
         unit, room = [], []
@@ -234,8 +236,9 @@ class _Fleet:
         return self._with_room(tuple(stages))
 
     def for_latency(self) -> list[_RingCapacity]:
-        """Rings of the size with which the load's sessions are over soonest, the rest of the nodes more of them, as
-        spare. If no size carries the load, the fleet that makes most.
+        """Rings of the size with which the load's sessions are over soonest.
+
+        The rest of the nodes make more of them, as spare. If no size carries the load, the fleet that makes most.
         """
         crowded = self.for_throughput()
         fleets = [self._of_size(size) for size in self.sizes()]

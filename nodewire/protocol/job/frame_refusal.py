@@ -25,8 +25,10 @@ def refusal(error: NodewireError, manifest: Manifest, edges: Collection[str]) ->
 
 
 def suspects(manifest: Manifest, now: Mapping[str, str], who: str, edge: str = "") -> frozenset[str]:
-    """Which providers send `who` what it says that it cannot compute: on `edge`, or on all if that is none of its own,
-    and then the driver, too, if it is one of the driver's.
+    """Which providers send `who` what it says that it cannot compute.
+
+    They send it on `edge`, or on all if that is none of its own. Then the driver is one of them, too, if the edge is
+    one of the driver's.
 
     `now` has every task's provider. None are left where the frames are the customer's alone, or of its own tasks.
     """

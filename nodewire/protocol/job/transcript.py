@@ -1,5 +1,6 @@
-"""A generation's transcript: what was asked, whose work each token is, what was committed to it, what it cost.
-nips/25-receipts.md.
+"""A generation's transcript: what was asked, whose work each token is, and what it cost. nips/25-receipts.md.
+
+It has what was committed to each token, too.
 
 The customer writes and signs it, for whom it likes: it holds the prompt and the tokens. Everything in it that others
 have said is there as they signed it. The chain runs over the tokens chunk by chunk, each with the roots that its stages
@@ -97,8 +98,9 @@ class GenerationTranscript(Schema):
             raise BadSignature("sig", "not its customer's")
 
     def chunks(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        """Number of the job, chunk, and tokens: of all that the text is made of, in order. What a later job made again
-        is that one's.
+        """Number of the job, chunk, and tokens: of all that the text is made of, in order.
+
+        What a later job made again is that one's.
         """
         for number, part in enumerate(self.jobs):
             end = min((later.first for later in self.jobs[number + 1 :]), default=len(self.ids))

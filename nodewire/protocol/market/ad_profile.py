@@ -45,8 +45,10 @@ class PublishedRate:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFit:
-    """How far tasks are from `rates` (`plan.cost`): a call takes `call_us`, and `slower` times what its work would at
-    best; half of the calls that were measured are within a factor of `within` of that.
+    """How far tasks are from `rates` (`plan.cost`).
+
+    A call takes `call_us`, and `slower` times what its work would at best. Half of the calls that were measured are
+    within a factor of `within` of that.
     """
 
     call_us: int
@@ -56,8 +58,10 @@ class PublishedFit:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTask:
-    """`us` of one position in a call, `us_together` of `positions` in one: as many as gave the most in a second, of
-    those that were tried. `peak_bytes` of its process, above an empty one.
+    """`us` of one position in a call, `us_together` of `positions` in one.
+
+    These are as many as gave the most in a second, of those that were tried. `peak_bytes` of its process, above an
+    empty one.
     """
 
     peak_bytes: int

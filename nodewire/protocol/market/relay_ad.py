@@ -78,8 +78,9 @@ class Request:
 def request(
     keys: Keys, splice: str, *, salt: str, now_s: float, room: str | None = None, port: int | None = None
 ) -> Event:
-    """What `keys` ask of the splice with the public key `splice`: to be met in `room`, to be dialled back at `port`, or
-    only how it sees them.
+    """What `keys` ask of the splice with the public key `splice`.
+
+    It is to be met in `room`, to be dialled back at `port`, or only how the splice sees them.
 
     `salt` tells requests of the same second apart.
     """

@@ -160,8 +160,9 @@ class Manifest(Schema):
         return next(task for task in self.tasks if task.name == name)
 
     def slot_bytes(self, tasks: Iterable[str]) -> int:
-        """What these tasks take for one session more of the whole `context`; 0 where their manifest fixes how many
-        there may be.
+        """What these tasks take for one session more of the whole `context`.
+
+        0 where their manifest fixes how many there may be.
         """
         return pages_of(self.context) * sum(self.task(name).page_bytes for name in tasks)
 
@@ -194,8 +195,10 @@ class Manifest(Schema):
 
     @property
     def ends(self) -> frozenset[str]:
-        """The tasks that see most of what goes in and comes out: of a generation the driver and those beside it, a
-        ring's first and last stage; else those that hear from the customer, and those that it hears from.
+        """The tasks that see most of what goes in and comes out.
+
+        Of a generation they are the driver and those beside it, a ring's first and last stage. Else they are those that
+        hear from the customer, and those that it hears from.
         """
         inside = self.driver.name if self.mode == "generate" else CUSTOMER
         pairs = [{edge.source, edge.target} for edge in self.edges]

@@ -41,8 +41,9 @@ class Derive(Protocol):
         """Of a beacon, that a request may bring."""
 
     async def plan(self, request: Request, manifest: Manifest) -> Plan:
-        """The plan that follows from what the request cites, under the terms that it says. Raises a NodewireError where
-        there is none.
+        """The plan that follows from what the request cites, under the terms that it says.
+
+        Raises a NodewireError where there is none.
         """
 
 
@@ -70,8 +71,10 @@ class Admission:
         lookahead: int = LOOKAHEAD,
         free: FreeChunks | None = None,
     ) -> None:
-        """`manifest`: by its digest, one that something is held of. `lookahead`: the most of a plan. `free`: what is
-        computed before it is paid; first chunks are not bounded unless given.
+        """`manifest`: by its digest, one that something is held of.
+
+        `lookahead`: the most of a plan. `free`: what is computed before it is paid; first chunks are not bounded unless
+        given.
         """
         self.free = free
         self._lookahead = lookahead
@@ -113,8 +116,9 @@ class Admission:
         return request, manifest
 
     def begin(self, request: Request, origin: str) -> None:
-        """The first chunk of a job begins, whose customer's link comes from `origin` (empty: not known). Raises Busy:
-        that origin has as much computed for nothing as it may have.
+        """The first chunk of a job begins, whose customer's link comes from `origin` (empty: not known).
+
+        Raises Busy: that origin has as much computed for nothing as it may have.
         """
         if (free := self._free_for(request)) is not None:
             free.begin(request.id, request.customer, origin)

@@ -45,7 +45,8 @@ class Refusals:
 
 
 def is_answered(request: Event, error: NodewireError, public: str) -> bool:
-    """Whether who sent a request hears that a glance refused it: not if it is malformed, lacks the ad's work, or does
-    not name the provider `public`.
+    """Whether who sent a request hears that a glance refused it.
+
+    It does not if the request is malformed, lacks the ad's work, or does not name the provider `public`.
     """
     return not isinstance(error, BadInput) and public in request.values("p")

@@ -40,8 +40,9 @@ def speeds(
 def prices(
     tasks: Iterable[str], others: Mapping[str, Iterable[TaskOffer]], *, least_msat: int, ppm: int
 ) -> dict[str, int]:
-    """A price for each task: `ppm` of what others ask for it in the middle, or for the manifest's others; at least
-    `least_msat`.
+    """A price for each task: `ppm` of what others ask for it in the middle, or for the manifest's others.
+
+    It is at least `least_msat`.
     """
     asked = {name: [one.price_msat for one in found] for name, found in others.items()}
     every = [price for found in asked.values() for price in found]

@@ -314,7 +314,8 @@ class JobVerifier:
         )
 
     async def _certified(self, sample: Sample, epoch: int, verifier: str, epochs: int) -> int | None:
-        """The first of the `epochs` epochs after the draw whose certificate holds a root of `verifier` for the sample;
+        """The first of the `epochs` epochs after the draw whose certificate holds a root of `verifier` for the sample.
+
         None when they are over.
         """
         following = epoch + 1

@@ -69,8 +69,10 @@ class ChunkBiller:
     async def bill(
         self, chunk: int, units: int, made: dict[str, list[Leaf]], *, end: bool, close: Close | None
     ) -> None:
-        """Settle a chunk of which this node `made` this. It is not waited for what others must sign first: what is
-        waited for comes by those that called this. `close`: the driver's, of a chunk that it has closed.
+        """Settle a chunk of which this node `made` this.
+
+        It is not waited for what others must sign first: what is waited for comes by those that called this. `close`:
+        the driver's, of a chunk that it has closed.
         """
         self._unsettled[chunk] = units, made, close
         if self._stating is None:
@@ -81,6 +83,7 @@ class ChunkBiller:
 
     async def stop(self, error: NodewireError) -> None:
         """The job failed: what cannot be committed to without its inputs' producers' word is not asked for either.
+
         What is asked for has been told when this returns, as far as relays take it.
         """
         if self._stating is None:

@@ -158,8 +158,9 @@ class Chunks:
             await self._settling.bill(chunk, units, self._hashing.pop(chunk), end=end, close=close)
 
     async def claim_unclosed(self) -> None:
-        """The job failed: chunks that are whole here, and that the driver must have accepted though it signed no close
-        (`GenerationTape.is_past`), are claimed by this node's own word.
+        """The job failed: chunks that are whole here, and that the driver must have accepted, are claimed.
+
+        They are claimed by this node's own word, though the driver signed no close (`GenerationTape.is_past`).
         """
         if not self._context.generates or self._context.drives:
             return

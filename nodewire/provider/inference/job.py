@@ -231,8 +231,9 @@ class JobRun:
         return not isinstance(error, PaymentRequired) or bool(error.by) or self._mailbox.failure is not None
 
     async def _watch(self) -> None:
-        """End a job that stands still, for it holds a slot; and a generation that computes a chunk without end: nobody
-        who never guesses may take as long. Raises TimedOut.
+        """End a job that stands still, for it holds a slot; and a generation that computes a chunk without end.
+
+        Nobody who never guesses may take as long. Raises TimedOut.
         """
         limit_s = self.request.plan.first_result_ms / 1000 + self._context.patience_s
         frames, chunk, spells = -1, 0, 0

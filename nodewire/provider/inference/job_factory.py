@@ -71,8 +71,8 @@ class JobFactory:
         self._figures = figures
 
     async def open(self, job: AdmittedJob, served: ServedManifest) -> OpenJob:
-        """Raises:
-        NotAllowed: the job is open here already, or its customer has withdrawn it.
+        """Raises: NotAllowed: the job is open here already, or its customer has withdrawn it.
+
         NodewireError: what its plan stands on is not to be had.
         """
         request, manifest, plan = job.request, job.manifest, job.request.plan

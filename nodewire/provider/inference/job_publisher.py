@@ -58,8 +58,9 @@ class JobPublisher:
         await (self.publish if self.has_begun else self._refuse)(event)
 
     async def failed(self, error: NodewireError) -> None:
-        """Say why the job ended here: which edge's frames cannot be computed, or who has ended it
-        before this node; of what is the customer's own to it alone which field.
+        """Say why the job ended here: which edge's frames cannot be computed, or who has ended it before this node.
+
+        Of what is the customer's own, say to it alone which field.
         """
         names_edge = isinstance(error, BadFrame) and not error.by and self._may_name(error.field)
         ciphertext = ""

@@ -27,9 +27,10 @@ class OutputHasher:
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
 
     def note(self, task: str, chunk: int, frame: Frame[Array]) -> None:
-        """Take note of an output for its chunk's commitment, and its statement. It is hashed when it has been sent, and
-        in a generation that nobody judges with others of its positions: what is done in a row takes a fraction. One
-        that may have to be shown is given to the spool before it counts.
+        """Take note of an output for its chunk's commitment, and its statement.
+
+        It is hashed when it has been sent, and in a generation that nobody judges with others of its positions: what is
+        done in a row takes a fraction. One that may have to be shown is given to the spool before it counts.
         """
         if self._stating is not None:
             self._stating.statements.write(self._context.request.id, frame.edge, 0, frame)

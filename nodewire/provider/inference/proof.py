@@ -116,8 +116,9 @@ class CommitteeProof:
 
 
 def most_bytes(job: AdmittedJob, public: str) -> int:
-    """The bytes of a generation that `public` may have to keep: a frame for each position on each edge of its tasks,
-    and a statement for each chunk that comes.
+    """The bytes of a generation that `public` may have to keep.
+
+    They are a frame for each position on each edge of its tasks, and a statement for each chunk that comes.
     """
     tasks, manifest = job.request.plan.tasks_of(public), job.manifest
     said = job.params.get("positions")

@@ -156,8 +156,9 @@ class Statements:
         return lacking
 
     def _due(self, chunk: int) -> list[tuple[str, int]]:
-        """The edges and chunks of what came and is not settled, that a part of `chunk` was computed from: in a
-        generation, which has a state, also what came before.
+        """The edges and chunks of what came and is not settled, that a part of `chunk` was computed from.
+
+        In a generation, which has a state, they include what came before.
         """
         generates = self._manifest.mode == "generate"
         return [at for at in sorted(self._came) if at[1] == chunk or (generates and at[1] < chunk)]

@@ -48,8 +48,9 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class TaskProfile:
-    """`calls` by positions, in ascending order; `caps` says of each memory cap (bytes) whether the task ran under it,
-    "" or what it died of. Bytes are above the worker's empty baseline.
+    """`calls` by positions, in ascending order; `caps` by memory caps (bytes).
+
+    `caps` says whether the task ran under each, "" or what it died of. Bytes are above the worker's empty baseline.
     """
 
     manifest: str
@@ -67,8 +68,9 @@ class TaskProfile:
 
     @property
     def overrun(self) -> OverMemory | None:
-        """Not raised: what is to be said of a task whose process took more than was predicted, beside what every worker
-        may take for itself.
+        """Not raised: what is to be said of a task whose process took more than was predicted.
+
+        What every worker may take for itself is apart.
         """
         if self.refused or self.peak_bytes <= self.predicted_bytes * (1 + TOLERATED) + RESERVE_BYTES:
             return None

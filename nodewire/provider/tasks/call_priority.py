@@ -16,8 +16,10 @@ TOGETHER = frozenset({"graph"})
 
 
 def turns(plan: Plan, manifest: Manifest, nodes: Mapping[str, Node]) -> dict[str, Turn]:
-    """By task, what its calls wait by. Times are the plan's own estimates: certified speeds, links by coordinates. Of
-    who is not among `nodes` (by public key) nothing is known.
+    """By task, what its calls wait by.
+
+    Times are the plan's own estimates: certified speeds, links by coordinates. Of who is not among `nodes` (by public
+    key) nothing is known.
     """
     at = {one.task: nodes.get(one.provider) for one in plan.tasks}
     took_us = {}

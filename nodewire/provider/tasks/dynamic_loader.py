@@ -49,8 +49,10 @@ class LoadedWindow:
 
 
 class Windows:
-    """Loads and unloads them. `measured` has microseconds for a position, by digest and task; `make` is given the stack
-    that ends a window's workers.
+    """Loads and unloads them.
+
+    `measured` has microseconds for a position, by digest and task; `make` is given the stack that ends a window's
+    workers.
     """
 
     def __init__(

@@ -212,8 +212,9 @@ def _fees_msat(offers: Sequence[Offer], left: int, state: State) -> int:
 
 
 def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer]) -> tuple[int, int]:
-    """What an outer step of so many results costs where it is bought, and the most that routing may; nothing if nobody
-    sells it, for then it is made here.
+    """What an outer step of so many results costs where it is bought, and the most that routing may.
+
+    Nothing if nobody sells it, for then it is made here.
     """
     if shards > MAX_INPUTS:
         return 0, 0
@@ -268,8 +269,9 @@ def _frozen_bytes(recipe: Recipe) -> int:
 
 
 def _audited(recipe: Recipe) -> int:
-    """Snapshots that an audit of one result has shown, at most, if nothing speaks against it; what was carried into the
-    round counts as one.
+    """Snapshots that an audit of one result has shown, at most, if nothing speaks against it.
+
+    What was carried into the round counts as one.
     """
     fraction, carries = float(recipe.audit.fraction), recipe.compression.carries
     segments = -(-recipe.steps // recipe.audit.segment)

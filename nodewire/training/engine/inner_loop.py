@@ -42,8 +42,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A round's result. `delta` is theta after minus theta before; `states` are the digests of the snapshots after
-    each audit.segment steps, and after the last one.
+    """A round's result.
+
+    `delta` is theta after minus theta before; `states` are the digests of the snapshots after each audit.segment steps,
+    and after the last one.
     """
 
     delta: State

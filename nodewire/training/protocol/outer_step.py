@@ -163,8 +163,10 @@ def momenta_rows(recipe: Recipe) -> int:
 
 
 def work_gflop(recipe: Recipe, inputs: int) -> int:
-    """The step's work in gflop, rounded up: for every number of theta 20 operations, and for each of k inputs 4;
-    4 more for clip, 2 log2 k (rounded up) for trimmed and median, 3 k for krum.
+    """The step's work in gflop, rounded up.
+
+    For every number of theta it is 20 operations, and for each of k inputs 4. It is 4 more for clip, 2 log2 k (rounded
+    up) for trimmed and median, 3 k for krum.
     """
     k = inputs
     more = {"clip": 4, "krum": 3 * k}.get(recipe.outer.aggregate, 0)
@@ -174,8 +176,10 @@ def work_gflop(recipe: Recipe, inputs: int) -> int:
 
 
 def memory_bytes(recipe: Recipe, inputs: int) -> int:
-    """A provider's peak above an empty worker: 4 x trained x (k + 14 + 3 momenta), 32 bytes x k x at most 2^18 numbers
-    that are aggregated at a time, two packed updates, 8 MiB.
+    """A provider's peak above an empty worker.
+
+    It is 4 x trained x (k + 14 + 3 momenta), 32 bytes x k x at most 2^18 numbers that are aggregated at a time, two
+    packed updates, 8 MiB.
 
     Every update is unpacked as it comes; 14 is theta before and after, its file, and float64 on the way.
     """

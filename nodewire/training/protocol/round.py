@@ -221,8 +221,9 @@ def parse(event: Event) -> RoundRequest:
 
 
 def is_ticket(text: str) -> bool:
-    """Whether a ticket's JSON opens something of a training (a round's shard, or an outer step) and not a job of
-    inference: it has a recipe.
+    """Whether a ticket's JSON opens something of a training and not a job of inference: it has a recipe.
+
+    Of a training it opens a round's shard, or an outer step.
     """
     try:
         said = orjson.loads(text)

@@ -122,8 +122,9 @@ def ends(segments: Iterable[int]) -> tuple[int, ...]:
 
 
 def shown(segments: Iterable[int], recipe: Recipe, steps: int) -> tuple[int, ...]:
-    """All that is to be shown of drawn segments: their ends, and where something is carried also what was carried into
-    the round, under the number after the last.
+    """All that is to be shown of drawn segments: their ends.
+
+    Where something is carried it is also what was carried into the round, under the number after the last.
     """
     return (*ends(segments), *([-(-steps // recipe.audit.segment)] if recipe.compression.carries else []))
 

@@ -93,8 +93,9 @@ class TrainingAdmission:
         return request
 
     def check(self, request: RoundRequest, ticket: RoundTicket) -> AdmittedShard:
-        """The shard, if ticket, recipe and price are good; where a round before stands for the deposit, `before` says
-        whether it does.
+        """The shard, if ticket, recipe and price are good.
+
+        Where a round before stands for the deposit, `before` says whether it does.
 
         Raises:
             BadInput, BadRecipe: the ticket is not the sealed one, its recipe is malformed or another kind's, or frozen

@@ -26,8 +26,9 @@ _NAME = re.compile(r"(\d{1,12})-([0-9a-f]{64})-(\d{1,4})-([0-9a-f]{64})")
 
 
 class CarriedFiles:
-    """At most `most_bytes` of them in a folder; above that the first to be over go, which costs their shards a fresh
-    beginning and no more.
+    """At most `most_bytes` of them in a folder.
+
+    Above that the first to be over go, which costs their shards a fresh beginning and no more.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:

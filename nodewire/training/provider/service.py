@@ -126,8 +126,9 @@ class TrainingService:
         await self._announcing.end()
 
     async def _listen(self) -> bool:
-        """Serve until relays send nothing more; or, True, the clock was set, by which old requests are told from new
-        ones, and relays are to be asked anew.
+        """Serve until relays send nothing more; or, True, the clock was set.
+
+        Old requests are told from new ones by the clock, and relays are to be asked anew.
         """
         mine = {"p": frozenset({self._keys.public})}
         asked = frozenset({*self._ad.kinds, kinds.VERIFICATION})
@@ -257,8 +258,9 @@ class TrainingService:
     async def _run(
         self, job: AdmittedShard | AdmittedOuter, worker: Worker | None = None, *, is_delivered: bool = False
     ) -> None:
-        """Do a job's work, with this worker or one that it gets when its deposit is here; if that is done, only wait
-        for the balance.
+        """Do a job's work, with this worker or one that it gets when its deposit is here.
+
+        If that is done, only wait for the balance.
         """
         request = job.request
         resources = RunResources(self._keys, self._blobs, self._ledger, self._publish, self._folder, self._patience_s)

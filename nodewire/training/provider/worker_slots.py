@@ -40,8 +40,9 @@ class Slots:
             raise Busy("concurrency", "all workers are training") from error
 
     async def room(self) -> None:
-        """Return when somebody may be asked for a deposit: a worker is free, and not for another who has just been
-        asked. Who has not paid within SLOT_S is waited for, and keeps nobody else from it.
+        """Return when somebody may be asked for a deposit: a worker is free, and not for another who was just asked.
+
+        Who has not paid within SLOT_S is waited for, and keeps nobody else from it.
 
         Raises:
             Busy: all are training.

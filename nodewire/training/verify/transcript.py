@@ -34,8 +34,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`step`: signature, recipe, request, result, close, draw, answer, round, undone, carried, weight, theta, weights,
-    bought, payment; computed again: update, theta, weights, loss, segment.
+    """`step` is one of what is checked, or of what is computed again.
+
+    Checked: signature, recipe, request, result, close, draw, answer, round, undone, carried, weight, theta, weights,
+    bought, payment. Computed again: update, theta, weights, loss, segment.
     """
 
     step: str

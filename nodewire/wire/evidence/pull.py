@@ -48,8 +48,10 @@ _log = logging.getLogger("nodewire.wire")
 
 
 class Want(Schema):
-    """What is asked for, of a task's chunks first to last: kept frames, a commitment's opening, the job's ticket, or
-    what was signed of its inputs (`protocol.verification.statement.pack`).
+    """What is asked for, of a task's chunks first to last.
+
+    It is kept frames, a commitment's opening, the job's ticket, or what was signed of its inputs
+    (`protocol.verification.statement.pack`).
     """
 
     TAG: ClassVar[str] = "nodewire/pull/1"

@@ -76,8 +76,9 @@ class GenerationTape:
     # What the job tells.
 
     def record_frame(self, edge: str, frame: Frame[Array]) -> None:
-        """A frame has come, or goes out, on an inner edge. Raises BadFrame, naming the edge, or one of the driver's if
-        it is of a chunk that this has closed.
+        """A frame has come, or goes out, on an inner edge.
+
+        Raises BadFrame, naming the edge, or one of the driver's if it is of a chunk that this has closed.
         """
         history = self._histories.get(edge)
         if history is None:

@@ -1,5 +1,6 @@
-"""How long a node takes for its part of a job's turn: what its customer asks when a ring has slowed down.
-nips/22-flow-and-control.md.
+"""How long a node takes for its part of a job's turn. nips/22-flow-and-control.md.
+
+Its customer asks when a ring has slowed down.
 
 It is the node's own word. Who says too little is found by trying a ring without it, who says too much is left.
 """

@@ -163,8 +163,9 @@ class JobMailbox:
         return self._take()
 
     def deliver_to(self, inbox: Inbox) -> None:
-        """Hand the frames that `get` would return to an inbox: those that wait now, and later ones as they come. Their
-        windows open at once; what the inbox does not take stays for `get`. It is told what ends the job.
+        """Hand the frames that `get` would return to an inbox: those that wait now, and later ones as they come.
+
+        Their windows open at once; what the inbox does not take stays for `get`. It is told what ends the job.
         """
         self._inbox = inbox
         while self._queue and inbox.put(self._queue[0][1]):

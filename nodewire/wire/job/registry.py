@@ -1,5 +1,6 @@
-"""The jobs that are open on a node, as its links see them: whose frames may come, what waits, whose further frames
-are not read.
+"""The jobs that are open on a node, as its links see them.
+
+It knows whose frames may come, what waits, and whose further frames are not read.
 """
 
 from __future__ import annotations

@@ -67,8 +67,9 @@ ANYBODY = LinkPolicy()
 
 
 class Links:
-    """`open` are those that are, by public key; `opened` is told each. `ladder`, once set, knows the ways to peers that
-    no address leads to.
+    """`open` are those that are, by public key; `opened` is told each.
+
+    `ladder`, once set, knows the ways to peers that no address leads to.
     """
 
     def __init__(

@@ -82,8 +82,9 @@ class Health:
 
     @property
     def lost_ppm(self) -> int | None:
-        """Segments of data that were sent again, of the newest thousand to two thousand; None without any, or where the
-        kernel does not say.
+        """Segments of data that were sent again, of the newest thousand to two thousand.
+
+        None without any, or where the kernel does not say.
         """
         sent, again = self._sent + self._sent_before, self._again + self._again_before
         return round(again * 1e6 / sent) if sent else None

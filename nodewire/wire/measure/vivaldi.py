@@ -100,8 +100,9 @@ class _Peer:
 
 
 class Vivaldi:
-    """One node's. `update` and `measured` are called at the caller's own pace: no peer makes itself count more
-    often.
+    """One node's.
+
+    `update` and `measured` are called at the caller's own pace: no peer makes itself count more often.
     """
 
     def __init__(self, public: str, place: Place | None = None) -> None:

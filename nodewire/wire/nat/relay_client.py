@@ -108,8 +108,9 @@ async def enter(
     dial: int | None = None,
     now_s: float | None = None,
 ) -> SpliceConnection:
-    """Connect to a splice (from our `port` if given) and ask to be met in `room`, or to be dialled back at the port
-    `dial`; without either, only how it sees us.
+    """Connect to a splice (from our `port` if given) and ask it for one thing.
+
+    That is to be met in `room`, or to be dialled back at the port `dial`; without either, only how it sees us.
 
     Raises:
         NotAllowed: the splice has no address that may be dialled for others.

@@ -26,8 +26,9 @@ _CLOSE_S = 1.0  # for a peer to take what was written before the end
 
 
 class SharedChannel(asyncio.Transport):
-    """Calls `protocol` as asyncio's transports do, `connection_made` at once and the rest out of the event loop. It is
-    paused while there is anything that is not in the ring, and that is not copied unless asked for.
+    """Calls `protocol` as asyncio's transports do, `connection_made` at once and the rest out of the event loop.
+
+    It is paused while there is anything that is not in the ring, and that is not copied unless asked for.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class SharedChannel(asyncio.Transport):
         protocol: asyncio.BufferedProtocol,
         closed: Callable[[], None],
     ) -> None:
-        """Takes over `connection` (non-blocking) and `mapping`. `bound` is what proofs over this channel cite; `closed`
-        is called when all is freed.
+        """Takes over `connection` (non-blocking) and `mapping`.
+
+        `bound` is what proofs over this channel cite; `closed` is called when all is freed.
         """
         super().__init__({"bound": bound, "transport": "shm"})
         self._loop = asyncio.get_running_loop()

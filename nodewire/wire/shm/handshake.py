@@ -1,5 +1,6 @@
-"""The first words over a Unix socket: the memory goes over, and the listener shows whose key it has
-(`peer_credentials.py`).
+"""The first words over a Unix socket: the memory goes over.
+
+The listener shows whose key it has (`peer_credentials.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Events over links, in place of relays (nodewire.nostr.event_transport): for nodes that know each other and nobody
-else.
+"""Events over links, in place of relays (nodewire.nostr.event_transport).
+
+They are for nodes that know each other and nobody else.
 
 An event goes to those whom its `p` tags name, as a control document of the link to them. What comes counts if who sent
 it signed it; a gift wrap, which has a key of its own, from anybody. Nothing is stored: who is not there gets nothing.

@@ -27,8 +27,10 @@ _log = logging.getLogger("nodewire.wire")
 
 
 def prepare(tls: ssl.SSLSocket) -> bool:
-    """Before the handshake: have reads of a socket that does not block raise SSLWantReadError when a record held no
-    data, and AES-128 come before AES-256.
+    """Set OpenSSL's reads and order of ciphers, before the handshake.
+
+    Reads of a socket that does not block raise SSLWantReadError when a record held no data. AES-128 comes before
+    AES-256.
 
     False where that cannot be done: then nothing has changed.
     """

@@ -95,8 +95,9 @@ class TcpTls:
     """TCP with TLS 1.3; addresses are "host:port" or "[ipv6]:port"."""
 
     def __init__(self, congestion: str | None = CONGESTION, *, allow_private: bool = True) -> None:
-        """`congestion`: the kernel's congestion control, where it has it; None is the kernel's own choice. It must be
-        chosen before a connection is opened: one that is changed later keeps pacing as it did.
+        """`congestion`: the kernel's congestion control, where it has it; None is the kernel's own choice.
+
+        It must be chosen before a connection is opened: one that is changed later keeps pacing as it did.
 
         Without `allow_private` only public addresses are dialled, whatever a name stands for: strangers write ads.
         """

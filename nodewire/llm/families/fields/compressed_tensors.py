@@ -70,8 +70,9 @@ def parse(said: Mapping[str, Any], modules: Iterable[tuple[int, str, Sequence[Pi
 
 
 def named(plain: Iterable[tuple[int, str]], every: Iterable[tuple[int, str]]) -> list[str]:
-    """A Quantization's `plain`, of `every` layer and parameter those: a parameter that is so in all of its layers is
-    named once.
+    """A Quantization's `plain`, of `every` layer and parameter those.
+
+    A parameter that is so in all of its layers is named once.
     """
     plain = list(plain)
     layers, own = (Counter(role for _, role in some) for some in (every, plain))

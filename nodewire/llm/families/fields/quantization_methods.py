@@ -21,9 +21,10 @@ _MAX_NAMES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class InGroups:
-    """`bits`: of a code. `group`: numbers of a row to a scale; 0: a row has one. `symmetric`: all zeros are in the
-    middle. `in_turn`: whether a group's numbers follow each other. `plain`: parts of the names of modules that are
-    stored as they are.
+    """`bits`: of a code.
+
+    `group`: numbers of a row to a scale; 0: a row has one. `symmetric`: all zeros are in the middle. `in_turn`: whether
+    a group's numbers follow each other. `plain`: parts of the names of modules that are stored as they are.
     """
 
     method: str

@@ -28,8 +28,10 @@ class CheckpointTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """`count` rows that are kept from row `at` on, and stored from row `stored` on. With `pairs` these are a head of so
-    many, of which the rows from `begin` on are taken once those that turn together are half a head apart.
+    """`count` rows that are kept from row `at` on, and stored from row `stored` on.
+
+    With `pairs` these are a head of so many, of which the rows from `begin` on are taken once those that turn together
+    are half a head apart.
     """
 
     at: int

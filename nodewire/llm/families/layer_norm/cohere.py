@@ -1,5 +1,6 @@
-"""Command R: LayerNorms without biases, attention and MLP after the same one, scaled logits, pairs that turn beside
-each other.
+"""Command R: LayerNorms without biases, attention and MLP after the same one, scaled logits.
+
+Pairs that turn stand beside each other.
 """
 
 from __future__ import annotations

@@ -90,8 +90,9 @@ class Moves:
         return _Fill(self, way[1:-1]).with_ms(others) + self._tours_ms(way[None]) + least
 
     def swapped_ms(self, ring: Way, others: Ints) -> Floats:
-        """[k, others]: the ring with one of them in place of one of its nodes, where it adds least: between two that
-        stay neighbours, three of which are enough to know, or where the node was.
+        """[k, others]: the ring with one of them in place of one of its nodes, where it adds least.
+
+        That is between two that stay neighbours, three of which are enough to know, or where the node was.
         """
         way, places = np.array((self.anchor, *ring, self.anchor)), np.arange(len(ring))[:, None]
         added = self._inserted_ms(way, others)

@@ -81,8 +81,9 @@ class Coordinator:
         self._judging = asyncio.Lock()
 
     async def open(self, recipe: bytes, data: Path, shards: int, start: Path | None = None) -> None:
-        """Read the customer's data and split them, and `start`, the files that the recipe cites; weights are as before
-        the first round.
+        """Read the customer's data and split them, and `start`, the files that the recipe cites.
+
+        Weights are as before the first round.
         """
         program = self._folder / "recipe"
         program.write_bytes(recipe)
@@ -119,8 +120,9 @@ class Coordinator:
             yield
 
     async def restore(self, theta: CiphertextRef, round_: int) -> None:
-        """Go on with what was the weights, and the outer optimizer's momenta, before `round_`. What the worker knew of
-        that round and of later ones is forgotten.
+        """Go on with what was the weights, and the outer optimizer's momenta, before `round_`.
+
+        What the worker knew of that round and of later ones is forgotten.
 
         Raises:
             NotFound: the momenta are not in the training's folder any more.
@@ -160,16 +162,18 @@ class Coordinator:
         return bool(said[0].meta["fine"]), str(said[0].meta["reason"])
 
     async def judge(self, round_: int, waiting: Iterable[int]) -> dict[int, Verdict]:
-        """Of every result of the round by its shard: whether it is accepted, and if not, why. All but those that are
-        `waiting` were accepted before; they are there to compare with.
+        """Of every result of the round by its shard: whether it is accepted, and if not, why.
+
+        All but those that are `waiting` were accepted before; they are there to compare with.
         """
         meta: Meta = {"round": round_, "waiting": ",".join(map(str, waiting))}
         said = await self._session.receive(Frame("judge", 0, (), meta))
         return {int(one.meta["index"] or 0): _verdict(one) for one in said}
 
     async def judge_late(self, late: LateResult, index: int, theta: CiphertextRef, *, alone: bool = False) -> Verdict:
-        """Whether a late result is accepted, by the weights that its own round began with; `alone`: not beside others
-        of that number, which began with other weights.
+        """Whether a late result is accepted, by the weights that its own round began with.
+
+        `alone`: not beside others of that number, which began with other weights.
         """
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
         async with self._judging:
@@ -255,8 +259,9 @@ class Coordinator:
         return loss
 
     def forget(self, oldest: int) -> None:
-        """Steps before that of round `oldest` are never undone. Momenta of the round before it stay: after a power
-        failure the journal may not know of the newest step.
+        """Steps before that of round `oldest` are never undone.
+
+        Momenta of the round before it stay: after a power failure the journal may not know of the newest step.
         """
         for path in self._folder.glob("momenta-*.safetensors"):
             number = path.stem.removeprefix("momenta-")

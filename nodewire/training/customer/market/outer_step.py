@@ -91,8 +91,9 @@ def _used(course: Course, counted: Contribution, weight: int) -> StepInput:
 
 
 def _left_msat(course: Course, counted: tuple[Contribution, ...]) -> int:
-    """What the budget has left if the rounds to come cost as much as this one: no training ends for want of a step that
-    could be made here.
+    """What the budget has left if the rounds to come cost as much as this one.
+
+    No training ends for want of a step that could be made here.
     """
     rows = [course.state.debts[one.request, one.provider].row for one in counted]
     round_msat = sum(row.deposit_msat + row.balance_msat for row in rows)

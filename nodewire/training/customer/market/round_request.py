@@ -28,8 +28,9 @@ _UNKNOWN = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one request says: the shards in ascending order, each with its provider; the steps that each provider makes;
-    the request before for all.
+    """What one request says: the shards in ascending order, each with its provider.
+
+    It says the steps that each provider makes, and the request before for all.
     """
 
     round: int
@@ -79,8 +80,9 @@ class Requests:
         start: CiphertextRef | None = None,
         inline_theta: bytes | None = None,
     ) -> tuple[RequestPublication, Event]:
-        """The signed request with the tickets that open it, and its event. `inline_theta` stands in it, if there is
-        room.
+        """The signed request with the tickets that open it, and its event.
+
+        `inline_theta` stands in it, if there is room.
         """
         recipe, assigned, tickets = self._recipe, [], []
         for index, provider in ask.dealt:

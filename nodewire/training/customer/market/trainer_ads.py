@@ -37,8 +37,9 @@ class Ads:
         self._expires_s: dict[str, float] = {}
 
     async def now(self) -> Mapping[str, Trainer]:
-        """The newest ad of everybody, by public key; malformed and expired ones are left out. Another mapping once that
-        changes; an ad that is published again as it is changes nothing.
+        """The newest ad of everybody, by public key; malformed and expired ones are left out.
+
+        Another mapping once that changes; an ad that is published again as it is changes nothing.
 
         Raises:
             RelayRefused, TimedOut: no relay answers.

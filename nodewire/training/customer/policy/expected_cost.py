@@ -29,8 +29,10 @@ class Record:
     """What the budget has for one shard's round: so much a failed try costs in time, whatever its price."""
 
     def cost_msat(self, provider: str, price_msat: int) -> float:
-        """The expected cost of a useful result: a failed try costs the price (deposit and time are lost), one of
-        somebody who is known to fail also the time of all others, in the customer's own terms.
+        """The expected cost of a useful result, in the customer's own terms.
+
+        A failed try costs the price (deposit and time are lost), one of somebody who is known to fail also the time of
+        all others.
         """
         tries = self.good[provider] + _GOOD
         lost = min(MOST_TRIES, (self.failed[provider] + _BAD) / tries)

@@ -23,8 +23,9 @@ class PaymentWait:
 
 
 def patience_s(state: State, refused: Mapping[str, bool]) -> float | None:
-    """None as long as anything else is to be done. `refused` are those whose payment has failed, and whether because
-    their endpoint takes no connection.
+    """None as long as anything else is to be done.
+
+    `refused` are those whose payment has failed, and whether because their endpoint takes no connection.
     """
     if not state.is_paid_for:
         return None

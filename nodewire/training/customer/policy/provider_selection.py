@@ -125,8 +125,10 @@ def deal(
     speeds: Speeds = UNKNOWN_SPEEDS,
     exclusion: Exclusion = NOBODY,
 ) -> dict[int, str]:
-    """A provider for every shard, as far as some have room: the one that had it before, or whose useful results are
-    expected to cost least (`expected_cost`), the faster of equals.
+    """A provider for every shard, as far as some have room.
+
+    It is the one that had it before, or whose useful results are expected to cost least (`expected_cost`), the faster
+    of equals.
 
     Speed counts where the deadline does not allow for it, or as far as two cost the same. Who had a shard keeps it
     unless another is better by far.
@@ -231,8 +233,9 @@ def why_not(ad: Trainer, need: Need) -> str:
 
 
 def grouped(dealt: Mapping[int, str], last: Mapping[str, str]) -> list[tuple[str | None, Sequence[int]]]:
-    """Shards by request: in each a provider stands once, and all had the same request before (None for the new). There
-    are no more in one than it may have.
+    """Shards by request: in each a provider stands once, and all had the same request before (None for the new).
+
+    There are no more in one than it may have.
 
     A payment stands for one deposit: of a provider's shards the first follows its request before.
     """

@@ -33,8 +33,9 @@ def patience_s(took_ms: Sequence[int], deadline_s: int) -> float:
 
 
 def linger_s(took_ms: Sequence[int], deadline_s: int) -> float:
-    """Seconds from the round's first request on that the rest is waited for when enough results are there: 1.5 medians
-    + 3 median deviations, at least 0.5 s. One result is enough to go by.
+    """Seconds from the round's first request on that the rest is waited for when enough results are there.
+
+    They are 1.5 medians + 3 median deviations, at least 0.5 s. One result is enough to go by.
     """
     if not took_ms:
         return float(deadline_s)

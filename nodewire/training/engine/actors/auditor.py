@@ -1,6 +1,7 @@
-"""The "auditor" of kinds 8840 and 8841: a training computed again from its transcript, round by round. Its `program` is
-the recipe; its weights files are the folder with the data that was trained on, and what the recipe's model starts from,
-as far as they are at hand.
+"""The "auditor" of kinds 8840 and 8841: a training computed again from its transcript, round by round.
+
+Its `program` is the recipe; its weights files are the folder with the data that was trained on, and what the recipe's
+model starts from, as far as they are at hand.
 
     begin*                       theta before the first round -> begun {initial}: whether the recipe begins with it
     own {index}                  -> owned {sha256}: of a shard of the data in the folder, which is used from now on

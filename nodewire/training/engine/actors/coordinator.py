@@ -1,5 +1,7 @@
-"""The "coordinator" of kinds 8840 and 8841, in the customer's own worker: a session is one training. Its `program` is
-the recipe; its weights files are the customer's folder of data and, where the recipe cites files, what it starts from.
+"""The "coordinator" of kinds 8840 and 8841, in the customer's own worker: a session is one training.
+
+Its `program` is the recipe; its weights files are the customer's folder of data and, where the recipe cites files, what
+it starts from.
 
     shard {index}         -> shard*              theta, momenta, start -> theta*, momenta*, start*
     model                 -> model {name}*       the files of a Hugging Face folder with what was trained
@@ -297,8 +299,10 @@ class CoordinatorActor:
         return self._losses(fragments.step(self._recipe, round_, self._theta, self._momenta, results)[0])
 
     def _is_at_once(self, judgement: validation.Judgement) -> bool:
-        """Whether a result is not waited for to be audited: it is out of all proportion, and what its provider carries
-        from round to round is nothing, so that the shard's round can be trained here.
+        """Whether a result is not waited for to be audited.
+
+        It is out of all proportion, and what its provider carries from round to round is nothing, so that the shard's
+        round can be trained here.
         """
         return judgement.threat == "sure" and not self._recipe.compression.carries
 

@@ -1,5 +1,6 @@
-"""Results that come after their round's step, in the customer's worker: judged by the weights of their own round, and
-held until the next step, where they may count.
+"""Results that come after their round's step, in the customer's worker.
+
+They are judged by the weights of their own round, and held until the next step, where they may count.
 """
 
 from __future__ import annotations

@@ -82,8 +82,9 @@ def step(
 
 
 def length(rule: Outer, results: Results) -> float:
-    """What the aggregate is multiplied by: the root of the share that has come of the rule's `shards`, by weights, so
-    that a step of few results is no noisier than one of all. 1 at most, and for a rule without `shards`.
+    """What the aggregate is multiplied by: the root of the share that has come of the rule's `shards`, by weights.
+
+    So a step of few results is no noisier than one of all. 1 at most, and for a rule without `shards`.
     """
     if not rule.shards:
         return 1.0
