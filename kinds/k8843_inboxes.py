@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, TooLarge
 from nodewire.protocol.job.frame_refusal import refusal
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.speculation.frame_meta import Fences
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 MAX_WAITING_BYTES = 2**30
 """Of frames at one node that wait for their turn, in all its jobs; one job's are at most as many as all together leave

@@ -6,20 +6,24 @@ in pieces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 # As in k8843_worker: nothing can be imported once the worker is locked in, and the optimizers' first step would.
 import torch._dynamo
 import torch.optim  # noqa: F401
 
 from nodewire.errors import BadTask
-from nodewire.kind import Actor, Limits
 from nodewire.training.engine.actors.auditor import AuditorActor
 from nodewire.training.engine.actors.coordinator import CoordinatorActor
 from nodewire.training.engine.actors.outer_step import OuterActor
 from nodewire.training.engine.actors.trainer import TrainerActor
 from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nodewire.kind import Actor, Limits
 
 
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:

@@ -7,8 +7,10 @@ may succeed later or elsewhere; `pays` says who bears what it cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Payer = Literal["sender", "customer", "provider", "nobody"]
 

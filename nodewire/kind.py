@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from nodewire.errors import NodewireError
 from nodewire.protocol.model.edge_codec import OWN, Codings
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
-from nodewire.protocol.tensors.inbox import Inbox as Inbox
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.errors import NodewireError
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
+    from nodewire.protocol.tensors.inbox import Inbox
+    from nodewire.training.protocol.recipe import Recipe
 
 Params = Mapping[str, Any]
 """A session's parameters (max_tokens, stop ...): plain msgpack data, checked by the kind."""

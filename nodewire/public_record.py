@@ -5,13 +5,15 @@ Of a market it is what its committee certified, of a swarm the file that its peo
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.market.ad import Ad
-from nodewire.protocol.market.snapshot import Node
-from nodewire.protocol.model.manifest import Manifest
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.snapshot import Node
+    from nodewire.protocol.model.manifest import Manifest
 
 
 class PublicRecord(Protocol):

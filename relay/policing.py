@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -15,7 +16,9 @@ from nodewire.errors import BadTag
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip40
 from nodewire.nostr.nips.nip01 import is_ephemeral
-from relay.limits import Config
+
+if TYPE_CHECKING:
+    from relay.limits import Config
 
 Verdict = tuple[bool, str]
 """(refuse, reason)."""

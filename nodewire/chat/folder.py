@@ -5,8 +5,7 @@ A folder's is chat_template.jinja, or else what tokenizer_config.json has.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -14,6 +13,9 @@ from nodewire.errors import BadConfig, TooLarge
 from nodewire.gguf import model as gguf
 from nodewire.gguf.chat import TOKENS, chat_of
 from nodewire.protocol.model.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _MAX_FILE_BYTES = 32 * 2**20

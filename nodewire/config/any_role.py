@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 from nodewire.config.customer import CustomerConfig
 from nodewire.config.file import line_of, parse_toml, read_text, section_of
 from nodewire.config.oracle import OracleConfig
 from nodewire.config.provider import ProviderConfig
 from nodewire.errors import BadConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 AnyRole = CustomerConfig | ProviderConfig | OracleConfig
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
 from nodewire.config.fields import Person
 from nodewire.config.file import Section
 from nodewire.config.role import Role, WalletConfig, WireConfig, WorkerConfig, check_draft, limits_of
-from nodewire.kind import Limits
 from nodewire.protocol.encoding.schema import Label, Msat
 from nodewire.protocol.speculation.frame_meta import MAX_LOOKAHEAD
+
+if TYPE_CHECKING:
+    from nodewire.kind import Limits
 
 
 class Whom(Section):

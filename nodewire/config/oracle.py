@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from nodewire.config.fields import DEFAULT_WALLET, Size, WalletKind
 from nodewire.config.file import File, Section
 from nodewire.config.role import MetricsConfig, WalletConfig, WorkerConfig, limits_of
-from nodewire.kind import Limits
+
+if TYPE_CHECKING:
+    from nodewire.kind import Limits
 
 
 class BondsConfig(Section):

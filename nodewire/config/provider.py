@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from nodewire.config.fields import Address, ManifestAt, Size
 from nodewire.config.file import Section
 from nodewire.config.role import MetricsConfig, Role, WalletConfig, WireConfig, WorkerConfig, check_draft, limits_of
-from nodewire.kind import Limits
 from nodewire.protocol.encoding.schema import Hex32, Label, Msat, Name
 from nodewire.protocol.market.cached_price import WHOLE_PPM
 from nodewire.protocol.speculation.frame_meta import MAX_LOOKAHEAD
+
+if TYPE_CHECKING:
+    from nodewire.kind import Limits
 
 
 class LnurlConfig(Section):

@@ -16,9 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Self
 
 from nodewire.config import CustomerConfig
 from nodewire.core.bounded_dict import BoundedDict
@@ -27,26 +25,30 @@ from nodewire.customer.calls.arrays import array_of, like
 from nodewire.customer.calls.batch_splitter import BatchSplitter, Programs
 from nodewire.customer.calls.embeddings import Embedding
 from nodewire.customer.calls.generation import Generation
-from nodewire.customer.calls.stateless_call import StatelessCall
 from nodewire.customer.calls.tensor_call import Evaluation, jobs
 from nodewire.customer.calls.transcript import transcribed
 from nodewire.customer.contacts import people
 from nodewire.customer.job.job import Purchase
 from nodewire.customer.job.purchased_job import MAX_REPAIRS, PurchasedJob, judgement
 from nodewire.customer.job.retry_policy import MAX_AGAIN
-from nodewire.customer.job.session import Session
 from nodewire.customer.job.summary import summary, together
 from nodewire.customer.migration.migrator import MAX_MOVES, Migration
 from nodewire.customer.models.names import ModelAt
 from nodewire.customer.models.text import ModelText
-from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import BadInput, NodewireError, NotAllowed
 from nodewire.kind import JobKind, installed
-from nodewire.plan.codec import EdgeCodec
 from nodewire.protocol.job.plan import Terms
 from nodewire.protocol.model.chat_template import ChatTemplate
-from nodewire.protocol.model.manifest import Manifest
 from nodewire.swarm.member import SwarmCustomer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nodewire.customer.calls.stateless_call import StatelessCall
+    from nodewire.customer.job.session import Session
+    from nodewire.customer.tokens.token_chunk import Piece
+    from nodewire.plan.codec import EdgeCodec
+    from nodewire.protocol.model.manifest import Manifest
 
 MAX_PROMPT_BYTES = 1_000_000
 Begun = Callable[[Purchase], None]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
-from nodewire.config import CustomerConfig
 from nodewire.customer.job.session import Session
 from nodewire.customer.models.names import ModelNames
 from nodewire.customer.payments.debt_collector import Settler
@@ -15,8 +14,6 @@ from nodewire.customer.payments.refunds import Refunds
 from nodewire.customer.planning.planner import MarketPlanner
 from nodewire.market import open_market
 from nodewire.net.address_policy import are_private
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
 from nodewire.pay import registry
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer
@@ -31,6 +28,13 @@ from nodewire.wire.shm import SameHost
 from nodewire.wire.transport import congestion
 from nodewire.wire.transport.tcp import TcpTls
 from nodewire.worker.persistent_worker import maker
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from nodewire.config import CustomerConfig
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
 
 SPOOL_BYTES = 2**30
 """Of prompts, and with a local driver of hidden states, while jobs are under way."""

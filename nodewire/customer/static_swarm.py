@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.customer.bootstrap import SPOOL_BYTES
 from nodewire.customer.job.session import Session
@@ -32,17 +29,11 @@ from nodewire.nostr.keys import Keys, npub
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.lightning.no_wallet import NoWallet
-from nodewire.plan.assign import Busy as Refusal
 from nodewire.plan.by_file import by_file
-from nodewire.plan.codec import Wish
-from nodewire.protocol.job.plan import Plan, Terms
-from nodewire.protocol.market.ad import Ad
-from nodewire.protocol.market.snapshot import Node as Certified
 from nodewire.protocol.market.static_swarm import RollCall
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.model.text_rules import text_blobs
 from nodewire.store.state_lock import held
-from nodewire.swarm.file import NodeEntry, SwarmFile
 from nodewire.swarm.member import SwarmCustomer, addresses
 from nodewire.swarm.record import ads
 from nodewire.wire.evidence.spool import Spool
@@ -55,6 +46,18 @@ from nodewire.wire.swarm.inventory_exchange import InventoryExchange
 from nodewire.wire.transport import congestion
 from nodewire.wire.transport.tcp import TcpTls
 from nodewire.worker.persistent_worker import maker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AsyncExitStack
+    from pathlib import Path
+
+    from nodewire.plan.assign import Busy as Refusal
+    from nodewire.plan.codec import Wish
+    from nodewire.protocol.job.plan import Plan, Terms
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.snapshot import Node as Certified
+    from nodewire.swarm.file import NodeEntry, SwarmFile
 
 OTHER_FILE = "goes by another file, or --split: copy this one to it, and start it anew with the same --split"
 NETWORK = "bcrt"

@@ -10,18 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadFrame, BadInput, NotAllowed, NotFound, TooLarge, Unsupported
-from nodewire.kind import Params
 from nodewire.llm import session_checks
-from nodewire.llm.checkpoint.loader import Fill
 from nodewire.llm.layers import frame_checks
 from nodewire.llm.layers.embedding_head import Vocabulary
-from nodewire.llm.programs.programs import DriverProgram
 from nodewire.llm.speculation.in_flight_tree import Flight, InFlightFrame
 from nodewire.llm.speculation.ngram_proposer import NgramDrafter
 from nodewire.llm.speculation.proposer import Drafter
@@ -29,13 +26,18 @@ from nodewire.llm.speculation.scheduler import DraftScheduler
 from nodewire.llm.tokens.grammar import Grammars
 from nodewire.llm.tokens.sampler import Sampler
 from nodewire.llm.tokens.sampling_params import Sampling, parse_params
-from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.protocol.model.kv_pages import Room
 from nodewire.protocol.model.token_list import EXCUSED
 from nodewire.protocol.speculation.frame_meta import packed
 from nodewire.protocol.tensors.frame import Frame, chunk_of_turn
 from nodewire.text.stream import TextStream
 from nodewire.weights.tensorfile import DTYPES
+
+if TYPE_CHECKING:
+    from nodewire.kind import Params
+    from nodewire.llm.checkpoint.loader import Fill
+    from nodewire.llm.programs.programs import DriverProgram
+    from nodewire.llm.tokens.tokenizer import Tokenizer
 
 Reason = Literal["length", "stop", "eos"]
 MakeDrafters = Callable[[Sampler], Sequence[Drafter[Any]]]

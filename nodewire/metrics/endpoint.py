@@ -9,13 +9,12 @@ import asyncio
 import logging
 import platform
 import sqlite3
-from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
-from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -25,6 +24,11 @@ from nodewire.errors import BadConfig
 from nodewire.metrics.family import counter, gauge
 from nodewire.net import host_port, http_server
 from nodewire.net.loopback import is_called_so, is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from prometheus_client.core import Metric
 
 PATH = "/metrics"
 FRESH_S = 1.0

@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import stat
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import secp256k1
 from pynostr.key import PrivateKey as _Bech32Private
 from pynostr.key import PublicKey as _Bech32Public
 
 from nodewire.errors import BadConfig, BadInput
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 

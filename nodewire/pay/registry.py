@@ -7,13 +7,16 @@ the kind. A class is imported when its kind is configured, and no peer can name 
 from __future__ import annotations
 
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.errors import BadConfig
-from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.pay.bond.no_bond_holder import NoBondHolder
-from nodewire.pay.lightning.wallet import Wallet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.pay.bond.bond_holder import BondHolder
+    from nodewire.pay.lightning.wallet import Wallet
 
 WALLETS = "nodewire.wallets"
 BOND_HOLDERS = "nodewire.bond_holders"

@@ -10,12 +10,15 @@ Williams, Waterman, Patterson: Roofline. CACM 2009.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PARTS = (0.5, 0.8, 0.9, 1.0)
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 from nodewire.plan.assign import NEXT_FLOOR_MS, NEXT_PER_US
-from nodewire.protocol.job.plan import Plan
+
+if TYPE_CHECKING:
+    from nodewire.protocol.job.plan import Plan
 
 QUICKER = 1.5
 """So many times as quick another ring is expected to be at least: who flaps by less moves nobody."""

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client.registry import Collector
-
-from nodewire.config import BondsConfig, OracleConfig
 from nodewire.core.stop import stop
 from nodewire.kind import installed
 from nodewire.market import Market
 from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.net.address_policy import are_private
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.oracle import metrics as measuring
 from nodewire.oracle.clock_watch import ClockWatch
@@ -29,11 +24,8 @@ from nodewire.oracle.daemon import Oracle, Readers
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.pay import registry
-from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.pay.bond.presentation_store import PresentationStore
 from nodewire.pay.bond.presenter import Presenter
-from nodewire.pay.lightning.wallet import Wallet
-from nodewire.protocol.committee.committee import Committee
 from nodewire.store import clock_offset
 from nodewire.store.blobs import Blobs
 from nodewire.store.state_lock import held
@@ -47,7 +39,18 @@ from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.transport.tcp import TcpTls
 from nodewire.worker.metrics import Machines, Workers
-from nodewire.worker.persistent_worker import LastingWorker
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from prometheus_client.registry import Collector
+
+    from nodewire.config import BondsConfig, OracleConfig
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.bond_holder import BondHolder
+    from nodewire.pay.lightning.wallet import Wallet
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.worker.persistent_worker import LastingWorker
 
 WARMING_S = 4.0
 """Between the starts of two oracles' workers: about what one takes on an idle core."""

@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client.registry import Collector
-
-from nodewire.config import ProviderConfig
 from nodewire.core.stop import stop
 from nodewire.errors import BadConfig, NotAllowed
 from nodewire.market import open_market
 from nodewire.metrics.endpoint import MetricsExposition
 from nodewire.net import host_port
 from nodewire.net.http_server import listening_socket
-from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay import registry
-from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.till import Till
 from nodewire.pay.lightning import lnurl_server
-from nodewire.pay.lightning.wallet import Wallet
 from nodewire.provider import metrics
 from nodewire.provider.inference.claim_retry import claim_again
 from nodewire.provider.inference.service import Provider
 from nodewire.provider.market.bond import check_bond
 from nodewire.startup.inference import ProviderResources, open_inference
 from nodewire.store.state_lock import held
-from nodewire.training.fedstr.service import Fedstr
 from nodewire.training.provider.node import TrainerNode
-from nodewire.training.provider.service import TrainingService
 from nodewire.training.provider_bootstrap import open_training
 from nodewire.wire.transport import congestion
 from nodewire.worker import devices
 from nodewire.worker.metrics import Machines, Workers
-from nodewire.worker.persistent_worker import LastingWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AsyncExitStack
+
+    from prometheus_client.registry import Collector
+
+    from nodewire.config import ProviderConfig
+    from nodewire.nostr.event import Event
+    from nodewire.pay.accounts.dues import Due
+    from nodewire.pay.lightning.wallet import Wallet
+    from nodewire.training.fedstr.service import Fedstr
+    from nodewire.training.provider.service import TrainingService
+    from nodewire.worker.persistent_worker import LastingWorker
 
 
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:

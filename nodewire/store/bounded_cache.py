@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig
-from nodewire.protocol.model.manifest import BlobRef
-from nodewire.store.blobs import Blobs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.protocol.model.manifest import BlobRef
+    from nodewire.store.blobs import Blobs
 
 YOUNG_S = 600.0
 """Who has just got a blob's path has to be able to read it."""

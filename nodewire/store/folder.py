@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadData, NotFound, TooLarge
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAX_FILES = 100_000
 MAX_BYTES = 2**35

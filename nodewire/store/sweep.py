@@ -11,9 +11,12 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
 
 INCOMING = "incoming"
 INCOMING_S = 86_400.0

@@ -14,15 +14,18 @@ where a program that mixes rows would show one customer's to another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
 from nodewire.protocol.tensors.frame import MAX_RANK
 from nodewire.taskgraph.batch_axis_rules import value_of
 from nodewire.taskgraph.batch_axis_values import NUMBER, SIZE, UNKNOWN, Known, Number, Unproven, Value
-from nodewire.taskgraph.program import GraphProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.taskgraph.program import GraphProgram
 
 __all__ = ["Unproven", "axes", "batch_dim"]
 

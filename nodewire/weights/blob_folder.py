@@ -6,11 +6,14 @@ Or, of a dry run, only how large each would be: then nothing is written, and of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.weights.tensorfile import AssembledTensor, StoredTensor, hashed, laid_out, write
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 MANIFEST = "manifest.msgpack"
 """Beside the blobs: the manifest that cites them, packed as it is published."""

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodewire.errors import NodewireError
-from nodewire.nostr.keys import Keys
 from nodewire.wire.evidence.pull import PULL, Holder, Pulls
-from nodewire.wire.framing.frames import Document
-from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.latency_query import LatencyQuery
 from nodewire.wire.job.mailbox import CANCEL, ERROR, RESUME, JobMailbox
 from nodewire.wire.job.presence_query import PresenceQuery
 from nodewire.wire.job.registry import Jobs
-from nodewire.wire.link.happy_eyeballs import Way
-from nodewire.wire.link.link import Link, Rung
 from nodewire.wire.link.link_manager import ANYBODY, Ladder, LinkPolicy, Links
 from nodewire.wire.link.persistent_link import PersistentLink
 from nodewire.wire.measure.survey import PACE_S, Survey
+
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from nodewire.errors import NodewireError
+    from nodewire.nostr.keys import Keys
+    from nodewire.wire.framing.frames import Document
+    from nodewire.wire.job.channel_spec import JobChannelSpec
+    from nodewire.wire.link.happy_eyeballs import Way
+    from nodewire.wire.link.link import Link, Rung
 
 
 class Node:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import NodewireError, NotFound, TooLarge, WorkerFailed, from_dict
 from nodewire.kind import Turn
-from nodewire.protocol.model.edge_codec import Codings
 from nodewire.protocol.tensors.frame import MAX_TENSORS, Array, Frame
 from nodewire.protocol.tensors.position_split import count
 from nodewire.worker.counters import Figures
 from nodewire.worker.ipc import message
 from nodewire.worker.ipc.arena import ALIGN, Slabs
 from nodewire.worker.queue import CallEstimates, Entry, Queue
-from nodewire.worker.spawn import SpawnedWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from nodewire.protocol.model.edge_codec import Codings
+    from nodewire.worker.spawn import SpawnedWorker
 
 NO_TURN = Turn()
 AHEAD_US = 2_000

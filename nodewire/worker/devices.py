@@ -15,12 +15,15 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig
 from nodewire.worker.sandbox.rights import private_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 SAMPLED_EVERY_S = 0.1
 _TOOL_S = 10.0

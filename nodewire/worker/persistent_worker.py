@@ -10,14 +10,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.kind import Limits, Params, SharedWorker, TaskSession, Turn
 from nodewire.protocol.model.edge_codec import OWN, Codings
 from nodewire.worker.calls import NO_TURN
 from nodewire.worker.client import CALL_S, Hello, WorkerProcess
-from nodewire.worker.counters import Figures
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.worker.counters import Figures
 
 _log = logging.getLogger("nodewire.worker")
 

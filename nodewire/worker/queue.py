@@ -11,12 +11,14 @@ session stay in order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import Busy, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
 
 AGE = 16
 MAX_PATH_US = 10_000_000

@@ -6,14 +6,18 @@ A wrap (NIP-59) is signed by a key that nobody keeps, so the one it is addressed
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Set
+from typing import TYPE_CHECKING
 
 import orjson
 
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips.nip01 import address, is_addressable, is_replaceable
 from relay.events.indexing import letters
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Set
+
+    from nodewire.nostr.event import Event
 
 KIND = 5
 WRAP = 1059

@@ -12,14 +12,17 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from nodewire.nostr.event import Event
 from relay.events import deleting, expiring, schema
 from relay.events.indexing import identifier, letters
-from relay.limits import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from nodewire.nostr.event import Event
+    from relay.limits import Config
 
 _LOG = logging.getLogger("relay.storing")
 _DELETION_BYTES = 512

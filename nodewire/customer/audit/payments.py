@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.customer.audit.finding import Line, missing, not_yet, ok, wrong
-from nodewire.customer.audit.public_events import Record
 from nodewire.customer.payments.receipt_finalizer import COMMIT_EPOCHS
 from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.event import Event
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Debt, Key
 from nodewire.protocol.job import receipt
-from nodewire.protocol.job.feedback import Feedback
-from nodewire.protocol.job.receipt import Closing, Receipt
 from nodewire.protocol.market.cached_price import may_be_due
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from nodewire.customer.audit.public_events import Record
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.job.receipt import Closing, Receipt
 
 
 def lines(record: Record, network: str) -> Iterator[Line]:

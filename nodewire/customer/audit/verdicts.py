@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.customer.audit.finding import Line, missing, not_yet, ok, wrong
-from nodewire.customer.audit.public_events import Record
 from nodewire.customer.audit.verdict_watcher import VERDICT_EPOCHS
 from nodewire.errors import NodewireError, NotFound
-from nodewire.market import Market
-from nodewire.nostr.event import Event
 from nodewire.pay.bond import settlement
-from nodewire.pay.bond.bond_holder import HeldBond, VerdictSettlement
-from nodewire.pay.bond.settlement import PricedVerdict
 from nodewire.plan.sample import draw, place
 from nodewire.protocol.committee import beacon
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.job.plan import Plan
 from nodewire.protocol.verification import verdict
-from nodewire.protocol.verification.sample import Sample
-from nodewire.protocol.verification.verdict import Certificate, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from nodewire.customer.audit.public_events import Record
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.pay.bond.bond_holder import HeldBond, VerdictSettlement
+    from nodewire.pay.bond.settlement import PricedVerdict
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.verification.sample import Sample
+    from nodewire.protocol.verification.verdict import Certificate, Verdict
 
 
 class Holder(Protocol):

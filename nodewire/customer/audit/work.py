@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from nodewire.customer.audit.finding import Line, missing, not_yet, ok, wrong
-from nodewire.customer.audit.public_events import Record
 from nodewire.customer.payments.receipt_finalizer import COMMIT_EPOCHS
-from nodewire.protocol.job.feedback import Feedback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.customer.audit.public_events import Record
+    from nodewire.protocol.job.feedback import Feedback
 
 
 def lines(record: Record) -> Iterator[Line]:

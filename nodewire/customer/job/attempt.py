@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.customer.job import control_messages
-from nodewire.customer.job.durations import JobTimes
 from nodewire.customer.job.liveness import ProviderLiveness
-from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.provider_events import WORD_S, Answers
 from nodewire.customer.job.session import LocalMailbox, Session, signing_of
-from nodewire.customer.job.tickets import Tickets
 from nodewire.customer.payments.claims import Claims
 from nodewire.customer.payments.job_payments import JobPayments, most_chunks, most_units
 from nodewire.customer.payments.rejected_frames import FrameRejection, is_one_word, rejection_of
 from nodewire.customer.payments.verification_share import Shares
-from nodewire.customer.planning.planner import Draw
 from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, NotAllowed, TimedOut
-from nodewire.nostr.event import Event
 from nodewire.protocol.job.chunk import AHEAD, chunk_of
 from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.plan import LOCAL
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.wire.job.channel_spec import JobChannelSpec
 from nodewire.wire.job.generation_tape import GenerationTape
 from nodewire.wire.job.routes import routes_of
 from nodewire.wire.job_member import Membership
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from nodewire.customer.job.durations import JobTimes
+    from nodewire.customer.job.order import JobOrder
+    from nodewire.customer.job.tickets import Tickets
+    from nodewire.customer.planning.planner import Draw
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 
 class JobAttempt:

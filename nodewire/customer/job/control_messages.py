@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
-from nodewire.core.job_task_group import JobTaskGroup
-from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.errors import BadFrame, BadInput, NotAllowed
 from nodewire.protocol.job.chunk_close import Close
 from nodewire.protocol.verification.statement import LACKING
 from nodewire.wire.evidence.output_signer import OutputSigner, tell
-from nodewire.wire.job.mailbox import JobMailbox
+
+if TYPE_CHECKING:
+    from nodewire.core.job_task_group import JobTaskGroup
+    from nodewire.customer.payments.job_payments import JobPayments
+    from nodewire.wire.job.mailbox import JobMailbox
 
 log = logging.getLogger("nodewire.customer")
 

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.core.job_task_group import typed_fault
 from nodewire.customer.job import request as requesting
 from nodewire.customer.job import settlement
 from nodewire.customer.job.attempt import JobAttempt
 from nodewire.customer.job.durations import JobTimes
-from nodewire.customer.job.order import JobOrder
 from nodewire.customer.job.provider_events import Answers, MoreWork, ProviderRefusal
-from nodewire.customer.job.session import Session
 from nodewire.customer.job.tickets import Tickets
 from nodewire.customer.payments.job_payments import JobPayments, least_msat
-from nodewire.customer.payments.verification_share import Shares
 from nodewire.customer.planning.planner import MAX_POW_BITS, PATIENCE_EPOCHS
 from nodewire.errors import BadFrame, NodewireError, NoProvider
-from nodewire.kind import Params
-from nodewire.nostr.event import Event
-from nodewire.pay.accounts.debts import Debt
 from nodewire.plan.assign import Busy
-from nodewire.plan.codec import Wish
-from nodewire.protocol.job import request as job
 from nodewire.protocol.job.chunk import chunk_of
 from nodewire.protocol.job.plan import MAX_BUSY, MAX_REDRAWS, Plan, Terms
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from nodewire.customer.job.order import JobOrder
+    from nodewire.customer.job.session import Session
+    from nodewire.customer.payments.verification_share import Shares
+    from nodewire.kind import Params
+    from nodewire.nostr.event import Event
+    from nodewire.pay.accounts.debts import Debt
+    from nodewire.plan.codec import Wish
+    from nodewire.protocol.job import request as job
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 SILENCE_S = 4.0
 MAX_WORKED = 4

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import Busy, NodewireError, NotAllowed
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping, Sequence
+
+    from nodewire.wire.node import Node
 
 PRESENCE_S = 1.25
 """Within which a provider must be reached, if others say that it is gone: three round trips of 300 ms, and a third of

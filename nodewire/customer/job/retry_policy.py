@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from nodewire.customer.job.job import Purchase
-from nodewire.customer.job.session import Session
 from nodewire.customer.payments.rejected_frames import BEGINS_ANEW, FrameRejection, is_one_word
 from nodewire.errors import LinkLost, NodeFailed, NodewireError, PaymentRequired, TimedOut
 from nodewire.protocol.job.plan import MAX_EXCLUDED, Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from nodewire.customer.job.job import Purchase
+    from nodewire.customer.job.session import Session
 
 MAX_AGAIN = 3
 """How often a job is begun anew until a whole chunk of tokens has come: chunk 1, or a later one."""

@@ -7,35 +7,38 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nodewire.customer.job.order import JobOrder
-from nodewire.customer.models.names import ModelNames
-from nodewire.customer.payments.debt_collector import Settler
 from nodewire.customer.payments.purse import Purse
-from nodewire.customer.payments.receipt_finalizer import Closings
-from nodewire.customer.payments.refunds import Refunds
-from nodewire.customer.planning.planner import Planner
 from nodewire.errors import BadFrame, LinkLost, NodewireError, NotAllowed, first_of
-from nodewire.kind import Inbox, Job, JobKind, MakeWorker, Worker
+from nodewire.kind import Job, JobKind, MakeWorker, Worker
 from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.event_transport import EventTransport
-from nodewire.nostr.keys import Keys
-from nodewire.pay.accounts.payer import Payer
-from nodewire.pay.bond.bond_holder import BondHolder
 from nodewire.protocol.job.chunk_close import WITHDRAW, Close
 from nodewire.protocol.job.plan import LOCAL, Plan
 from nodewire.protocol.model.edge_codec import codings
-from nodewire.protocol.model.manifest import Edge, Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.verification.statement import hashed
-from nodewire.public_record import PublicRecord
 from nodewire.wire.evidence.output_signer import OutputSigner, tell
-from nodewire.wire.evidence.spool import Spool
-from nodewire.wire.job.generation_tape import GenerationTape
-from nodewire.wire.job.mailbox import JobMailbox
-from nodewire.wire.node import Node
+
+if TYPE_CHECKING:
+    from nodewire.customer.job.order import JobOrder
+    from nodewire.customer.models.names import ModelNames
+    from nodewire.customer.payments.debt_collector import Settler
+    from nodewire.customer.payments.receipt_finalizer import Closings
+    from nodewire.customer.payments.refunds import Refunds
+    from nodewire.customer.planning.planner import Planner
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.accounts.payer import Payer
+    from nodewire.pay.bond.bond_holder import BondHolder
+    from nodewire.protocol.model.manifest import Edge, Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
+    from nodewire.protocol.tensors.inbox import Inbox
+    from nodewire.public_record import PublicRecord
+    from nodewire.wire.evidence.spool import Spool
+    from nodewire.wire.job.generation_tape import GenerationTape
+    from nodewire.wire.job.mailbox import JobMailbox
+    from nodewire.wire.node import Node
 
 _FAREWELL_S = 3.5
 

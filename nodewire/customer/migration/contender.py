@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from math import ceil
+from typing import TYPE_CHECKING
 
-from nodewire.customer.job.purchased_job import PurchasedJob
 from nodewire.customer.migration.token_rate import Pace
-from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.pay.bond.settlement import share_msat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.customer.job.purchased_job import PurchasedJob
+    from nodewire.customer.tokens.token_chunk import Piece
 
 
 class Contender:

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.customer.job.retry_policy import without
-from nodewire.customer.job.session import Session
-from nodewire.customer.migration.contender import Contender
-from nodewire.customer.migration.race import Outcome, Race
 from nodewire.errors import NodewireError
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.plan.migration import LEAST_SAVED_S, QUICKER, Ahead, Here, Move, expected, turn_us
 from nodewire.protocol.job.plan import LOCAL, Plan, Terms
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.customer.job.session import Session
+    from nodewire.customer.migration.contender import Contender
+    from nodewire.customer.migration.race import Outcome, Race
+    from nodewire.protocol.model.manifest import Manifest
 
 MAX_MOVES = 8
 """Of one generation, whatever becomes of them."""

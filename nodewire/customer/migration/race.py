@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.customer.migration.contender import Contender
-from nodewire.customer.tokens.token_chunk import Piece
 from nodewire.errors import NodewireError
+
+if TYPE_CHECKING:
+    from nodewire.customer.tokens.token_chunk import Piece
 
 Outcome = Literal["moved", "slower", "differs", "failed", "ended"]
 """Of a second job: it overtook the first; it did not overtake it, said something else, or failed itself; the first was

@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from nodewire.config import ModelPin
 from nodewire.errors import Ambiguous, BadInput, NodewireError, NotFound, TooLarge
 from nodewire.market import Market, read_manifest
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip19
 from nodewire.nostr.nips.nip01 import Filter, newest_first
-from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import tags
 from nodewire.protocol.market.model_name import NADDR, name_in, skeleton
-from nodewire.protocol.market.snapshot import Snapshot
 from nodewire.protocol.model import manifest_event
 from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from nodewire.config import ModelPin
+    from nodewire.nostr.pool import Pool
+    from nodewire.protocol.market.snapshot import Snapshot
 
 FOLLOW_LIST = 3
 """NIP-02: whom a key follows, in `p` tags."""

@@ -11,22 +11,26 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.customer.payments import debts
-from nodewire.customer.payments.debts import ChunkDebt, DebtOutcome
 from nodewire.customer.payments.job_payments import JobPayments
 from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.event_transport import EventTransport
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.pay.accounts.debts import Debt, Key
-from nodewire.pay.accounts.payer import Payer
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback
-from nodewire.protocol.job.feedback import Feedback
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from nodewire.customer.payments.debts import ChunkDebt, DebtOutcome
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.pay.accounts.debts import Debt, Key
+    from nodewire.pay.accounts.payer import Payer
+    from nodewire.protocol.job.feedback import Feedback
 
 MAX_REMEMBERED = 256
 """Jobs whose late claims are still checked and paid."""

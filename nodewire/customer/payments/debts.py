@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from nodewire.customer.payments.job_payments import BEHIND_S
 from nodewire.errors import BadInput, NodewireError, NotFound, TimedOut
-from nodewire.nostr.event import Event
-from nodewire.nostr.event_transport import EventTransport
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip01 import Filter, newest_first
 from nodewire.pay.accounts import zaps
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key
-from nodewire.pay.accounts.payer import Payer
 from nodewire.pay.lightning import lnurl
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback
 from nodewire.protocol.job import request as job
 from nodewire.protocol.job.chunk import AHEAD
-from nodewire.protocol.job.feedback import Feedback
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.market import ad
 from nodewire.protocol.market.cached_price import may_be_due
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.pay.accounts.payer import Payer
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.job.request import Request
 
 MAX_BRIEFLY = 500
 """Feedback to a customer, the newest, in which claims are looked for beside a purchase."""

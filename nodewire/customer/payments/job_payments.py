@@ -6,26 +6,30 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING
 
-from nodewire.customer.payments.purse import Purse
 from nodewire.customer.payments.rejected_frames import FrameRejection
 from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.event import Event
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key
 from nodewire.pay.bond.settlement import share_msat
 from nodewire.pay.lightning import lnurl
-from nodewire.pay.lightning.invoices import Invoice
-from nodewire.pay.lightning.lnurl import Fetch
 from nodewire.protocol.job.chunk import AHEAD, chunk_of
-from nodewire.protocol.job.feedback import Due, Feedback
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.market.ad import Ad
 from nodewire.protocol.market.cached_price import WHOLE_PPM, due_msat
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from nodewire.customer.payments.purse import Purse
+    from nodewire.nostr.event import Event
+    from nodewire.pay.lightning.invoices import Invoice
+    from nodewire.pay.lightning.lnurl import Fetch
+    from nodewire.protocol.job.feedback import Due, Feedback
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.tensors.frame import Array, Frame
 
 AHEAD_S = 15
 """How far the clock of a provider may be ahead."""

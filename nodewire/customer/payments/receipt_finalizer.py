@@ -9,27 +9,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.customer.payments.job_payments import ZapPayment
 from nodewire.customer.payments.receipts import ZapReceipts, receipts_for
-from nodewire.customer.payments.refunds import Refunds
 from nodewire.errors import BadInput, NodewireError, NotFound
-from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.pool import Pool
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.protocol import kinds
 from nodewire.protocol.job import feedback, receipt
 from nodewire.protocol.job import request as job
-from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.receipt import Closing, FinalChunk, Receipt
-from nodewire.protocol.job.request import Request
 from nodewire.verify.finality import Finality, final_claims
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nodewire.customer.payments.refunds import Refunds
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.job.request import Request
 
 COMMIT_EPOCHS = 3
 """So many epochs after the one in which the last paid claim was made, a closing waits for their certificates: until the

@@ -6,13 +6,17 @@ says that the customer is at fault may lie, too: then what is bought anew is wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, LinkLost, NodeFailed, NodewireError, PaymentRequired, TimedOut
-from nodewire.protocol.job.feedback import Feedback
 from nodewire.protocol.job.frame_refusal import suspects
 from nodewire.protocol.job.plan import LOCAL
-from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.protocol.job.feedback import Feedback
+    from nodewire.protocol.model.manifest import Manifest
 
 
 class FrameRejection(BadFrame):

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nodewire.customer.planning.failed_providers import FailedProviders
 from nodewire.errors import NoProvider, OverBudget
-from nodewire.market import Market
-from nodewire.nostr.event import Event
 from nodewire.pay.bond.settlement import job_share_ppm
 from nodewire.plan.assign import Busy, CertifiedEpoch, assign
 from nodewire.plan.codec import Link, Predict, Wish, codecs, predicted
-from nodewire.plan.epoch import Epoch
 from nodewire.protocol.job.plan import MAX_EXCLUDED, Plan, Terms
-from nodewire.protocol.market.ad import Ad
-from nodewire.protocol.market.snapshot import Node, Snapshot
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.wire.measure.link_health import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.plan.epoch import Epoch
+    from nodewire.protocol.market.ad import Ad
+    from nodewire.protocol.market.snapshot import Node, Snapshot
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.wire.measure.link_health import Health
 
 PATIENCE_EPOCHS = 3
 """How many further epochs may bring a provider for a task that has none."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy
-import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from nodewire.errors import BadTask
-from nodewire.graph.trace.examples import Signature
 from nodewire.graph.trace.places import Place, parts_of, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+
+    from nodewire.graph.trace.examples import Signature
 
 _TRIED = 12
 """Sizes of each dim at which a guard is tried, smallest and largest among them."""

@@ -7,15 +7,17 @@ only written (a map of attention to look at) changes no result, so what counts i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from nodewire.errors import BadTask
 from nodewire.graph.trace.places import Parts, parts_of, running
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _DEPTH = 4
 _MOST_ITEMS = 4_096

@@ -9,10 +9,12 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _PYTHON = str(Path(linecache.__file__).parent)

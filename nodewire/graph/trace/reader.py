@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
@@ -22,9 +21,13 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 from nodewire.errors import BadTask
 from nodewire.graph.program.format import DTYPES, Node, Output, Program, Shape, Weight
 from nodewire.graph.program.whitelist import TRANSPOSED, Ref
-from nodewire.graph.trace.examples import Signature
 from nodewire.graph.trace.guards import Guard, failing
 from nodewire.graph.trace.places import Place, own, traced
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.graph.trace.examples import Signature
 
 _DROPPED = ("aten._assert", "aten.sym_constrain")
 KNOWN = {

@@ -6,12 +6,11 @@ A directory has config.json, safetensors (one file or shards) and tokenizer.json
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -22,12 +21,16 @@ from nodewire.llm.families import end_tensors, json_object, multimodal, own_tens
 from nodewire.llm.families.fields import quantization_methods
 from nodewire.llm.families.fields.tensor_names import NUMBERS, Piece
 from nodewire.llm.gguf.file import opened
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.protocol.tensors.safetensors_dtypes import CODE_OF
 from nodewire.text.detokenizer import MAX_TOKENIZER_BYTES
 from nodewire.weights.derived_tensors import DerivedTensor, widened_to
 from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors
 from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ is widened to numbers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,6 +24,9 @@ from nodewire.weights.derived_tensors import DerivedTensor
 from nodewire.weights.fp8 import Fp8Matrix
 from nodewire.weights.groups import Form, GroupedMatrix
 from nodewire.weights.tensorfile import DTYPES, StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
 _FP8 = CODE_OF["float8_e4m3fn"]
 _SCALES = ("weight_scale_inv", "weight_scale")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadTask
-from nodewire.llm.families.fields.tensor_names import Piece, Pieces
 from nodewire.llm.programs.programs import TensorType, stored_type
 from nodewire.llm.spec.parameters import TURNED, Parameters, lies_in_columns
 from nodewire.weights import mxfp4, nvfp4
 from nodewire.weights.tensorfile import StoredTensor, elements, read_header, read_into
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from nodewire.llm.families.fields.tensor_names import Piece, Pieces
 
 MXFP4_BLOCKS = 8_192
 """Blocks that are decoded at once, those of NVFP4 too."""

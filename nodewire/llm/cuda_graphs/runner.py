@@ -10,17 +10,20 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.kind import CAPTURED_BYTES
-from nodewire.llm.cuda_graphs.capture import Capture, Replay
 from nodewire.llm.kv.sequence_cache import Lanes
 from nodewire.llm.kv.static_buffers import Grid, Shape, Span, shape_of
 from nodewire.llm.layers.layers import Layers
 from nodewire.llm.programs import memory_estimate
+
+if TYPE_CHECKING:
+    from nodewire.llm.cuda_graphs.capture import Capture, Replay
 
 MOST = 24
 """Captured steps of one task."""

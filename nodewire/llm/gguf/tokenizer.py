@@ -5,12 +5,11 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Tokenizer".
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
 from nodewire.errors import BadTask, TooLarge, Unsupported
-from nodewire.gguf.model import Model
 from nodewire.llm.gguf.pre_tokenizers import WAYS
 from nodewire.llm.tokens.sentencepiece import (
     CONTROL,
@@ -23,6 +22,9 @@ from nodewire.llm.tokens.sentencepiece import (
     tokenizer_of,
 )
 from nodewire.text.detokenizer import guarded
+
+if TYPE_CHECKING:
+    from nodewire.gguf.model import Model
 
 _AT = "tokenizer.ggml."
 TOKENS = f"gguf.{_AT}tokens"

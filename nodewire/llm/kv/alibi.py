@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from nodewire.llm.spec.config import DecoderConfig
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.kv.alibi import Slopes
+if TYPE_CHECKING:
+    from nodewire.llm.kv.alibi import Slopes
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,20 @@ Past is nodewire.llm.kv.attention_context's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.kv.alibi import Slopes
 from nodewire.llm.kv.attention_context import How, Past, attention
-from nodewire.llm.kv.sequence_cache import Lane
 from nodewire.llm.kv.speculative_tree import MAX_LIVE_CELLS, Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.llm.kv.alibi import Slopes
+    from nodewire.llm.kv.sequence_cache import Lane
 
 
 class Chain:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.kv.sequence_cache import Lane, Lanes
+if TYPE_CHECKING:
+    from nodewire.llm.kv.sequence_cache import Lane, Lanes
 
 _TAG = b"nodewire/prefix/1"
 _NEVER = 2**62

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from nodewire.llm.kv.page_allocator import Pages
 from nodewire.llm.kv.speculative_tree import Tree
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.protocol.model.kv_pages import PAGE, pages_of
 from nodewire.weights.mxint8 import narrowed, row_bytes, widened
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 class Spare(Protocol):

@@ -5,10 +5,13 @@ A cell's number is its place among the live ones. -1 stands for the end of the c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_LIVE_CELLS = 512
 """The most live cells of one lane (nips/13-speculation.md)."""

@@ -11,19 +11,23 @@ what another session left there may be no numbers, which a mask alone would not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nodewire.llm.kv.alibi import Slopes
-from nodewire.llm.kv.attention_context import How
 from nodewire.llm.kv.batch_view import bits
-from nodewire.llm.kv.sequence_cache import Lane, Lanes
-from nodewire.llm.kv.speculative_tree import Tree
 from nodewire.protocol.model.kv_pages import PAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.llm.kv.alibi import Slopes
+    from nodewire.llm.kv.attention_context import How
+    from nodewire.llm.kv.sequence_cache import Lane, Lanes
+    from nodewire.llm.kv.speculative_tree import Tree
 
 MAX_ROWS = 128
 """Of a grid, those that are filled in among them: decoding reads weights, beyond that it computes."""

@@ -5,6 +5,8 @@ A driver has both, or lends them to the first and the last stage.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,8 +17,10 @@ from nodewire.llm.layers.frame_checks import check_finite
 from nodewire.llm.layers.norm import norm_of
 from nodewire.llm.programs.memory_estimate import HEAD_ROWS
 from nodewire.llm.quant.row_product import Row, choose
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.llm.spec.parameters import BOTH, Ends, of_ends
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import DecoderConfig
 
 
 class Vocabulary:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,11 @@ from torch.nn import functional as F
 
 from nodewire.llm.layers.mlp import Gate, Mlp
 from nodewire.llm.quant.matrix import Matrix, linear
-from nodewire.llm.spec.config import Experts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.llm.spec.config import Experts
 
 
 class Mixture:

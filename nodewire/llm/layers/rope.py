@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.llm.spec.config import DecoderConfig, Linear, Llama3, LongRope, Yarn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Angles = tuple[Tensor, Tensor]
 """Cosines, float32 [n, 1, 1, rotary / 2]; sines, [n, 1, 2, rotary / 2], those of the first half negative."""

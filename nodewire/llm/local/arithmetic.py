@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from nodewire.llm.checkpoint.checkpoint import Checkpoint
 from nodewire.weights.tensorfile import DTYPES
+
+if TYPE_CHECKING:
+    from nodewire.llm.checkpoint.checkpoint import Checkpoint
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 2**10, "M": 2**20}

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -25,7 +23,12 @@ from nodewire.llm.stage import Stage
 from nodewire.llm.tokens.tokenizer import Tokenizer
 from nodewire.protocol.tensors.frame import Frame
 from nodewire.text.stream import TextStream
-from nodewire.weights.tensorfile import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from nodewire.weights.tensorfile import StoredTensor
 
 _SESSION = "alone"
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from nodewire.llm.families import layer_pieces
 from nodewire.llm.spec import quant_memory
-from nodewire.llm.spec.config import DecoderConfig, Experts
 from nodewire.llm.spec.parameters import (
     BOTH,
     NEITHER,
@@ -27,6 +27,9 @@ from nodewire.llm.spec.parameters import (
 from nodewire.protocol.model.kv_pages import PAGE, pages_of
 from nodewire.protocol.tensors.frame import BLOCK
 from nodewire.weights.mxint8 import row_bytes
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import DecoderConfig, Experts
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """The dtypes that a task may compute in."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.kind import Fit
 from nodewire.llm.programs import memory_estimate
 from nodewire.llm.programs.cuts import even_cuts, filled
-from nodewire.llm.programs.memory_estimate import Footprint
-from nodewire.llm.spec.config import DecoderConfig
 from nodewire.llm.spec.parameters import BOTH, NEITHER, Ends
 from nodewire.protocol.model.kv_pages import pages_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.llm.programs.memory_estimate import Footprint
+    from nodewire.llm.spec.config import DecoderConfig
 
 BLOCK = 64
 """Positions of a prompt that a stage computes at once: its working memory, and shapes that all providers share."""

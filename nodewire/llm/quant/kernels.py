@@ -9,15 +9,17 @@ Where neither can be used (float32, another device, odd sizes), rows are widened
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nodewire.llm.quant.blocks import in_codes, unpacked, widened
-from nodewire.llm.spec.config import Blocks
 from nodewire.llm.spec.quant_memory import TOGETHER, WIDENED
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import Blocks
 
 _HALF = 8
 """What the kernel takes from a code."""

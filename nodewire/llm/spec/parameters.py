@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TYPE_CHECKING
 
-from nodewire.llm.spec.config import Blocks, DecoderConfig, Experts
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import Blocks, DecoderConfig, Experts
 
 
 @dataclass(frozen=True, slots=True)

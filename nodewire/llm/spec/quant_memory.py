@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from nodewire.llm.spec.config import Blocks
-from nodewire.llm.spec.parameters import Parameter
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodewire.llm.spec.config import Blocks
+    from nodewire.llm.spec.parameters import Parameter
 
 PANEL = 64
 """Rows that the kernel's layout keeps together, or a multiple of how many."""

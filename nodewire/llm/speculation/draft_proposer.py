@@ -6,16 +6,19 @@ model's tokens, at every temperature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadTask
 from nodewire.llm.speculation.proposer import Candidate
-from nodewire.llm.tokens.sampler import Sampler
 from nodewire.llm.tokens.sampling_params import ranked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from nodewire.llm.tokens.sampler import Sampler
 
 _MOST = 5
 _STEPS = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)  # of the drafter's own probability of what it says

@@ -7,8 +7,10 @@ the slowest stage's time. So frames are best as wide as rows are cheap there, an
 from __future__ import annotations
 
 from math import sqrt
+from typing import TYPE_CHECKING
 
-from nodewire.llm.speculation.in_flight_tree import InFlightFrame
+if TYPE_CHECKING:
+    from nodewire.llm.speculation.in_flight_tree import InFlightFrame
 
 FILL = 0.8
 """How much of a turn the slowest stage is given to do: what is more only waits, and then makes others wait."""

@@ -10,14 +10,17 @@ what came.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.llm.speculation.acceptance_rate import Odds
-from nodewire.llm.speculation.in_flight_tree import Flight, InFlightFrame, Node
-from nodewire.llm.speculation.proposer import Candidate, Drafter
 from nodewire.llm.speculation.ring_times import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nodewire.llm.speculation.in_flight_tree import Flight, InFlightFrame, Node
+    from nodewire.llm.speculation.proposer import Candidate, Drafter
 
 LEAST_CHANCE = 1 / 1024
 """Below it nothing is sent, however cheap: others compute it."""

@@ -7,15 +7,18 @@ says, and who computes a generation again must be told the same: so its minor ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadInput, Busy, Unsupported
-from nodewire.llm.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.llm.tokens.tokenizer import Tokenizer
 
 try:  # now or never: a worker opens no files later
     import llguidance

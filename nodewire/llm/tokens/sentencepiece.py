@@ -6,12 +6,14 @@ https://github.com/google/sentencepiece: of neighbours that make a piece, the be
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from nodewire.errors import BadTask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_PIECES = 2**20
 MAX_PIECE_CHARS = 512

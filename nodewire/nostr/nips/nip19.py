@@ -7,12 +7,15 @@ Display and input only: none of these may stand inside an event.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pynostr import bech32
 
 from nodewire.errors import BadInput, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_CHARS = 5_000
 _SPECIAL, _RELAY, _AUTHOR, _KIND = range(4)

@@ -5,18 +5,21 @@ It is plain data for `verdict_rules.apply`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from nodewire.nostr.event import Event
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.committee.quorum_certificate import Fault
-from nodewire.protocol.job.chunk import Leaf, Opening
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.protocol.verification.complaint import Complaint
-from nodewire.protocol.verification.sample import JobSamples, Sample
-from nodewire.protocol.verification.statement import Equivocation
-from nodewire.protocol.verification.verdict import Certificate, Verdict
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.committee.quorum_certificate import Fault
+    from nodewire.protocol.job.chunk import Leaf, Opening
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.protocol.verification.complaint import Complaint
+    from nodewire.protocol.verification.sample import JobSamples, Sample
+    from nodewire.protocol.verification.statement import Equivocation
+    from nodewire.protocol.verification.verdict import Certificate, Verdict
 
 RootKey = tuple[str, str, str, int, int]
 """Provider, request, task, chunk, attempt."""

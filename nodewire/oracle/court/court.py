@@ -8,18 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.core.bounded_dict import BoundedDict
 from nodewire.errors import BadInput, LinkLost, NodewireError, Withheld
-from nodewire.kind import Clock
-from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.nostr.relays import Relays
 from nodewire.oracle.court import verdict_rules
 from nodewire.oracle.court.case import (
     KEPT_EPOCHS,
@@ -49,21 +43,30 @@ from nodewire.oracle.court.case import (
 )
 from nodewire.oracle.court.complaints import Complaints
 from nodewire.oracle.court.counters import CourtFigures
-from nodewire.oracle.court.docket import Docket
 from nodewire.oracle.court.epoch_reader import EpochReader
-from nodewire.oracle.journal import Journal
 from nodewire.plan.epoch import Epochs
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import oracle_round, quorum_certificate
-from nodewire.protocol.job.chunk import Leaf, Opening
 from nodewire.protocol.verification import sample as verification
 from nodewire.protocol.verification import verdict
 from nodewire.protocol.verification.comparison import compare
-from nodewire.protocol.verification.sample import Sample
 from nodewire.protocol.verification.verdict import Verdict
 from nodewire.verify.inquiry import Overloaded
 from nodewire.verify.recomputation import MAX_BYTES, ComputedLeaves, Equivocated, Inputs, Unopened, most_input_bytes
 from nodewire.verify.waiting_list import Cap, WaitingList
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from nodewire.kind import Clock
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.relays import Relays
+    from nodewire.oracle.court.docket import Docket
+    from nodewire.oracle.journal import Journal
+    from nodewire.protocol.job.chunk import Leaf, Opening
+    from nodewire.protocol.verification.sample import Sample
 
 MAX_ASKING = 32
 """Cases at a time of which openings are pulled; and as many of which inputs are fetched, or wait to be computed."""

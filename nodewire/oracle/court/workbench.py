@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError, OverMemory
-from nodewire.kind import JobKind, Limits, Worker
-from nodewire.market import Market
 from nodewire.protocol.model.manifest import REFERENCE_ENGINE, Manifest
 from nodewire.worker.persistent_worker import LastingWorker, maker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from nodewire.kind import JobKind, Limits, Worker
+    from nodewire.market import Market
 
 _log = logging.getLogger("nodewire.oracle.workbench")
 

@@ -9,12 +9,14 @@ wallet reports as settled, with its preimage and no less than is due, clears it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nodewire.errors import BadInput, NotAllowed
 from nodewire.pay.accounts.debts import Key, opens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 State = Literal["due", "invoiced", "settled", "receipted"]
 

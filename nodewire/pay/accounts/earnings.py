@@ -5,7 +5,10 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _BUSY_S = 2.0
 _IN_ADVANCE_S = 2**53 - 1

@@ -8,17 +8,21 @@ and what a wallet said is kept with the wallet's id: another wallet knows nothin
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import NotAllowed, NotFound, OverBudget
 from nodewire.pay.accounts import debts, dues
 from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
 from nodewire.pay.accounts.dues import Due
-from nodewire.pay.lightning.wallet import Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nodewire.pay.lightning.wallet import Receipt
 
 _DEBTS = """CREATE TABLE IF NOT EXISTS debts (
     job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,

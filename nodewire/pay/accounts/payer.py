@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound, PaymentFailed, TimedOut
-from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import debts, zaps
-from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.funds import Funds
-from nodewire.pay.lightning.lnurl import Fetch
-from nodewire.pay.lightning.wallet import Transfer, Wallet, WalletInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.accounts.debts import Debt, JobBudget, Key, Payment
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.pay.lightning.lnurl import Fetch
+    from nodewire.pay.lightning.wallet import Transfer, Wallet, WalletInfo
 
 log = logging.getLogger("nodewire.pay")
 _WAIT_S = 60.0

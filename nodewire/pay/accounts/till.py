@@ -7,20 +7,23 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from nodewire.errors import BadInput, BadZap, NodewireError, NotAllowed, NotFound
 from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip57
 from nodewire.nostr.nips.nip57 import ZapRequest
 from nodewire.pay.accounts import zaps
-from nodewire.pay.accounts.debts import Key
-from nodewire.pay.accounts.dues import Due
 from nodewire.pay.accounts.ledger import Ledger, Quote
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
-from nodewire.pay.lightning.wallet import Receipt, Wallet, WalletInfo
+
+if TYPE_CHECKING:
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.accounts.debts import Key
+    from nodewire.pay.accounts.dues import Due
+    from nodewire.pay.lightning.invoices import Invoice
+    from nodewire.pay.lightning.wallet import Receipt, Wallet, WalletInfo
 
 Publish = Callable[[Event, tuple[str, ...]], Awaitable[None]]
 """Publishes an event to relays and returns once one has taken it; raises a typed error otherwise."""

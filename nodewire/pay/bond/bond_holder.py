@@ -5,20 +5,23 @@ Packages bring implementations (`registry`). A statement counts for a committee 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import verify as verify_event
-from nodewire.nostr.keys import Keys
-from nodewire.pay.bond.bonds import State
 from nodewire.pay.bond.settlement import committees_share_msat, drawn_at_ms, unit_share_msat
-from nodewire.protocol.committee.committee import Committee
-from nodewire.protocol.job.request import Request
 from nodewire.protocol.market import bond as statements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.bonds import State
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.protocol.job.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from nodewire.errors import BadConfig
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
-from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
+
+if TYPE_CHECKING:
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.bond.bond_holder import ClaimPayment, HeldBond, Holder, VerdictSettlement
 
 
 class NoBondHolder:

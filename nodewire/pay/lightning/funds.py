@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from nodewire.errors import PaymentFailed
-from nodewire.pay.lightning.wallet import Wallet
+
+if TYPE_CHECKING:
+    from nodewire.pay.lightning.wallet import Wallet
 
 
 class Funds:

@@ -9,18 +9,20 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
 from lnurl.helpers import url_decode, url_encode
-from yarl import URL
 
 from nodewire.errors import BadInput, BadInvoice, BadZap, LinkLost, NotAllowed, TimedOut, TooLarge, from_dict
 from nodewire.net import address_policy
 from nodewire.nostr.event import Event
 from nodewire.pay.lightning import invoices
 from nodewire.pay.lightning.invoices import Invoice
+
+if TYPE_CHECKING:
+    from yarl import URL
 
 MAX_ANSWER_BYTES = 65_536
 

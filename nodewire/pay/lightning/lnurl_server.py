@@ -7,12 +7,11 @@ till's affair (`zaps.Till.quote`); this is its HTTP form.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import web
@@ -22,6 +21,9 @@ from nodewire.errors import BadInput, Busy, NodewireError, NotFound, TooLarge
 from nodewire.net import http_server
 from nodewire.net.connection_limits import origin_of
 from nodewire.pay.lightning.invoices import MAX_MSAT, Invoice
+
+if TYPE_CHECKING:
+    import socket
 
 MAX_ZAP_REQUEST_CHARS = 4_096
 MAX_CONNECTIONS = 256

@@ -5,11 +5,13 @@ Packages bring implementations (`registry`). One contract suite in tests/pay run
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-from nodewire.pay.lightning.invoices import Invoice
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nodewire.pay.lightning.invoices import Invoice
 
 Direction = Literal["in", "out"]
 State = Literal["open", "pending", "settled", "failed"]

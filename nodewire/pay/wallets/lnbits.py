@@ -10,10 +10,8 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import aiohttp
 import orjson
@@ -30,10 +28,15 @@ from nodewire.errors import (
     TimedOut,
 )
 from nodewire.pay.lightning import invoices
-from nodewire.pay.lightning.invoices import Invoice
 from nodewire.pay.lightning.wallet import Ability, Direction, Receipt, Transfer, WalletInfo
 from nodewire.pay.wallets import history
 from nodewire.pay.wallets.history import ListedInvoice
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodewire.pay.lightning.invoices import Invoice
 
 MAX_ANSWER_BYTES = 4_000_000
 _SAT_MSAT = 1_000

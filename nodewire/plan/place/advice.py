@@ -6,11 +6,10 @@ Small pools get the best that is known here; of more than 64 nodes no baseline i
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
-from random import Random
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NoProvider
 from nodewire.plan.place import fleet
@@ -39,6 +38,10 @@ from nodewire.plan.place.route import compute_cost, route
 from nodewire.plan.place.share import divided, share
 from nodewire.protocol.model.manifest import CUSTOMER as OUTSIDE
 from nodewire.protocol.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from random import Random
 
 _ANCHORS = 6
 """Nodes that are tried for a driver where there are too many to try all."""

@@ -17,11 +17,11 @@ of them, for latency the nodes near the anchor; and more than 192 for throughput
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import inf, sqrt
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NoProvider
 from nodewire.plan.place.model import (
@@ -41,6 +41,9 @@ from nodewire.plan.place.regions import REGION, SMALL, joined, nearest, part, re
 from nodewire.plan.place.ring_search.estimate import SIZES, Estimator
 from nodewire.plan.place.ring_search.ring import Instance
 from nodewire.plan.place.ring_search.search import best_ring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 _ROUNDS, _FEW = 12, 1
 _LEAST_GAIN = 1e-3

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema
 
 from nodewire.errors import BadInput, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pydantic_core import CoreSchema
 
 
 @dataclass(frozen=True, slots=True)

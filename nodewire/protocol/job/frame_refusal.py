@@ -6,11 +6,14 @@ customer can tell it from a fault of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, NodewireError
 from nodewire.protocol.job.plan import LOCAL
 from nodewire.protocol.model.manifest import CUSTOMER, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
 
 def refusal(error: NodewireError, manifest: Manifest, edges: Collection[str]) -> NodewireError:

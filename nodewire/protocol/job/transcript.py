@@ -10,19 +10,22 @@ committed to, so that it stands for the whole text and for nothing else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadFrame, BadInput, BadSignature
 from nodewire.nostr import keys as _keys
-from nodewire.nostr.keys import Keys
 from nodewire.protocol.encoding import canonical
 from nodewire.protocol.encoding.schema import Count, Hex32, Hex64, Msat, Name, Schema
 from nodewire.protocol.model.manifest import Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodewire.nostr.keys import Keys
 
 MAX_JOBS = 64
 MAX_TOKENS = 2**20

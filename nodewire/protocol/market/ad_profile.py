@@ -11,15 +11,19 @@ void, and nothing else is: what remains counts, and the ad stands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadTag
-from nodewire.nostr.event import Event
 from nodewire.protocol.encoding import tags
-from nodewire.protocol.market.ad import Ad
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.nostr.event import Event
+    from nodewire.protocol.market.ad import Ad
 
 PROFILED, RATE, FIT, MEASURED = "profiled", "rate", "fit", "measured"
 DTYPES = ("float32", "bfloat16", "float16")

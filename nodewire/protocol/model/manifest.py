@@ -7,14 +7,16 @@ do not count as dependencies, so that the rest is acyclic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadManifest
 from nodewire.protocol.encoding.schema import Count, Hex32, Label, Name, Schema
 from nodewire.protocol.model.kv_pages import pages_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 CUSTOMER = "customer"
 MAX_TASKS = 1_024

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import BadPlan, NodeFailed, NodewireError, NotAllowed, NotFound, PaymentRequired, TooLarge
 from nodewire.errors import Busy as NoRoom
-from nodewire.kind import Params
-from nodewire.market import Market
-from nodewire.nostr.event import Event
-from nodewire.nostr.event_transport import EventTransport
 from nodewire.nostr.nips import nip13
 from nodewire.nostr.nips.nip01 import Filter
-from nodewire.pay.accounts.ledger import Ledger
 from nodewire.plan.assign import Busy, CertifiedEpoch, assign
 from nodewire.protocol import kinds
 from nodewire.protocol.committee import beacon
 from nodewire.protocol.job import feedback
 from nodewire.protocol.job import request as job
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.job.request import Request, Ticket
 from nodewire.protocol.market.ad import LOOKAHEAD
-from nodewire.protocol.model.manifest import Manifest
-from nodewire.provider.admission.free_chunks import FreeChunks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.kind import Params
+    from nodewire.market import Market
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.event_transport import EventTransport
+    from nodewire.pay.accounts.ledger import Ledger
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.job.request import Request, Ticket
+    from nodewire.protocol.model.manifest import Manifest
+    from nodewire.provider.admission.free_chunks import FreeChunks
 
 _FETCH_S = 5.0
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from nodewire.core.budget import Budget
 from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.event import Event
-from nodewire.provider.job_counters import Figures
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nodewire.nostr.event import Event
+    from nodewire.provider.job_counters import Figures
 
 log = logging.getLogger("nodewire.provider")
 

@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.errors import NodeFailed
 from nodewire.nostr.event import Event, parse
 from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.job.request import Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 _VERSION = 1
 _SCHEMA = """

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.errors import BadFrame, OverBudget, PaymentRequired
 from nodewire.protocol.job.chunk import AHEAD
 from nodewire.protocol.job.chunk_close import Close
 from nodewire.protocol.job.frame_refusal import driven
-from nodewire.provider.inference.chunk_biller import ChunkBiller
-from nodewire.provider.inference.credit import Credit
-from nodewire.provider.inference.job_context import JobContext
-from nodewire.provider.inference.output_hasher import OutputHasher
-from nodewire.wire.job.generation_tape import GenerationTape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.core.job_task_group import JobTaskGroup
+    from nodewire.provider.inference.chunk_biller import ChunkBiller
+    from nodewire.provider.inference.credit import Credit
+    from nodewire.provider.inference.job_context import JobContext
+    from nodewire.provider.inference.output_hasher import OutputHasher
+    from nodewire.wire.job.generation_tape import GenerationTape
 
 log = logging.getLogger("nodewire.provider")
 

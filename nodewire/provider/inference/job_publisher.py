@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, NodeFailed, NodewireError, RelayRefused, TimedOut
 from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip44
-from nodewire.protocol.committee.commitment import ChunkRoot
 from nodewire.protocol.job import feedback, result
 from nodewire.protocol.job.frame_refusal import is_driven
-from nodewire.provider.inference.job_context import JobContext
+
+if TYPE_CHECKING:
+    from nodewire.protocol.committee.commitment import ChunkRoot
+    from nodewire.provider.inference.job_context import JobContext
 
 Publish = Callable[[Event], Awaitable[None]]
 

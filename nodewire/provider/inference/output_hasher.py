@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import TYPE_CHECKING
 
-from nodewire.core.job_task_group import JobTaskGroup
 from nodewire.protocol.job.chunk import Leaf, leaf_of
-from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.protocol.verification.statement import HashedFrame, tensors_of
-from nodewire.provider.inference.job_context import JobContext
-from nodewire.provider.inference.statement_sender import StatementSender
+
+if TYPE_CHECKING:
+    from nodewire.core.job_task_group import JobTaskGroup
+    from nodewire.protocol.tensors.frame import Array, Frame
+    from nodewire.provider.inference.job_context import JobContext
+    from nodewire.provider.inference.statement_sender import StatementSender
 
 NOTED, NOTED_BYTES = 16, 65_536
 """How many outputs of at most so many bytes wait to be hashed, if nobody is to sign for them."""

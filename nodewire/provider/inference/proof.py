@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodewire.errors import NodeFailed, TimedOut
-from nodewire.protocol.committee.commitment import ChunkRoot
-from nodewire.protocol.committee.committee import Committee
 from nodewire.protocol.job.plan import CERTIFY_EPOCHS, Plan
 from nodewire.protocol.model.manifest import CUSTOMER
 from nodewire.protocol.verification.statement import FrameStatement
-from nodewire.provider.admission.checks import AdmittedJob
-from nodewire.provider.evidence.committer import Committer
 from nodewire.provider.evidence.server import EvidenceServer, KeptJob
-from nodewire.provider.evidence.store import KeptWork
 from nodewire.wire.evidence.spool import HEADER_BYTES, Spool
 from nodewire.wire.framing.headers import MAX_HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.protocol.committee.commitment import ChunkRoot
+    from nodewire.protocol.committee.committee import Committee
+    from nodewire.provider.admission.checks import AdmittedJob
+    from nodewire.provider.evidence.committer import Committer
+    from nodewire.provider.evidence.store import KeptWork
 
 SPOOL_EPOCHS = 10
 """For how many epochs after a job's end, or a crash, frames are kept that may have to be shown. Its last root is

@@ -10,12 +10,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nodewire.errors import BadConfig, NodewireError, OverMemory
-from nodewire.kind import Limits
 from nodewire.plan.cost import Fit, Rates, fit
 from nodewire.protocol.encoding.byte_sizes import in_units
 from nodewire.protocol.market.ad_profile import (
@@ -30,10 +29,13 @@ from nodewire.protocol.market.ad_profile import (
 from nodewire.protocol.model.manifest import BlobRef, Manifest
 from nodewire.protocol.tensors.frame import Array, Frame
 from nodewire.provider.profile import probe
-from nodewire.provider.profile.probe import ProbeResult
 from nodewire.worker.client import WorkerProcess
 from nodewire.worker.devices import Device, check, devices, in_use_bytes, sampled
 from nodewire.worker.sandbox.rights import RESERVE_BYTES
+
+if TYPE_CHECKING:
+    from nodewire.kind import Limits
+    from nodewire.provider.profile.probe import ProbeResult
 
 FILE = "profile.json"
 MACHINE_BYTES = 2**30

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from nodewire.kind import Turn
 from nodewire.plan.assign import LINK_BYTES_PER_MS, link_us
 from nodewire.plan.path import remaining_us
-from nodewire.protocol.job.plan import Plan
-from nodewire.protocol.market.snapshot import Node
 from nodewire.protocol.model.manifest import CUSTOMER, Edge, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.protocol.job.plan import Plan
+    from nodewire.protocol.market.snapshot import Node
 
 TOGETHER = frozenset({"graph"})
 """Engines that compute when the frames of one seq have come on all their edges."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 from nodewire.errors import RelayRefused, first_of
 from nodewire.nostr import event as events
@@ -29,7 +30,6 @@ from nodewire.training.customer.machine.actions import (
 )
 from nodewire.training.customer.machine.events import ShardLoss, StepOwnerChange, StepRollback, TrainingStart
 from nodewire.training.customer.machine.pending_actions import pending
-from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.machine.transitions import apply
 from nodewire.training.customer.market import (
     audits,
@@ -40,9 +40,12 @@ from nodewire.training.customer.market import (
     shard_assignment,
 )
 from nodewire.training.customer.market import results as receiving
-from nodewire.training.customer.market.context import Course
 from nodewire.training.customer.policy import payment_retry
 from nodewire.training.protocol.retention import kept_rounds
+
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.state import State
+    from nodewire.training.customer.market.context import Course
 
 _CLOCKS_S = 65
 """Providers take requests that are dated a minute ahead of their clocks, and relays have their time."""

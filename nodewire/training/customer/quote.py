@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.pay.accounts.payer import Fees
 from nodewire.store.sealed_blobs import sealed_bytes
-from nodewire.training.customer.dataset import Dataset
 from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.policy import provider_selection
 from nodewire.training.customer.policy.expected_cost import Record
-from nodewire.training.customer.policy.provider_selection import Need
 from nodewire.training.protocol.outer_step import MAX_INPUTS
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.round import work_gflop
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.training.customer.dataset import Dataset
+    from nodewire.training.customer.policy.provider_selection import Need
+    from nodewire.training.protocol.recipe import Recipe
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 _HEADER_BYTES = 128
 """About what a safetensors file says of each tensor."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nodewire.training.engine import data
-from nodewire.training.engine.data import Tensors
 from nodewire.training.engine.families import initial
 from nodewire.training.engine.inner_loop import Trainer
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import carried_state, fragments, outer_step
-from nodewire.training.engine.update.carried_state import CarriedState
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.data import Tensors
+    from nodewire.training.engine.state import State
+    from nodewire.training.engine.update.carried_state import CarriedState
+    from nodewire.training.protocol.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,18 +23,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from nodewire.errors import NodewireError
 from nodewire.training.engine import data
-from nodewire.training.engine.data import Shard
-from nodewire.training.engine.families import Batch
 from nodewire.training.engine.state import State
 from nodewire.training.engine.sums import PIECE, norm
-from nodewire.training.protocol.recipe import Recipe, Validation
+
+if TYPE_CHECKING:
+    from nodewire.errors import NodewireError
+    from nodewire.training.engine.data import Shard
+    from nodewire.training.engine.families import Batch
+    from nodewire.training.protocol.recipe import Recipe, Validation
 
 Outcome = Literal["accept", "audit", "reject"]
 Threat = Literal["none", "possible", "sure"]

@@ -7,17 +7,14 @@ that a customer which computes some of them again, drawn afterwards, knows what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import orjson
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr import event as _event
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.encoding import canonical, tags
 from nodewire.protocol.encoding.schema import Count, Hex32, Msat, Schema
@@ -25,6 +22,12 @@ from nodewire.protocol.model.manifest import BlobRef
 from nodewire.training.protocol.recipe import MAX_SAMPLES, MAX_SHARDS, Recipe
 from nodewire.training.protocol.round import MAX_ROUNDS, OUTPUT, job_of, seal_of
 from nodewire.training.protocol.trainer_ad import TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
 
 MAX_INPUTS = 96
 """Results of one step: their keys must fit into one ticket. A customer of more makes its steps itself."""

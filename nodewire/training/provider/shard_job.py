@@ -7,11 +7,9 @@ import hashlib
 import logging
 import time
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy, NodewireError, NotAllowed, NotFound, WorkerFailed
-from nodewire.kind import TaskSession, Worker
-from nodewire.nostr.event import Event
 from nodewire.nostr.nips import nip44
 from nodewire.protocol.model import inline_blob
 from nodewire.protocol.model.manifest import BlobRef
@@ -22,11 +20,17 @@ from nodewire.training.protocol import result as delivery
 from nodewire.training.protocol.audit import AuditAnswer, AuditRequest, SnapshotCiphertext
 from nodewire.training.protocol.recipe import NOTHING
 from nodewire.training.protocol.result import DeliveryDetails, Goods, Progress
-from nodewire.training.protocol.round_close import CloseEvent
 from nodewire.training.provider.admission import AdmittedShard
-from nodewire.training.provider.carried_store import CarriedFiles
 from nodewire.training.provider.paid_job import PaidRun, RunResources
-from nodewire.training.provider.undelivered_results import MadeResults
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.kind import TaskSession, Worker
+    from nodewire.nostr.event import Event
+    from nodewire.training.protocol.round_close import CloseEvent
+    from nodewire.training.provider.carried_store import CarriedFiles
+    from nodewire.training.provider.undelivered_results import MadeResults
 
 log = logging.getLogger("nodewire.provider")
 TASK = "trainer"

@@ -6,14 +6,18 @@ One that died begins them again, and asks for nothing twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.core.sqlite import open_versioned
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
 from nodewire.protocol import kinds
 from nodewire.training.protocol.outer_step import OuterTicket
 from nodewire.training.protocol.round import RoundTicket
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodewire.nostr.event import Event
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shards (

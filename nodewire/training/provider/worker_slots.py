@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import Busy
-from nodewire.kind import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from nodewire.kind import Worker
 
 SLOT_S = 2.0
 """For so long a worker is waited for that is free in a moment, and who was asked for a deposit before goes first."""

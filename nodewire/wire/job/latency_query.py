@@ -7,11 +7,14 @@ It is the node's own word. Who says too little is found by trying a ring without
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nodewire.wire.framing.frames import Document
 from nodewire.wire.job.query import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodewire.wire.framing.frames import Document
 
 ASK, ANSWER = "pace", "paced"
 """The types of the question {job} and of its answer {job, us}."""

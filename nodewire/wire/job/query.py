@@ -6,13 +6,16 @@ Both are control documents.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nodewire.core.suspend_aware_timeout import timeout_awake
 from nodewire.errors import NodewireError
-from nodewire.wire.framing.frames import Document
-from nodewire.wire.link.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from nodewire.wire.framing.frames import Document
+    from nodewire.wire.link.link import Link
 
 T = TypeVar("T")
 

@@ -6,14 +6,17 @@ A Health outlives the links that it is about. Counters of the kernel begin anew 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nodewire.errors import NodewireError
 from nodewire.wire.transport.tcp_info import TcpInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodewire.errors import NodewireError
 
 MAX_ENDINGS = 16
 """The newest of a peer's lost links that are remembered here."""

@@ -10,14 +10,18 @@ Everything is copied out of the memory before anybody looks at it: a peer may ch
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, NodewireError
 from nodewire.wire.shm.mapping import RING_BYTES, RingMapping
-from nodewire.wire.shm.ring_buffer import Buffer
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable
+
+    from nodewire.wire.shm.ring_buffer import Buffer
 
 _RECORD = struct.Struct("!QQ")
 _READ_BYTES = 256 * _RECORD.size

@@ -13,10 +13,12 @@ from __future__ import annotations
 import _ssl
 import ctypes
 import logging
-import ssl
 import sys
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import ssl
 
 _KNOWN = ((3, 11), (3, 12), (3, 13))
 """Versions of CPython in which an `_SSLSocket` begins with a reference to the socket, then OpenSSL's `SSL *`."""

@@ -23,11 +23,14 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadConfig, WorkerFailed
 from nodewire.worker.sandbox import landlock, namespaces, seccomp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
 CAPABILITY_VERSION_3 = 0x20080522

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
-from nodewire.llm.families.fields.tensor_names import Piece
 from nodewire.llm.spec.config import ROUNDING, Quantization
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from nodewire.llm.families.fields.tensor_names import Piece
 
 METHOD = "compressed-tensors"
 _FIELD = "quantization_config"

@@ -6,12 +6,14 @@ is how. Inputs that a file says are rounded as well stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodewire.errors import BadTask
 from nodewire.weights.groups import LAYOUTS, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _FIELD = "quantization_config"
 _INSTEAD = "take the model unquantized, which `nodewire quantize` makes smaller"

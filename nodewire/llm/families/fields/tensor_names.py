@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from nodewire.llm.spec.config import Blocks, DecoderConfig, Experts
 from nodewire.llm.spec.parameters import norm_roles
+
+if TYPE_CHECKING:
+    from nodewire.llm.spec.config import Blocks, DecoderConfig, Experts
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

@@ -7,11 +7,13 @@ tuples of rows of their `Costs`. Moves of a kind are judged together, in numpy.
 from __future__ import annotations
 
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nodewire.plan.place.ring_search.arrays import Floats, Ints
-from nodewire.plan.place.ring_search.ring import Costs
+if TYPE_CHECKING:
+    from nodewire.plan.place.ring_search.arrays import Floats, Ints
+    from nodewire.plan.place.ring_search.ring import Costs
 
 _LEAST = 1e-9
 _TURNED = 60

@@ -16,15 +16,18 @@ Held, Karp: A dynamic programming approach to sequencing problems. SIAM 1962.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nodewire.errors import NoProvider
 from nodewire.plan.place.model import CUSTOMER, Chain, Pool, Ring, Stage
 from nodewire.plan.place.ring_search.arrays import Floats, Ints, byte_ms, link_ms, summed_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EXACT_NODES = 12
 EXACT_CELLS = 16_000_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodewire.training.customer.machine import outer_step
 from nodewire.training.customer.machine.actions import (
     Action,
@@ -16,8 +18,10 @@ from nodewire.training.customer.machine.actions import (
     Publish,
     Undo,
 )
-from nodewire.training.customer.machine.state import State
 from nodewire.training.protocol.round import BALANCE, DEPOSIT
+
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.state import State
 
 
 def pending(state: State) -> list[Action]:

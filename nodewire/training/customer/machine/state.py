@@ -24,9 +24,10 @@ after it: the training goes back to before that step (`rollback`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nodewire.training.customer.machine.events import CiphertextRef, Contribution, Row
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.events import CiphertextRef, Contribution, Row
 
 Status = Literal["idle", "asked", "working", "delivered", "received", "accepted", "missed"]
 

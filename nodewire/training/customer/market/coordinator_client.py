@@ -8,23 +8,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodewire.errors import NodewireError, NotFound, WorkerFailed
-from nodewire.kind import SharedWorker, TaskSession
 from nodewire.protocol.model import inline_blob
 from nodewire.protocol.model.manifest import BlobRef
 from nodewire.protocol.tensors.frame import Array, Frame, Meta
 from nodewire.store import sealed_blobs
-from nodewire.store.blobs import Blobs
 from nodewire.training.customer.machine.events import CiphertextRef, Contribution
-from nodewire.training.protocol.audit import SnapshotCiphertext
-from nodewire.training.protocol.result import DeliveryDetails
 from nodewire.worker.blob_feed import feed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+
+    from nodewire.kind import SharedWorker, TaskSession
+    from nodewire.store.blobs import Blobs
+    from nodewire.training.protocol.audit import SnapshotCiphertext
+    from nodewire.training.protocol.result import DeliveryDetails
 
 TASK = "coordinator"
 _SESSION = "training"

@@ -6,10 +6,10 @@ import asyncio
 import secrets
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadCiphertext, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
-from nodewire.protocol.model.manifest import BlobRef
 from nodewire.training.customer.machine import late_results, rollback, unresponsive
 from nodewire.training.customer.machine.events import (
     CiphertextRef,
@@ -21,13 +21,16 @@ from nodewire.training.customer.machine.events import (
     StepPublication,
 )
 from nodewire.training.customer.market import results
-from nodewire.training.customer.market.context import Course
 from nodewire.training.customer.market.round_request import StepInput
 from nodewire.training.customer.policy import expected_cost, provider_selection, result_deadline
 from nodewire.training.customer.policy.provider_selection import Exclusion
 from nodewire.training.protocol import outer_step
 from nodewire.training.protocol.outer_step import MAX_INPUTS, Input, OuterDelivery, OuterDeliveryDetails
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from nodewire.protocol.model.manifest import BlobRef
+    from nodewire.training.customer.market.context import Course
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 
 async def here(course: Course, round_: int) -> bool:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.errors import TooLarge
 from nodewire.nostr import event as events
-from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
 from nodewire.nostr.nips import nip13
 from nodewire.protocol import kinds
 from nodewire.protocol.model import inline_blob as inline
@@ -19,9 +17,15 @@ from nodewire.training.customer.machine.events import CiphertextRef, RequestPubl
 from nodewire.training.protocol import outer_step
 from nodewire.training.protocol import round as rounds
 from nodewire.training.protocol.outer_step import Input, Optimization, OuterTicket
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.round import Round, RoundTicket, ShardAssignment, work_gflop
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodewire.nostr.event import Event
+    from nodewire.nostr.keys import Keys
+    from nodewire.training.protocol.recipe import Recipe
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 _UNKNOWN = "0" * 64
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from nodewire.training.customer.machine.state import State
+if TYPE_CHECKING:
+    from nodewire.training.customer.machine.state import State
 
 _GOOD, _BAD = 2.0, 0.5
 MOST_TRIES = 7.0

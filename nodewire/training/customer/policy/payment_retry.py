@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodewire.training.customer.machine.state import State
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.training.customer.machine.state import State
 
 UNPAYABLE_S = 90.0
 """For so long they are tried after the last one that got through; then they stay owed."""

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING
 
 from nodewire.errors import NodewireError
 from nodewire.nostr.nips import nip40
 from nodewire.nostr.nips.nip01 import Filter, newest_first
-from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds
 from nodewire.protocol.model.families import HEADER_BYTES
 from nodewire.store.sealed_blobs import sealed_bytes
-from nodewire.training.customer.policy.expected_cost import Record
 from nodewire.training.protocol import outer_step, trainer_ad
-from nodewire.training.protocol.recipe import Recipe
 from nodewire.training.protocol.round import MAX_ASSIGNED
 from nodewire.training.protocol.trainer_ad import TOPIC, Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from nodewire.nostr.pool import Pool
+    from nodewire.training.customer.policy.expected_cost import Record
+    from nodewire.training.protocol.recipe import Recipe
 
 _FETCH_S = 10.0
 DEARER = 1.5

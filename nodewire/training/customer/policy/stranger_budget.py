@@ -6,11 +6,15 @@ only wants harm fails an audit with each, after a step was made of it and others
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from nodewire.training.customer.machine.state import State
 from nodewire.training.customer.machine.unresponsive import NO_ANSWER
-from nodewire.training.protocol.trainer_ad import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodewire.training.customer.machine.state import State
+    from nodewire.training.protocol.trainer_ad import Trainer
 
 MOST_LOST = 8
 """A budget's part of this size may be lost to strangers."""

@@ -16,26 +16,30 @@ model starts from, as far as they are at hand.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, BadInput, NodewireError
-from nodewire.kind import Params
 from nodewire.protocol.tensors.frame import Frame
 from nodewire.training.engine import data, sample_files, segments, state, validation
 from nodewire.training.engine.actors.pieces import HEADER_BYTES, IncomingBytes, Tensors, digest, micro, number
 from nodewire.training.engine.data import Shard
 from nodewire.training.engine.families import initial
-from nodewire.training.engine.families.weights import Batch
 from nodewire.training.engine.inner_loop import Trainer
 from nodewire.training.engine.models import initial_weights
-from nodewire.training.engine.state import State
 from nodewire.training.engine.sums import distance, norm
 from nodewire.training.engine.update import carried_state, compression, fragments, outer_step
 from nodewire.training.engine.update.carried_state import NOTHING, CarriedState
 from nodewire.training.protocol.initial_weights import find_weights as cited
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nodewire.kind import Params
+    from nodewire.training.engine.families.weights import Batch
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 
 class AuditorActor:

@@ -27,14 +27,10 @@ it starts from.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadFrame, BadInput, NodewireError
-from nodewire.kind import Params
 from nodewire.protocol.tensors.frame import Frame, Meta
 from nodewire.training.engine import data, sample_files, segments, state, validation
 from nodewire.training.engine.actors.harm import Harm
@@ -50,16 +46,24 @@ from nodewire.training.engine.actors.pieces import (
     pieces,
 )
 from nodewire.training.engine.actors.provider_step import BoughtStep
-from nodewire.training.engine.data import Shard
 from nodewire.training.engine.families import initial
 from nodewire.training.engine.inner_loop import Trainer
 from nodewire.training.engine.models import directory, initial_weights
-from nodewire.training.engine.state import State
 from nodewire.training.engine.sums import distance, norm
 from nodewire.training.engine.update import carried_state, compression, fragments, outer_step
 from nodewire.training.engine.update.carried_state import NOTHING, CarriedState
 from nodewire.training.protocol import retention
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from nodewire.kind import Params
+    from nodewire.training.engine.data import Shard
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 
 class CoordinatorActor:

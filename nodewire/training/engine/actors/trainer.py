@@ -15,10 +15,9 @@ reveal {segment, ms}  -> snapshot*: what the segment ended with, kept or compute
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from nodewire.errors import BadData, BadFrame, BadUpdate, Busy, NotFound
-from nodewire.kind import Limits, Params
 from nodewire.protocol.tensors.frame import Frame, Meta
 from nodewire.training.engine import data, segments, state
 from nodewire.training.engine.actors.frozen_weights import FrozenIn, FrozenWeights
@@ -26,12 +25,17 @@ from nodewire.training.engine.actors.pieces import HEADER_BYTES, IncomingTensors
 from nodewire.training.engine.actors.shard_cache import HeldShard
 from nodewire.training.engine.actors.trainer_model import LentTrainer
 from nodewire.training.engine.data import Shard
-from nodewire.training.engine.inner_loop import Snapshot, Stretch, Trainer
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import carried_state
-from nodewire.training.engine.update.carried_state import CarriedState
 from nodewire.training.protocol import recipe as recipes
 from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nodewire.kind import Limits, Params
+    from nodewire.training.engine.inner_loop import Snapshot, Stretch, Trainer
+    from nodewire.training.engine.state import State
+    from nodewire.training.engine.update.carried_state import CarriedState
 
 MAX_SESSIONS = 4
 

@@ -6,9 +6,13 @@ it for the next: a round begins by loading weights, and moments of zero.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodewire.training.engine.inner_loop import Trainer
-from nodewire.training.engine.state import State
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 
 class LentTrainer:

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from nodewire.errors import BadData, BadHash, BadUpdate, Withheld
 from nodewire.training.engine import state
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import compression, fragments
 from nodewire.training.protocol import recipe as recipes
-from nodewire.training.protocol.recipe import Recipe
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.state import State
+    from nodewire.training.protocol.recipe import Recipe
 
 NOTHING = bytes.fromhex(recipes.NOTHING)
 """What is committed to where nothing is carried."""

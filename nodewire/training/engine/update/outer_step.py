@@ -13,15 +13,18 @@ float32 once, at the end.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadUpdate
-from nodewire.training.engine.state import State
 from nodewire.training.engine.update import aggregate
-from nodewire.training.engine.update.aggregate import Results
 from nodewire.training.protocol.recipe import MAX_SAMPLES, Outer
+
+if TYPE_CHECKING:
+    from nodewire.training.engine.state import State
+    from nodewire.training.engine.update.aggregate import Results
 
 
 def start(rule: Outer, theta: State) -> State:
