@@ -18,7 +18,7 @@ from nodewire.pay import registry
 from nodewire.pay.accounts.ledger import Ledger
 from nodewire.pay.accounts.payer import Payer
 from nodewire.store.state_lock import sole_key
-from nodewire.store.sweep import sweeping
+from nodewire.store.sweep import sweep_beside
 from nodewire.wire.evidence.spool import Spool
 from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.measure import link_health_store
@@ -66,7 +66,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig, *, is_buyer: bool
     payer = Payer(keys, wallet, ledger, network=network)
     recovered = await payer.recover()
     spool = _open_spool(stack, config)
-    swept = asyncio.create_task(sweeping(config.blobs, None))
+    swept = asyncio.create_task(sweep_beside(config.blobs, None))
     stack.callback(swept.cancel)
     node = await _open_node(stack, config, keys, pool)
     following = asyncio.create_task(market.follow())

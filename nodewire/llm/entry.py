@@ -12,7 +12,7 @@ import torch
 from nodewire.errors import BadHash, BadInput, BadTask, OverMemory
 from nodewire.llm.checkpoint.loader import Fill, filler, open_weights
 from nodewire.llm.cuda_graphs.capture import CudaGraphs
-from nodewire.llm.cuda_graphs.runner import Graphing, graphing
+from nodewire.llm.cuda_graphs.runner import Graphing, graph_maker
 from nodewire.llm.driver import Driver
 from nodewire.llm.programs import memory_estimate
 from nodewire.llm.programs.programs import DriverProgram, StageProgram
@@ -143,7 +143,7 @@ def _graphing(device: torch.device, limits: Limits, need: int) -> Graphing | Non
     """Captured steps have what the task, which needs so much, leaves of the limit."""
     if device.type != "cuda" or not limits.graphs:
         return None
-    return graphing(CudaGraphs(device), limits.memory_bytes - need)
+    return graph_maker(CudaGraphs(device), limits.memory_bytes - need)
 
 
 def _device(limits: Limits) -> torch.device:

@@ -117,7 +117,7 @@ class _Build:
 
 
 @asynccontextmanager
-async def serving(exposed: MetricsExposition) -> AsyncIterator[str]:
+async def serve_metrics(exposed: MetricsExposition) -> AsyncIterator[str]:
     """Serve until the block is left; gives the URL to scrape.
 
     Raises:
@@ -140,5 +140,5 @@ async def serving(exposed: MetricsExposition) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_get(PATH, show)
     listening = http_server.listening_socket("metrics.listen", exposed.listen)
-    async with http_server.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S):
+    async with http_server.serve_app(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S):
         yield f"http://{host_port.written(host, listening.getsockname()[1])}{PATH}"

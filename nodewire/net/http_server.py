@@ -65,7 +65,7 @@ def known(request: web.Request) -> None:
 
 
 @asynccontextmanager
-async def serving(
+async def serve_app(
     app: web.Application,
     listening: socket.socket,
     *,

@@ -61,7 +61,7 @@ async def start(stack: AsyncExitStack, config: GatewayConfig) -> dict[str, Any]:
     gateway = Gateway(config, buyer, desk, keys, figures, renderer, templates, Scrapes(exposed))
     most, each_s = 4 * config.max_requests + 64, config.request_s + _CONNECTION_S
     await stack.enter_async_context(
-        http_server.serving(
+        http_server.serve_app(
             gateway.application(),
             listening,
             most=most,

@@ -38,7 +38,7 @@ from nodewire.provider.profile import node_profile
 from nodewire.provider.tasks import queue_report
 from nodewire.provider.tasks.loader import ServedManifest, specialize
 from nodewire.provider.tasks.registry import Specializations
-from nodewire.store.sweep import sweeping
+from nodewire.store.sweep import sweep_beside
 from nodewire.wire.evidence.spool import Spool
 from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.measure import link_health_store
@@ -169,7 +169,7 @@ async def _open_tasks(stack: AsyncExitStack, resources: ProviderResources, worke
     room = config.worker.for_sessions
     served = await specialize(market, config.serve, job_kinds, workers.make_on(stack), profiled.speeds, room)
     held = Specializations(served)
-    swept = asyncio.create_task(sweeping(config.blobs, None, but=lambda: held.blobs))
+    swept = asyncio.create_task(sweep_beside(config.blobs, None, but=lambda: held.blobs))
     stack.callback(swept.cancel)
     follower = None
     if config.specialize is not None:

@@ -29,7 +29,7 @@ from nodewire.pay.bond.presenter import Presenter
 from nodewire.store import clock_offset
 from nodewire.store.blobs import Blobs
 from nodewire.store.state_lock import held
-from nodewire.store.sweep import YOUNG_S, sweeping
+from nodewire.store.sweep import YOUNG_S, sweep_beside
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.link.link_manager import LinkPolicy
 from nodewire.wire.measure import link_health_store
@@ -152,7 +152,7 @@ def _sweep(stack: AsyncExitStack, config: OracleConfig, committee: Committee, wo
     """Keep the blobs' folder within its limit, but for what the workers have loaded."""
     young_s = max(YOUNG_S, _YOUNG_EPOCHS * committee.epoch_ms / 1000)
     loaded_blobs = (lambda: workbench.blobs) if workbench is not None else frozenset[str]
-    swept = asyncio.create_task(sweeping(config.blobs, config.disk, young_s=young_s, but=loaded_blobs))
+    swept = asyncio.create_task(sweep_beside(config.blobs, config.disk, young_s=young_s, but=loaded_blobs))
     stack.callback(swept.cancel)
 
 

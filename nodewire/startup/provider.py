@@ -146,5 +146,5 @@ async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys
     host, _ = host_port.parse(config.lnurl.listen, "lnurl.listen", least_port=0, error=BadConfig)
     base = config.lnurl.url.rstrip("/") or f"http://{host_port.written(host, sock.getsockname()[1])}"
     endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)
-    await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
+    await stack.enter_async_context(lnurl_server.serve_endpoint(endpoint, sock))
     return endpoint.pay_url

@@ -66,7 +66,7 @@ def sweep(
     return freed
 
 
-async def sweeping(
+async def sweep_beside(
     cache: Path,
     most_bytes: int | None,
     *,

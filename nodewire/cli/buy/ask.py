@@ -26,10 +26,10 @@ from nodewire.cli.buy.purchase import (
     Resplit,
     Verify,
     Wait,
-    buying,
     can_write,
     needs,
     only_here,
+    open_customer,
 )
 from nodewire.cli.buy.sampling_options import MinP, Repetition, Seed, TopK, TopP, drawn
 from nodewire.cli.common.local import Dtype, Local, Threads, dtype_of, encoder_folder, model_folder
@@ -271,7 +271,7 @@ async def _generate(
 ) -> dict[str, Any]:
     from nodewire.cli.buy.job_view import GrowingText
 
-    async with buying(config, show=question.show) as customer:
+    async with open_customer(config, show=question.show) as customer:
         prompt, params = question.text, question.params
         text = GrowingText("" if question.chat else prompt)
         if question.chat:
@@ -289,7 +289,7 @@ async def _generate(
 async def _embed(
     config: CustomerConfig, model: str, texts: list[str], asked: PurchaseOptions, *, show: bool
 ) -> dict[str, Any]:
-    async with buying(config, show=show) as customer:
+    async with open_customer(config, show=show) as customer:
         vectors = await customer.embed(model, texts, **asked.arguments(customer))
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from nodewire.cli.common.roles import load_customer, naming, wallet_of
+from nodewire.cli.common.roles import load_customer, name_relays, wallet_of
 from nodewire.cli.output import Json, console, counted, notes, one_line, print_json, sats
 from nodewire.config import DEFAULT_WALLET, CustomerConfig, OracleConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, NotAllowed
@@ -75,7 +75,7 @@ def settle(
     import uvloop
 
     role = load_customer(config)
-    with naming(role.relays):
+    with name_relays(role.relays):
         done = uvloop.run(_settle(role, lambda: yes or (not json and typer.confirm("Pay?")), tuple(broken or ())))
     if json:
         print_json({"debts": [_owed(one) for one in done]})

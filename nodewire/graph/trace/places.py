@@ -50,7 +50,7 @@ def raised(error: BaseException, parts: Parts) -> Place:
     return next((place for place in places if place.kind), next(lines, Place()))
 
 
-def running(parts: Parts) -> Place:
+def call_place(parts: Parts) -> Place:
     """Where the caller is called from."""
     frames, frame = [], sys._getframe(1)
     while frame.f_back is not None:

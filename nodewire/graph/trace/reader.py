@@ -21,7 +21,7 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 from nodewire.errors import BadTask
 from nodewire.graph.program.format import DTYPES, Node, Output, Program, Shape, Weight
 from nodewire.graph.program.whitelist import TRANSPOSED, Ref
-from nodewire.graph.trace.guards import Guard, failing
+from nodewire.graph.trace.guards import Guard, counterexample
 from nodewire.graph.trace.places import Place, own, traced
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class Reader:
         if expr is None or expr in self._tried or not expr.free_symbols <= self._symbols.keys():
             return
         self._tried.add(expr)
-        at = failing(expr, {one: self._symbols[one] for one in expr.free_symbols}, self._said.dims)
+        at = counterexample(expr, {one: self._symbols[one] for one in expr.free_symbols}, self._said.dims)
         if at is not None:
             refusals = (guard.refusal(self._said.dims) for guard in self._asked)
             raise next(filter(None, refusals), _refused(traced(fx), f"cannot run at {at}: let sizes vary less"))

@@ -63,7 +63,7 @@ Graphing = Callable[[Layers, Lanes, Around], "Graphs"]
 """Makes those of a task."""
 
 
-def graphing(capture: Capture, room_bytes: int = CAPTURED_BYTES) -> Graphing:
+def graph_maker(capture: Capture, room_bytes: int = CAPTURED_BYTES) -> Graphing:
     """`room_bytes`: what captured steps may take, as far as it can be told before."""
     return lambda layers, lanes, around: Graphs(layers, lanes, around, capture, room_bytes)
 

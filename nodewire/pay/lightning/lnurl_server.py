@@ -115,12 +115,12 @@ def routes(endpoint: Endpoint) -> list[web.RouteDef]:
 
 
 @asynccontextmanager
-async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator[None]:
+async def serve_endpoint(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator[None]:
     """Serve `endpoint` on a bound socket, to strangers (`nodewire.net.http_server`)."""
     app = web.Application(middlewares=[_in_turn(), _for_browsers])
     app.add_routes(routes(endpoint))
     refusal = orjson.dumps(_refusal(Busy("connections", "others need the room")))
-    async with http_server.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S, refusal=refusal):
+    async with http_server.serve_app(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S, refusal=refusal):
         yield
 
 

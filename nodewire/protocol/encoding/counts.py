@@ -77,7 +77,7 @@ def longest(model: type[BaseModel]) -> int | None:
     return _longest(model, frozenset())
 
 
-def stopping(schema: CoreSchema) -> CoreSchema:
+def stop_early(schema: CoreSchema) -> CoreSchema:
     """A model's core schema, whose lists are read no further than their first wrong item."""
     _stop(schema)
     return schema

@@ -62,7 +62,7 @@ class Schema(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return counts.exact(counts.stopping(handler(source)))
+        return counts.exact(counts.stop_early(handler(source)))
 
     @classmethod
     def parse(cls, data: bytes | str) -> Self:

@@ -93,7 +93,7 @@ def run(
         for part in mine:
             begun = None if (round, part.index) in taken_over else kept.get(part.index)
             update = trainer.train(
-                carried_state.beginning(theta, begun), shards[part.index], round, part.index, part.steps
+                carried_state.start_of_round(theta, begun), shards[part.index], round, part.index, part.steps
             )
             delta = update.delta
             if recipe.compression.carries:

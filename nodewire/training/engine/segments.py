@@ -130,7 +130,7 @@ def recomputed(
         raise BadInput("segment", f"{segment} of {len(claim.states)}")
     recipe, last = trainer.recipe, len(claim.states) - 1
     theta, shard, steps = inputs.theta, inputs.shard, inputs.steps
-    beginning, every = trainer.beginning(carried.beginning(theta, inputs.begun)), recipe.audit.segment
+    beginning, every = trainer.beginning(carried.start_of_round(theta, inputs.begun)), recipe.audit.segment
 
     def theirs(i: int) -> Snapshot:
         data = reveal(i)

@@ -41,7 +41,7 @@ _SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix/store", "/etc/ld.so.cache", "
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
-def lacking() -> list[str]:
+def missing_layers() -> list[str]:
     """The kernel's layers that this machine has not."""
     layers = {"Landlock": landlock.available, "seccomp": seccomp.available}
     return [name for name, is_available in layers.items() if not is_available()]

@@ -26,7 +26,7 @@ from nodewire.errors import (
 from nodewire.nostr.keys import Keys
 from nodewire.pay.accounts import zaps
 from nodewire.pay.lightning import invoices, lnurl
-from nodewire.pay.lightning.lnurl_server import Endpoint, routes, serving
+from nodewire.pay.lightning.lnurl_server import Endpoint, routes, serve_endpoint
 from tests.pay.pay_market import Market
 
 CUSTOMER, PROVIDER = Keys(b"\x01" * 32), Keys(b"\x02" * 32)
@@ -342,7 +342,7 @@ async def test_a_wallet_in_a_browser_may_read_every_answer():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         base = f"http://127.0.0.1:{listening.getsockname()[1]}"
         endpoint = Endpoint("alice", base, PROVIDER.public, quote)
-        async with serving(endpoint, listening), ClientSession() as session:
+        async with serve_endpoint(endpoint, listening), ClientSession() as session:
             asked = [
                 ("OPTIONS", endpoint.pay_url, 204),
                 ("OPTIONS", endpoint.callback, 204),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nodewire.training.customer.machine.state import State
 
 
-def pending(state: State) -> list[Action]:
+def next_actions(state: State) -> list[Action]:
     """All that is to be done now, the present round first; what has been begun is still among it until it is done."""
     if state.spoilt is not None:
         # What a worker is busy with for the present round, a step that was bought among it, comes to its end before.

@@ -40,7 +40,7 @@ class TrainingOrder:
 
 
 class Course:
-    """`record` is the only way on; what is still to be done is what `pending` says of `state`."""
+    """`record` is the only way on; what is still to be done is what `next_actions` says of `state`."""
 
     def __init__(
         self,

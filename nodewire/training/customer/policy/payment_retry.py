@@ -37,7 +37,7 @@ def patience_s(state: State, refused: Mapping[str, bool]) -> float | None:
     return min(REFUSED_S, UNPAYABLE_S) if is_refused else UNPAYABLE_S
 
 
-def waiting(state: State, refused: Mapping[str, bool]) -> PaymentWait | None:
+def payment_wait(state: State, refused: Mapping[str, bool]) -> PaymentWait | None:
     """What is waited for where nothing else is to be done; None if no payment of it has failed so far."""
     most_s = patience_s(state, refused)
     owed_msat: Counter[str] = Counter()

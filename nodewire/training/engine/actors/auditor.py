@@ -163,7 +163,7 @@ class AuditorActor:
         self, update: _Update, theta: State, leaves: tuple[bytes, ...], shard: Shard, begun: CarriedState | None
     ) -> Tensors:
         """Train all of it: where the end is other work, the first state that differs is where it began."""
-        recipe, other, begin = self._recipe, -1, carried_state.beginning(theta, begun)
+        recipe, other, begin = self._recipe, -1, carried_state.start_of_round(theta, begun)
         try:
             stretches = self._trainer.stretches(begin, shard, update.round, update.index, update.steps, since=theta)
             for at, done in enumerate(stretches):

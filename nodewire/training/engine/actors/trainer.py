@@ -239,7 +239,7 @@ class _ShardSession:
             if self._shard is None:
                 raise BadFrame("train", "theta and shard come first")
             self._running = self._trainer.stretches(
-                carried_state.beginning(self._theta, self._begun),
+                carried_state.start_of_round(self._theta, self._begun),
                 self._shard,
                 self._round,
                 self._index,
@@ -253,7 +253,7 @@ class _ShardSession:
         if done.update is not None:
             self._running = None
             samples = done.update.samples
-            sent, self._after = carried_state.sending(self._recipe, self._round, done.update.delta, self._begun)
+            sent, self._after = carried_state.send_as_tensors(self._recipe, self._round, done.update.delta, self._begun)
             self._has_trained = True
             self._release()
         said: Meta = {
@@ -289,4 +289,4 @@ class _ShardSession:
         assert self._theta is not None
         here = [*self._kept.values(), *([self._revealing] if self._revealing is not None else [])]
         near = max((kept for kept in here if kept.step <= step), key=lambda kept: kept.step, default=None)
-        return near or self._trainer.beginning(carried_state.beginning(self._theta, self._begun))
+        return near or self._trainer.beginning(carried_state.start_of_round(self._theta, self._begun))
